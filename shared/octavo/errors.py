@@ -1,0 +1,72 @@
+"""Errors of the client. Each says what to do next; `code` is stable and safe to branch on."""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Base of all errors raised by this package."""
+
+    code = "error"
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(OctavoError):
+    """The job can never run as it stands."""
+
+    code = "invalid_request"
+
+
+class UnknownModel(InvalidRequest):
+    """No worker has ever registered this model."""
+
+    code = "model_not_found"
+
+
+class IdempotencyConflict(OctavoError):
+    """The idempotency key was used before with another body."""
+
+    code = "idempotency_conflict"
+
+
+class QueueFull(OctavoError):
+    """A cap of the queue is reached; retry after `retry_after_s` seconds."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class JobNotFound(OctavoError):
+    """No such job, or its result has expired."""
+
+    code = "job_not_found"
+
+
+class JobFailed(OctavoError):
+    """The job ended without completing: failed, cancelled or expired. `status` says which."""
+
+    code = "job_failed"
+
+    def __init__(self, message: str, *, status: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message, code=code, param=param)
+        self.status = status
+
+
+class ServerUnavailable(OctavoError):
+    """The Redis server cannot be reached."""
+
+    code = "server_unavailable"
+
+
+class MalformedMessage(OctavoError):
+    """Bytes that are not a message of this protocol, or exceed its limits."""
+
+    code = "malformed_message"

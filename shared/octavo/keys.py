@@ -1,0 +1,77 @@
+"""The names of everything octavo keeps in Redis.
+
+All keys of a cell share one hash tag, so that every transition is one script in one slot. The scripts build the
+same names from the prefix; this module and the comment in `lua/` are the only two places that know them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Key names of one cell (`{c00}` on a standalone server)."""
+
+    cell: int = 0
+
+    @property
+    def prefix(self) -> str:
+        return f"{{c{self.cell:02d}}}"
+
+    def job(self, job_id: str) -> str:
+        """HASH: state of one job."""
+        return f"{self.prefix}:j:{job_id}"
+
+    def stream(self, job_id: str) -> str:
+        """STREAM: its token log; entry id = tokens so far, terminal entry `<n>-1`."""
+        return f"{self.prefix}:t:{job_id}"
+
+    def result(self, job_id: str) -> str:
+        """STRING: its compact result, which outlives the stream."""
+        return f"{self.prefix}:r:{job_id}"
+
+    def bell(self, model: str) -> str:
+        """LIST of at most one element: present while the model has queued jobs. Workers block on it."""
+        return f"{self.prefix}:bell:{model}"
+
+    def worker(self, worker_id: str) -> str:
+        """STRING with TTL: a worker's latest `WorkerInfo`."""
+        return f"{self.prefix}:W:{worker_id}"
+
+    @property
+    def workers(self) -> str:
+        """ZSET: worker id by last heartbeat, ms."""
+        return f"{self.prefix}:workers"
+
+    @property
+    def models(self) -> str:
+        """HASH: model name to `ModelCard`."""
+        return f"{self.prefix}:models"
+
+    @property
+    def outbox(self) -> str:
+        """STREAM: one event a finished job."""
+        return f"{self.prefix}:ev"
+
+    def channel(self, subscriber_id: str) -> str:
+        """PUBSUB: live events for one subscriber (a gateway process or a client object)."""
+        return f"{self.prefix}:n:{subscriber_id}"
+
+    def new_job_id(self) -> str:
+        """`g<cell>_<ULID>`: sortable by time, 80 random bits, names its own cell."""
+        value = (int(time.time() * 1000) << 80) | secrets.randbits(80)
+        return f"g{self.cell:02d}_" + "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def cell_of(job_id: str) -> Keys:
+    """The cell that holds a job. Raises ValueError for anything that is not a job id."""
+    if len(job_id) != 30 or job_id[0] != "g" or job_id[3] != "_" or not job_id[1:3].isdigit():
+        raise ValueError(f"{job_id!r} is not a job id")
+    if any(c not in _CROCKFORD for c in job_id[4:]):
+        raise ValueError(f"{job_id!r} is not a job id")
+    return Keys(int(job_id[1:3]))

@@ -1,0 +1,294 @@
+"""What a service submits and what it gets back.
+
+These models are the contract between clients, the gateway and the workers. They hold no behaviour beyond
+validation: anything accepted here can be stored, sent and resumed as it is.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+MAX_BODY_BYTES = 1 << 20
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS = 300
+MAX_TOP_LOGPROBS = 20
+MAX_SEQUENCES = 64
+
+Priority = Literal["high", "normal", "batch"]
+FinishReason = Literal["stop", "length", "abort"]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+ModelName = Annotated[str, StringConstraints(pattern=r"^[\w.:/@+-]{1,200}$")]
+Tenant = Annotated[str, StringConstraints(pattern=r"^[\w.@-]{1,64}$")]
+IdempotencyKey = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+
+
+class Frozen(BaseModel):
+    """An immutable message that refuses fields it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SamplingParams(Frozen):
+    """How tokens are chosen and when a sequence ends.
+
+    `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0`, `top_p=1` and
+    `min_p=0` switch the filters off; they apply in the order top-k, top-p, min-p. Without a `seed` the job gets a
+    random one at submission, so that a takeover continues the same random stream.
+    """
+
+    n: int = Field(1, ge=1, le=MAX_SEQUENCES)
+    max_tokens: int | None = Field(256, ge=0, le=1 << 24)
+    min_tokens: int = Field(0, ge=0, le=1 << 24)
+    temperature: float = Field(1.0, ge=0.0, le=2.0)
+    top_k: int = Field(0, ge=0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    repetition_penalty: float = Field(1.0, gt=0.0, le=10.0)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
+        default_factory=dict, max_length=MAX_LOGIT_BIAS
+    )
+    stop: tuple[StopString, ...] = Field((), max_length=MAX_STOP_STRINGS)
+    stop_token_ids: tuple[TokenId, ...] = Field((), max_length=MAX_STOP_STRINGS)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = Field(None, ge=0, lt=1 << 63)
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop_string(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _min_below_max(self) -> Self:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens})")
+        return self
+
+
+class Message(Frozen):
+    """One turn of a conversation, rendered by the model's chat template on the worker."""
+
+    role: Literal["system", "user", "assistant", "tool", "developer"]
+    content: str
+
+
+class JobRequest(Frozen):
+    """One generation job: exactly one of `prompt` (text or token ids) and `messages`.
+
+    `timeout_s` bounds the whole job, `queue_timeout_s` the wait for a worker; a job past either ends as `expired`.
+    """
+
+    model: ModelName
+    prompt: str | tuple[TokenId, ...] | None = None
+    messages: tuple[Message, ...] | None = None
+    sampling: SamplingParams = SamplingParams()
+    priority: Priority = "normal"
+    add_special_tokens: bool = True
+    timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
+    queue_timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
+    metadata: dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]] = (
+        Field(default_factory=dict, max_length=16)
+    )
+
+    @model_validator(mode="after")
+    def _one_kind_of_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of prompt and messages")
+        if self.prompt is not None and len(self.prompt) == 0:
+            raise ValueError("prompt is empty: give at least one character or token id")
+        if self.messages is not None and len(self.messages) == 0:
+            raise ValueError("messages is empty: give at least one message")
+        return self
+
+
+class JobStatus(StrEnum):
+    """The life of a job. Everything but `QUEUED` and `RUNNING` is terminal and never changes again."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self not in (JobStatus.QUEUED, JobStatus.RUNNING)
+
+
+class JobError(Frozen):
+    """Why a job failed. `code` is stable and machine-readable, `message` says what to do next."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Usage(Frozen):
+    """Tokens of a finished job. `completion_tokens` equals the tokens stored in its stream."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class TopLogprob(Frozen):
+    """One alternative: its id, its bytes (a token may be part of a character) and its natural log-probability."""
+
+    token_id: int
+    token: bytes
+    logprob: float
+
+
+class TokenLogprob(Frozen):
+    """The chosen token and the most likely alternatives, best first. `logprob` is None for a prompt's first token."""
+
+    token_id: int
+    token: bytes
+    logprob: float | None
+    top: tuple[TopLogprob, ...] = ()
+
+
+class Chunk(Frozen):
+    """Consecutive tokens of one sequence, as stored: one text piece a token, so that a reader may cut anywhere.
+
+    `texts[i]` is the text that became certain with token i; it is empty while a character or a possible stop
+    string is incomplete.
+    """
+
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def after(self, skip: int) -> Chunk:
+        """The same chunk without its first `skip` tokens."""
+        if skip <= 0:
+            return self
+        logprobs = None if self.logprobs is None else self.logprobs[skip:]
+        return self.model_copy(
+            update={"token_ids": self.token_ids[skip:], "texts": self.texts[skip:], "logprobs": logprobs}
+        )
+
+
+class Terminal(Frozen):
+    """The last entry of every stream."""
+
+    status: JobStatus
+    usage: Usage = Usage()
+    error: JobError | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+class Event(Frozen):
+    """One step of a stream: tokens, or its end.
+
+    `offset` counts the tokens of all sequences up to and including this event; resuming with `after=offset`
+    continues with the next token. `end` is set on the last event only.
+    """
+
+    offset: int
+    chunk: Chunk | None = None
+    end: Terminal | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.chunk.token_ids if self.chunk else ()
+
+    @property
+    def text(self) -> str:
+        return self.chunk.text if self.chunk else ""
+
+    @property
+    def index(self) -> int:
+        return self.chunk.index if self.chunk else 0
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.chunk.finish_reason if self.chunk else None
+
+
+class SequenceResult(Frozen):
+    """The whole of one generated sequence."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class JobInfo(Frozen):
+    """Where a job stands now. Times are seconds since the epoch, by the server's clock."""
+
+    id: str
+    status: JobStatus
+    model: str
+    tenant: str
+    priority: Priority
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    tokens: int = 0
+    attempts: int = 0
+    crashes: int = 0
+    worker: str | None = None
+    error: JobError | None = None
+    metadata: dict[str, str] = {}
+
+
+class Result(Frozen):
+    """A finished job with all its sequences."""
+
+    id: str
+    status: JobStatus
+    model: str
+    sequences: tuple[SequenceResult, ...]
+    usage: Usage
+    error: JobError | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.sequences[0].text if self.sequences else ""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.sequences[0].token_ids if self.sequences else ()
+
+
+class ModelCard(Frozen):
+    """A model that some worker serves or has served, as registered at the worker's start."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    has_tokenizer: bool
+    created_at: float
+
+
+class WorkerInfo(Frozen):
+    """A worker's latest heartbeat; it vanishes with the worker."""
+
+    id: str
+    model: str
+    host: str
+    pid: int
+    started_at: float
+    stats: dict[str, float | int | str] = {}
