@@ -1,24 +1,27 @@
 """What the agent and the engine say to each other: the only thing the two processes share.
 
-The agent owns text and Redis, the engine owns tokens and memory. Messages travel as length-prefixed msgpack arrays
-over a socket pair; every message is one of the dataclasses below.
+The agent owns text and Redis, the engine owns tokens and memory. Every message is one of the structs below and
+travels over a socket pair as a length-prefixed, tagged msgpack array (`octavo_worker.channel`). They behave like
+dataclasses with slots; `msgspec.structs.asdict` and `replace` stand in for those of `dataclasses`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 
-@dataclass(slots=True)
-class SequenceInput:
+class Message(msgspec.Struct, array_like=True, tag=True):
+    """Base of everything that crosses the socket."""
+
+
+class SequenceInput(Message):
     """One sequence to generate. `tokens` are those already published, none for a new job."""
 
     index: int
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = []
 
 
-@dataclass(slots=True)
-class EngineSampling:
+class EngineSampling(Message):
     """`octavo.SamplingParams` as the engine needs it: no text, all defaults resolved.
 
     `max_tokens` counts from the first generated token, published ones included. `stop_token_ids` already contains
@@ -35,15 +38,19 @@ class EngineSampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    stop_token_ids: list[int] = field(default_factory=list)
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: list[int] = []
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
 
-@dataclass(slots=True)
-class AddRequest:
-    """Agent to engine: run this job. `sequences` lists only those that are not finished yet."""
+class AddRequest(Message):
+    """Agent to engine: run this job. `sequences` lists only those that are not finished yet.
+
+    With `sampling.max_tokens` 0 the request ends with its `RequestStarted`; otherwise each sequence ends with the
+    `TokenOutput` that has a `finish_reason`, or all of them with one `RequestFailed`. An id may be used again once its
+    request has ended or was aborted.
+    """
 
     id: str
     prompt: list[int]
@@ -54,21 +61,18 @@ class AddRequest:
     deadline: float | None = None  # seconds since the epoch
 
 
-@dataclass(slots=True)
-class Abort:
-    """Agent to engine: stop these. `index` None means all sequences of the request."""
+class Abort(Message):
+    """Agent to engine: stop these. `index` None means all sequences of the request. Nothing more is sent about them."""
 
     id: str
     index: int | None = None
 
 
-@dataclass(slots=True)
-class Shutdown:
+class Shutdown(Message):
     """Agent to engine: exit now."""
 
 
-@dataclass(slots=True)
-class Ready:
+class Ready(Message):
     """Engine to agent, once: the model is loaded."""
 
     max_model_len: int
@@ -79,16 +83,14 @@ class Ready:
     load_seconds: float
 
 
-@dataclass(slots=True)
-class Logprob:
+class Logprob(Message):
     """Natural log-probability of a token and of the most likely alternatives, best first."""
 
     logprob: float
-    top: list[tuple[int, float]] = field(default_factory=list)
+    top: list[tuple[int, float]] = []
 
 
-@dataclass(slots=True)
-class TokenOutput:
+class TokenOutput(Message):
     """One new token of one sequence. With `finish_reason` it is the sequence's last."""
 
     id: str
@@ -98,8 +100,7 @@ class TokenOutput:
     finish_reason: str | None = None  # stop | length
 
 
-@dataclass(slots=True)
-class RequestStarted:
+class RequestStarted(Message):
     """Engine to agent, when a request's prompt is computed: what the prefix cache saved, and prompt logprobs."""
 
     id: str
@@ -107,9 +108,12 @@ class RequestStarted:
     prompt_logprobs: list[Logprob | None] | None = None
 
 
-@dataclass(slots=True)
-class RequestFailed:
-    """Engine to agent: this request cannot run or was dropped. `code` deadline means its deadline passed."""
+class RequestFailed(Message):
+    """Engine to agent: this request cannot run or was dropped, with all its sequences.
+
+    `code`: deadline (it passed), prompt_too_long (for the model's context), pool_too_small (this worker's KV memory can
+    never hold it), invalid_request (`param` says what is wrong), step_failed (the model could not compute it).
+    """
 
     id: str
     code: str
@@ -117,9 +121,13 @@ class RequestFailed:
     param: str | None = None
 
 
-@dataclass(slots=True)
-class EngineStats:
-    """The engine's state after a step: gauges, and counters since its start."""
+class EngineStats(Message):
+    """The engine's state after a step: gauges, and counters since its start.
+
+    Blocks: free (empty) + used (referenced) + cached (unreferenced, but the prefix cache may revive them) = all.
+    Tokens: `prompt_tokens` were asked for by admitted requests, `cached_tokens` of those came from the prefix cache,
+    `recomputed_tokens` had been computed before a preemption and were computed again.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -130,12 +138,12 @@ class EngineStats:
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    recomputed_tokens: int = 0
     generated_tokens: int = 0
     step_ms: float = 0.0
 
 
-@dataclass(slots=True)
-class StepOutput:
+class StepOutput(Message):
     """Engine to agent, once a step."""
 
     tokens: list[TokenOutput]

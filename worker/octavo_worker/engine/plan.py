@@ -1,9 +1,14 @@
-"""The contract between the scheduler and the model runner: a `StepPlan` goes in, a `StepResult` comes out."""
+"""The contract between the scheduler and the model runner: a `StepPlan` goes in, a `StepResult` comes out.
+
+Everything in a plan is borrowed: token lists and block tables are references to the scheduler's own, and the step
+objects are reused. A runner reads them during `execute` and keeps nothing of them afterwards.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from octavo_worker.messages import EngineSampling, Logprob
 
@@ -45,9 +50,15 @@ class SequenceStep:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step of the model: block copies first (copy-on-write), then all sequences in one ragged batch."""
+    """One step of the model: block copies first (copy-on-write), then all sequences in one ragged batch.
+
+    The first `num_decodes` of `sequences` are decodes of exactly one token, the others are prefill chunks. No block is
+    both source and target of copies. Within each layer the runner writes the keys and values of *all* sequences before
+    any attention reads them: sequences may read prefix blocks that another one fills in this very step.
+    """
 
     sequences: list[SequenceStep]
+    num_decodes: int
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source block, target block)
 
     @property
@@ -74,10 +85,22 @@ class StepResult:
     sequences: list[SequenceResult]
 
 
-class ModelRunner:
-    """What the engine asks of a model (INTERFACE: a Protocol; tests give a fake one).
+class StepError(Exception):
+    """One sequence of a step cannot be computed, provably because of itself; the others may run without it.
 
-    `num_blocks`, `block_size`, `max_model_len` and `vocab_size` are fixed after construction.
+    The engine drops the whole step, fails the request of `plan.sequences[sequence]` and recomputes the rest.
+    """
+
+    def __init__(self, sequence: int, message: str) -> None:
+        super().__init__(message)
+        self.sequence = sequence
+
+
+class ModelRunner(Protocol):
+    """What the engine asks of a model. The attributes are fixed after construction.
+
+    `num_blocks` counts the null block 0, which is never handed out. `execute` raises `StepError` if one sequence is to
+    blame, anything else ends the engine process.
     """
 
     num_blocks: int
@@ -85,5 +108,4 @@ class ModelRunner:
     max_model_len: int
     vocab_size: int
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        raise NotImplementedError
+    def execute(self, plan: StepPlan) -> StepResult: ...

@@ -1,0 +1,40 @@
+"""What an engine process is told at its start."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model to run and how much of the machine it may use.
+
+    `model` is a folder or a hub id. Without `num_blocks` the KV cache takes `kv_cache_bytes`, without either the model
+    decides from the memory that is free. `max_model_len` None is the model's own context. `token_budget` bounds the
+    tokens of one step, `max_running` the sequences in it; the budget must be the larger. `threads` None leaves the
+    choice to torch. `seed` makes dummy weights reproducible. `check_integrity` verifies all block accounting whenever
+    the engine falls idle.
+    """
+
+    model: str
+    load_format: Literal["auto", "dummy"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    kv_cache_bytes: int | None = None
+    num_blocks: int | None = None
+    block_size: int = 16
+    max_model_len: int | None = None
+    token_budget: int = 2048
+    max_running: int = 256
+    threads: int | None = None
+    seed: int = 0
+    check_integrity: bool = False
+
+    def to_json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> ModelOptions:
+        """Raises `msgspec.ValidationError` on unknown values or wrong types."""
+        return msgspec.json.decode(text, type=cls)
