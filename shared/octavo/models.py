@@ -23,6 +23,8 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 ModelName = Annotated[str, StringConstraints(pattern=r"^[\w.:/@+-]{1,200}$")]
 Tenant = Annotated[str, StringConstraints(pattern=r"^[\w.@-]{1,64}$")]
+MetadataKey = Annotated[str, StringConstraints(max_length=64)]
+MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 IdempotencyKey = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
 
@@ -95,9 +97,9 @@ class JobRequest(Frozen):
     add_special_tokens: bool = True
     timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
     queue_timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
-    metadata: dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]] = (
-        Field(default_factory=dict, max_length=16)
-    )
+    metadata: dict[
+        Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]
+    ] = Field(default_factory=dict, max_length=16)
 
     @model_validator(mode="after")
     def _one_kind_of_prompt(self) -> Self:

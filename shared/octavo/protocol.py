@@ -1,17 +1,39 @@
-"""Every state change of a job as one script call (INTERFACE: to be implemented, signatures stay).
+"""Every state change of a job as one script call.
 
 A `Call` is inert data: which script, which arguments, how to read the reply. Synchronous and asynchronous code
 share all of it and differ only in who awaits: `await run(redis, call)` or `run_sync(redis, call)`; several calls
 go out in one round trip with `run_many`.
+
+Every script is idempotent: a call whose outcome is unknown (a timeout, a lost connection) may be sent again. The
+claim token is drawn when the `Call` is made, so repeat the same `Call` object, not the method.
 """
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from octavo.models import Chunk, JobError, JobRequest, JobStatus, Priority, Terminal
+import redis
+import redis.asyncio
+from redis.exceptions import NoScriptError, RedisError
+
+from octavo import wire
+from octavo.errors import IdempotencyConflict, InvalidRequest, MalformedMessage, QueueFull, UnknownModel
+from octavo.keys import Keys
+from octavo.models import MAX_BODY_BYTES, Chunk, JobRequest, JobStatus, ModelCard, Priority, Terminal
+from octavo.scripts import script
+
+MAX_APPENDS = 64  # items in one append call; keeps the server's pause under a millisecond
+_JOB_TOKENS = 16  # what a job costs a claim's budget besides its prompt: a block
+_UNBOUNDED_TOKENS = 1024  # what fair queueing expects of a job without max_tokens
+_FULL = {
+    "jobs": "the queue is full",
+    "tenant": "this tenant has too many queued jobs",
+    "bytes": "the queue holds too many bytes",
+}
 
 T = TypeVar("T")
 
@@ -26,7 +48,7 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True)
 class Limits:
-    """Caps checked inside enqueue. Over one: `QueueFull`."""
+    """Caps checked inside enqueue. Over one: `QueueFull`. Bytes count from acceptance to the end of a job."""
 
     queued_jobs: int = 100_000
     queued_jobs_per_tenant: int = 20_000
@@ -50,7 +72,7 @@ class Enqueued:
 
 @dataclass(frozen=True)
 class Claim:
-    """A job handed to a worker. `token` fences every later write; `chunks` is what earlier owners published."""
+    """A job handed to a worker. `token` fences every later write; `read_stream` gives what earlier owners published."""
 
     job_id: str
     token: str
@@ -65,15 +87,26 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Unreadable:
+    """A claimed job whose stored request is not a message of this version: finish it as failed."""
+
+    job_id: str
+    token: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Claims:
     jobs: tuple[Claim, ...]
     server_time: float
     solo_waiting_s: float  # age of the oldest suspect that waits for an idle worker, 0 if none
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclass(frozen=True)
 class Append:
-    """`len(chunk.token_ids)` tokens that start at offset `start`."""
+    """`len(chunk.token_ids)` tokens, at least one, that start at offset `start`."""
 
     job_id: str
     token: str
@@ -83,12 +116,25 @@ class Append:
 
 @dataclass(frozen=True)
 class AppendReply:
-    """`state`: ok, dup (already stored), rewind (the server lost tokens: resend from `offset`), fenced (another
-    owner or terminal: drop it), cancel (stored, and the job should stop: `reason` is cancelled or expired)."""
+    """`state`: ok, dup (already stored), rewind (out of step, mostly because the server lost tokens: go on from
+    `offset`), fenced (another owner or terminal: drop it), cancel (stored, and the job should stop: `reason` is
+    cancelled or expired). `offset` is what the server holds now."""
 
     state: str
     offset: int
     reason: str | None = None
+
+
+@dataclass(frozen=True)
+class FinishReply:
+    """`state`: ok (ended, now or by an earlier try), fenced (somebody else's: drop it), rewind (the server lost
+    tokens: append again from `offset`, then finish). True where a bool is wanted if the job has ended."""
+
+    state: str
+    offset: int
+
+    def __bool__(self) -> bool:
+        return self.state == "ok"
 
 
 @dataclass(frozen=True)
@@ -97,35 +143,268 @@ class HeartbeatReply:
     stop: tuple[tuple[str, str], ...]  # (job id, cancelled | expired)
 
 
+@dataclass(frozen=True)
 class Cell:
     """All calls on one cell."""
 
+    keys: Keys = field(default_factory=Keys)
+
     def enqueue(
-        self, job_id: str, request: JobRequest, *, seed: int, tenant: str, idempotency_key: str | None,
-        limits: Limits, retention: Retention,
-    ) -> Call[Enqueued]: ...
+        self,
+        job_id: str,
+        request: JobRequest,
+        *,
+        seed: int,
+        tenant: str,
+        idempotency_key: str | None,
+        limits: Limits,
+        retention: Retention,
+    ) -> Call[Enqueued]:
+        """Accept a job. Raises InvalidRequest here when the request is too large; the reply raises
+        IdempotencyConflict, UnknownModel or QueueFull."""
+        body = wire.encode_request(request)
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidRequest(
+                f"the request has {len(body)} bytes, the limit is {MAX_BODY_BYTES}: shorten the prompt"
+            )
+        prompt_tokens = _estimate_prompt_tokens(request)
+        new_tokens = request.sampling.n * (
+            _UNBOUNDED_TOKENS if request.sampling.max_tokens is None else request.sampling.max_tokens
+        )
+        return self._call(
+            "enqueue",
+            job_id,
+            body,
+            hashlib.sha256(body).hexdigest(),
+            tenant,
+            idempotency_key or "",
+            request.model,
+            request.priority,
+            prompt_tokens + new_tokens,
+            prompt_tokens,
+            str(seed),
+            _milliseconds(request.timeout_s),
+            _milliseconds(request.queue_timeout_s),
+            wire.encode_metadata(request.metadata) if request.metadata else "",
+            f"{retention.stream_s} {retention.result_s} {retention.idempotency_s}",
+            limits.queued_jobs,
+            limits.queued_jobs_per_tenant,
+            limits.queued_bytes,
+            parse=lambda reply: _parse_enqueued(reply, request.model),
+        )
 
     def claim(
         self, model: str, worker_id: str, *, max_jobs: int, max_tokens: int, lease_ms: int, idle: bool
-    ) -> Call[Claims]: ...
+    ) -> Call[Claims]:
+        """Up to `max_jobs` jobs whose prompts come to about `max_tokens` tokens in all. With `idle` (the worker runs
+        nothing) the first job is handed out whatever its size, and a suspect, then alone, before all others."""
+        token = secrets.token_hex(16)
+        return self._call(
+            "claim",
+            model,
+            worker_id,
+            token,
+            max_jobs,
+            max_tokens,
+            lease_ms,
+            int(idle),
+            parse=lambda reply: _parse_claims(reply, token),
+        )
 
-    def append(self, items: Sequence[Append]) -> Call[list[AppendReply]]: ...
+    def append(self, items: Sequence[Append]) -> Call[list[AppendReply]]:
+        """One reply an item, in order. Raises ValueError for more than 64 items or a chunk without tokens."""
+        if len(items) > MAX_APPENDS:
+            raise ValueError(f"{len(items)} items in one append, the limit is {MAX_APPENDS}")
+        args: list[bytes | str | int] = []
+        for item in items:
+            if not item.chunk.token_ids:
+                raise ValueError("a chunk without tokens has no offset: put it into the result only")
+            args += (
+                item.job_id,
+                item.token,
+                item.start,
+                len(item.chunk.token_ids),
+                wire.encode_chunk(item.chunk),
+            )
+        return self._call("append", *args, parse=_parse_appends)
 
-    def finish(
-        self, job_id: str, token: str, terminal: Terminal, result: bytes, *, retention: Retention
-    ) -> Call[bool]: ...
+    def finish(self, job_id: str, token: str, terminal: Terminal, result: bytes) -> Call[FinishReply]:
+        """End a job. `result` is `wire.encode_result`. A completed job must have `usage.completion_tokens` tokens
+        in its stream. How long things live was decided at enqueue."""
+        return self._call(
+            "finish",
+            job_id,
+            token,
+            terminal.status.value,
+            terminal.usage.completion_tokens,
+            wire.encode_terminal(terminal),
+            result,
+            wire.encode_error(terminal.error) if terminal.error else "",
+            parse=lambda reply: FinishReply(_text(reply[0]), int(reply[1])),
+        )
 
-    def heartbeat(self, worker_id: str, jobs: Sequence[tuple[str, str]], *, lease_ms: int, info: bytes) -> Call[HeartbeatReply]: ...
+    def heartbeat(
+        self, worker_id: str, jobs: Sequence[tuple[str, str]], *, lease_ms: int, info: bytes
+    ) -> Call[HeartbeatReply]:
+        """Renew the leases of (job id, token) pairs. `info` is `wire.encode_worker`."""
+        flat = [part for job in jobs for part in job]
+        return self._call("heartbeat", worker_id, lease_ms, info, *flat, parse=_parse_heartbeat)
 
-    def release(self, jobs: Sequence[tuple[str, str]], *, crashed: bool) -> Call[int]: ...
+    def release(self, jobs: Sequence[tuple[str, str]], *, crashed: bool) -> Call[int]:
+        """Give (job id, token) pairs back; they go on elsewhere at once. The number that were still owned."""
+        flat = [part for job in jobs for part in job]
+        return self._call("release", int(crashed), *flat, parse=int)
 
-    def reap(self) -> Call[int]: ...
+    def reap(self) -> Call[int]:
+        """Free what dead workers hold and end what is late. Call it about once a second. The number of jobs changed."""
+        return self._call("reap", parse=int)
 
-    def cancel(self, job_id: str) -> Call[JobStatus | None]: ...
+    def cancel(self, job_id: str) -> Call[JobStatus | None]:
+        """The job's status now: CANCELLED at once if it was queued, RUNNING until its worker has stopped, unchanged
+        if it had ended. None: no such job."""
+        return self._call("cancel", job_id, parse=lambda reply: JobStatus(_text(reply)) if reply else None)
 
-    def attach(self, job_id: str, subscriber_id: str) -> Call[int | None]: ...
+    def attach(self, job_id: str, subscriber_id: str) -> Call[int | None]:
+        """Publish the job's entries to a subscriber too. The tokens stored so far; None: no such job."""
+        return self._call("attach", job_id, subscriber_id, parse=lambda reply: None if int(reply) < 0 else int(reply))
 
-    def detach(self, job_id: str, subscriber_id: str) -> Call[bool]: ...
+    def detach(self, job_id: str, subscriber_id: str) -> Call[bool]:
+        """Whether the subscriber was attached."""
+        return self._call("detach", job_id, subscriber_id, parse=bool)
+
+    def register_model(self, card: ModelCard) -> Call[bool]:
+        """Make a model known: jobs for it are accepted from now on."""
+        return self._call("register_model", card.name, wire.encode_model(card), parse=bool)
+
+    def _call(self, name: str, *args: bytes | str | int | float, parse: Callable[[Any], T]) -> Call[T]:
+        return Call(name, (self.keys.prefix,), args, parse)
 
 
-__all__ = ["Append", "AppendReply", "Call", "Cell", "Claim", "Claims", "Enqueued", "HeartbeatReply", "JobError", "Limits", "Retention"]
+async def run(connection: redis.asyncio.Redis, call: Call[T]) -> T:
+    """Run one call. Raises what its `parse` raises, and redis-py's errors as they are."""
+    try:
+        reply = await connection.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
+    except NoScriptError:
+        reply = await connection.eval(script(call.script).source, len(call.keys), *call.keys, *call.args)
+    return call.parse(reply)
+
+
+def run_sync(connection: redis.Redis, call: Call[T]) -> T:
+    """`run` for synchronous connections."""
+    try:
+        reply = connection.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
+    except NoScriptError:
+        reply = connection.eval(script(call.script).source, len(call.keys), *call.keys, *call.args)
+    return call.parse(reply)
+
+
+async def run_many(connection: redis.asyncio.Redis, calls: Sequence[Call[T]]) -> list[T | Exception]:
+    """Run calls in one round trip, in order. A call that fails gives its exception in place of its result and
+    spoils no other; a lost connection raises."""
+    replies = await _pipeline(connection, calls).execute(raise_on_error=False)
+    if any(isinstance(reply, NoScriptError) for reply in replies):
+        loads = connection.pipeline(transaction=False)
+        for name in {call.script for call in calls}:
+            loads.script_load(script(name).source)
+        await loads.execute()
+        replies = await _pipeline(connection, calls).execute(raise_on_error=False)
+    return _settle(calls, replies)
+
+
+def run_many_sync(connection: redis.Redis, calls: Sequence[Call[T]]) -> list[T | Exception]:
+    """`run_many` for synchronous connections."""
+    replies = _pipeline(connection, calls).execute(raise_on_error=False)
+    if any(isinstance(reply, NoScriptError) for reply in replies):
+        loads = connection.pipeline(transaction=False)
+        for name in {call.script for call in calls}:
+            loads.script_load(script(name).source)
+        loads.execute()
+        replies = _pipeline(connection, calls).execute(raise_on_error=False)
+    return _settle(calls, replies)
+
+
+def _pipeline(connection: Any, calls: Sequence[Call[T]]) -> Any:
+    pipeline = connection.pipeline(transaction=False)
+    for call in calls:
+        pipeline.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
+    return pipeline
+
+
+def _settle(calls: Sequence[Call[T]], replies: Sequence[Any]) -> list[T | Exception]:
+    settled: list[T | Exception] = []
+    for call, reply in zip(calls, replies, strict=True):
+        try:
+            settled.append(reply if isinstance(reply, RedisError) else call.parse(reply))
+        except Exception as error:  # what a single `run` would raise
+            settled.append(error)
+    return settled
+
+
+def _text(value: bytes) -> str:
+    return value.decode()
+
+
+def _milliseconds(seconds: float | None) -> int | str:
+    return "" if seconds is None else max(1, round(seconds * 1000))
+
+
+def _estimate_prompt_tokens(request: JobRequest) -> int:
+    """Only the worker can count; for budgets and fairness three bytes a token is near enough."""
+    if isinstance(request.prompt, tuple):
+        return len(request.prompt) + _JOB_TOKENS
+    texts = [request.prompt] if request.prompt is not None else [turn.content for turn in request.messages or ()]
+    return sum(len(text.encode()) for text in texts) // 3 + _JOB_TOKENS
+
+
+def _parse_enqueued(reply: list[Any], model: str) -> Enqueued:
+    outcome, *rest = reply
+    match _text(outcome):
+        case "ok":
+            return Enqueued(_text(rest[0]), bool(rest[1]))
+        case "conflict":
+            raise IdempotencyConflict(
+                f"the idempotency key was used by job {_text(rest[0])} with another request: use a new key"
+            )
+        case "unknown":
+            known = ", ".join(sorted(_text(name) for name in rest)) or "none: start a worker first"
+            raise UnknownModel(f"no worker has ever served the model {model!r}; known models: {known}", param="model")
+        case _:
+            raise QueueFull(f"{_FULL[_text(rest[0])]}: try again later", retry_after_s=1.0)
+
+
+def _parse_claims(reply: list[Any], token: str) -> Claims:
+    now_ms, solo_ms, *rows = reply
+    jobs: list[Claim] = []
+    unreadable: list[Unreadable] = []
+    for row in rows:
+        job_id, attempt, tenant, priority, body, seed, deadline, offset, solo = row
+        try:
+            request = wire.decode_request(body)
+        except MalformedMessage as error:
+            unreadable.append(Unreadable(_text(job_id), token, int(offset), error.message))
+            continue
+        jobs.append(
+            Claim(
+                job_id=_text(job_id),
+                token=token,
+                attempt=int(attempt),
+                tenant=_text(tenant),
+                priority=_text(priority),  # type: ignore[arg-type]
+                request=request,
+                seed=int(seed),
+                deadline=int(deadline) / 1000 if deadline else None,
+                offset=int(offset),
+                solo=bool(solo),
+            )
+        )
+    return Claims(tuple(jobs), now_ms / 1000, solo_ms / 1000, tuple(unreadable))
+
+
+def _parse_appends(reply: list[Any]) -> list[AppendReply]:
+    return [AppendReply(_text(state), int(offset), _text(reason) or None) for state, offset, reason in reply]
+
+
+def _parse_heartbeat(reply: list[Any]) -> HeartbeatReply:
+    lost, stop = reply
+    words = [_text(word) for word in stop]
+    return HeartbeatReply(tuple(_text(job) for job in lost), tuple(zip(words[::2], words[1::2], strict=True)))

@@ -1,0 +1,46 @@
+"""Connections to the server, with one set of options for everybody."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+DEFAULT_URL = "redis://localhost:6379"
+_SOCKET_TIMEOUT_S = 10.0  # above every blocking command that octavo sends
+_RETRIES = 2  # every script is idempotent, so a call with an unknown outcome may be sent again
+
+
+def connect(url: str) -> redis.asyncio.Redis:
+    """An asynchronous connection pool. Connects on first use."""
+    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(ExponentialBackoff(0.5, 0.05), _RETRIES), **_options())
+
+
+def connect_sync(url: str) -> redis.Redis:
+    """A synchronous connection pool. Connects on first use."""
+    return redis.Redis.from_url(url, retry=Retry(ExponentialBackoff(0.5, 0.05), _RETRIES), **_options())
+
+
+def default_url() -> str:
+    """`REDIS_URL`, else the usual address on this machine."""
+    return os.environ.get("REDIS_URL") or DEFAULT_URL
+
+
+def redacted(url: str) -> str:
+    """The address without its credentials, fit for messages and logs."""
+    return re.sub(r"//[^@/]*@", "//***@", url)
+
+
+def _options() -> dict[str, Any]:
+    return {
+        "protocol": 2,
+        "socket_timeout": _SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": 3.0,
+        "socket_keepalive": True,
+    }

@@ -1,0 +1,235 @@
+-- Shared by all scripts. KEYS[1] is the prefix P of the cell; all keys carry its hash tag:
+--   P:j:<id>              HASH   st mdl tn cls lane n ep crashes tok ftok wid cx gw dl qdl ct sts ft
+--                                body bytes est cost seed meta err idem ret
+--                                (status, model, tenant, class, where it waits, tokens stored, attempts, crashes,
+--                                claim token, token that finished it, worker, stop mark, subscribers, deadline,
+--                                start-by limit, times created/started/finished in ms, request, its size, estimated
+--                                prompt tokens, fair-queue cost, seed, metadata, error, idempotency key, retention)
+--   P:t:<id>  P:r:<id>    STREAM token log, STRING result
+--   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
+--   P:b:resume:<model>  P:b:solo:<model>  ZSET  jobs that come back; suspects that must run alone (ms of return)
+--   P:v:<class>:<model>   ZSET   tenants with a backlog by virtual time;  P:V:<class>:<model> the current one
+--   P:lf:<class>:<tenant>:<model>  STRING  virtual time of a tenant that left (expires)
+--   P:pass:<model>        HASH   how often each lower class was passed over
+--   P:bell:<model>        LIST   at most one element: there is work
+--   P:L  P:D  P:x         ZSET   job by lease expiry, by deadline, by end of retention (ms)
+--   P:jobs                ZSET   all job ids (score 0: sorted by id, which is sorted by time)
+--   P:q  P:q:<tenant>     HASH   queued, running, bytes (and queued:<model> in the first); zero is absent
+--   P:i:<tenant>:<key>    STRING idempotency: "<id> <hash of the request>"
+--   P:c:<token>           STRING what a claim handed out, so that it can be repeated
+--   P:W:<wid>  P:workers  STRING worker info with TTL, ZSET of workers by last heartbeat
+--   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
+--   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
+--   P:n:<subscriber>      channel: live entries
+-- Scripts are atomic but not rolled back: check first, write last.
+
+local P = KEYS[1]
+local clock = redis.call('TIME')
+local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local STOP_GRACE_MS = 10000   -- a worker that ignores a stop mark for so long loses the job
+local SUSPECT, DEAD = 2, 3    -- crashes after which a job must run alone, and is given up
+
+local function key(...) return P .. ':' .. table.concat({...}, ':') end
+
+local function fields(id, ...)
+  local values = redis.call('HMGET', key('j', id), ...)
+  local out = {}
+  for i, name in ipairs({...}) do out[name] = values[i] end
+  return out
+end
+
+local function bump(hash, field, by)
+  if redis.call('HINCRBY', hash, field, by) == 0 then redis.call('HDEL', hash, field) end
+end
+
+local function count(tenant, field, by)
+  bump(key('q'), field, by)
+  bump(key('q', tenant), field, by)
+end
+
+local function count_queued(job, by)
+  count(job.tn, 'queued', by)
+  bump(key('q'), 'queued:' .. job.mdl, by)
+end
+
+local function ring(model)
+  local bell = key('bell', model)
+  if redis.call('LLEN', bell) == 0 then redis.call('RPUSH', bell, '1') end
+end
+
+-- Live entries are collected per subscriber and leave in one message each when the script is done.
+local outgoing = {}
+
+local function tell(id, subscribers, entry, payload)
+  if not subscribers then return end
+  for subscriber in string.gmatch(subscribers, '%S+') do
+    outgoing[subscriber] = outgoing[subscriber] or {}
+    table.insert(outgoing[subscriber], {id, entry, payload})
+  end
+end
+
+local function without(subscribers, gone)
+  local kept = {}
+  for subscriber in string.gmatch(subscribers, '%S+') do
+    if subscriber ~= gone then table.insert(kept, subscriber) end
+  end
+  return table.concat(kept, ' ')
+end
+
+local function set_subscribers(id, subscribers)
+  if subscribers == '' then redis.call('HDEL', key('j', id), 'gw')
+  else redis.call('HSET', key('j', id), 'gw', subscribers) end
+end
+
+local function publish()
+  for subscriber, messages in pairs(outgoing) do
+    if redis.call('PUBLISH', key('n', subscriber), cmsgpack.pack(messages)) == 0 then
+      for _, message in ipairs(messages) do
+        local subscribers = redis.call('HGET', key('j', message[1]), 'gw')
+        if subscribers then set_subscribers(message[1], without(subscribers, subscriber)) end
+      end
+    end
+  end
+end
+
+-- Fair queueing inside a class: the tenant with the smallest virtual time goes next and pays its job's cost.
+
+local function enter_class(id, job)
+  local tenants = key('v', job.cls, job.mdl)
+  if not redis.call('ZSCORE', tenants, job.tn) then
+    local current = tonumber(redis.call('GET', key('V', job.cls, job.mdl)) or 0)
+    local own = tonumber(redis.call('GET', key('lf', job.cls, job.tn, job.mdl)) or 0)
+    redis.call('ZADD', tenants, math.max(current, own), job.tn)
+  end
+  redis.call('ZADD', key('b', job.cls, job.tn, job.mdl), redis.call('INCR', key('seq')), id)
+end
+
+local function enter_lane(id, job, lane)
+  redis.call('ZADD', key('b', lane, job.mdl), NOW, id)
+end
+
+local function leave_queue(id, job, price)
+  if job.lane == 'resume' or job.lane == 'solo' then
+    redis.call('ZREM', key('b', job.lane, job.mdl), id)
+    return
+  end
+  local tenants, backlog = key('v', job.lane, job.mdl), key('b', job.lane, job.tn, job.mdl)
+  local paid = tonumber(redis.call('ZSCORE', tenants, job.tn) or 0) + price
+  redis.call('ZREM', backlog, id)
+  if redis.call('EXISTS', backlog) == 1 then
+    redis.call('ZADD', tenants, paid, job.tn)
+  else
+    redis.call('ZREM', tenants, job.tn)
+    redis.call('SET', key('lf', job.lane, job.tn, job.mdl), paid, 'EX', 3600)
+  end
+end
+
+local function refund(job)
+  local unused = tonumber(job.cost) - tonumber(job.est) - tonumber(job.n)
+  if unused <= 0 then return end
+  local tenants, left = key('v', job.cls, job.mdl), key('lf', job.cls, job.tn, job.mdl)
+  if redis.call('ZSCORE', tenants, job.tn) then
+    redis.call('ZINCRBY', tenants, -unused, job.tn)
+  elseif redis.call('EXISTS', left) == 1 then
+    redis.call('SET', left, math.max(0, tonumber(redis.call('GET', left)) - unused), 'KEEPTTL')
+  end
+end
+
+-- A Terminal as octavo.wire writes it.
+local function terminal(status, tokens, code, message)
+  local problem = cjson.null
+  if code then problem = {code, message} end
+  return cmsgpack.pack({1, 'e', status, {0, tonumber(tokens), 0}, problem})
+end
+
+-- The one way a job ends. `result` false: without an owner there is nobody to make one, and readers rebuild it
+-- from the stream, which therefore lives as long as the result would have.
+local function conclude(id, status, ending, result, token, problem)
+  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret', 'gw', 'ct')
+  local stream_s, result_s, idempotency_s = string.match(job.ret, '(%d+) (%d+) (%d+)')
+  if job.st == 'queued' then
+    leave_queue(id, job, 0)
+    count_queued(job, -1)
+  else
+    count(job.tn, 'running', -1)
+  end
+  if tonumber(job.ep) > 0 then refund(job) end
+  count(job.tn, 'bytes', -tonumber(job.bytes))
+  local entry = job.n .. '-1'
+  redis.call('XADD', key('t', id), entry, 'd', ending)
+  if result then
+    redis.call('SET', key('r', id), result, 'EX', result_s)
+    redis.call('EXPIRE', key('t', id), stream_s)
+  else
+    redis.call('EXPIRE', key('t', id), result_s)
+  end
+  local hash = key('j', id)
+  redis.call('HSET', hash, 'st', status, 'ft', NOW)
+  redis.call('HDEL', hash, 'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'body')
+  if token then redis.call('HSET', hash, 'ftok', token) end
+  if problem then redis.call('HSET', hash, 'err', problem) end
+  redis.call('EXPIRE', hash, result_s)
+  if job.idem then redis.call('EXPIRE', key('i', job.tn, job.idem), idempotency_s) end
+  redis.call('ZREM', key('L'), id)
+  redis.call('ZREM', key('D'), id)
+  redis.call('ZADD', key('x'), NOW + result_s * 1000, id)
+  redis.call('XADD', key('ev'), 'MAXLEN', '~', 100000, '*', 'id', id, 'st', status, 'mdl', job.mdl, 'tn', job.tn,
+    'n', job.n, 'ct', job.ct, 'ft', NOW)
+  tell(id, job.gw, entry, ending)
+end
+
+local function conclude_alone(id, status, code, message)
+  local problem = code and cmsgpack.pack({1, 'x', code, message})
+  conclude(id, status, terminal(status, redis.call('HGET', key('j', id), 'n'), code, message), false, nil, problem)
+end
+
+local function expire(id, message)
+  conclude_alone(id, 'expired', 'expired', message)
+end
+
+local LATE = 'the job did not end within its timeout_s: allow more time or ask for fewer tokens'
+local UNSTARTED = 'no worker started the job within its queue_timeout_s: allow more time or add workers'
+
+-- The owner finds the mark in its next reply. If it does nothing about it, the reaper ends the job without it.
+local function mark_stop(id, reason)
+  redis.call('HSET', key('j', id), 'cx', reason)
+  redis.call('ZADD', key('D'), NOW + STOP_GRACE_MS, id)
+end
+
+local function end_marked(id, reason)
+  if reason == 'expired' then expire(id, LATE) else conclude_alone(id, reason) end
+end
+
+-- The stop mark of a running job, set here if its deadline has passed.
+local function stop_reason(id, job)
+  if job.cx then return job.cx end
+  if job.dl and NOW >= tonumber(job.dl) then
+    mark_stop(id, 'expired')
+    return 'expired'
+  end
+end
+
+-- The owner is gone, or gives the job back. What it published stays, and the next owner goes on from there.
+local function give_back(id, crashed)
+  local job = fields(id, 'mdl', 'tn', 'cx', 'crashes', 'wid', 'ep', 'dl')
+  if job.cx then
+    end_marked(id, job.cx)
+    return
+  end
+  local hash, crashes = key('j', id), tonumber(job.crashes)
+  if crashed then crashes = redis.call('HINCRBY', hash, 'crashes', 1) end
+  if crashes >= DEAD then
+    redis.call('XADD', key('dlq'), 'MAXLEN', '~', 10000, '*', 'id', id, 'wid', job.wid, 'ep', job.ep)
+    conclude_alone(id, 'failed', 'dead_lettered', 'the job was given up after ' .. crashes
+      .. ' crashes of the worker that ran it: look at the worker log, then submit it again')
+    return
+  end
+  local lane = crashes >= SUSPECT and 'solo' or 'resume'
+  redis.call('HDEL', hash, 'tok')
+  redis.call('HSET', hash, 'st', 'queued', 'lane', lane)
+  redis.call('ZREM', key('L'), id)
+  count(job.tn, 'running', -1)
+  count_queued(job, 1)
+  enter_lane(id, job, lane)
+  ring(job.mdl)
+end
