@@ -18,8 +18,8 @@ MAX_FRAME_BYTES = 256 << 20
 
 _HEADER = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
-_TO_ENGINE = msgspec.msgpack.Decoder(AddRequest | Abort | Shutdown)
-_TO_AGENT = msgspec.msgpack.Decoder(Ready | StepOutput)
+_TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(AddRequest | Abort | Shutdown)
+_TO_AGENT: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(Ready | StepOutput)
 
 
 def encode_frame(message: ToEngine | ToAgent) -> bytes:

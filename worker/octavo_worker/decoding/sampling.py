@@ -1,0 +1,33 @@
+"""From what a user asks for to what the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo.models import SamplingParams
+from octavo_worker.messages import EngineSampling
+
+
+def resolve_sampling(
+    params: SamplingParams, *, seed: int, eos_token_ids: Iterable[int], max_model_len: int
+) -> EngineSampling:
+    """Fill in every default: the job's seed, the model's end-of-sequence ids, and the context as the longest output."""
+    stop_ids = set(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop_ids.update(eos_token_ids)
+    return EngineSampling(
+        seed=seed,
+        max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        stop_token_ids=sorted(stop_ids),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+    )

@@ -1,0 +1,3 @@
+from octavo_worker.engine.process import main
+
+main()

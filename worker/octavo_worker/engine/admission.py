@@ -1,0 +1,66 @@
+"""Requests that can never run are refused on arrival, with what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo_worker.engine.waiting import PRIORITIES
+from octavo_worker.messages import AddRequest, RequestFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this engine can hold at most: tokens of a context, ids, sequences at once, tokens in the whole pool."""
+
+    max_model_len: int
+    vocab_size: int
+    max_running: int
+    pool_tokens: int
+
+
+def refusal(request: AddRequest, limits: Limits) -> RequestFailed | None:
+    """Why this request cannot run here, or None. One bad request must never reach the model and end the engine."""
+    return _bad_shape(request, limits) or _bad_ids(request, limits) or _too_long(request, limits)
+
+
+def _bad_shape(request: AddRequest, limits: Limits) -> RequestFailed | None:
+    if not request.prompt:
+        return RequestFailed(request.id, "invalid_request", "prompt is empty: give at least one token", "prompt")
+    if request.priority not in PRIORITIES:
+        message = f"priority is {request.priority}: use 0 (high), 1 (normal) or 2 (batch)"
+        return RequestFailed(request.id, "invalid_request", message, "priority")
+    indices = {sequence.index for sequence in request.sequences}
+    if not indices or len(indices) != len(request.sequences):
+        return RequestFailed(request.id, "invalid_request", "sequences must have distinct indices, at least one", "n")
+    if len(indices) > limits.max_running:
+        message = f"n is {len(indices)}: this worker runs at most {limits.max_running} sequences at once"
+        return RequestFailed(request.id, "invalid_request", message, "n")
+    return None
+
+
+def _bad_ids(request: AddRequest, limits: Limits) -> RequestFailed | None:
+    sampling = request.sampling
+    tokens = [request.prompt, *(sequence.tokens for sequence in request.sequences if sequence.tokens)]
+    groups = [("prompt", ids) for ids in tokens] + [("logit_bias", list(sampling.logit_bias))]
+    for param, ids in groups:
+        if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
+            message = f"{param} has a token id outside 0..{limits.vocab_size - 1}, the model's vocabulary"
+            return RequestFailed(request.id, "invalid_request", message, param)
+    return None
+
+
+def _too_long(request: AddRequest, limits: Limits) -> RequestFailed | None:
+    grows = 1 if request.sampling.max_tokens > 0 else 0
+    published = max(len(sequence.tokens) for sequence in request.sequences)
+    if published and published >= request.sampling.max_tokens:
+        message = f"{published} tokens are already published, max_tokens is {request.sampling.max_tokens}"
+        return RequestFailed(request.id, "invalid_request", message, "max_tokens")
+    length = len(request.prompt) + published + grows
+    room = f"{len(request.prompt)} tokens of prompt and {published} generated ones"
+    if length > limits.max_model_len:
+        message = f"{room} leave no room in the model's context of {limits.max_model_len}: shorten the prompt"
+        return RequestFailed(request.id, "prompt_too_long", message, "prompt")
+    if length > limits.pool_tokens:
+        message = f"{room} exceed this worker's KV memory of {limits.pool_tokens} tokens: give it a larger cache"
+        return RequestFailed(request.id, "pool_too_small", message, "prompt")
+    return None

@@ -1,0 +1,89 @@
+"""The engine's life: take messages, run steps while there is work, sleep on the socket when there is none."""
+
+from __future__ import annotations
+
+import time
+
+from octavo_worker.channel import EngineChannel
+from octavo_worker.engine.plan import ModelRunner, StepError, StepPlan
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.messages import Abort, AddRequest, Ready, Shutdown, ToEngine
+
+
+class EngineLoop:
+    """Serves one agent until it says `Shutdown` or closes its end.
+
+    Messages are taken before every step, so an abort or a deadline acts within one step. A step that one sequence
+    provably spoiled (`StepError`) costs that request; after any other error nothing can be trusted, it leaves `run`
+    and ends the process, and the agent hands all jobs to other workers.
+    """
+
+    def __init__(
+        self, channel: EngineChannel, runner: ModelRunner, scheduler: Scheduler, *, check_integrity: bool = False
+    ) -> None:
+        self._channel = channel
+        self._runner = runner
+        self._scheduler = scheduler
+        self._check_integrity = check_integrity
+        self._stopping = False
+
+    def run(self, *, load_seconds: float = 0.0) -> None:
+        """Announce the model, then serve. Returns when the agent is gone or wants the engine gone."""
+        try:
+            self._channel.send(self._ready(load_seconds))
+            while not self._stopping:
+                self._receive()
+                self._step()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return  # nobody is left to serve
+
+    def _ready(self, load_seconds: float) -> Ready:
+        limits = self._scheduler.limits
+        runner = self._runner
+        return Ready(
+            max_model_len=limits.max_model_len,
+            vocab_size=limits.vocab_size,
+            num_blocks=runner.num_blocks,
+            block_size=runner.block_size,
+            max_running=limits.max_running,
+            load_seconds=load_seconds,
+        )
+
+    def _receive(self) -> None:
+        idle = not self._scheduler.has_requests
+        if idle and self._check_integrity:
+            self._scheduler.check_integrity()
+        for message in self._channel.receive(wait=idle):
+            self._handle(message)
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case AddRequest():
+                self._scheduler.add(message)
+            case Abort():
+                self._scheduler.abort(message.id, message.index)
+            case Shutdown():
+                self._stopping = True
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._execute(plan)
+        elif self._scheduler.has_requests:
+            raise RuntimeError("requests are left, but no step could be planned for them")
+        if plan is not None or self._scheduler.has_output:
+            output = self._scheduler.take_output()
+            output.stats.step_ms = (time.perf_counter() - began) * 1e3
+            self._channel.send(output)
+
+    def _execute(self, plan: StepPlan) -> None:
+        try:
+            result = self._runner.execute(plan)
+        except StepError as error:
+            self._scheduler.abandon(plan, culprit=error.sequence, message=str(error))
+        except BaseException:
+            self._scheduler.abandon(plan)
+            raise
+        else:
+            self._scheduler.commit(plan, result)

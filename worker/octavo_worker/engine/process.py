@@ -1,0 +1,53 @@
+"""The engine process: started by the agent with one end of a socket pair and the options of its model."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from octavo_worker.channel import EngineChannel
+from octavo_worker.engine.loop import EngineLoop
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.plan import ModelRunner
+from octavo_worker.engine.scheduler import Scheduler
+
+
+def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner], options: ModelOptions) -> None:
+    """Load the model and serve the agent at the other end of `sock` until it goes."""
+    began = time.perf_counter()
+    runner = load_runner(options)
+    scheduler = Scheduler(
+        num_blocks=runner.num_blocks,
+        block_size=runner.block_size,
+        max_model_len=runner.max_model_len,
+        vocab_size=runner.vocab_size,
+        token_budget=options.token_budget,
+        max_running=options.max_running,
+    )
+    gc.freeze()  # what the model brought stays for good: later collections need not walk it
+    loop = EngineLoop(EngineChannel(sock), runner, scheduler, check_integrity=options.check_integrity)
+    loop.run(load_seconds=time.perf_counter() - began)
+
+
+def ignore_signals() -> None:
+    """Leave the end to the agent: a Ctrl-C or a SIGTERM to the whole group must not cut short its orderly release of
+    jobs. The engine goes when its socket closes, so it cannot outlive the agent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m octavo_worker.engine", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="inherited file descriptor of a connected socket")
+    parser.add_argument("--options", type=ModelOptions.from_json, required=True, help="ModelOptions as JSON")
+    arguments = parser.parse_args(argv)
+    ignore_signals()
+    faulthandler.enable()
+    from octavo_worker.model import load_runner  # brings torch: not before the arguments are known to be good
+
+    serve(socket.socket(fileno=arguments.fd), load_runner, arguments.options)

@@ -1,0 +1,142 @@
+"""One job inside the engine: a request, and the sequences that are generated for it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from octavo_worker.decoding.stop import StopRules
+from octavo_worker.engine.plan import SampleSpec, SequenceStep
+from octavo_worker.memory.block_table import BlockTable
+from octavo_worker.messages import AddRequest, EngineSampling, Logprob
+
+Order = tuple[int, int, int]  # (priority class, arrival, index): smaller runs first and is preempted last
+
+
+class State(Enum):
+    WAITING = 1
+    RUNNING = 2
+    FINISHED = 3
+
+
+class Request:
+    """A job: its prompt, its rules, and those of its sequences that have not ended.
+
+    `sequences` is keyed by sequence index; several indices share one `Sequence` until they leave the prompt.
+    """
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "deadline",
+        "id",
+        "priority",
+        "prompt",
+        "prompt_logprobs",
+        "prompt_scorer",
+        "rules",
+        "salt",
+        "sampling",
+        "sequences",
+        "started",
+    )
+
+    def __init__(self, message: AddRequest, rules: StopRules, arrival: int) -> None:
+        self.id = message.id
+        self.prompt = message.prompt
+        self.sampling: EngineSampling = message.sampling
+        self.salt = message.salt
+        self.priority = message.priority
+        self.deadline = message.deadline
+        self.rules = rules
+        self.arrival = arrival
+        self.sequences: dict[int, Sequence] = {}
+        self.started = False
+        self.cached_tokens: int | None = None
+        self.prompt_logprobs: list[Logprob | None] | None = None
+        self.prompt_scorer: Sequence | None = None  # the sequence that computes the prompt's log-probabilities
+
+
+class Sequence:
+    """Tokens and memory of one sequence, or of several that have not left their common prompt yet.
+
+    Parallel samples (n > 1) begin as one sequence with several `indices`: the prompt is computed once, the first
+    tokens are sampled from the same logits, then `fork` gives each its own copy-on-write table. A sequence with
+    published tokens (after a takeover) or after a preemption computes prompt and tokens alone; what its siblings share
+    with it, it finds in the prefix cache.
+
+    `computed` tokens have their keys and values in `table`; the others are to be computed. `digests` belong to the
+    prefix cache: the root, then one for each full block whose content is known; `published` counts the blocks that
+    were offered to it.
+    """
+
+    __slots__ = (
+        "computed", "digests", "indices", "order", "output", "peak", "published", "request", "state", "step", "table",
+    )
+
+    def __init__(self, request: Request, indices: list[int], output: list[int], table: BlockTable) -> None:
+        self.request = request
+        self.indices = indices
+        self.order: Order = (request.priority, request.arrival, indices[0])
+        self.output = output
+        self.table = table
+        self.digests: list[bytes] = []
+        self.computed = 0
+        self.published = 0
+        self.peak = 0  # tokens that were computed before the last preemption
+        self.state = State.WAITING
+        self.step = SequenceStep([], 0, table.blocks)
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def width(self) -> int:
+        """How many sequences of the batch this is or is about to become."""
+        return len(self.indices)
+
+    def slice(self, start: int, end: int) -> list[int]:
+        """Tokens `start` to `end` of prompt and output. Costs the tokens it returns."""
+        prompt = self.request.prompt
+        split = len(prompt)
+        if start >= split:
+            return self.output[start - split : end - split]
+        if end <= split:
+            return prompt[start:end]
+        return prompt[start:] + self.output[: end - split]
+
+    def samples(self) -> list[SampleSpec]:
+        """What to choose once all present tokens are computed."""
+        request = self.request
+        forbidden = request.rules.forbidden(len(self.output))
+        return [
+            SampleSpec(request.sampling, index, self.length, request.prompt, self.output, forbidden)
+            for index in self.indices
+        ]
+
+    def prepare_decode(self) -> None:
+        """Point the reusable step at the last token, which is the only one not computed."""
+        self.step = SequenceStep([self.output[-1]], self.length - 1, self.table.blocks, self.samples())
+
+    def advance_decode(self) -> None:
+        """The same one token later, touching only what changed: this runs for every sequence in every step."""
+        step = self.step
+        step.tokens = [self.output[-1]]
+        step.start += 1
+        spec = step.samples[0]
+        spec.position += 1
+        if spec.forbidden:
+            spec.forbidden = self.request.rules.forbidden(len(self.output))
+
+    def fork(self, index: int) -> Sequence:
+        """A running sibling that shares all computed tokens."""
+        child = Sequence(self.request, [index], [], self.table.fork())
+        child.digests = list(self.digests)
+        child.computed, child.published = self.computed, self.published
+        child.state = State.RUNNING
+        return child
+
+    def forget(self) -> None:
+        """Give the memory back; everything must be computed again."""
+        self.table.free()
+        self.computed = self.published = 0

@@ -1,0 +1,177 @@
+"""The pool of KV blocks: who may write where, and which block is reused next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+NULL_BLOCK = 0
+
+
+class OutOfBlocks(Exception):
+    """More blocks were asked for than are free. Nothing was taken."""
+
+
+class BlockPool:
+    """Reference-counted blocks 1 .. `num_blocks` - 1; block 0 is the null block and never handed out.
+
+    A block is *used* (references > 0), *cached* (no reference, but its content is published under a hash and may be
+    revived) or *free*. Cached and free blocks share one intrusive doubly linked list, so taking any of them out costs
+    O(1). Reuse goes from the head: blocks without a hash are pushed to the head (the last freed is the warmest),
+    blocks with a hash to the tail, which makes eviction least recently used. Free a sequence's blocks last first, and
+    the ends of prefixes are evicted before their beginnings.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks is {num_blocks}: at least 2 are needed, block 0 is never used")
+        self.num_blocks = num_blocks
+        self.refs = [0] * num_blocks
+        self._hash: list[bytes | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, int] = {}
+        # The null block doubles as the list's sentinel: its successor is the head, its predecessor the tail.
+        self._next = [*range(1, num_blocks), NULL_BLOCK]
+        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        self._available = num_blocks - 1
+        self._cached = 0
+
+    @property
+    def total(self) -> int:
+        """Blocks that can ever be handed out."""
+        return self.num_blocks - 1
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can hand out: free and cached."""
+        return self._available
+
+    @property
+    def cached(self) -> int:
+        return self._cached
+
+    @property
+    def free(self) -> int:
+        return self._available - self._cached
+
+    @property
+    def used(self) -> int:
+        return self.total - self._available
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks with one reference each, evicting cached ones if need be. `OutOfBlocks` takes none."""
+        if count > self._available:
+            raise OutOfBlocks(f"{count} blocks wanted, {self._available} available")
+        blocks = []
+        for _ in range(count):
+            block = self._next[NULL_BLOCK]
+            self._unlink(block)
+            if self._hash[block] is not None:
+                self._cached -= 1
+                self._forget(block)
+            self.refs[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Add a reference to each block; cached ones come back into use."""
+        for block in blocks:
+            if self.refs[block] == 0:
+                if self._hash[block] is None:
+                    raise ValueError(f"block {block} is free: only used and cached blocks can be shared")
+                self._unlink(block)
+                self._cached -= 1
+            self.refs[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drop a reference of each block, in the given order; pass a table reversed."""
+        for block in blocks:
+            left = self.refs[block] - 1
+            if left < 0 or block == NULL_BLOCK:
+                raise ValueError(f"block {block} is released more often than it was taken")
+            self.refs[block] = left
+            if left == 0:
+                self._put_back(block)
+
+    def publish(self, block: int, digest: bytes) -> bool:
+        """Make a used block findable. False, and no change, if another block already holds this content."""
+        if self.refs[block] == 0 or self._hash[block] is not None:
+            raise ValueError(f"block {block} is not in use or already published")
+        if digest in self._by_hash:
+            return False
+        self._hash[block] = digest
+        self._by_hash[digest] = block
+        return True
+
+    def unpublish(self, block: int) -> None:
+        """Forget a block's content; an unreferenced one moves to the head of the free list."""
+        if self._hash[block] is None:
+            return
+        self._forget(block)
+        if self.refs[block] == 0:
+            self._cached -= 1
+            self._unlink(block)
+            self._put_back(block)
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds this content, used or cached."""
+        return self._by_hash.get(digest)
+
+    def hash_of(self, block: int) -> bytes | None:
+        return self._hash[block]
+
+    def free_order(self) -> list[int]:
+        """Blocks in the order in which they will be reused. O(pool): for tests and inspection."""
+        order, block = [], self._next[NULL_BLOCK]
+        while block != NULL_BLOCK:
+            order.append(block)
+            block = self._next[block]
+        return order
+
+    def check_integrity(self, tables: Iterable[Sequence[int]] | None = None) -> None:
+        """Verify every account, against all block tables in existence if they are given. `AssertionError` if wrong."""
+        order = self.free_order()
+        if len(order) != len(set(order)) or len(order) != self._available:
+            raise AssertionError(f"free list holds {len(order)} entries, {self._available} were counted")
+        if any(self._prev[self._next[block]] != block for block in [NULL_BLOCK, *order]):
+            raise AssertionError("free list is not linked both ways")
+        idle = {block for block in range(1, self.num_blocks) if self.refs[block] == 0}
+        if idle != set(order) or self.refs[NULL_BLOCK] != 0:
+            raise AssertionError("free list and reference counts disagree")
+        if sum(self._hash[block] is not None for block in order) != self._cached:
+            raise AssertionError("count of cached blocks is wrong")
+        published = {digest: block for block, digest in enumerate(self._hash) if digest is not None}
+        if published != self._by_hash:
+            raise AssertionError("hash index and blocks disagree")
+        if tables is not None:
+            self._check_references(tables)
+
+    def _check_references(self, tables: Iterable[Sequence[int]]) -> None:
+        counted = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                counted[block] += 1
+        for block, (expected, actual) in enumerate(zip(counted, self.refs, strict=True)):
+            if expected != actual:
+                raise AssertionError(f"block {block} has {actual} references, tables hold {expected}")
+
+    def _put_back(self, block: int) -> None:
+        if self._hash[block] is None:
+            self._link(block, NULL_BLOCK, self._next[NULL_BLOCK])
+        else:
+            self._cached += 1
+            self._link(block, self._prev[NULL_BLOCK], NULL_BLOCK)
+
+    def _link(self, block: int, before: int, after: int) -> None:
+        self._prev[block], self._next[block] = before, after
+        self._next[before] = self._prev[after] = block
+        self._available += 1
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._prev[block], self._next[block]
+        self._next[before], self._prev[after] = after, before
+        self._available -= 1
+
+    def _forget(self, block: int) -> None:
+        digest = self._hash[block]
+        assert digest is not None
+        del self._by_hash[digest]
+        self._hash[block] = None

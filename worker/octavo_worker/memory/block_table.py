@@ -1,0 +1,60 @@
+"""The blocks of one sequence, in the order of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo_worker.memory.block_pool import BlockPool
+
+
+class BlockTable:
+    """Maps token positions to blocks: position p lives in `blocks[p // block_size]`.
+
+    `blocks` is append-only but for copy-on-write, and stays the same list object for the table's life, so that plans
+    may refer to it.
+    """
+
+    __slots__ = ("_pool", "block_size", "blocks")
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self.block_size = block_size
+        self.blocks: list[int] = []
+
+    def missing(self, num_tokens: int) -> int:
+        """Blocks to allocate before `num_tokens` tokens fit."""
+        return max(0, -(-num_tokens // self.block_size) - len(self.blocks))
+
+    def adopt(self, blocks: Iterable[int]) -> None:
+        """Share full blocks found in the prefix cache."""
+        blocks = list(blocks)
+        self._pool.acquire(blocks)
+        self.blocks.extend(blocks)
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for `num_tokens` tokens in all. `OutOfBlocks` changes nothing."""
+        self.blocks.extend(self._pool.allocate(self.missing(num_tokens)))
+
+    def fork(self) -> BlockTable:
+        """A table that shares every block, the partly filled last one included."""
+        child = BlockTable(self._pool, self.block_size)
+        child.adopt(self.blocks)
+        return child
+
+    def is_shared(self, position: int) -> bool:
+        """Whether writing at `position` would be seen by another sequence."""
+        return self._pool.refs[self.blocks[position // self.block_size]] > 1
+
+    def unshare(self, position: int) -> tuple[int, int]:
+        """Give this table its own block at `position`: the (source, target) of the copy to make. May `OutOfBlocks`."""
+        slot = position // self.block_size
+        source = self.blocks[slot]
+        (target,) = self._pool.allocate(1)
+        self.blocks[slot] = target
+        self._pool.release((source,))
+        return source, target
+
+    def free(self) -> None:
+        """Give all blocks back, the last first."""
+        self._pool.release(reversed(self.blocks))
+        self.blocks.clear()

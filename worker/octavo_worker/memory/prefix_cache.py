@@ -1,0 +1,64 @@
+"""Prefix cache: full blocks found again by what they and everything before them contain."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from octavo_worker.memory.block_pool import BlockPool
+
+DIGEST_BYTES = 16
+
+
+@dataclass(slots=True)
+class PrefixCounters:
+    """Tokens since the start. `hit` of `queried` were found; `recomputed` had been computed before a preemption."""
+
+    queried: int = 0
+    hit: int = 0
+    recomputed: int = 0
+
+
+class PrefixCache:
+    """Finds and publishes full blocks under chained BLAKE2b-128 digests.
+
+    A block's digest covers its tokens and the digest before it; the chain starts from the tenant's salt, so tenants
+    never see (or time) each other's prefixes, and equal digests mean equal prefixes against any adversary. Two blocks
+    may hold the same content: the first published one is found, the other stays private.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self.block_size = block_size
+        self.counters = PrefixCounters()
+
+    @staticmethod
+    def root(salt: bytes) -> bytes:
+        """Where the chain of a tenant begins."""
+        return blake2b(salt, digest_size=DIGEST_BYTES, person=b"octavo-prefix").digest()
+
+    def extend_digests(self, digests: list[bytes], tokens: Sequence[int]) -> None:
+        """Append the digests of the full blocks of `tokens`, which follow the block of `digests[-1]`.
+
+        `digests[0]` is the root, `digests[i + 1]` belongs to block i.
+        """
+        size = self.block_size
+        for start in range(0, len(tokens) - size + 1, size):
+            block = blake2b(digests[-1], digest_size=DIGEST_BYTES)
+            block.update(array("I", tokens[start : start + size]).tobytes())
+            digests.append(block.digest())
+
+    def match(self, digests: Sequence[bytes], num_tokens: int) -> list[int]:
+        """The longest run of published blocks that begins a sequence of `num_tokens` tokens. Takes no references.
+
+        At most `num_tokens` - 1 tokens are served, because the last one must be computed to get its logits.
+        """
+        blocks: list[int] = []
+        for digest in digests[1 : (num_tokens - 1) // self.block_size + 1]:
+            block = self._pool.find(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
