@@ -330,8 +330,8 @@ class Scheduler:
         hits = self._find_prefix(sequence, length)
         revived = sum(self.pool.refs[block] == 0 for block in hits)
         needed = -(-length // self._block_size) - len(hits) + revived
-        soon = sequence.width if length % self._block_size == 0 else sequence.width - 1
-        if not alone and needed + soon > spare:
+        tails = sequence.width - 1  # each parallel sample but one needs a last block of its own right away
+        if not alone and needed + tails > spare:
             return False
         sequence.table.adopt(hits)
         sequence.table.reserve(length)

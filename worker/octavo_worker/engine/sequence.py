@@ -70,7 +70,17 @@ class Sequence:
     """
 
     __slots__ = (
-        "computed", "digests", "indices", "order", "output", "peak", "published", "request", "state", "step", "table",
+        "computed",
+        "digests",
+        "indices",
+        "order",
+        "output",
+        "peak",
+        "published",
+        "request",
+        "state",
+        "step",
+        "table",
     )
 
     def __init__(self, request: Request, indices: list[int], output: list[int], table: BlockTable) -> None:

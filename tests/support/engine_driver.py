@@ -1,0 +1,114 @@
+"""Runs a scheduler against the fake model, and says what must come out without any paging."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fake_runner import FakeRunner, next_token
+
+from octavo_worker.engine.plan import StepError
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.messages import AddRequest, EngineSampling, RequestFailed, RequestStarted, SequenceInput, StepOutput
+
+
+def make_request(
+    id: str,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 8,
+    n: int = 1,
+    published: dict[int, list[int]] | None = None,
+    salt: bytes = b"",
+    priority: int = 1,
+    deadline: float | None = None,
+    seed: int = 7,
+    **sampling: Any,
+) -> AddRequest:
+    sequences = [SequenceInput(i, tokens) for i, tokens in (published or {i: [] for i in range(n)}).items()]
+    params = EngineSampling(seed=seed, max_tokens=max_tokens, **sampling)
+    return AddRequest(id, list(prompt), sequences, params, salt=salt, priority=priority, deadline=deadline)
+
+
+def expected_tokens(request: AddRequest, index: int, *, vocab_size: int = 997, max_model_len: int = 4096) -> list[int]:
+    """All tokens of a sequence, published ones included, by the fake model without an engine."""
+    sampling = request.sampling
+    output: list[int] = []
+    limit = min(sampling.max_tokens, max_model_len - len(request.prompt))
+    while len(output) < limit:
+        gated = len(output) < sampling.min_tokens
+        forbidden = sampling.stop_token_ids if gated else ()
+        token = next_token([*request.prompt, *output], sampling.seed, index, vocab_size, forbidden)
+        output.append(token)
+        if token in sampling.stop_token_ids and not gated:
+            break
+    return output
+
+
+@dataclass
+class Driver:
+    """A scheduler and a fake runner over the same pool, with everything they said so far."""
+
+    scheduler: Scheduler
+    runner: FakeRunner
+    tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    reasons: dict[tuple[str, int], str] = field(default_factory=dict)
+    started: dict[str, RequestStarted] = field(default_factory=dict)
+    failed: dict[str, RequestFailed] = field(default_factory=dict)
+
+    @classmethod
+    def create(
+        cls, num_blocks: int, block_size: int = 16, *, runner: dict[str, Any] | None = None, **scheduler: Any
+    ) -> Driver:
+        fake = FakeRunner(num_blocks, block_size, **(runner or {}))
+        options = {"token_budget": 256, "max_running": 32, "watermark": 0.0} | scheduler
+        return cls(
+            Scheduler(
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_model_len=fake.max_model_len,
+                vocab_size=fake.vocab_size,
+                **options,
+            ),
+            fake,
+        )
+
+    def add(self, request: AddRequest) -> None:
+        self.scheduler.add(request)
+        for sequence in request.sequences:
+            self.tokens[request.id, sequence.index] = list(sequence.tokens)
+
+    def step(self) -> StepOutput:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            try:
+                self.scheduler.commit(plan, self.runner.execute(plan))
+            except StepError as error:
+                self.scheduler.abandon(plan, culprit=error.sequence, message=str(error))
+        output = self.scheduler.take_output()
+        self._record(output)
+        self.scheduler.check_integrity()
+        return output
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until nothing is left."""
+        while self.scheduler.has_requests or self.scheduler.has_output:
+            max_steps -= 1
+            assert max_steps > 0, "the engine does not come to an end"
+            self.step()
+        assert self.scheduler.pool.used == 0, "blocks leaked"
+
+    def _record(self, output: StepOutput) -> None:
+        for token in output.tokens:
+            key = token.id, token.index
+            assert key not in self.reasons, "a token after the last one"
+            self.tokens[key].append(token.token)
+            if token.finish_reason is not None:
+                self.reasons[key] = token.finish_reason
+        for started in output.started:
+            assert started.id not in self.started, "a request started twice"
+            self.started[started.id] = started
+        for failed in output.failed:
+            assert failed.id not in self.failed, "a request failed twice"
+            self.failed[failed.id] = failed

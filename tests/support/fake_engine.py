@@ -1,0 +1,51 @@
+"""An engine process on the fake model, with the command line of `python -m octavo_worker.engine`.
+
+`--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake: "fake:step_seconds=0.01" or
+"fake:crash_after=20" (exit in the 20th step).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+
+from fake_runner import FakeRunner
+
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.plan import StepPlan, StepResult
+from octavo_worker.engine.process import ignore_signals, serve
+
+
+class CrashingRunner(FakeRunner):
+    crash_after = 0
+    crash_token = -1
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if any(self.crash_token in step.tokens for step in plan.sequences):
+            os.abort()
+        if self.crash_after and self.plans + 1 >= self.crash_after:
+            raise RuntimeError("the fake model fails as it was told to")
+        return super().execute(plan)
+
+
+def load_runner(options: ModelOptions) -> FakeRunner:
+    settings = dict(part.split("=") for part in options.model.partition(":")[2].split(",") if part)
+    runner = CrashingRunner(
+        options.num_blocks or 256,
+        options.block_size,
+        max_model_len=options.max_model_len or 4096,
+        step_seconds=float(settings.get("step_seconds", 0.0)),
+    )
+    runner.crash_after = int(settings.get("crash_after", 0))
+    runner.crash_token = int(settings.get("crash_token", -1))
+    return runner
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--options", type=ModelOptions.from_json, required=True)
+    arguments = parser.parse_args()
+    ignore_signals()
+    serve(socket.socket(fileno=arguments.fd), load_runner, arguments.options)

@@ -1,0 +1,116 @@
+"""A model whose next token is a hash of everything before it, read back through the block tables.
+
+It keeps a fake KV array with one (position, token) pair a slot. A wrong table, a missed copy-on-write, a stale prefix
+hit or a bad preemption changes the history it reads, hence the tokens, or trips one of its assertions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from octavo_worker.engine.plan import Sampled, SampleSpec, SequenceResult, SequenceStep, StepError, StepPlan, StepResult
+from octavo_worker.messages import Logprob
+
+
+def next_token(history: Sequence[int], seed: int, index: int, vocab_size: int, forbidden: Sequence[int] = ()) -> int:
+    """What the fake model says after `history`."""
+    digest = blake2b(repr((list(history), seed, index)).encode(), digest_size=8).digest()
+    token = int.from_bytes(digest, "big") % vocab_size
+    while token in forbidden:
+        token = (token + 1) % vocab_size
+    return token
+
+
+def score(history: Sequence[int], target: int) -> float:
+    """The fake log-probability of `target` after `history`."""
+    digest = blake2b(repr((list(history), target)).encode(), digest_size=4).digest()
+    return -int.from_bytes(digest, "big") / 2**32
+
+
+class FakeRunner:
+    """Executes plans on a fake KV array and checks that they keep the contract of `octavo_worker.engine.plan`."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        max_model_len: int = 4096,
+        vocab_size: int = 997,
+        step_seconds: float = 0.0,
+        poison: int | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.plans = 0
+        self.tokens_computed = 0
+        self._kv: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+        self._step_seconds = step_seconds
+        self._poison = poison
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        time.sleep(self._step_seconds)
+        self.plans += 1
+        self.tokens_computed += plan.num_tokens
+        self._copy(plan.copies)
+        written: set[int] = set()
+        for position, step in enumerate(plan.sequences):
+            assert step.tokens, "a step without tokens"
+            assert (position < plan.num_decodes) <= (len(step.tokens) == 1), "decodes come first, one token each"
+            if self._poison in step.tokens:
+                raise StepError(position, "token that this model cannot compute")
+            self._write(step, written)
+        return StepResult([self._answer(step) for step in plan.sequences])
+
+    def _copy(self, copies: list[tuple[int, int]]) -> None:
+        size = self.block_size
+        sources, targets = {s for s, _ in copies}, [t for _, t in copies]
+        assert len(targets) == len(set(targets)), "two copies into one block"
+        assert not sources & set(targets), "a block is source and target"
+        for source, target in copies:
+            assert target != 0, "the null block is a target"
+            self._kv[target * size : (target + 1) * size] = self._kv[source * size : (source + 1) * size]
+
+    def _slot(self, step: SequenceStep, position: int) -> int:
+        block = step.block_table[position // self.block_size]
+        assert block != 0, "the null block is in a table"
+        return block * self.block_size + position % self.block_size
+
+    def _write(self, step: SequenceStep, written: set[int]) -> None:
+        for position, token in enumerate(step.tokens, step.start):
+            slot = self._slot(step, position)
+            assert slot not in written, "two sequences write one slot"
+            written.add(slot)
+            self._kv[slot] = (position, token)
+
+    def _history(self, step: SequenceStep, end: int) -> list[int]:
+        history = []
+        for position in range(end):
+            entry = self._kv[self._slot(step, position)]
+            assert entry is not None, "a slot is read that was never written"
+            assert entry[0] == position, "a slot holds another position"
+            history.append(entry[1])
+        return history
+
+    def _answer(self, step: SequenceStep) -> SequenceResult:
+        end = step.start + len(step.tokens)
+        prompt_logprobs = []
+        if step.prompt_logprobs is not None:
+            history = self._history(step, end)
+            for position, target in enumerate(step.targets, step.start):
+                prompt_logprobs.append(Logprob(score(history[: position + 1], target)))
+        if not step.samples:
+            return SequenceResult([], prompt_logprobs)
+        history = self._history(step, end)
+        return SequenceResult([self._sample(spec, history) for spec in step.samples], prompt_logprobs)
+
+    def _sample(self, spec: SampleSpec, history: list[int]) -> Sampled:
+        assert spec.position == len(history), "the sampled position does not follow the history"
+        assert [*spec.prompt, *spec.output] == history, "tokens for penalties are not the history"
+        token = next_token(history, spec.params.seed, spec.index, self.vocab_size, spec.forbidden)
+        logprob = None if spec.params.logprobs is None else Logprob(score(history, token))
+        return Sampled(token, logprob)
