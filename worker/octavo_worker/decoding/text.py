@@ -1,0 +1,150 @@
+"""From token ids to text, one certain piece a token. Used by the agent: needs `tokenizers`, not torch.
+
+Everything here is a pure function of the ids fed so far, so a worker that takes a job over replays the published ids
+and continues with the very pieces the first one would have made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+_CONTEXT_TOKENS = 8
+_INCOMPLETE = "\ufffd"
+
+
+class Detokenizer:
+    """Incremental decoding: text appears once its characters are complete and is never taken back.
+
+    The end of the prompt is context, so that a first word keeps its leading space where the prompt left off. A prompt
+    that ends inside a character gives no context, and the output decodes as if it stood alone.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special_tokens
+        self._context = list(prompt[-_CONTEXT_TOKENS:])  # complete text just before `_pending`
+        if self._decode(self._context).endswith(_INCOMPLETE):
+            self._context = []
+        self._pending: list[int] = []  # ids whose text is not out yet
+        self._stream = self._new_stream(self._context)
+
+    def feed(self, token: int) -> str:
+        """The text that became certain with `token`."""
+        self._pending.append(token)
+        text = self._step(token)
+        if not text:
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def flush(self) -> str:
+        """The text of an incomplete end, with replacement characters."""
+        before = self._decode(self._context)
+        text = self._decode(self._context + self._pending)
+        pending, self._pending = self._pending, []
+        return text[len(before) :] if text.startswith(before) else self._decode(pending)
+
+    def _step(self, token: int) -> str | None:
+        try:
+            return self._stream.step(self._tokenizer, token)
+        except Exception:  # tokenizers raises no narrower class
+            # Byte-fallback decoders may re-read bytes that are out already, and then give up. Out is out: go on without
+            # them.
+            self._stream = self._new_stream([])
+            return self._stream.step(self._tokenizer, self._pending)
+
+    def _new_stream(self, context: Sequence[int]) -> DecodeStream:
+        return DecodeStream(ids=list(context), skip_special_tokens=self._skip_special)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+
+
+class StopStrings:
+    """Holds back text that may turn out to begin a stop string.
+
+    The string that is complete first wins, whatever the pieces are cut like; of two that end together, the longer.
+    """
+
+    def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
+        self._stop = tuple(stop)
+        self._include = include
+        self._longest = max(map(len, self._stop), default=0)
+        self._held = ""
+        self.hit = False
+
+    def feed(self, text: str) -> str:
+        """The text that is certain now. Sets `hit` when a stop string is complete; nothing follows it."""
+        text = self._held + text
+        ends = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
+        if ends:
+            end, start = min(ends)
+            self.hit, self._held = True, ""
+            return text[: end if self._include else start]
+        certain = len(text) - self._uncertain(text)
+        self._held = text[certain:]
+        return text[:certain]
+
+    def flush(self) -> str:
+        """What was held back in vain."""
+        held, self._held = self._held, ""
+        return held
+
+    def _uncertain(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stop):
+                return length
+        return 0
+
+
+class TextStream:
+    """The text of one sequence: incremental decoding, then stop strings.
+
+    Without a tokenizer all text is empty. The text of the first `min_tokens` tokens takes no part in stop strings. A
+    token that ended its sequence as a stop id adds no text unless `include_stop` is set.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int] = (),
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        self._detokenizer = (
+            None if tokenizer is None else Detokenizer(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        )
+        self._stops = StopStrings(stop, include=include_stop)
+        self._include_stop = include_stop
+        self._exempt = min_tokens
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string is complete: the sequence ends here with reason "stop", later tokens have no text."""
+        return self._stops.hit
+
+    def feed(self, token: int, finish_reason: str | None = None) -> str:
+        """The text that became certain with `token`; all that is left if it is the last, as `finish_reason` says."""
+        if self._detokenizer is None or self.stopped:
+            return ""
+        silent = finish_reason == "stop" and not self._include_stop
+        text = "" if silent else self._detokenizer.feed(token)
+        if finish_reason is not None:
+            text += self._detokenizer.flush()
+        piece = self._match(text)
+        if finish_reason is not None and not self.stopped:
+            piece += self._stops.flush()
+        return piece
+
+    def _match(self, text: str) -> str:
+        if self._exempt > 0:
+            self._exempt -= 1
+            return text
+        return self._stops.feed(text)
