@@ -1,28 +1,452 @@
-"""Operations on torch tensors, one signature for every device (INTERFACE: to be implemented, signatures stay).
+"""Operations on torch tensors, one signature for every device.
 
 The paged KV cache is one tensor `[num_blocks, layers, 2, kv_heads, block_size * head_dim]`, made by `empty_cache`.
-What lies inside the last dimension belongs to the kernels (K may be stored transposed): Python never reads it.
+What lies inside the last dimension belongs to the kernels (K is stored transposed): Python never reads it.
 `layer_cache = kv_cache[:, layer]` is what the layer's operations take; strides are passed on.
 
 Ragged batches: T tokens of S sequences, `query_start[S + 1]` (int32) gives each sequence's range of rows.
-All index tensors are int32 unless stated. dtypes: float32, bfloat16, float16. `out` tensors are written in place.
+Index tensors are int32 unless stated. Data are float32, bfloat16 or float16, sums are float32. `out` tensors are
+written in place and returned; where `out` is None a new tensor is made. A tensor of the wrong type raises `TypeError`,
+one of the wrong shape, stride or device `ValueError`; both name the argument. The values inside index tensors (slots,
+block tables, lengths, positions) are not checked: they are the caller's to keep in range.
+
+In float32 every operation computes each row (token) with an arithmetic that depends neither on the other rows nor on
+the number of threads, so results are equal bit for bit however sequences are batched or prompts are cut. In bfloat16
+and float16 that holds for all but `linear`, which hands large products to torch.
 """
-# empty_cache(num_blocks, layers, kv_heads, block_size, head_dim, dtype, device) -> Tensor
-# write_kv(k[T,Hkv,D], v[T,Hkv,D], layer_cache, slots[T] int64, block_size)
-#     slot = block * block_size + offset; -1 skips the token (padding)
-# rope_write_kv(qkv[T,(Hq+2Hkv)*D], q_out[T,Hq,D], layer_cache, slots[T] int64, positions[T] int64,
-#     cos_sin[max_pos, rotary_dim] f32 (first half cos, second half sin), q_norm=None, k_norm=None [D], eps=1e-6,
-#     block_size=16, interleaved=False, norm_offset=0.0)
-#     optional per-head RMS norm of q and k, rotary embedding on the first rotary_dim values, K and V into the cache
-# paged_attention(q[T,Hq,D], layer_cache, block_tables[S,max_blocks], context_lens[S], query_start[S+1], out[T,Hq,D],
-#     scale, block_size=16, sliding_window=0, softcap=0.0, sinks=None [Hq] f32)
-#     causal, bottom-right aligned: query i of a sequence with q queries and context L sees keys j <= L - q + i;
-#     sliding_window w > 0: also j > L - q + i - w. Covers decode (one query) and prefill/extend alike.
-# copy_blocks(kv_cache, pairs[n,2] int64 (source, target))
-# linear(x[T,K], weight[N,K], bias=None [N], out=None, residual=None [T,N]) -> Tensor
-#     out = x @ weight.T (+ bias) (+ residual); weights streamed once for small T
-# rms_norm(x[T,H], weight[H], eps, out=None, residual=None, offset=0.0) -> Tensor
-#     with residual: residual += x in place, then norm of the sum; weight is offset + weight
-# layer_norm(x[T,H], weight, bias|None, eps, out=None, residual=None) -> Tensor
-# act_and_mul(x[T,2I], kind: "silu" | "gelu" | "gelu_tanh", out=None) -> Tensor   (first half is the gate)
-# sample(logits[B,V] f32, SamplingTensors) -> (tokens[B] int64, logprobs[B] f32)   see sampling section
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import _cpu
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+BLOCK_MULTIPLE = 16
+HEAD_DIM_MULTIPLE = 8
+
+Gate = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+    """Rows must be dense; the distance between rows is free. None in `shape` stands for any size."""
+    if tensor.dtype is not dtype:
+        raise TypeError(f"{name} must be {dtype}, not {tensor.dtype}")
+    got = tensor.shape
+    if len(got) != len(shape) or any(want is not None and want != size for want, size in zip(shape, got, strict=True)):
+        wanted = ", ".join("*" if want is None else str(want) for want in shape)
+        raise ValueError(f"{name} must have shape [{wanted}], not {list(got)}")
+    _check_layout(name, tensor)
+
+
+def _check_layout(name: str, tensor: Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} is on {tensor.device}; this build of octavo-kernels has CPU kernels only")
+    if tensor.dim() and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        raise ValueError(f"{name} must be contiguous in its last dimension; its strides are {tensor.stride()}")
+
+
+def _check_heads(name: str, tensor: Tensor) -> None:
+    if tensor.shape[1] > 1 and tensor.stride(1) != tensor.shape[2]:
+        raise ValueError(f"{name} must have its heads side by side; its strides are {tensor.stride()}")
+
+
+def _float_type(name: str, tensor: Tensor) -> int:
+    code = DTYPES.get(tensor.dtype)
+    if code is None:
+        raise TypeError(f"{name} must be float32, bfloat16 or float16, not {tensor.dtype}")
+    return code
+
+
+def _rows(name: str, tensor: Tensor) -> tuple[int, int]:
+    if tensor.dim() != 2:
+        raise ValueError(f"{name} must have two dimensions, not shape {list(tensor.shape)}")
+    _check_layout(name, tensor)
+    return tensor.shape[0], tensor.shape[1]
+
+
+def _output(out: Tensor | None, like: Tensor, shape: tuple[int, int]) -> Tensor:
+    if out is None:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    _check("out", out, like.dtype, shape)
+    return out
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _check_sizes(block_size: int, head_dim: int) -> None:
+    if block_size < 1 or block_size % BLOCK_MULTIPLE:
+        raise ValueError(f"block_size must be a multiple of {BLOCK_MULTIPLE}, not {block_size}")
+    if not 0 < head_dim <= _cpu.max_head_dim or head_dim % HEAD_DIM_MULTIPLE:
+        raise ValueError(
+            f"head_dim must be a multiple of {HEAD_DIM_MULTIPLE} up to {_cpu.max_head_dim}, not {head_dim}"
+        )
+
+
+def _cache_layout(
+    cache: Tensor, dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int
+) -> tuple[int, int, int, int, int]:
+    """Address, block, K-to-V and head strides, block size: what the module calls a cache."""
+    _check_sizes(block_size, head_dim)
+    _check("layer_cache", cache, dtype, (None, 2, kv_heads, block_size * head_dim))
+    block, kv, head, _ = cache.stride()
+    return cache.data_ptr(), block, kv, head, block_size
+
+
+def empty_cache(
+    num_blocks: int,
+    layers: int,
+    kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """An uninitialised KV cache `[num_blocks, layers, 2, kv_heads, block_size * head_dim]`.
+
+    `block_size` is a multiple of 16, `head_dim` a multiple of 8 up to 512. A block's bytes are contiguous.
+    """
+    if dtype not in DTYPES:
+        raise TypeError(f"dtype must be float32, bfloat16 or float16, not {dtype}")
+    _check_sizes(block_size, head_dim)
+    for name, size in (("num_blocks", num_blocks), ("layers", layers), ("kv_heads", kv_heads)):
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, not {size}")
+    return torch.empty((num_blocks, layers, 2, kv_heads, block_size * head_dim), dtype=dtype, device=device)
+
+
+def write_kv(k: Tensor, v: Tensor, layer_cache: Tensor, slots: Tensor, block_size: int = 16) -> None:
+    """Writes K and V, both `[T, kv_heads, head_dim]`, to `slots[T]` (int64) of the layer's cache.
+
+    slot = block * block_size + offset; a slot of -1 skips the token (padding).
+    """
+    dtype = _float_type("k", k)
+    if k.dim() != 3:
+        raise ValueError(f"k must have shape [tokens, kv_heads, head_dim], not {list(k.shape)}")
+    tokens, kv_heads, head_dim = k.shape
+    _check("k", k, k.dtype, (tokens, kv_heads, head_dim))
+    _check("v", v, k.dtype, (tokens, kv_heads, head_dim))
+    _check_heads("k", k)
+    _check_heads("v", v)
+    _check("slots", slots, torch.int64, (tokens,))
+    cache = _cache_layout(layer_cache, k.dtype, kv_heads, head_dim, block_size)
+    _cpu.write_kv(
+        dtype, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), tokens, kv_heads, head_dim, *cache,
+        slots.data_ptr(),
+    )  # fmt: skip
+
+
+def rope_write_kv(
+    qkv: Tensor,
+    q_out: Tensor,
+    layer_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    block_size: int = 16,
+    interleaved: bool = False,
+    norm_offset: float = 0.0,
+) -> Tensor:
+    """Optional per-head RMS norm of q and k, rotary embedding, then K and V into the layer's cache; returns `q_out`.
+
+    `qkv[T, (heads + 2 * kv_heads) * head_dim]` is a packed projection: q, k, v. `q_out[T, heads, head_dim]`.
+    `slots[T]` and `positions[T]` are int64; a slot of -1 skips the write (padding).
+    `cos_sin[max_pos, rotary_dim]` (float32, first half cos, second half sin) rotates the first `rotary_dim` values of a
+    head, in halves or, `interleaved`, in neighbouring pairs (RoFormer, arXiv 2104.09864); None rotates nothing.
+    `q_norm`, `k_norm`: weights `[head_dim]`, applied as `norm_offset + weight`.
+    """
+    dtype = _float_type("qkv", qkv)
+    tokens, packed = _rows("qkv", qkv)
+    if q_out.dim() != 3:
+        raise ValueError(f"q_out must have shape [tokens, heads, head_dim], not {list(q_out.shape)}")
+    _, heads, head_dim = q_out.shape
+    _check("q_out", q_out, qkv.dtype, (tokens, heads, head_dim))
+    _check_heads("q_out", q_out)
+    kv_heads = layer_cache.shape[-2]
+    if packed != (heads + 2 * kv_heads) * head_dim:
+        raise ValueError(
+            f"qkv must have (heads + 2 * kv_heads) * head_dim = ({heads} + 2 * {kv_heads}) * {head_dim} columns, "
+            f"not {packed}"
+        )
+    cache = _cache_layout(layer_cache, qkv.dtype, kv_heads, head_dim, block_size)
+    _check("slots", slots, torch.int64, (tokens,))
+    _check("positions", positions, torch.int64, (tokens,))
+    table, table_stride, rotary_dim = 0, 0, 0
+    if cos_sin is not None:
+        _check("cos_sin", cos_sin, torch.float32, (None, None))
+        table, table_stride, rotary_dim = cos_sin.data_ptr(), cos_sin.stride(0), cos_sin.shape[1]
+        if rotary_dim % 2 or rotary_dim > head_dim:
+            raise ValueError(f"cos_sin must have an even number of columns up to head_dim {head_dim}, not {rotary_dim}")
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None:
+            _check(name, weight, qkv.dtype, (head_dim,))
+    _cpu.rope_write_kv(
+        dtype, qkv.data_ptr(), qkv.stride(0), q_out.data_ptr(), q_out.stride(0), tokens, heads, kv_heads, head_dim,
+        *cache, slots.data_ptr(), positions.data_ptr(), table, table_stride, rotary_dim, interleaved,
+        _address(q_norm), _address(k_norm), eps, norm_offset,
+    )  # fmt: skip
+    return q_out
+
+
+def paged_attention(
+    q: Tensor,
+    layer_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_start: Tensor,
+    out: Tensor,
+    scale: float,
+    block_size: int = 16,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of `q[T, heads, head_dim]` over the paged cache, decode and prefill in one ragged call.
+
+    `block_tables[S, max_blocks]`, `context_lens[S]` (the call's tokens included) and `query_start[S + 1]` are int32.
+    Bottom-right aligned: query i of a sequence with n queries and context L sees keys j <= L - n + i, and with
+    `sliding_window` w > 0 only j > L - n + i - w; blocks that no query sees are not read. A query that sees nothing
+    gives zeros. `softcap` c > 0: scores become c * tanh(score / c). `sinks[heads]` (float32): a logit for each head
+    that joins the softmax's denominator only. `heads` is a multiple of the cache's `kv_heads`.
+    PagedAttention (arXiv 2309.06180), with the online softmax of FlashAttention (arXiv 2205.14135).
+    """
+    dtype = _float_type("q", q)
+    if q.dim() != 3:
+        raise ValueError(f"q must have shape [tokens, heads, head_dim], not {list(q.shape)}")
+    tokens, heads, head_dim = q.shape
+    _check("q", q, q.dtype, (tokens, heads, head_dim))
+    _check("out", out, q.dtype, (tokens, heads, head_dim))
+    _check_heads("q", q)
+    _check_heads("out", out)
+    kv_heads = layer_cache.shape[-2]
+    if heads % kv_heads:
+        raise ValueError(f"q must have a multiple of the cache's {kv_heads} heads, not {heads}")
+    cache = _cache_layout(layer_cache, q.dtype, kv_heads, head_dim, block_size)
+    _check("context_lens", context_lens, torch.int32, (None,))
+    sequences = context_lens.shape[0]
+    _check("block_tables", block_tables, torch.int32, (sequences, None))
+    _check("query_start", query_start, torch.int32, (sequences + 1,))
+    if sinks is not None:
+        _check("sinks", sinks, torch.float32, (heads,))
+    if sliding_window < 0:
+        raise ValueError(f"sliding_window must be 0 (none) or positive, not {sliding_window}")
+    _cpu.paged_attention(
+        dtype, q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), heads, kv_heads, head_dim, *cache,
+        block_tables.data_ptr(), block_tables.stride(0), context_lens.data_ptr(), query_start.data_ptr(), sequences,
+        scale, sliding_window, softcap, _address(sinks),
+    )  # fmt: skip
+    return out
+
+
+def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
+    """Copies whole blocks, all layers: `pairs[n, 2]` int64 (source, target).
+
+    Copies run at the same time: no target may appear twice or as a source.
+    """
+    _float_type("kv_cache", kv_cache)
+    _check("kv_cache", kv_cache, kv_cache.dtype, (None, None, 2, None, None))
+    if not kv_cache.is_contiguous():
+        raise ValueError("kv_cache must be the whole contiguous cache, not a layer of it")
+    _check("pairs", pairs, torch.int64, (None, 2))
+    if not pairs.is_contiguous():
+        raise ValueError(f"pairs must be contiguous; its strides are {pairs.stride()}")
+    _cpu.copy_blocks(kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.itemsize, pairs.data_ptr(), pairs.shape[0])
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), summed in float32.
+
+    Few rows are bound by memory: weights are read once, in checkpoint order. In float32 every size runs here, and a
+    row's result does not depend on the other rows. In the half types products of more than `linear_limit` rows go to
+    torch.
+    """
+    dtype = _float_type("x", x)
+    rows, depth = _rows("x", x)
+    _check("weight", weight, x.dtype, (None, depth))
+    columns = weight.shape[0]
+    if bias is not None:
+        _check("bias", bias, x.dtype, (columns,))
+    if residual is not None:
+        _check("residual", residual, x.dtype, (rows, columns))
+    out = _output(out, x, (rows, columns))
+    if rows > linear_limit(x.dtype):
+        return _torch_linear(x, weight, bias, out, residual)
+    _cpu.linear(
+        dtype, x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), _address(bias), _address(residual),
+        0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, columns, depth,
+    )  # fmt: skip
+    return out
+
+
+def linear_limit(dtype: torch.dtype) -> float:
+    """Rows up to which `linear` is faster than torch (measured: benchmarks/kernels_cpu.py)."""
+    if dtype is torch.float32:
+        return float("inf")
+    return 32
+
+
+def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, residual: Tensor | None) -> Tensor:
+    product = torch.nn.functional.linear(x, weight, bias)
+    return out.copy_(product) if residual is None else torch.add(product, residual, out=out)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    offset: float = 0.0,
+) -> Tensor:
+    """RMS norm of the rows of `x[T, H]` (arXiv 1910.07467), times `offset + weight[H]`.
+
+    With `residual[T, H]`: residual += x in place, and the sum is what is normalised. `out` may be `x`.
+    """
+    dtype = _float_type("x", x)
+    rows, width = _rows("x", x)
+    _check("weight", weight, x.dtype, (width,))
+    if residual is not None:
+        _check("residual", residual, x.dtype, (rows, width))
+    out = _output(out, x, (rows, width))
+    _cpu.rms_norm(
+        dtype, x.data_ptr(), x.stride(0), _address(residual), 0 if residual is None else residual.stride(0),
+        weight.data_ptr(), out.data_ptr(), out.stride(0), rows, width, eps, offset,
+    )  # fmt: skip
+    return out
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Layer norm of the rows of `x[T, H]`, times `weight[H]`, plus `bias[H]`; `residual` and `out` as in `rms_norm`."""
+    dtype = _float_type("x", x)
+    rows, width = _rows("x", x)
+    _check("weight", weight, x.dtype, (width,))
+    if bias is not None:
+        _check("bias", bias, x.dtype, (width,))
+    if residual is not None:
+        _check("residual", residual, x.dtype, (rows, width))
+    out = _output(out, x, (rows, width))
+    _cpu.layer_norm(
+        dtype, x.data_ptr(), x.stride(0), _address(residual), 0 if residual is None else residual.stride(0),
+        weight.data_ptr(), _address(bias), out.data_ptr(), out.stride(0), rows, width, eps,
+    )  # fmt: skip
+    return out
+
+
+def act_and_mul(x: Tensor, kind: Gate, out: Tensor | None = None) -> Tensor:
+    """`x[T, 2I]`: the activation of the first half (the gate) times the second half, `[T, I]`."""
+    dtype = _float_type("x", x)
+    rows, width = _rows("x", x)
+    if width % 2:
+        raise ValueError(f"x must have an even number of columns, not {width}")
+    out = _output(out, x, (rows, width // 2))
+    _cpu.activation(
+        dtype, _kind(kind), True, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, width // 2
+    )
+    return out
+
+
+def act(x: Tensor, kind: Activation, out: Tensor | None = None) -> Tensor:
+    """The activation of `x[T, I]`; `out` may be `x`."""
+    dtype = _float_type("x", x)
+    rows, width = _rows("x", x)
+    out = _output(out, x, (rows, width))
+    _cpu.activation(dtype, _kind(kind), False, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, width)
+    return out
+
+
+def _kind(kind: str) -> int:
+    code = ACTIVATIONS.get(kind)
+    if code is None:
+        raise ValueError(f"kind must be one of {', '.join(ACTIVATIONS)}, not {kind!r}")
+    return code
+
+
+def sample(
+    logits: Tensor,
+    seeds: Tensor,
+    indices: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+) -> Tensor:
+    """One token for each row of `logits[B, V]` (float32, penalties and biases applied): int64 `[B]`.
+
+    All other arguments have shape `[B]`: `seeds` int64; sequence `indices`, absolute `positions` and `top_k` int32;
+    `temperature`, `top_p` and `min_p` float32. The token is argmax(logit / temperature + noise) over the tokens that
+    pass the filters, the lowest id among equals; the noise is a pure function of (seed, index, position, token id):
+    Gumbel values from Philox4x32-10 (Salmon et al., SC 2011) with the seed as key and (id // 4, position, index, 0) as
+    counter, word id % 4, u = (word + 1/2) / 2^32. Temperature 0 takes the largest logit.
+
+    Filters act on scaled logits, in this order, on sets: top-k (0: off) keeps what is at least the k-th largest, ties
+    included; top-p (1: off) keeps, of those, what is at least as large as the token at which the mass, summed from the
+    top, reaches `top_p` of the total, ties included; min-p (0: off) keeps what has at least `min_p` times the largest
+    probability. Every instruction-set level chooses the same token. A row of -inf everywhere gives 0.
+    """
+    _check("logits", logits, torch.float32, (None, None))
+    rows, vocab = logits.shape
+    if vocab == 0:
+        raise ValueError("logits must have at least one column")
+    shape = (rows,)
+    _check("seeds", seeds, torch.int64, shape)
+    _check("indices", indices, torch.int32, shape)
+    _check("positions", positions, torch.int32, shape)
+    _check("temperature", temperature, torch.float32, shape)
+    _check("top_k", top_k, torch.int32, shape)
+    _check("top_p", top_p, torch.float32, shape)
+    _check("min_p", min_p, torch.float32, shape)
+    tokens = torch.empty(rows, dtype=torch.int64)
+    _cpu.sample(
+        logits.data_ptr(), logits.stride(0), rows, vocab, seeds.data_ptr(), indices.data_ptr(), positions.data_ptr(),
+        temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr(), tokens.data_ptr(),
+    )  # fmt: skip
+    return tokens
+
+
+def logprobs(logits: Tensor, tokens: Tensor, top_n: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Natural-log probabilities under softmax(`logits[B, V]`, float32).
+
+    Returns those of `tokens[B]` (int64) as float32 `[B]`, then the ids (int64) and values (float32) of the `top_n` most
+    probable tokens, both `[B, top_n]`, largest first, the lowest id first among equals.
+    """
+    _check("logits", logits, torch.float32, (None, None))
+    rows, vocab = logits.shape
+    _check("tokens", tokens, torch.int64, (rows,))
+    if not 0 <= top_n <= vocab:
+        raise ValueError(f"top_n must be between 0 and the vocabulary's {vocab}, not {top_n}")
+    chosen = torch.empty(rows)
+    ids, values = torch.empty((rows, top_n), dtype=torch.int64), torch.empty((rows, top_n))
+    _cpu.logprobs(
+        logits.data_ptr(), logits.stride(0), rows, vocab, tokens.data_ptr(), top_n,
+        chosen.data_ptr(), ids.data_ptr(), values.data_ptr(),
+    )  # fmt: skip
+    return chosen, ids, values
+
+
+def set_num_threads(threads: int) -> None:
+    """Threads of the CPU kernels; the default is the number of cores this process may run on."""
+    _cpu.set_num_threads(threads)
+
+
+def num_threads() -> int:
+    return int(_cpu.num_threads())

@@ -1,0 +1,175 @@
+// What the launcher hands to the single-threaded kernels. Every instruction-set level fills one `Kernels` table.
+//
+// Kernel translation units are compiled with flags that the machine may not support, so they must not emit any symbol
+// that the linker could share with the rest: no standard containers in them, everything in anonymous namespaces.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2 };
+
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+
+inline constexpr size_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+
+// Attention walks keys in tiles, and tiles in chunks, both aligned to absolute positions. A query row's arithmetic is
+// therefore the same whether it runs alone, in a batch, in a decode step or inside a prefill chunk.
+inline constexpr int kTile = 64;
+inline constexpr int kChunk = 512;
+inline constexpr int kSegment = 16;  // block sizes are multiples of this
+inline constexpr int kMaxHeadDim = 512;
+
+// Strides are in elements. A block of one layer holds, for each KV head, K transposed [head_dim][block_size] and
+// V [block_size][head_dim].
+struct Cache {
+  void* data;
+  int64_t block_stride, kv_stride, head_stride;
+  int block_size;
+};
+
+struct WriteArgs {
+  Dtype dtype;
+  const void *q, *k, *v;  // q is null when only K and V are written
+  int64_t q_stride, k_stride, v_stride;
+  void* q_out;
+  int64_t q_out_stride;
+  int64_t tokens;
+  int heads, kv_heads, head_dim;
+  Cache cache;
+  const int64_t* slots;
+  const int64_t* positions;
+  const float* cos_sin;  // null: no rotation
+  int64_t cos_sin_stride;
+  int rotary_dim;
+  bool interleaved;
+  const void *q_norm, *k_norm;  // null: no norm
+  float eps, norm_offset;
+};
+
+struct AttentionArgs {
+  Dtype dtype;
+  const void* q;
+  int64_t q_stride;
+  void* out;
+  int64_t out_stride;
+  int heads, kv_heads, head_dim;
+  Cache cache;
+  const int32_t* tables;
+  int64_t table_stride;
+  const int32_t* context_lens;
+  const int32_t* query_start;
+  int sequences;
+  float scale, softcap;  // softcap 0: none
+  int window;            // 0: unbounded
+  const float* sinks;    // null: none
+};
+
+// Query tokens [token, token + tokens) of one sequence against the chunks [chunk, chunk_end) of one KV head.
+// `partial` null: the item covers all its chunks and writes the output itself.
+struct AttentionItem {
+  int sequence, kv_head, token, tokens, chunk, chunk_end;
+  float* partial;
+};
+
+struct LinearArgs {
+  Dtype dtype;
+  const void* x;  // packed by `linear_pack` where that is needed
+  int64_t x_stride;
+  const void* weight;
+  int64_t weight_stride;
+  const void* bias;
+  const void* residual;
+  int64_t residual_stride;
+  void* out;
+  int64_t out_stride;
+  int64_t rows, columns, depth;  // T, N, K
+};
+
+// What a row of x needs when it is rearranged for `Kernels::linear`; 0 bytes when it can be used as it is.
+struct PackedRow {
+  size_t bytes;
+  int64_t stride;
+};
+
+struct NormArgs {
+  Dtype dtype;
+  const void* x;
+  int64_t x_stride;
+  void* residual;  // null: none; otherwise residual += x in place and the sum is normalised
+  int64_t residual_stride;
+  const void *weight, *bias;
+  void* out;
+  int64_t out_stride;
+  int64_t rows, width;
+  float eps, offset;
+};
+
+enum class Activation : int { silu = 0, gelu = 1, gelu_tanh = 2, relu = 3 };
+
+struct ActivationArgs {
+  Dtype dtype;
+  Activation kind;
+  bool gated;  // x is [rows, 2 * width], the first half is the gate
+  const void* x;
+  int64_t x_stride;
+  void* out;
+  int64_t out_stride;
+  int64_t rows, width;
+};
+
+struct SampleArgs {
+  const float* logits;
+  int64_t stride, rows, vocab;
+  const int64_t* seeds;
+  const int32_t *indices, *positions;
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p;
+  int64_t* tokens;
+};
+
+struct LogprobArgs {
+  const float* logits;
+  int64_t stride, rows, vocab;
+  const int64_t* tokens;
+  int top;
+  float* chosen;     // [rows]
+  int64_t* top_ids;  // [rows, top]
+  float* top_values;
+};
+
+struct Kernels {
+  void (*write)(const WriteArgs&, int64_t token_begin, int64_t token_end);
+  // Floats that an item of this many query tokens needs, and those of one partial result.
+  size_t (*attention_scratch)(const AttentionArgs&, int tokens);
+  size_t (*attention_partial)(const AttentionArgs&, int tokens);
+  void (*attention)(const AttentionArgs&, const AttentionItem&, float* scratch);
+  void (*attention_merge)(const AttentionArgs&, const AttentionItem&, const float* const* partials, float* scratch);
+  PackedRow (*linear_packed_row)(const LinearArgs&);
+  void (*linear_pack)(const LinearArgs&, void* packed, int64_t row_begin, int64_t row_end);
+  void (*linear)(const LinearArgs&, int64_t column_begin, int64_t column_end);
+  void (*rms_norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
+  void (*layer_norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
+  void (*activation)(const ActivationArgs&, int64_t row_begin, int64_t row_end);
+  void (*sample)(const SampleArgs&, int64_t row, void* scratch);
+  void (*logprobs)(const LogprobArgs&, int64_t row);
+};
+
+// Bytes of scratch that `Kernels::sample` needs.
+inline constexpr int kSampleBins = 2048;
+inline size_t sample_scratch(int64_t vocab) { return kSampleBins * sizeof(uint64_t) + size_t(vocab) * sizeof(float); }
+
+extern const Kernels baseline_kernels;
+#if OCTAVO_X86
+extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels;
+#endif
+
+}  // namespace octavo

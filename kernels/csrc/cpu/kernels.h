@@ -1,0 +1,20 @@
+// All kernels of one instruction-set level. Include a simd_*.h header (and specialisations) first.
+#pragma once
+
+#include "activation.h"
+#include "attention.h"
+#include "cache.h"
+#include "linear.h"
+#include "norm.h"
+#include "sample.h"
+
+namespace octavo {
+namespace {
+
+constexpr Kernels level_kernels() {
+  return {write,  attention_scratch, attention_partial, attention,  attention_merge, linear_packed_row, linear_pack,
+          linear, rms_norm,          layer_norm,        activation, sample,          logprobs};
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,22 @@
+// Whole operations: the work of a call cut into tasks for the thread pool. What a task computes never depends on the
+// number of threads.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "args.h"
+
+namespace octavo {
+
+void launch_write(const WriteArgs& a);
+void launch_attention(const AttentionArgs& a);
+void launch_linear(const LinearArgs& a);
+void launch_rms_norm(const NormArgs& a);
+void launch_layer_norm(const NormArgs& a);
+void launch_activation(const ActivationArgs& a);
+void launch_sample(const SampleArgs& a);
+void launch_logprobs(const LogprobArgs& a);
+void launch_copy(char* cache, int64_t block_bytes, const int64_t* pairs, int64_t n);
+
+}  // namespace octavo

@@ -1,0 +1,229 @@
+// Token choice by the Gumbel-max trick, and log-probabilities.
+//
+// The filters are defined on sets, not on an order, so that any exact selection algorithm gives the same answer:
+//   top-k keeps every token whose scaled logit is at least the k-th largest (ties at the threshold all stay);
+//   top-p keeps, among those, every token at least as large as the first one, from the top, at which the cumulative
+//   mass reaches top_p of the total; masses are exp(z - max) in 64-bit fixed point, so no order of summation matters;
+//   min-p keeps tokens with exp(z - max) >= min_p.
+// Division, additions, the exponential and the logarithm are the same operations at every level: so are the tokens.
+#pragma once
+
+#include "philox.h"
+
+namespace octavo {
+namespace {
+
+constexpr float kInfinity = __builtin_inff();
+
+inline Vec load_logits(const float* p, int64_t n) {
+  if (n >= W) return vload(p);
+  Vec lanes = viota();
+  return vselect(vlt(lanes, vset(float(n))), vload_n(p, int(n)), vset(-kInfinity));
+}
+
+inline float row_max(const float* p, int64_t n) {
+  Vec top = vset(-kInfinity);
+  for (int64_t i = 0; i < n; i += W) top = vmax(load_logits(p + i, n - i), top);
+  return vmax_all(top);
+}
+
+// Best value and lowest index that has it, for a stream of vectors in ascending order of index.
+struct ArgMax {
+  Vec best = vset(-kInfinity);
+  UVec where = uset(0);
+  void add(Vec value, UVec index) {
+    Mask better = vgt(value, best);
+    best = vselect(better, value, best);
+    where = uselect(better, index, where);
+  }
+  float value() const { return vmax_all(best); }
+  int64_t index() const {
+    alignas(64) float values[W];
+    alignas(64) uint32_t places[W];
+    vstore(values, best);
+    ustore(places, where);
+    int64_t found = INT64_MAX;
+    for (int i = 0; i < W; ++i)
+      if (values[i] == value() && places[i] < found) found = places[i];
+    return found == INT64_MAX ? 0 : found;
+  }
+};
+
+inline UVec lane_indices(uint32_t base) { return uadd(uset(base), round_to_int(viota())); }
+
+int64_t arg_max(const float* p, int64_t n) {
+  ArgMax best;
+  for (int64_t i = 0; i < n; i += W) best.add(load_logits(p + i, n - i), lane_indices(uint32_t(i)));
+  return best.index();
+}
+
+// Tokens fall into bins by distance from the maximum. The bin is a monotone function of z, so a threshold is found by
+// counting bins and then looking only at the tokens of one bin.
+constexpr float kBinsPerUnit = 64.0f;
+
+inline int bin_of(float z, float top) {
+  float distance = (top - z) * kBinsPerUnit;
+  return distance < float(kSampleBins - 1) ? int(distance) : kSampleBins - 1;
+}
+
+// exp(z - top) in units of 2^-40.
+inline uint64_t mass_of(float z, float top) {
+  alignas(64) float out[W];
+  vstore(out, exp2v<Exact>((vset(z) - vset(top)) * vset(kLog2e)));
+  return uint64_t(out[0] * 0x1p40f);
+}
+
+// Largest element first; heap sort, as the rest of the library must not be instantiated at this level.
+inline void sort_descending(float* v, int64_t n) {
+  auto sift = [&](int64_t i, int64_t end) {
+    for (int64_t child; (child = 2 * i + 1) < end; i = child) {
+      if (child + 1 < end && v[child + 1] < v[child]) ++child;
+      if (v[i] <= v[child]) return;
+      float swap = v[i];
+      v[i] = v[child], v[child] = swap;
+    }
+  };
+  for (int64_t i = n / 2; i-- > 0;) sift(i, n);
+  for (int64_t end = n; end-- > 1;) {
+    float swap = v[0];
+    v[0] = v[end], v[end] = swap;
+    sift(0, end);
+  }
+}
+
+struct Row {
+  const float* logits;
+  int64_t vocab;
+  float temperature, top;  // top: largest scaled logit
+  uint64_t* bins;
+  float* list;
+  float scaled(int64_t i) const { return logits[i] / temperature; }
+};
+
+// Smallest scaled logit to keep, such that the weights of all tokens at or above it first reach `goal`.
+template <class Weight>
+inline float threshold(const Row& row, float floor, uint64_t goal, Weight&& weight) {
+  uint64_t reached = 0;
+  int bin = 0;
+  while (bin < kSampleBins - 1 && reached + row.bins[bin] < goal) reached += row.bins[bin++];
+  int64_t n = 0;
+  for (int64_t i = 0; i < row.vocab; ++i) {
+    float z = row.scaled(i);
+    if (z >= floor && bin_of(z, row.top) == bin) row.list[n++] = z;
+  }
+  sort_descending(row.list, n);
+  for (int64_t i = 0; i < n; ++i) {
+    reached += weight(row.list[i]);
+    if (reached >= goal) return row.list[i];
+  }
+  return floor;
+}
+
+template <class Weight>
+inline uint64_t fill_bins(const Row& row, float floor, Weight&& weight) {
+  uint64_t total = 0;
+  for (int i = 0; i < kSampleBins; ++i) row.bins[i] = 0;
+  for (int64_t i = 0; i < row.vocab; ++i) {
+    float z = row.scaled(i);
+    if (!(z >= floor)) continue;
+    uint64_t w = weight(z);
+    row.bins[bin_of(z, row.top)] += w;
+    total += w;
+  }
+  return total;
+}
+
+// The smallest scaled logit that survives all filters.
+inline float filter_floor(const Row& row, int32_t top_k, float top_p, float min_p) {
+  float floor = -kInfinity;
+  if (top_k > 0 && top_k < row.vocab) {
+    auto one = [](float) { return uint64_t(1); };
+    fill_bins(row, floor, one);
+    floor = threshold(row, floor, uint64_t(top_k), one);
+  }
+  if (top_p < 1.0f) {
+    auto mass = [&](float z) { return mass_of(z, row.top); };
+    uint64_t total = fill_bins(row, floor, mass);
+    uint64_t goal = uint64_t(double(total) * double(top_p > 0.0f ? top_p : 0.0f));
+    floor = threshold(row, floor, goal > 0 ? goal : 1, mass);
+  }
+  if (min_p > 0.0f) {
+    float least = row.top + float(__builtin_log(double(min_p)));
+    floor = least > floor ? least : floor;
+  }
+  return floor;
+}
+
+inline int64_t gumbel_max(const Row& row, float floor, const NoiseKey& key) {
+  ArgMax best;
+  float lead = -kInfinity;
+  const Vec temperature = vset(row.temperature), bar = vset(floor);
+  for (int64_t i = 0; i < row.vocab; i += 4 * W) {
+    Vec z[4], top = vset(-kInfinity);
+    for (int j = 0; j < 4; ++j) {
+      int64_t first = i + j * W;
+      z[j] = first < row.vocab ? load_logits(row.logits + first, row.vocab - first) / temperature : vset(-kInfinity);
+      z[j] = vselect(vge(z[j], bar), z[j], vset(-kInfinity));
+      top = vmax(z[j], top);
+    }
+    float most = vmax_all(top);
+    // No noise could lift these tokens to the best one so far.
+    if (!(most > -kInfinity) || most + kMaxNoise < lead) continue;
+    Vec g[4];
+    noise(key, uint32_t(i), g);
+    for (int j = 0; j < 4; ++j) best.add(z[j] + g[j], lane_indices(uint32_t(i + j * W)));
+    lead = best.value();
+  }
+  return best.index();
+}
+
+void sample(const SampleArgs& a, int64_t r, void* scratch) {
+  const float* logits = a.logits + r * a.stride;
+  if (!(a.temperature[r] > 0.0f)) {
+    a.tokens[r] = arg_max(logits, a.vocab);
+    return;
+  }
+  auto* bins = static_cast<uint64_t*>(scratch);
+  Row row = {logits, a.vocab, a.temperature[r], 0.0f, bins, reinterpret_cast<float*>(bins + kSampleBins)};
+  row.top = row_max(logits, a.vocab) / row.temperature;
+  const uint64_t seed = uint64_t(a.seeds[r]);
+  NoiseKey key = {uint32_t(seed), uint32_t(seed >> 32), uint32_t(a.positions[r]), uint32_t(a.indices[r])};
+  a.tokens[r] = gumbel_max(row, filter_floor(row, a.top_k[r], a.top_p[r], a.min_p[r]), key);
+}
+
+// Keeps the `top` best (value, lowest id first) in a sorted array.
+inline void insert_top(float value, int64_t id, int top, int& filled, float* values, int64_t* ids) {
+  int i = filled < top ? filled++ : top - 1;
+  for (; i > 0 && values[i - 1] < value; --i) values[i] = values[i - 1], ids[i] = ids[i - 1];
+  values[i] = value, ids[i] = id;
+}
+
+void logprobs(const LogprobArgs& a, int64_t r) {
+  const float* logits = a.logits + r * a.stride;
+  const float top = row_max(logits, a.vocab);
+  double sum = 0.0;
+  constexpr int64_t stretch = 64 * W;
+  for (int64_t i = 0; i < a.vocab;) {
+    const int64_t end = i + stretch < a.vocab ? i + stretch : a.vocab;
+    Vec part = vset(0.0f);
+    for (; i < end; i += W) part = part + expv(load_logits(logits + i, end - i) - vset(top));
+    sum += double(vsum(part));
+    i = end;
+  }
+  const float log_sum = top + float(__builtin_log(sum));
+  a.chosen[r] = logits[a.tokens[r]] - log_sum;
+  if (a.top == 0) return;
+  int64_t* ids = a.top_ids + r * a.top;
+  float* values = a.top_values + r * a.top;
+  int filled = 0;
+  for (int64_t i = 0; i < a.vocab; i += W) {
+    const int64_t n = a.vocab - i < W ? a.vocab - i : W;
+    if (filled == a.top && !any(vgt(load_logits(logits + i, n), vset(values[a.top - 1])))) continue;
+    for (int64_t j = i; j < i + n; ++j)
+      if (filled < a.top || logits[j] > values[a.top - 1]) insert_top(logits[j], j, a.top, filled, values, ids);
+  }
+  for (int i = 0; i < a.top; ++i) values[i] -= log_sum;
+}
+
+}  // namespace
+}  // namespace octavo
