@@ -1,0 +1,37 @@
+# Two commands: `make demo` and `make test`. What they do lives in the `octavo` command and in pyproject.toml.
+PYTHON ?= python3
+# The CPU build here or on a machine with its own package index; on a GPU machine: make demo TORCH=torch (see README).
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+KERNELS := $(shell find kernels -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu*' -o -name '*.py' -o -name '*.t*ml' -o -name 'CMakeLists.txt' \))
+
+.PHONY: help install demo test lint bench clean
+help:
+	@echo "make demo | test | lint | bench | install | clean    (variables: PYTHON, TORCH, ARGS for pytest)"
+
+install: $(INSTALLED)
+
+$(BIN)/python:
+	@PYTHON="$(PYTHON)" sh .ci/preflight
+	$(PYTHON) -m venv .venv
+
+$(INSTALLED): $(BIN)/python pyproject.toml $(KERNELS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" ./kernels -e ".[gateway,worker,celery,local,test]"
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/octavo demo
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+bench: $(INSTALLED)
+	$(BIN)/octavo bench engine && $(BIN)/octavo bench service
+
+clean:
+	rm -rf .venv build dist kernels/build .pytest_cache .mypy_cache .ruff_cache .hypothesis .octavo

@@ -1,0 +1,73 @@
+"""What `octavo up` leaves behind so that clients on the same machine find its server: one small state file.
+
+It lies in `$OCTAVO_STATE_DIR`, else `$XDG_STATE_HOME/octavo`, else `~/.local/state/octavo`, and counts only while
+the process that wrote it lives.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+
+class LocalService(BaseModel):
+    """The service that runs on this machine."""
+
+    pid: int
+    redis_url: str
+    api_url: str
+    model: str
+
+
+def state_dir() -> Path:
+    """Where octavo keeps what must outlive a process on this machine."""
+    if chosen := os.environ.get("OCTAVO_STATE_DIR"):
+        return Path(chosen)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "octavo"
+
+
+def publish(service: LocalService) -> None:
+    """Write the state file, readable by this user alone: the address may hold a password."""
+    path = _path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{service.pid}")
+    draft.touch(mode=0o600)
+    draft.write_text(service.model_dump_json())
+    draft.replace(path)
+
+
+def withdraw(pid: int) -> None:
+    """Remove the state file if process `pid` wrote it."""
+    service = _read()
+    if service is not None and service.pid == pid:
+        _path().unlink(missing_ok=True)
+
+
+def running() -> LocalService | None:
+    """The service of this machine, or None. A file left behind by a killed process counts for nothing."""
+    service = _read()
+    return service if service is not None and _alive(service.pid) else None
+
+
+def _path() -> Path:
+    return state_dir() / "up.json"
+
+
+def _read() -> LocalService | None:
+    try:
+        return LocalService.model_validate_json(_path().read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
