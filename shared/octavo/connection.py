@@ -12,6 +12,8 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from octavo import local
+
 DEFAULT_URL = "redis://localhost:6379"
 _SOCKET_TIMEOUT_S = 10.0  # above every blocking command that octavo sends
 _RETRIES = 2  # every script is idempotent, so a call with an unknown outcome may be sent again
@@ -28,8 +30,11 @@ def connect_sync(url: str) -> redis.Redis:
 
 
 def default_url() -> str:
-    """`REDIS_URL`, else the usual address on this machine."""
-    return os.environ.get("REDIS_URL") or DEFAULT_URL
+    """`REDIS_URL`, else the service that runs on this machine, else the usual address."""
+    if url := os.environ.get("REDIS_URL"):
+        return url
+    service = local.running()
+    return service.redis_url if service else DEFAULT_URL
 
 
 def redacted(url: str) -> str:

@@ -145,7 +145,7 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
                 start_new_session=True,  # Ctrl-C ends the parent, which then stops the server last
             )
         self._wait_until_it_answers(port, log)
@@ -192,7 +192,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """What the child runs before exec, so that no server survives a killed parent. None outside Linux."""
     if not sys.platform.startswith("linux"):
         return None
