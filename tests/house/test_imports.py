@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.house.imports import RULES, Rule, imported
+from import_rules import RULES, Rule, imported
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Rule:
-    """Modules below `folder` (but not below `except_for`) import nothing whose dotted name starts with one of `never`."""
+    """Modules in `folder` (but not in `except_for`) import nothing whose dotted name starts with one of `never`."""
 
     folder: str
     never: tuple[str, ...]
