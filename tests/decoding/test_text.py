@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
 
-import octavo_worker
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo_worker.decoding.text import StopStrings, TextStream
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+import octavo_worker
+from octavo_worker.decoding.text import StopStrings, TextStream
 
 DEMO = Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled/demo/tokenizer.json"))
 TEXT = "To be, or not to be 日本語 🎉\n\ncafé � end"
@@ -89,7 +91,7 @@ def test_stop_strings_do_not_depend_on_how_text_is_cut(text, cuts, stop):
     at_once, in_parts = StopStrings(stop), StopStrings(stop)
     expected = at_once.feed(text) + at_once.flush()
     got = ""
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         if not in_parts.hit:
             got += in_parts.feed(text[start:end])
     got += in_parts.flush()

@@ -109,6 +109,34 @@ def test_victim_is_the_latest_of_the_lowest_class():
     assert_complete(driver, *requests)
 
 
+def test_unfinished_prompt_yields_to_an_older_decode():
+    driver = Driver.create(11, token_budget=20, max_running=8)
+    old, prompting = make_request("old", prompt(31)), make_request("prompting", prompt(128, 300))
+    driver.add(old)
+    for _ in range(2):
+        driver.step()
+    driver.add(prompting)
+    assert driver.step().stats.running == 2
+    assert driver.scheduler.pool.available == 0
+    output = driver.step()  # position 32 opens a third block for "old"
+    assert [token.id for token in output.tokens] == ["old"]
+    assert output.stats.preemptions == 1
+    driver.run()
+    assert_complete(driver, old, prompting)
+
+
+def test_step_that_preempts_admits_nobody():
+    driver = Driver.create(11)
+    for request in (make_request("a", prompt(80)), make_request("b", prompt(80, 400))):
+        driver.add(request)
+    driver.step()
+    driver.add(make_request("urgent", prompt(10, 700), priority=0))
+    output = driver.step()
+    assert output.stats.preemptions == 1
+    assert [token.id for token in output.tokens] == ["a"]
+    assert [token.id for token in driver.step().tokens] == ["a", "urgent"]
+
+
 def test_preempted_sequence_returns_to_the_front_of_its_class():
     driver = Driver.create(11)
     for id, start in [("a", 0), ("b", 300)]:

@@ -1,0 +1,199 @@
+"""Block pool, prefix cache and tables in the small: the behaviours of vLLM's test_prefix_caching as an oracle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from octavo_worker.memory.block_pool import BlockPool, OutOfBlocks
+from octavo_worker.memory.block_table import BlockTable
+from octavo_worker.memory.prefix_cache import PrefixCache
+
+SIZE = 16
+
+
+def chain(cache: PrefixCache, tokens: list[int], salt: bytes = b"") -> list[bytes]:
+    digests = [cache.root(salt)]
+    cache.extend_digests(digests, tokens)
+    return digests
+
+
+def fill(pool: BlockPool, cache: PrefixCache, tokens: list[int], salt: bytes = b"") -> BlockTable:
+    """Prefill `tokens` as the scheduler would: match, allocate, publish the full blocks."""
+    table, digests = BlockTable(pool, SIZE), chain(cache, tokens, salt)
+    hits = cache.match(digests, len(tokens))
+    table.adopt(hits)
+    table.reserve(len(tokens))
+    for slot in range(len(hits), len(tokens) // SIZE):
+        pool.publish(table.blocks[slot], digests[slot + 1])
+    return table
+
+
+def test_numbers_of_the_vllm_oracle():
+    pool = BlockPool(11)
+    cache = PrefixCache(pool, SIZE)
+    common = list(range(48))
+    first = fill(pool, cache, common + [90] * 7)
+    assert first.blocks == [1, 2, 3, 4]
+    assert [pool.hash_of(block) is not None for block in first.blocks] == [True, True, True, False]
+
+    second = fill(pool, cache, common + [91] * 5)
+    assert second.blocks == [1, 2, 3, 5]
+    assert [pool.refs[block] for block in (1, 2, 3, 4, 5)] == [2, 2, 2, 1, 1]
+
+    first.free()
+    second.free()
+    assert pool.free_order() == [5, 4, 6, 7, 8, 9, 10, 3, 2, 1]
+    assert (pool.free, pool.cached, pool.used) == (7, 3, 0)
+
+    revived = fill(pool, cache, common + [92] * 3)
+    assert revived.blocks == [1, 2, 3, 5]
+    revived.free()
+    assert pool.free_order() == [5, 4, 6, 7, 8, 9, 10, 3, 2, 1]
+
+    miss = fill(pool, cache, [500 + i for i in range(160)])  # everything goes, in exactly that order
+    assert miss.blocks == [5, 4, 6, 7, 8, 9, 10, 3, 2, 1]
+    assert pool.available == 0
+    pool.check_integrity([miss.blocks])
+
+
+def test_evicting_the_first_block_is_a_total_miss_and_a_tail_only_shortens_the_hit():
+    pool = BlockPool(11)
+    cache = PrefixCache(pool, SIZE)
+    tokens = list(range(64))
+    fill(pool, cache, tokens).free()
+    taken = pool.allocate(7)  # six unused and one cached block: the tail of the prefix
+    assert len(cache.match(chain(cache, tokens), 65)) == 3
+    taken += pool.allocate(3)
+    assert cache.match(chain(cache, tokens), 65) == []
+    pool.release(taken)
+    pool.check_integrity([])
+
+
+@pytest.mark.parametrize(("tokens", "hit"), [(1, 0), (16, 0), (17, 1), (32, 1), (33, 2), (48, 2), (49, 3)])
+def test_at_least_the_last_token_is_computed(tokens, hit):
+    pool = BlockPool(11)
+    cache = PrefixCache(pool, SIZE)
+    fill(pool, cache, list(range(64)))
+    assert len(cache.match(chain(cache, list(range(tokens))), tokens)) == hit
+
+
+def test_salt_isolates_the_whole_chain():
+    pool = BlockPool(11)
+    cache = PrefixCache(pool, SIZE)
+    tokens = list(range(48))
+    fill(pool, cache, tokens, b"one")
+    assert cache.match(chain(cache, tokens, b"two"), 49) == []
+    assert set(chain(cache, tokens, b"one")).isdisjoint(chain(cache, tokens, b"two"))
+
+
+def test_equal_block_after_another_prefix_is_another_block():
+    cache = PrefixCache(BlockPool(11), SIZE)
+    same = [7] * SIZE
+    assert chain(cache, [1] * SIZE + same)[2] != chain(cache, [2] * SIZE + same)[2]
+    assert chain(cache, same * 2)[1] != chain(cache, same * 2)[2]
+
+
+def test_first_publisher_of_equal_content_is_found_and_the_other_stays_private():
+    pool = BlockPool(5)
+    one, two = pool.allocate(2)
+    assert pool.publish(one, b"content")
+    assert not pool.publish(two, b"content")
+    pool.release([two, one])
+    assert pool.find(b"content") == one
+    assert (pool.free, pool.cached) == (3, 1)
+
+
+def test_unpublished_block_is_not_found_whether_used_or_cached():
+    pool = BlockPool(4)
+    used, cached = pool.allocate(2)
+    pool.publish(used, b"used")
+    pool.publish(cached, b"cached")
+    pool.release([cached])
+    pool.unpublish(used)
+    pool.unpublish(cached)
+    pool.unpublish(cached)
+    assert pool.find(b"used") is None
+    assert pool.find(b"cached") is None
+    assert pool.free_order()[0] == cached
+    assert pool.cached == 0
+    pool.check_integrity([[used]])
+
+
+def test_failed_allocation_takes_nothing():
+    pool = BlockPool(4)
+    table = BlockTable(pool, SIZE)
+    table.reserve(17)
+    before = pool.free_order(), list(table.blocks)
+    with pytest.raises(OutOfBlocks):
+        table.reserve(65)
+    assert (pool.free_order(), table.blocks) == before
+
+
+def test_misuse_is_refused():
+    with pytest.raises(ValueError, match="at least 2"):
+        BlockPool(1)
+    pool = BlockPool(4)
+    (block,) = pool.allocate(1)
+    pool.release([block])
+    with pytest.raises(ValueError, match="released more often"):
+        pool.release([block])
+    with pytest.raises(ValueError, match="released more often"):
+        pool.release([0])
+    with pytest.raises(ValueError, match="is free"):
+        pool.acquire([block])
+    with pytest.raises(ValueError, match="not in use"):
+        pool.publish(block, b"content")
+
+
+def test_fork_shares_and_copies_the_tail_at_the_first_write_only():
+    pool = BlockPool(8)
+    parent = BlockTable(pool, SIZE)
+    parent.reserve(20)
+    children = [parent.fork() for _ in range(2)]
+    assert pool.used == 2
+    assert all(table.is_shared(20) for table in (parent, *children))
+    assert parent.unshare(20) == (2, 3)
+    assert children[0].unshare(20) == (2, 4)
+    assert not children[1].is_shared(20)  # the last owner writes in place
+    assert [table.blocks for table in (parent, *children)] == [[1, 3], [1, 4], [1, 2]]
+    for table in (parent, *children):
+        table.free()
+    assert pool.used == 0
+
+
+@pytest.mark.parametrize("corruption", ["refs", "link", "hash", "count"])
+def test_integrity_check_finds_corruption(corruption):
+    pool = BlockPool(8)
+    cache = PrefixCache(pool, SIZE)
+    fill(pool, cache, list(range(40))).free()
+    pool.check_integrity([])
+    if corruption == "refs":
+        pool.refs[3] = 1
+    elif corruption == "link":
+        pool._prev[pool._next[0]] = 5
+    elif corruption == "hash":
+        pool._by_hash[b"lost"] = 2
+    else:
+        pool._cached += 1
+    with pytest.raises(AssertionError):
+        pool.check_integrity([])
+
+
+def test_integrity_check_finds_references_that_no_table_holds():
+    pool = BlockPool(8)
+    blocks = pool.allocate(2)
+    pool.check_integrity([blocks])
+    with pytest.raises(AssertionError, match="1 references, tables hold 0"):
+        pool.check_integrity([blocks[:1]])
+
+
+def test_memory_imports_neither_torch_nor_redis():
+    code = (
+        "import sys, octavo_worker.memory.block_table, octavo_worker.memory.prefix_cache\n"
+        "import octavo_worker.engine.scheduler\n"
+        "assert not {'torch', 'redis', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

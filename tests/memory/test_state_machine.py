@@ -1,0 +1,175 @@
+"""Any order of allocate, append, fork, free, preempt, cache hit and evict keeps the books and the contents right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from octavo_worker.memory.block_pool import BlockPool, OutOfBlocks
+from octavo_worker.memory.block_table import BlockTable
+from octavo_worker.memory.prefix_cache import PrefixCache
+
+SIZE = 4
+SALTS = (b"one", b"two")
+
+
+@dataclass(eq=False)
+class Writer:
+    """A sequence as a memory manager sees it. `stored` of its `tokens` are in the array; preempted: none."""
+
+    salt: bytes
+    tokens: list[int]
+    table: BlockTable
+    digests: list[bytes]
+    stored: int = 0
+
+
+class Memory(RuleBasedStateMachine):
+    """Sequences write their tokens into an array through their tables; each must always read its own back."""
+
+    @initialize(num_blocks=st.integers(4, 14))
+    def start(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(self.pool, SIZE)
+        self.array: list[int | None] = [None] * (num_blocks * SIZE)
+        self.writers: list[Writer] = []
+        self.contents: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}  # digest -> salt and all tokens up to it
+
+    @precondition(lambda self: len(self.writers) < 8)
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20), salt=st.sampled_from(SALTS))
+    def allocate(self, tokens: list[int], salt: bytes) -> None:
+        writer = Writer(salt, tokens, BlockTable(self.pool, SIZE), [self.cache.root(salt)])
+        if self._restore(writer):
+            self.writers.append(writer)
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def append(self, data: st.DataObject, token: int) -> None:
+        writer = data.draw(st.sampled_from(self.writers))
+        if writer.stored < len(writer.tokens):
+            return
+        position = len(writer.tokens)
+        try:
+            if writer.table.missing(position + 1):
+                writer.table.reserve(position + 1)
+            elif writer.table.is_shared(position):
+                source, target = writer.table.unshare(position)
+                assert source != target
+                copied = self.array[source * SIZE : (source + 1) * SIZE]
+                self.array[target * SIZE : (target + 1) * SIZE] = copied
+        except OutOfBlocks:
+            return
+        assert not writer.table.is_shared(position), "a block with two writers"
+        writer.tokens.append(token)
+        self._write(writer)
+
+    @precondition(lambda self: 0 < len(self.writers) < 8)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(self.writers))
+        if parent.stored == len(parent.tokens):
+            child = Writer(parent.salt, list(parent.tokens), parent.table.fork(), list(parent.digests), parent.stored)
+            self.writers.append(child)
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        writer = data.draw(st.sampled_from(self.writers))
+        self.writers.remove(writer)
+        writer.table.free()
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        writer = data.draw(st.sampled_from(self.writers))
+        writer.table.free()
+        writer.stored = 0
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        writer = data.draw(st.sampled_from(self.writers))
+        if writer.stored == 0:
+            self._restore(writer)
+
+    @rule(count=st.integers(1, 6))
+    def evict(self, count: int) -> None:
+        """Somebody takes the blocks that are next in line, overwrites them and gives them back."""
+        order = self.pool.free_order()
+        try:
+            blocks = self.pool.allocate(count)
+        except OutOfBlocks:
+            assert self.pool.free_order() == order
+            return
+        assert blocks == order[:count]
+        for block in blocks:
+            self.array[block * SIZE : (block + 1) * SIZE] = [9] * SIZE
+        self.pool.release(reversed(blocks))
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data())
+    def unpublish(self, data: st.DataObject) -> None:
+        """A step failed: what it published is forgotten."""
+        writer = data.draw(st.sampled_from(self.writers))
+        for block in writer.table.blocks:
+            self.pool.unpublish(block)
+
+    def _restore(self, writer: Writer) -> bool:
+        full = len(writer.tokens) // SIZE
+        known = len(writer.digests) - 1
+        self.cache.extend_digests(writer.digests, writer.tokens[known * SIZE : full * SIZE])
+        before = list(self.pool.refs)
+        hits = self.cache.match(writer.digests, len(writer.tokens))
+        assert len(hits) * SIZE < len(writer.tokens)
+        writer.table.adopt(hits)
+        try:
+            writer.table.reserve(len(writer.tokens))
+        except OutOfBlocks:
+            writer.table.free()
+            assert self.pool.refs == before
+            return False
+        writer.stored = len(hits) * SIZE
+        self._write(writer)
+        return True
+
+    def _write(self, writer: Writer) -> None:
+        """Store what is not stored yet, and publish the blocks that this fills."""
+        for position in range(writer.stored, len(writer.tokens)):
+            block = writer.table.blocks[position // SIZE]
+            assert self.pool.refs[block] == 1, "a shared block is written"
+            self.array[block * SIZE + position % SIZE] = writer.tokens[position]
+        first = writer.stored // SIZE
+        writer.stored = len(writer.tokens)
+        full = writer.stored // SIZE
+        known = len(writer.digests) - 1
+        self.cache.extend_digests(writer.digests, writer.tokens[known * SIZE : full * SIZE])
+        for slot in range(first, full):
+            digest = writer.digests[slot + 1]
+            content = writer.salt, tuple(writer.tokens[: (slot + 1) * SIZE])
+            assert self.contents.setdefault(digest, content) == content, "one digest, two contents"
+            self.pool.publish(writer.table.blocks[slot], digest)
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.pool.check_integrity(writer.table.blocks for writer in self.writers)
+        assert self.pool.free + self.pool.used + self.pool.cached == self.pool.total
+
+    @invariant()
+    def everybody_reads_back_what_was_written(self) -> None:
+        for writer in self.writers:
+            read = [self.array[writer.table.blocks[p // SIZE] * SIZE + p % SIZE] for p in range(writer.stored)]
+            assert read == writer.tokens[: writer.stored]
+
+    @invariant()
+    def hashes_are_true_to_content(self) -> None:
+        for digest, (_, tokens) in self.contents.items():
+            block = self.pool.find(digest)
+            if block is not None:
+                assert tuple(self.array[block * SIZE : (block + 1) * SIZE]) == tokens[-SIZE:]
+
+
+TestMemory = Memory.TestCase
+TestMemory.settings = settings(max_examples=150, stateful_step_count=70, deadline=None)
