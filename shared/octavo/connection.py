@@ -9,24 +9,44 @@ from typing import Any
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
 from octavo import local
 
 DEFAULT_URL = "redis://localhost:6379"
 _SOCKET_TIMEOUT_S = 10.0  # above every blocking command that octavo sends
+_POOL = 16
 _RETRIES = 2  # every script is idempotent, so a call with an unknown outcome may be sent again
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """An asynchronous connection pool. Connects on first use."""
-    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(ExponentialBackoff(0.5, 0.05), _RETRIES), **_options())
+    """An asynchronous pool of at most 16 connections, whatever waits for one. Connects on first use."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url,
+        max_connections=_POOL,
+        timeout=_SOCKET_TIMEOUT_S,
+        retry=AsyncRetry(ExponentialBackoff(0.5, 0.05), _RETRIES),
+        **_options(),
+    )
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 def connect_sync(url: str) -> redis.Redis:
-    """A synchronous connection pool. Connects on first use."""
-    return redis.Redis.from_url(url, retry=Retry(ExponentialBackoff(0.5, 0.05), _RETRIES), **_options())
+    """A synchronous pool of at most 16 connections. Connects on first use."""
+    pool = redis.BlockingConnectionPool.from_url(
+        url,
+        max_connections=_POOL,
+        timeout=_SOCKET_TIMEOUT_S,
+        retry=Retry(ExponentialBackoff(0.5, 0.05), _RETRIES),
+        **_options(),
+    )
+    return redis.Redis.from_pool(pool)
+
+
+def connect_listener(url: str) -> redis.asyncio.Redis:
+    """For pub/sub: a lost connection is an error at once, because what was published meanwhile is lost too."""
+    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_options())
 
 
 def default_url() -> str:

@@ -54,6 +54,16 @@ class Keys:
         return f"{self.prefix}:models"
 
     @property
+    def jobs(self) -> str:
+        """ZSET: all job ids, score 0: sorted by id, hence by time."""
+        return f"{self.prefix}:jobs"
+
+    @property
+    def counters(self) -> str:
+        """HASH: queued, running, bytes and `queued:<model>`; what is absent is zero."""
+        return f"{self.prefix}:q"
+
+    @property
     def outbox(self) -> str:
         """STREAM: one event a finished job."""
         return f"{self.prefix}:ev"

@@ -1,0 +1,204 @@
+"""The client for code that is not asynchronous: the same client, run by one thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from octavo.client import DEFAULT_TENANT, AsyncClient, AsyncJob
+from octavo.errors import OctavoError
+from octavo.models import Event, JobInfo, JobRequest, JobStatus, ModelCard, Result, WorkerInfo
+from octavo.protocol import Limits, Retention
+from octavo.requests import Prompt, RequestFields
+
+T = TypeVar("T")
+
+
+class Client:
+    """A service's door to the queue; `AsyncClient` tells what each method does and raises.
+
+    Safe to share between threads. May be made before a fork: a child gets a thread and connections of its own at
+    its first call. Streams that were open at the fork stay with the parent.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        limits: Limits | None = None,
+        retention: Retention | None = None,
+    ) -> None:
+        self._options: dict[str, Any] = {"url": url, "tenant": tenant, "limits": limits, "retention": retention}
+        self._lock = threading.Lock()
+        self._engine: _Engine | None = None
+        self._inherited: list[_Engine] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect. Jobs go on; a later call connects again."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+        if engine is not None and engine.pid == os.getpid():
+            engine.close()
+
+    def submit(
+        self,
+        prompt: Prompt | JobRequest | None = None,
+        *,
+        tenant: str | None = None,
+        idempotency_key: str | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> Job:
+        """Put a job into the queue."""
+        client = self._ready().client
+        return Job(self, self._wait(client.submit(prompt, tenant=tenant, idempotency_key=idempotency_key, **fields)))
+
+    def submit_many(
+        self,
+        requests: Sequence[JobRequest],
+        *,
+        tenant: str | None = None,
+        idempotency_keys: Sequence[str] | None = None,
+    ) -> list[Job | OctavoError]:
+        """Put many jobs into the queue. A request that is refused has its error in its place."""
+        client = self._ready().client
+        answers = self._wait(client.submit_many(requests, tenant=tenant, idempotency_keys=idempotency_keys))
+        return [Job(self, answer) if isinstance(answer, AsyncJob) else answer for answer in answers]
+
+    def job(self, job_id: str) -> Job:
+        """A handle on a job that anybody submitted."""
+        return Job(self, self._ready().client.job(job_id))
+
+    def events(self, job_id: str, after: int = 0) -> Iterator[Event]:
+        """Every event of a job beyond offset `after`, the end last."""
+        return self._iterate(self._ready().client.events(job_id, after))
+
+    def result(self, job_id: str, timeout: float | None = None) -> Result:
+        """A job's result once it has ended, however it ended."""
+        return self._wait(self._ready().client.result(job_id, timeout))
+
+    def info(self, job_id: str) -> JobInfo:
+        """Where a job stands."""
+        return self._wait(self._ready().client.info(job_id))
+
+    def cancel(self, job_id: str) -> JobStatus:
+        """Ask for a job's end."""
+        return self._wait(self._ready().client.cancel(job_id))
+
+    def jobs(
+        self,
+        *,
+        status: JobStatus | None = None,
+        tenant: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[JobInfo]:
+        """Jobs, newest first."""
+        return self._wait(self._ready().client.jobs(status=status, tenant=tenant, limit=limit, after=after))
+
+    def models(self) -> list[ModelCard]:
+        """All models that jobs are accepted for."""
+        return self._wait(self._ready().client.models())
+
+    def workers(self) -> list[WorkerInfo]:
+        """All workers whose heartbeat is fresh."""
+        return self._wait(self._ready().client.workers())
+
+    def queue_depths(self) -> dict[str, int]:
+        """Jobs that wait, by model."""
+        return self._wait(self._ready().client.queue_depths())
+
+    def _ready(self) -> _Engine:
+        with self._lock:
+            engine = self._engine
+            if engine is not None and engine.pid == os.getpid():
+                return engine
+            if engine is not None:
+                self._inherited.append(engine)  # never to be touched: its sockets and its epoll are the parent's
+            self._engine = _Engine(self._options)
+            return self._engine
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._ready().wait(work)
+
+    def _iterate(self, events: AsyncGenerator[Event, None]) -> Iterator[Event]:
+        engine = self._ready()
+        try:
+            while (event := engine.wait(anext(events, None))) is not None:
+                yield event
+        finally:
+            engine.wait(events.aclose())
+
+
+class Job:
+    """A handle on one job. `created` is False if the idempotency key named a job that existed."""
+
+    def __init__(self, client: Client, job: AsyncJob) -> None:
+        self.id = job.id
+        self.created = job.created
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r})"
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """Every event beyond offset `after`, the end last, however the job ended."""
+        return self._client.events(self.id, after)
+
+    def stream(self, after: int = 0) -> Iterator[Event]:
+        """Tokens beyond offset `after`, as they come. Raises JobFailed after the last if the job did not complete."""
+        return self._client._iterate(self._async().stream(after))
+
+    def result(self, timeout: float | None = None) -> Result:
+        """The completed job. Raises JobFailed if it ended otherwise, TimeoutError after `timeout` seconds."""
+        return self._client._wait(self._async().result(timeout))
+
+    def info(self) -> JobInfo:
+        """Where the job stands."""
+        return self._client.info(self.id)
+
+    def cancel(self) -> JobStatus:
+        """Ask for the job's end."""
+        return self._client.cancel(self.id)
+
+    def _async(self) -> AsyncJob:
+        return self._client._ready().client.job(self.id)
+
+
+class _Engine:
+    """An event loop in a thread, and the client that lives on it."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="octavo-client", daemon=True)
+        self._thread.start()
+        self.client = self.wait(_make(options))
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C in the waiting thread: the work is not wanted any more
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        self.wait(self.client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _make(options: dict[str, Any]) -> AsyncClient:
+    return AsyncClient(**options)

@@ -1,0 +1,287 @@
+"""The asynchronous client: submit, follow, collect, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from redis.exceptions import OutOfMemoryError
+
+from octavo import wire
+from octavo.connection import connect, connect_listener, default_url, redacted
+from octavo.errors import JobFailed, JobNotFound, OctavoError, QueueFull, ServerUnavailable
+from octavo.jobs import list_jobs, read_info, read_result
+from octavo.keys import Keys
+from octavo.models import Event, JobError, JobInfo, JobRequest, JobStatus, ModelCard, Result, WorkerInfo
+from octavo.protocol import Call, Cell, Enqueued, Limits, Retention, run, run_many
+from octavo.requests import Prompt, RequestFields, build_request
+from octavo.subscriber import LOST, Subscriber
+
+DEFAULT_TENANT = "default"
+_BATCH = 64
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A service's door to the queue. One object serves any number of jobs and streams over a constant number of
+    connections; it belongs to one event loop. Nothing is sent before the first call.
+
+    Without `url`: `REDIS_URL`, else the service that runs on this machine, else `redis://localhost:6379`.
+    Every method raises ServerUnavailable when the server cannot be reached.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        limits: Limits | None = None,
+        retention: Retention | None = None,
+    ) -> None:
+        self._url = url or default_url()
+        self._tenant = tenant
+        self._limits = limits or Limits()
+        self._retention = retention or Retention()
+        self._keys = Keys()
+        self._cell = Cell(self._keys)
+        self._redis = connect(self._url)
+        self._listener = connect_listener(self._url)
+        self._subscriber = Subscriber(self._redis, self._listener, self._cell)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect. Jobs go on."""
+        await self._subscriber.close()
+        await self._listener.aclose()
+        await self._redis.aclose()
+
+    async def submit(
+        self,
+        prompt: Prompt | JobRequest | None = None,
+        *,
+        tenant: str | None = None,
+        idempotency_key: str | None = None,
+        **fields: Unpack[RequestFields],
+    ) -> AsyncJob:
+        """Put a job into the queue: a prompt (text or token ids) or `messages`, a `model`, and whatever else
+        `JobRequest` and `SamplingParams` know; or a complete `JobRequest`. With an `idempotency_key` a repeated
+        call gives the same job. Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
+        request = build_request(prompt, **fields)
+        enqueued = await self._run(self._enqueue(request, tenant, idempotency_key))
+        return AsyncJob(self, enqueued.job_id, created=enqueued.created)
+
+    async def submit_many(
+        self,
+        requests: Sequence[JobRequest],
+        *,
+        tenant: str | None = None,
+        idempotency_keys: Sequence[str] | None = None,
+    ) -> list[AsyncJob | OctavoError]:
+        """Put many jobs into the queue in few round trips. A request that is refused has its error in its place."""
+        if idempotency_keys is not None and len(idempotency_keys) != len(requests):
+            raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
+        answers: list[AsyncJob | OctavoError] = []
+        for start in range(0, len(requests), _BATCH):
+            batch = requests[start : start + _BATCH]
+            keys = idempotency_keys[start : start + _BATCH] if idempotency_keys else [None] * len(batch)
+            answers += await self._submit_batch(batch, tenant, keys)
+        return answers
+
+    async def _submit_batch(
+        self, batch: Sequence[JobRequest], tenant: str | None, keys: Sequence[str | None]
+    ) -> list[AsyncJob | OctavoError]:
+        calls: list[Call[Enqueued] | OctavoError] = []
+        for request, key in zip(batch, keys, strict=True):
+            try:
+                calls.append(self._enqueue(request, tenant, key))
+            except OctavoError as error:
+                calls.append(error)
+        with self._errors():
+            sent: list[Call[Enqueued]] = [call for call in calls if isinstance(call, Call)]
+            outcomes = await run_many(self._redis, sent)
+        replies = iter(outcomes)
+        answers: list[AsyncJob | OctavoError] = []
+        for call in calls:
+            answer = next(replies) if isinstance(call, Call) else call
+            try:
+                with self._errors():
+                    if isinstance(answer, Exception):
+                        raise answer
+                    answers.append(AsyncJob(self, answer.job_id, created=answer.created))
+            except OctavoError as error:
+                answers.append(error)
+        return answers
+
+    def job(self, job_id: str) -> AsyncJob:
+        """A handle on a job that anybody submitted. Whether it exists shows at its first use."""
+        return AsyncJob(self, job_id, created=False)
+
+    async def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Every event of a job beyond offset `after`, as it comes. The last has `end` set, however the job ended.
+        Raises JobNotFound."""
+        with self._errors():
+            async with aclosing(self._subscriber.events(job_id, after)) as events:
+                async for event in events:
+                    yield event
+
+    async def result(self, job_id: str, timeout: float | None = None) -> Result:  # noqa: ASYNC109
+        """A job's result once it has ended, however it ended. Raises JobNotFound, and TimeoutError after `timeout`
+        seconds; the job goes on then."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._await_result(job_id)
+        except TimeoutError:
+            raise TimeoutError(f"job {job_id} has not ended within {timeout} s; it goes on, ask again") from None
+
+    async def _await_result(self, job_id: str) -> Result:
+        with self._errors():
+            info = await read_info(self._redis, job_id)
+            if not info.status.is_terminal:
+                async with aclosing(self.events(job_id, info.tokens)) as events:
+                    async for _ in events:
+                        pass
+            result = await read_result(self._redis, job_id)
+            assert result is not None, "a stream ends after its job"
+            return result
+
+    async def info(self, job_id: str) -> JobInfo:
+        """Where a job stands. Raises JobNotFound."""
+        with self._errors():
+            return await read_info(self._redis, job_id)
+
+    async def cancel(self, job_id: str) -> JobStatus:
+        """Ask for a job's end. A queued one is over at once (CANCELLED), a running one (RUNNING) within a step or
+        two, one that has ended stays as it is. Raises JobNotFound."""
+        status = await self._run(self._cell.cancel(job_id))
+        if status is None:
+            raise JobNotFound(f"no job {job_id}: it never existed or its result has expired")
+        return status
+
+    async def jobs(
+        self,
+        *,
+        status: JobStatus | None = None,
+        tenant: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[JobInfo]:
+        """Jobs, newest first; `after` is the last id of the previous page."""
+        with self._errors():
+            return await list_jobs(self._redis, self._keys, status=status, tenant=tenant, limit=limit, after=after)
+
+    async def models(self) -> list[ModelCard]:
+        """All models that jobs are accepted for, by name."""
+        with self._errors():
+            cards: Any = await self._redis.hvals(self._keys.models)
+        return sorted((wire.decode_model(card) for card in cards), key=lambda card: card.name)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """All workers whose heartbeat is fresh, by id."""
+        with self._errors():
+            names: Any = await self._redis.zrange(self._keys.workers, 0, -1)
+            keys = [self._keys.worker(name.decode()) for name in names]
+            infos: Any = await self._redis.mget(keys) if keys else []
+        return sorted((wire.decode_worker(info) for info in infos if info), key=lambda info: info.id)
+
+    async def queue_depths(self) -> dict[str, int]:
+        """Jobs that wait, by model; 0 for a model whose queue is empty."""
+        with self._errors():
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.hkeys(self._keys.models)
+            pipeline.hgetall(self._keys.counters)
+            models, counters = await pipeline.execute()
+        return {name.decode(): int(counters.get(b"queued:" + name, 0)) for name in models}
+
+    async def reap(self) -> int:
+        """Free what dead workers hold and end what is late. Every gateway does it about once a second."""
+        return await self._run(self._cell.reap())
+
+    def _enqueue(self, request: JobRequest, tenant: str | None, idempotency_key: str | None) -> Call[Enqueued]:
+        seed = request.sampling.seed
+        return self._cell.enqueue(
+            self._keys.new_job_id(),
+            request,
+            seed=secrets.randbits(63) if seed is None else seed,
+            tenant=tenant or self._tenant,
+            idempotency_key=idempotency_key,
+            limits=self._limits,
+            retention=self._retention,
+        )
+
+    async def _run(self, call: Call[T]) -> T:
+        with self._errors():
+            return await run(self._redis, call)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What redis-py raises, as what this package raises."""
+        try:
+            yield
+        except LOST as error:
+            raise ServerUnavailable(
+                f"cannot reach the Redis server at {redacted(self._url)} ({error}): start one with `octavo up`, "
+                "or point REDIS_URL at the one to use"
+            ) from error
+        except OutOfMemoryError as error:
+            raise QueueFull("the server's memory is full: try again later, or raise its maxmemory") from error
+
+
+class AsyncJob:
+    """A handle on one job. `created` is False if the idempotency key named a job that existed."""
+
+    def __init__(self, client: AsyncClient, job_id: str, *, created: bool) -> None:
+        self.id = job_id
+        self.created = created
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"AsyncJob({self.id!r})"
+
+    def events(self, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Every event beyond offset `after`, as it comes, the end last, however the job ended."""
+        return self._client.events(self.id, after)
+
+    async def stream(self, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Tokens beyond offset `after`, as they come. Raises JobFailed after the last if the job did not complete."""
+        async with aclosing(self.events(after)) as events:
+            async for event in events:
+                if event.end is None:
+                    yield event
+                else:
+                    ensure_completed(self.id, event.end.status, event.end.error)
+
+    async def result(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109
+        """The completed job. Raises JobFailed if it ended otherwise, TimeoutError after `timeout` seconds."""
+        result = await self._client.result(self.id, timeout)
+        ensure_completed(self.id, result.status, result.error)
+        return result
+
+    async def info(self) -> JobInfo:
+        """Where the job stands."""
+        return await self._client.info(self.id)
+
+    async def cancel(self) -> JobStatus:
+        """Ask for the job's end; see `AsyncClient.cancel`."""
+        return await self._client.cancel(self.id)
+
+
+def ensure_completed(job_id: str, status: JobStatus, error: JobError | None) -> None:
+    """Raises JobFailed unless the job completed."""
+    if status is JobStatus.COMPLETED:
+        return
+    if error is None:
+        raise JobFailed(f"job {job_id} was {status.value}", status=status.value)
+    message = f"job {job_id} {status.value}: {error.message}"
+    raise JobFailed(message, status=status.value, code=error.code, param=error.param)

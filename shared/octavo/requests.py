@@ -1,0 +1,75 @@
+"""From the arguments that people write to a validated `JobRequest`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypedDict, Unpack
+
+from pydantic import ValidationError
+
+from octavo.errors import InvalidRequest
+from octavo.models import JobRequest, Message, Priority, SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+class SamplingFields(TypedDict, total=False):
+    """The fields of `SamplingParams`, to be given one by one."""
+
+    n: int
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    skip_special_tokens: bool
+    seed: int | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+
+
+class RequestFields(SamplingFields, total=False):
+    """The fields of a job besides its prompt: those of `JobRequest`, and those of `SamplingParams` or `sampling`."""
+
+    model: str
+    messages: Iterable[Message | Mapping[str, str]]
+    sampling: SamplingParams
+    priority: Priority
+    add_special_tokens: bool
+    timeout_s: float | None
+    queue_timeout_s: float | None
+    metadata: Mapping[str, str]
+
+
+def build_request(prompt: Prompt | JobRequest | None, **fields: Unpack[RequestFields]) -> JobRequest:
+    """A job request. Raises InvalidRequest naming the field that is wrong."""
+    if isinstance(prompt, JobRequest):
+        if fields:
+            raise InvalidRequest(f"a JobRequest is complete: put {', '.join(sorted(fields))} into it")
+        return prompt
+    values = dict(fields)
+    sampling = {name: values.pop(name) for name in SamplingFields.__optional_keys__ & values.keys()}
+    if sampling and "sampling" in values:
+        raise InvalidRequest(f"give sampling or {', '.join(sorted(sampling))}, not both", param="sampling")
+    try:
+        return JobRequest.model_validate(
+            {"prompt": prompt, **values} | ({"sampling": SamplingParams.model_validate(sampling)} if sampling else {})
+        )
+    except ValidationError as error:
+        raise invalid(error) from None  # the cause would quote the prompt
+
+
+def invalid(error: ValidationError) -> InvalidRequest:
+    """The first problem that pydantic found, without the input it found it in."""
+    problem = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return InvalidRequest(f"{where}: {problem['msg']}" if where else problem["msg"], param=where or None)

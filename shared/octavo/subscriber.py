@@ -1,0 +1,253 @@
+"""Any number of live streams over a constant number of connections.
+
+One pub/sub connection hears of new entries, everything else goes through the command pool. A reader trusts neither:
+it knows the offset it has reached, drops what it has, and reads the stream itself from there whenever something is
+missing: at its start, after a reconnect, on a gap, when its buffer ran over, and when a poll finds more than it heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.client import PubSub
+from redis.exceptions import ConnectionError, RedisError, TimeoutError
+
+from octavo import wire
+from octavo.errors import JobNotFound, MalformedMessage
+from octavo.jobs import locate
+from octavo.keys import Keys
+from octavo.models import Event, JobStatus
+from octavo.protocol import Cell, run
+from octavo.streams import PAGE, events_of_result, page_query, parse_entries, parse_entry
+
+LOST = (ConnectionError, TimeoutError, OSError)
+
+_BUFFER_ENTRIES = 256
+_POLL_S = (1.0, 8.0)  # after one second of silence, then less and less often: a poll only guards against lost messages
+_BACKOFF_S = (0.05, 1.0)
+_PATIENCE_S = 60.0  # how long a stream survives an unreachable server
+_PING_S = 15.0
+_POLL_BATCH = 200
+
+
+@dataclass(eq=False)
+class _Reader:
+    """One consumer of one stream. `behind`: something is missing, read the stream from `offset`."""
+
+    keys: Keys
+    job_id: str
+    offset: int
+    behind: bool = True
+    ended: bool = False
+    live: deque[tuple[bytes, bytes]] = field(default_factory=deque)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: bool = False
+    poll_at: float = 0.0
+    poll_every: float = _POLL_S[0]
+
+    def offer(self, entry_id: bytes, payload: bytes) -> None:
+        if self.behind:
+            return
+        if len(self.live) >= _BUFFER_ENTRIES:  # a slow consumer: it pages at its own speed from here on
+            self.fall_behind()
+            return
+        self.live.append((entry_id, payload))
+        self.news.set()
+
+    def fall_behind(self) -> None:
+        self.behind = True
+        self.live.clear()
+        self.news.set()
+
+    async def wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.poll_every = _POLL_S[0]
+        self.poll_at = loop.time() + self.poll_every
+        self.news.clear()
+        await self.news.wait()
+
+
+class Subscriber:
+    """The streams of one process. `commands` is its pool, `listener` a client whose connections never retry."""
+
+    def __init__(self, commands: redis.asyncio.Redis, listener: redis.asyncio.Redis, cell: Cell) -> None:
+        self.id = secrets.token_hex(8)
+        self._commands = commands
+        self._listener = listener
+        self._cell = cell
+        self._readers: dict[str, list[_Reader]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
+
+    async def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Every event beyond offset `after`, as it comes, the end last. Raises JobNotFound, and one of `LOST` if
+        the server cannot be reached at the start, or for a minute later on."""
+        reader = _Reader(locate(job_id), job_id, after)
+        self._register(reader)
+        try:
+            async for event in self._follow(reader):
+                reader.offset = event.offset
+                reader.ended = event.end is not None
+                yield event
+                if reader.ended:
+                    return
+        finally:
+            self._unregister(reader)
+
+    async def close(self) -> None:
+        """Stop listening. Streams that are still open get no more live events."""
+        tasks = [task for task in (self._listening, self._polling, *self._tasks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, reader: _Reader) -> AsyncGenerator[Event, None]:
+        while True:
+            if reader.behind:
+                for event in await self._catch_up(reader):
+                    yield event
+            elif reader.live:
+                event = parse_entry(*reader.live.popleft(), reader.offset)
+                if event.end is None and event.offset <= reader.offset:
+                    continue  # known already
+                if event.offset - len(event.token_ids) != reader.offset:
+                    reader.fall_behind()
+                else:
+                    yield event
+            else:
+                await reader.wait()
+
+    async def _catch_up(self, reader: _Reader) -> list[Event]:
+        """The next page of the stream. The reader is not behind any more if that was the last one."""
+        reader.behind = False  # from here on live entries are kept, so nothing falls between page and live
+        reader.live.clear()
+        terminal, events = await self._patiently(reader)
+        if len(events) == PAGE and not events[-1].end:
+            reader.behind = True
+        elif terminal and not (events and events[-1].end):
+            return await self._from_result(reader)
+        return events
+
+    async def _patiently(self, reader: _Reader) -> tuple[bool, list[Event]]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (_PATIENCE_S if reader.begun else 0.0)
+        backoff = _BACKOFF_S[0]
+        while True:
+            try:
+                snapshot = await self._snapshot(reader)
+            except LOST:
+                if loop.time() >= deadline:
+                    raise
+            else:
+                reader.begun = True
+                return snapshot
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _BACKOFF_S[1])
+
+    async def _snapshot(self, reader: _Reader) -> tuple[bool, list[Event]]:
+        """Whether the job has ended, and a page of its stream. The order matters: attach before reading, so that
+        what comes later is heard; status before reading, so that an ended job shows its end if it has one."""
+        if await run(self._commands, self._cell.attach(reader.job_id, self.id)) is None:
+            raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
+        pipeline = self._commands.pipeline(transaction=False)
+        pipeline.hget(reader.keys.job(reader.job_id), "st")
+        pipeline.xrange(*page_query(reader.job_id, reader.offset))
+        status, entries = await pipeline.execute()
+        return status is not None and JobStatus(status.decode()).is_terminal, parse_entries(entries, reader.offset)
+
+    async def _from_result(self, reader: _Reader) -> list[Event]:
+        """What is left of a job whose stream has expired."""
+        data: Any = await self._commands.get(reader.keys.result(reader.job_id))
+        if data is None:
+            raise JobNotFound(f"job {reader.job_id} has ended and its tokens have expired")
+        return events_of_result(*wire.decode_result(data), after=reader.offset)
+
+    def _register(self, reader: _Reader) -> None:
+        self._readers.setdefault(reader.job_id, []).append(reader)
+        if self._listening is None or self._listening.done():
+            self._listening = asyncio.create_task(self._listen())
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
+
+    def _unregister(self, reader: _Reader) -> None:
+        readers = self._readers[reader.job_id]
+        readers.remove(reader)
+        if readers:
+            return
+        del self._readers[reader.job_id]
+        if reader.begun and not reader.ended:
+            task = asyncio.create_task(self._detach(reader.job_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _detach(self, job_id: str) -> None:
+        with suppress(RedisError, OSError):  # the server forgets subscribers that are gone by itself
+            if job_id not in self._readers:
+                await run(self._commands, self._cell.detach(job_id, self.id))
+
+    async def _listen(self) -> None:
+        backoff = _BACKOFF_S[0]
+        while True:
+            with suppress(*LOST):
+                async with self._listener.pubsub() as channel:
+                    await channel.subscribe(self._cell.keys.channel(self.id))
+                    await self._receive(channel)
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _BACKOFF_S[1])
+
+    async def _receive(self, channel: PubSub) -> None:
+        quiet = False
+        while True:
+            message = await channel.get_message(timeout=_PING_S)
+            if message is None:
+                if quiet:
+                    raise ConnectionError("the server does not answer a ping")
+                await channel.ping()
+            elif message["type"] == "subscribe":
+                self._fall_behind()  # whatever was published before this moment went unheard
+            elif message["type"] == "message":
+                self._deliver(message["data"])
+            quiet = message is None
+
+    def _fall_behind(self) -> None:
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.fall_behind()
+
+    def _deliver(self, data: bytes) -> None:
+        with suppress(MalformedMessage):  # a stranger on the channel: the poll makes up for it
+            for job_id, entry_id, payload in wire.decode_live(data):
+                for reader in self._readers.get(job_id.decode(), ()):
+                    reader.offer(entry_id, payload)
+
+    async def _poll(self) -> None:
+        while self._readers:
+            await asyncio.sleep(_POLL_S[0])
+            now = asyncio.get_running_loop().time()
+            due = [
+                reader
+                for readers in self._readers.values()
+                for reader in readers
+                if not reader.behind and not reader.live and now >= reader.poll_at
+            ]
+            for start in range(0, len(due), _POLL_BATCH):
+                with suppress(*LOST):
+                    await self._check(due[start : start + _POLL_BATCH], now)
+
+    async def _check(self, readers: list[_Reader], now: float) -> None:
+        pipeline = self._commands.pipeline(transaction=False)
+        for reader in readers:
+            pipeline.hmget(reader.keys.job(reader.job_id), "st", "n")
+        for reader, (status, tokens) in zip(readers, await pipeline.execute(), strict=True):
+            reader.poll_every = min(2 * reader.poll_every, _POLL_S[1])
+            reader.poll_at = now + reader.poll_every
+            if status is None or JobStatus(status.decode()).is_terminal or int(tokens) != reader.offset:
+                reader.fall_behind()

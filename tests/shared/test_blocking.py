@@ -1,0 +1,107 @@
+"""The synchronous client: the same behaviour from threads, and across a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import fake_worker as fake
+import pytest
+
+from octavo import Client, JobFailed, JobRequest, JobStatus, UnknownModel
+from octavo.connection import connect
+
+
+def serve(url: str, ready: threading.Event, stop: threading.Event) -> None:
+    async def main() -> None:
+        async with connect(url) as connection, fake.fake_worker(connection):
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    ready, stop = threading.Event(), threading.Event()
+    thread = threading.Thread(target=serve, args=(redis_url, ready, stop))
+    thread.start()
+    ready.wait(5)
+    with Client(redis_url) as opened:
+        yield opened
+    stop.set()
+    thread.join()
+
+
+def test_submit_stream_result(client: Client) -> None:
+    job = client.submit("hi", model="toy", max_tokens=10, seed=2)
+    events = list(job.stream())
+    assert [event.offset for event in events] == list(range(1, 11))
+    assert job.result(timeout=5).text == "".join(event.text for event in events)
+    assert list(job.stream(after=7)) == events[7:]
+    assert client.job(job.id).info().status == JobStatus.COMPLETED
+    assert [info.id for info in client.jobs()] == [job.id]
+    assert [worker.id for worker in client.workers()] == ["fake"]
+    assert [card.name for card in client.models()] == ["toy"]
+    assert client.queue_depths() == {"toy": 0}
+
+
+def test_submit_many_and_errors(client: Client) -> None:
+    good, bad = client.submit_many([JobRequest(model=name, prompt="a") for name in ("toy", "nope")])
+    assert good.result(timeout=5).status == JobStatus.COMPLETED
+    assert isinstance(bad, UnknownModel)
+    job = client.submit("fail 1", model="toy")
+    with pytest.raises(JobFailed):
+        list(job.stream())
+    assert client.result(job.id).status == JobStatus.FAILED
+
+
+def test_a_stream_may_be_left_early_and_cancelled(client: Client) -> None:
+    job = client.submit("hi", model="toy", max_tokens=100_000)
+    for _ in job.stream():
+        break
+    assert job.cancel() == JobStatus.RUNNING
+    assert client.result(job.id, timeout=5).status == JobStatus.CANCELLED
+    assert [event.end.status for event in job.events() if event.end] == [JobStatus.CANCELLED]
+
+
+def test_threads_share_one_client(client: Client) -> None:
+    results: dict[int, Any] = {}
+
+    def work(i: int) -> None:
+        results[i] = client.submit("same", model="toy", max_tokens=8, seed=i).result(timeout=10).token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    request = JobRequest(model="toy", prompt="same")
+    assert results == {i: tuple(fake.token_of(request, i, k) for k in range(8)) for i in range(8)}
+
+
+def in_child(client: Client, answers: Any) -> None:
+    answers.put(client.submit("child", model="toy", max_tokens=4).result(timeout=10).status)
+
+
+def test_a_forked_child_gets_connections_of_its_own(client: Client) -> None:
+    job = client.submit("parent", model="toy", max_tokens=60)
+    stream = job.stream()
+    first = next(stream)
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    child = context.Process(target=in_child, args=(client, answers))
+    child.start()
+    assert answers.get(timeout=15) == JobStatus.COMPLETED
+    child.join(10)
+    assert child.exitcode == 0
+    assert [first.offset, *(event.offset for event in stream)] == list(range(1, 61))
+
+
+def test_a_closed_client_connects_again(client: Client) -> None:
+    client.close()
+    client.close()
+    assert client.models()

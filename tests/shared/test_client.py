@@ -1,0 +1,294 @@
+"""The client against the real server, with a worker that needs no model."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import fake_worker as fake
+import pytest
+import redis.asyncio
+
+from octavo import (
+    AsyncClient,
+    IdempotencyConflict,
+    InvalidRequest,
+    JobFailed,
+    JobNotFound,
+    JobRequest,
+    JobStatus,
+    Limits,
+    QueueFull,
+    SamplingParams,
+    ServerUnavailable,
+    UnknownModel,
+)
+from octavo.connection import connect
+from octavo.server import EmbeddedServer
+
+NOBODY = "g00_00000000000000000000000000"
+
+
+@pytest.fixture
+async def connection(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with connect(redis_url) as opened:
+        await fake.register(opened)
+        yield opened
+
+
+@pytest.fixture
+async def client(redis_url: str, connection: redis.asyncio.Redis) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(redis_url) as opened:
+        yield opened
+
+
+def expected(prompt: str, seed: int, count: int) -> list[int]:
+    request = JobRequest(model=fake.MODEL, prompt=prompt)
+    return [fake.token_of(request, seed, i) for i in range(count)]
+
+
+async def tokens(stream: Any) -> list[int]:
+    return [token async for event in stream for token in event.token_ids]
+
+
+async def stored(job: Any, count: int) -> None:
+    while (await job.info()).tokens < count:  # noqa: ASYNC110 - the server is another process
+        await asyncio.sleep(0.02)
+
+
+async def test_submit_stream_result(client: AsyncClient, connection: Any) -> None:
+    async with fake.fake_worker(connection):
+        job = await client.submit("hi", model="toy", max_tokens=20, seed=7)
+        events = [event async for event in job.stream()]
+    assert [event.offset for event in events] == list(range(1, 21))
+    assert [t for e in events for t in e.token_ids] == expected("hi", 7, 20)
+    result = await job.result(timeout=5)
+    assert result.token_ids == tuple(expected("hi", 7, 20))
+    assert result.text == "".join(event.text for event in events)
+    assert (result.status, result.sequences[0].finish_reason) == (JobStatus.COMPLETED, "length")
+    assert result.usage.completion_tokens == 20
+
+
+async def test_a_stream_can_be_read_from_anywhere_by_anyone_at_any_time(client: AsyncClient, connection: Any) -> None:
+    job = await client.submit("hi", model="toy", max_tokens=30, seed=1)
+    readers = [asyncio.create_task(tokens(client.job(job.id).stream(after))) for after in (0, 0, 7, 29, 30)]
+    async with fake.fake_worker(connection, step=4):
+        live = await asyncio.gather(*readers)
+    want = expected("hi", 1, 30)
+    assert live == [want, want, want[7:], want[29:], []]
+    assert await tokens(job.stream(after=13)) == want[13:]
+    await connection.delete(client._keys.stream(job.id))  # as if it had expired before the result
+    assert await tokens(job.stream(after=13)) == want[13:]
+    assert (await job.result()).token_ids == tuple(want)
+    await connection.delete(client._keys.result(job.id))
+    with pytest.raises(JobNotFound):
+        await tokens(job.stream())
+
+
+async def test_many_streams_share_a_constant_number_of_connections(client: AsyncClient, connection: Any) -> None:
+    requests = [
+        JobRequest(model="toy", prompt=f"p{i}", sampling=SamplingParams(max_tokens=12, seed=i)) for i in range(300)
+    ]
+    jobs = await client.submit_many(requests)
+    before = int((await connection.info("clients"))["connected_clients"])
+    readers = [asyncio.create_task(tokens(job.stream())) for job in jobs]
+    await asyncio.sleep(0.2)
+    async with fake.fake_worker(connection, capacity=100, delay=0.005):
+        streamed = await asyncio.wait_for(asyncio.gather(*readers), 30)
+        during = int((await connection.info("clients"))["connected_clients"])
+    assert streamed == [expected(f"p{i}", i, 12) for i in range(300)]
+    assert during - before <= 33  # the worker's pool of 16, the client's of 16, one that listens
+
+
+async def test_a_slow_reader_falls_back_to_paging_and_misses_nothing(client: AsyncClient, connection: Any) -> None:
+    job = await client.submit("hi", model="toy", max_tokens=1500, seed=3)
+    seen: list[int] = []
+    async with fake.fake_worker(connection, delay=0):
+        async for event in job.stream():
+            seen += event.token_ids
+            if len(seen) == 1:
+                await stored(job, 1000)  # far more than a buffer holds
+    assert seen == expected("hi", 3, 1500)
+
+
+async def test_a_message_lost_on_the_way_is_found_by_the_poll(client: AsyncClient, connection: Any) -> None:
+    job = await client.submit("hi", model="toy", max_tokens=5, seed=3)
+    reader = asyncio.create_task(tokens(job.stream()))
+    await asyncio.sleep(0.1)
+    await connection.hdel(client._keys.job(job.id), "gw")  # nobody is told any more
+    async with fake.fake_worker(connection):
+        assert await asyncio.wait_for(reader, 5) == expected("hi", 3, 5)
+
+
+async def test_a_bad_end_raises_from_stream_and_result_and_is_an_event_of_events(
+    client: AsyncClient, connection: Any
+) -> None:
+    async with fake.fake_worker(connection):
+        job = await client.submit("fail 3", model="toy", max_tokens=9, seed=3)
+        stream = job.stream()
+        seen = [token for _ in range(3) for token in (await anext(stream)).token_ids]
+        with pytest.raises(JobFailed, match="it broke") as caught:
+            await anext(stream)
+    assert seen == expected("fail 3", 3, 3)
+    assert (caught.value.status, caught.value.code) == ("failed", "engine_error")
+    with pytest.raises(JobFailed):
+        await job.result()
+    ends = [event.end async for event in job.events() if event.end]
+    assert [(end.status, end.error.code if end.error else None) for end in ends] == [(JobStatus.FAILED, "engine_error")]
+    assert (await client.result(job.id)).token_ids == tuple(seen)
+    assert (await job.info()).error == ends[0].error
+
+
+async def test_cancel_ends_queued_and_running_jobs(client: AsyncClient, connection: Any) -> None:
+    queued = await client.submit("a", model="toy")
+    assert await queued.cancel() == JobStatus.CANCELLED
+    with pytest.raises(JobFailed, match="cancelled"):
+        await queued.result(timeout=1)
+    running = await client.submit("b", model="toy", max_tokens=100_000)
+    async with fake.fake_worker(connection):
+        async for _ in running.events():
+            break
+        assert await running.cancel() == JobStatus.RUNNING
+        result = await client.result(running.id, timeout=5)
+    assert result.status == JobStatus.CANCELLED
+    assert 0 < len(result.token_ids) < 1000
+
+
+async def test_leaving_a_stream_detaches(client: AsyncClient, connection: Any) -> None:
+    job = await client.submit("a", model="toy", max_tokens=100_000)
+    async with fake.fake_worker(connection):
+        stream = job.events()
+        await anext(stream)
+        await anext(stream)
+        await stream.aclose()
+        for _ in range(100):
+            if not await connection.hexists(client._keys.job(job.id), "gw"):
+                break
+            await asyncio.sleep(0.01)
+        assert not await connection.hexists(client._keys.job(job.id), "gw")
+        await job.cancel()
+
+
+async def test_result_gives_up_waiting_but_not_the_job(client: AsyncClient) -> None:
+    job = await client.submit("a", model="toy")
+    with pytest.raises(TimeoutError, match="it goes on"):
+        await job.result(timeout=0.05)
+    assert (await job.info()).status == JobStatus.QUEUED
+
+
+async def test_submit_many_puts_errors_in_their_place(redis_url: str, connection: Any) -> None:
+    async with AsyncClient(redis_url, limits=Limits(queued_jobs=2)) as client:
+        known, unknown = JobRequest(model="toy", prompt="a"), JobRequest(model="nope", prompt="a")
+        first, second, third, fourth = await client.submit_many([known, unknown, known, known])
+        assert isinstance(second, UnknownModel)
+        assert isinstance(fourth, QueueFull)
+        assert {first.id, third.id} == {info.id for info in await client.jobs()}
+        with pytest.raises(ValueError, match="idempotency keys"):
+            await client.submit_many([known], idempotency_keys=[])
+
+
+async def test_idempotency_keys(client: AsyncClient) -> None:
+    first = await client.submit("a", model="toy", idempotency_key="k")
+    again = await client.submit("a", model="toy", idempotency_key="k")
+    assert (first.created, again.created, again.id) == (True, False, first.id)
+    with pytest.raises(IdempotencyConflict):
+        await client.submit("b", model="toy", idempotency_key="k")
+
+
+async def test_wrong_arguments_name_the_field_and_not_the_prompt(client: AsyncClient) -> None:
+    for fields, param in (
+        ({"temperature": 9}, "temperature"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"no_such": 1}, "no_such"),
+        ({"messages": [{"role": "pope", "content": "secret"}]}, "messages.0.role"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            await client.submit(None if "messages" in fields else "secret", model="toy", **fields)
+        assert caught.value.param == param
+        assert "secret" not in str(caught.value)
+    with pytest.raises(InvalidRequest, match="not both"):
+        await client.submit("a", model="toy", sampling=SamplingParams(), top_k=3)
+    with pytest.raises(InvalidRequest, match="exactly one"):
+        await client.submit(model="toy")
+
+
+async def test_jobs_are_listed_newest_first_by_page_and_filter(client: AsyncClient) -> None:
+    ids = []
+    for i in range(5):
+        ids.append((await client.submit("a", model="toy", tenant=f"t{i % 2}", metadata={"i": str(i)})).id)
+        await asyncio.sleep(0.002)
+    await client.cancel(ids[0])
+    listed = await client.jobs()
+    assert [info.id for info in listed] == ids[::-1]
+    assert listed[0].metadata == {"i": "4"}
+    assert abs(listed[0].created_at - time.time()) < 5
+    assert [info.id for info in await client.jobs(limit=2)] == [ids[4], ids[3]]
+    assert [info.id for info in await client.jobs(limit=2, after=ids[3])] == [ids[2], ids[1]]
+    assert [info.id for info in await client.jobs(tenant="t1")] == [ids[3], ids[1]]
+    assert [info.id for info in await client.jobs(status=JobStatus.CANCELLED)] == [ids[0]]
+
+
+async def test_models_workers_and_depths(client: AsyncClient, connection: Any) -> None:
+    assert [card.name for card in await client.models()] == ["toy"]
+    assert await client.workers() == []
+    job = await client.submit("a", model="toy")
+    assert await client.queue_depths() == {"toy": 1}
+    async with fake.fake_worker(connection):
+        await job.result(timeout=5)
+        assert [worker.id for worker in await client.workers()] == ["fake"]
+    assert await client.queue_depths() == {"toy": 0}
+
+
+async def test_jobs_that_do_not_exist(client: AsyncClient) -> None:
+    for job_id in (NOBODY, "nonsense", "g00_!!!!!!!!!!!!!!!!!!!!!!!!!!"):
+        job = client.job(job_id)
+        for use in (job.info(), job.cancel(), job.result(), anext(job.events()), anext(job.stream())):
+            with pytest.raises(JobNotFound):
+                await use
+
+
+async def test_an_unreachable_server_is_a_clear_error_without_the_password() -> None:
+    async with AsyncClient("redis://user:hunter2@127.0.0.1:1/0") as client:
+        for use in (client.models(), client.submit("a", model="toy"), anext(client.events(NOBODY))):
+            with pytest.raises(ServerUnavailable, match="octavo up") as caught:
+                await use
+            assert "hunter2" not in str(caught.value)
+
+
+async def test_streams_outlive_restarts_of_the_server(tmp_path: Path) -> None:
+    with EmbeddedServer(data_dir=tmp_path) as server:
+        async with AsyncClient(server.url) as client, connect(server.url) as connection:
+            await fake.register(connection)
+            job = await client.submit("hi", model="toy", max_tokens=40, seed=5)
+            reader = asyncio.create_task(tokens(job.stream()))
+            (claim,) = (
+                await fake.run(
+                    connection,
+                    fake.CELL.claim("toy", "w", max_jobs=1, max_tokens=99, lease_ms=60_000, idle=True),
+                )
+            ).jobs
+            want = expected("hi", 5, 40)
+            for offset in range(40):
+                if offset % 10 == 5:
+                    server.restart()
+                chunk = fake.chunk_of([want[offset]], last=offset == 39)
+                call = fake.CELL.append([fake.Append(job.id, claim.token, offset, chunk)])
+                (reply,) = await fake.run(connection, call)
+                assert (reply.state, reply.offset) == ("ok", offset + 1)
+                await asyncio.sleep(0.01)
+            server.restart()
+            terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=40))
+            assert await fake.run(connection, fake.CELL.finish(job.id, claim.token, terminal, b"unused"))
+            assert await asyncio.wait_for(reader, 10) == want
+
+
+def test_importing_octavo_imports_nothing_heavy() -> None:
+    heavy = {"torch", "numpy", "fastapi", "starlette", "celery", "typer", "rich", "uvicorn"}
+    program = f"import sys, octavo; print(sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
