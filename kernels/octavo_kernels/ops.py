@@ -224,13 +224,13 @@ def paged_attention(
     if q.dim() != 3:
         raise ValueError(f"q must have shape [tokens, heads, head_dim], not {list(q.shape)}")
     tokens, heads, head_dim = q.shape
+    kv_heads = layer_cache.shape[-2]
+    if heads % kv_heads:
+        raise ValueError(f"q must have a multiple of the cache's {kv_heads} heads, not {heads}")
     _check("q", q, q.dtype, (tokens, heads, head_dim))
     _check("out", out, q.dtype, (tokens, heads, head_dim))
     _check_heads("q", q)
     _check_heads("out", out)
-    kv_heads = layer_cache.shape[-2]
-    if heads % kv_heads:
-        raise ValueError(f"q must have a multiple of the cache's {kv_heads} heads, not {heads}")
     cache = _cache_layout(layer_cache, q.dtype, kv_heads, head_dim, block_size)
     _check("context_lens", context_lens, torch.int32, (None,))
     sequences = context_lens.shape[0]

@@ -82,9 +82,7 @@ def philox(seed: int, counters: np.ndarray) -> np.ndarray:
     for _ in range(10):
         p0, p1 = c[:, 0] * np.uint64(0xD2511F53), c[:, 2] * np.uint64(0xCD9E8D57)
         shift = np.uint64(32)
-        c = np.stack(
-            ((p1 >> shift) ^ c[:, 1] ^ key[0], p1 & low, (p0 >> shift) ^ c[:, 3] ^ key[1], p0 & low), axis=1
-        )
+        c = np.stack(((p1 >> shift) ^ c[:, 1] ^ key[0], p1 & low, (p0 >> shift) ^ c[:, 3] ^ key[1], p0 & low), axis=1)
         key = (key + np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)) & low
     return c.astype(np.uint32)
 

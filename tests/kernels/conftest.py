@@ -1,0 +1,113 @@
+"""Every test that takes `level` runs on all instruction sets of this machine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo_kernels import _cpu, ops
+
+BLOCK = 16
+
+
+@pytest.fixture(params=_cpu.levels())
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _cpu.level()
+    _cpu.set_level(request.param)
+    yield request.param
+    _cpu.set_level(before)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Restores the number of threads after a test that changes it."""
+    before = ops.num_threads()
+    yield
+    ops.set_num_threads(before)
+
+
+@dataclass
+class Batch:
+    """Sequences in one paged cache: blocks shuffled, everything unused poisoned with NaN."""
+
+    q: Tensor
+    cache: Tensor
+    tables: Tensor
+    context_lens: Tensor
+    query_start: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+    block_size: int
+
+    @property
+    def layer(self) -> Tensor:
+        return self.cache[:, 1]
+
+    def attend(self, scale: float = 0.125, **options: object) -> Tensor:
+        out = torch.full_like(self.q, float("nan"))
+        ops.paged_attention(
+            self.q, self.layer, self.tables, self.context_lens, self.query_start, out, scale, self.block_size, **options
+        )
+        return out
+
+    def rows(self, sequence: int) -> slice:
+        return slice(int(self.query_start[sequence]), int(self.query_start[sequence + 1]))
+
+    def alone(self, sequence: int, last_queries: int | None = None) -> "Batch":
+        """The same cache, one sequence, perhaps only its last queries."""
+        q = self.q[self.rows(sequence)]
+        q = q if last_queries is None else q[len(q) - last_queries :]
+        one = slice(sequence, sequence + 1)
+        return Batch(
+            q, self.cache, self.tables[one], self.context_lens[one], torch.tensor([0, len(q)], dtype=torch.int32),
+            self.keys[one], self.values[one], self.block_size,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def make_batch():
+    def make(
+        lengths: list[tuple[int, int]],  # (queries, context) of each sequence
+        heads: int = 4,
+        kv_heads: int = 2,
+        head_dim: int = 64,
+        dtype: torch.dtype = torch.float32,
+        block_size: int = BLOCK,
+        seed: int = 0,
+    ) -> Batch:
+        generator = torch.Generator().manual_seed(seed)
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(dtype)
+
+        needed = [-(-length // block_size) for _, length in lengths]
+        blocks = 1 + sum(needed) + 2
+        cache = ops.empty_cache(blocks, 2, kv_heads, block_size, head_dim, dtype)
+        cache.fill_(float("nan"))
+        order = (torch.randperm(blocks - 1, generator=generator) + 1).to(torch.int32)
+        tables = torch.full((len(lengths), max([*needed, 1])), -(2**31), dtype=torch.int32)  # reading one would crash
+        keys, values, start = [], [], 0
+        for row, ((_, length), count) in enumerate(zip(lengths, needed, strict=True)):
+            tables[row, :count] = order[start : start + count]
+            start += count
+            position = torch.arange(length)
+            slots = tables[row, position // block_size].long() * block_size + position % block_size
+            k, v = randn(length, kv_heads, head_dim), randn(length, kv_heads, head_dim)
+            ops.write_kv(k, v, cache[:, 1], slots, block_size)
+            keys.append(k)
+            values.append(v)
+        queries = torch.tensor([0] + [n for n, _ in lengths]).cumsum(0).to(torch.int32)
+        return Batch(
+            randn(int(queries[-1]), heads, head_dim),
+            cache,
+            tables,
+            torch.tensor([length for _, length in lengths], dtype=torch.int32),
+            queries,
+            keys,
+            values,
+            block_size,
+        )
+
+    return make

@@ -1,0 +1,98 @@
+import pytest
+import torch
+
+from octavo_kernels import ops, reference
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+BLOCK = 16
+
+
+def read_back(layer, slot, head_dim):
+    """K and V of one slot, by attending to that key alone: V is the output, K the score against unit queries."""
+    block, offset = divmod(slot, BLOCK)
+    cells = layer[block].reshape(2, layer.shape[2], -1)
+    k = cells[0].reshape(-1, head_dim, BLOCK)[:, :, offset]
+    v = cells[1].reshape(-1, BLOCK, head_dim)[:, offset]
+    return k, v
+
+
+def table(max_pos, rotary_dim):
+    angles = torch.arange(max_pos)[:, None] / 10000 ** (torch.arange(0, rotary_dim, 2) / rotary_dim)
+    return torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_write_kv_fills_its_slots_and_nothing_else(level, dtype):
+    cache = ops.empty_cache(4, 2, 3, BLOCK, 40, dtype)
+    cache.fill_(7.0)
+    k, v = torch.randn(4, 3, 40).to(dtype), torch.randn(4, 3, 40).to(dtype)
+    slots = torch.tensor([17, -1, 63, 32])
+    ops.write_kv(k, v, cache[:, 1], slots)
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            got_k, got_v = read_back(cache[:, 1], slot, 40)
+            assert torch.equal(got_k, k[row])
+            assert torch.equal(got_v, v[row])
+    assert (cache[:, 0] == 7.0).all()
+    assert (cache[:, 1] != 7.0).sum() == 3 * 2 * 3 * 40
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary_dim", [None, 2, 24, 48, 80])
+@pytest.mark.parametrize("norm", [False, True])
+def test_rope_write_kv(level, dtype, interleaved, rotary_dim, norm):
+    heads, kv_heads, dim, tokens = 6, 2, 80, 5
+    torch.manual_seed(0)
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
+    slots, positions = torch.tensor([3, 20, -1, 16, 47]), torch.tensor([0, 9, 5, 77, 99])
+    cos_sin = None if rotary_dim is None else table(100, rotary_dim)
+    q_norm, k_norm = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype)) if norm else (None, None)
+    cache = ops.empty_cache(3, 1, kv_heads, BLOCK, dim, dtype)
+    cache.zero_()
+    q = torch.empty(tokens, heads, dim, dtype=dtype)
+    ops.rope_write_kv(
+        qkv, q, cache[:, 0], slots, positions, cos_sin, q_norm, k_norm, 1e-5, BLOCK, interleaved, norm_offset=1.0
+    )
+
+    expected_q, expected_k, v = qkv.double().reshape(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+    if norm:
+        expected_q = reference.rms_norm(expected_q, q_norm.double(), 1e-5, 1.0)
+        expected_k = reference.rms_norm(expected_k, k_norm.double(), 1e-5, 1.0)
+    if cos_sin is not None:
+        expected_q = reference.rope(expected_q, positions, cos_sin.double(), interleaved)
+        expected_k = reference.rope(expected_k, positions, cos_sin.double(), interleaved)
+    close = {"atol": 1e-6, "rtol": 1e-6} if dtype is torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
+    torch.testing.assert_close(q.double(), expected_q, **close)
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            got_k, got_v = read_back(cache[:, 0], slot, dim)
+            torch.testing.assert_close(got_k.double(), expected_k[row], **close)
+            assert torch.equal(got_v.double(), v[row])
+
+
+def test_rope_agrees_with_transformers(level):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    heads, dim, tokens = 4, 32, 6
+    rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=heads * dim, num_attention_heads=heads))
+    positions = torch.tensor([0, 1, 5, 100, 1000, 2047])
+    qkv = torch.randn(tokens, 3 * heads * dim)
+    x = qkv.reshape(1, tokens, 3 * heads, dim).transpose(1, 2)
+    cos, sin = rotary(x, positions[None])
+    expected, _ = apply_rotary_pos_emb(x[:, :heads], x[:, heads : 2 * heads], cos, sin)
+    cos_all, sin_all = rotary(x, torch.arange(2048)[None])
+    cos_sin = torch.cat((cos_all[0, :, : dim // 2], sin_all[0, :, : dim // 2]), dim=1)
+    q = torch.empty(tokens, heads, dim)
+    cache = ops.empty_cache(1, 1, heads, BLOCK, dim, torch.float32)
+    ops.rope_write_kv(qkv, q, cache[:, 0], torch.arange(tokens), positions, cos_sin)
+    torch.testing.assert_close(q, expected[0].transpose(0, 1), atol=1e-6, rtol=1e-6)
+
+
+def test_copy_blocks_copies_all_layers_and_nothing_else():
+    cache = torch.randn(6, 3, 2, 2, BLOCK * 8)
+    before = cache.clone()
+    ops.copy_blocks(cache, torch.tensor([[1, 4], [1, 2], [3, 5]]))
+    assert torch.equal(cache, before[[0, 1, 1, 3, 1, 3]])
+    ops.copy_blocks(cache, torch.empty(0, 2, dtype=torch.int64))
