@@ -1,0 +1,152 @@
+"""Tiny random models of many architectures: no download, seconds to build, answers by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    DeepseekV3Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GptOssConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    OPTConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Starcoder2Config,
+)
+
+VOCAB = 211
+CONTEXT = 384
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 96,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 900.0, "factor": 4.0, "original_max_position_embeddings": 96}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 900.0, "factor": 3.0}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 900.0,
+    "short_factor": [1.0, 1.1, 1.2],
+    "long_factor": [1.0, 2.0, 4.0],
+    "original_max_position_embeddings": CONTEXT,
+    "factor": 4.0,
+    "partial_rotary_factor": 0.5,
+}
+
+GENERIC: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True),
+    "llama-rope3": LlamaConfig(**COMMON, rope_parameters=LLAMA3_ROPE, head_dim=16),
+    "llama-yarn": LlamaConfig(**COMMON, rope_parameters=YARN_ROPE, tie_word_embeddings=True),
+    "llama-linear": LlamaConfig(**COMMON, rope_parameters=LINEAR_ROPE),
+    "mistral": MistralConfig(**COMMON, sliding_window=24),
+    "qwen2": Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=40, max_window_layers=1),
+    "qwen3": Qwen3Config(**COMMON, head_dim=16),
+    "gemma": GemmaConfig(**COMMON, head_dim=16),
+    "gemma2": Gemma2Config(**COMMON, head_dim=16, sliding_window=24, query_pre_attn_scalar=24),
+    "gemma3": Gemma3TextConfig(**COMMON, head_dim=16, sliding_window=24, sliding_window_pattern=2),
+    "phi3": Phi3Config(**COMMON, sliding_window=60),
+    "phi3-longrope": Phi3Config(**COMMON, rope_parameters=LONG_ROPE),
+    "olmo2": Olmo2Config(**COMMON),
+    "granite": GraniteConfig(
+        **COMMON, embedding_multiplier=3.0, logits_scaling=0.5, residual_multiplier=0.7, attention_multiplier=0.2
+    ),
+    "opt": OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        ffn_dim=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        pad_token_id=None,
+        eos_token_id=None,
+    ),
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=48,
+        n_layer=3,
+        n_head=4,
+        n_positions=CONTEXT,
+        scale_attn_by_inverse_layer_idx=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+}
+ROUTED: dict[str, PreTrainedConfig] = {
+    "gpt_neox": GPTNeoXConfig(**{**COMMON, "num_key_value_heads": 4}),
+    "cohere": CohereConfig(**COMMON),
+    "starcoder2": Starcoder2Config(**COMMON, sliding_window=24),
+    "mixtral": MixtralConfig(**COMMON, num_local_experts=4),
+    "gpt_oss": GptOssConfig(**COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24),
+    "deepseek_v3": DeepseekV3Config(
+        **{**COMMON, "num_key_value_heads": 4},
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=12,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+    ),
+}
+ALL = GENERIC | ROUTED
+
+
+def build(name: str) -> PreTrainedModel:
+    """The model as transformers runs it: float32, eager attention.
+
+    Matrices are drawn wide enough that the next token depends on the context and the best logit stands clear of the
+    second; norms and biases are moved off their neutral values, so that a forgotten one shows.
+    """
+    torch.manual_seed(sum(map(ord, name)))
+    model = AutoModelForCausalLM.from_config(ALL[name], attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                fan_in = parameter.shape[0] if "c_" in key else parameter.shape[-1]
+                parameter.normal_(0.0, 1.6 / fan_in**0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def save(name: str, folder: Path) -> PreTrainedModel:
+    model = build(name)
+    model.save_pretrained(folder)
+    return model

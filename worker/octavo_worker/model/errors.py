@@ -1,0 +1,15 @@
+"""Why a model cannot be served. Each message says what to do next."""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """The model cannot be loaded or run as asked."""
+
+
+class UnsupportedModel(ModelError):
+    """Neither the generic decoder nor the transformers route can run this architecture."""
+
+
+class CheckpointError(ModelError):
+    """The weights on disk do not fit the config."""

@@ -1,0 +1,108 @@
+"""From options to a runner: which device and dtype, which route, how large a cache."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.model.config import decoder_config
+from octavo_worker.model.decoder import Decoder
+from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.runner import CausalModel, PagedRunner
+from octavo_worker.model.transformers_route import load_transformers
+from octavo_worker.model.weights import Checkpoint, RandomWeights, load_weights, resolve
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CACHE_BYTES = 1 << 30
+DEFAULT_CACHE_SHARE = 0.25  # of the memory available
+
+
+def load_runner(options: ModelOptions) -> PagedRunner:
+    """Loads the model and allocates its KV cache. Raises `ModelError` with the next step to take."""
+    if options.device == "cuda":
+        raise ModelError("the kernels of this build run on the CPU; give --device cpu.")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model, wanted_len = load_model(options)
+    block_bytes = cache_bytes_per_block(model, options.block_size)
+    num_blocks = pool_size(options, block_bytes, wanted_len)
+    max_model_len = min(wanted_len, (num_blocks - 1) * options.block_size)
+    if max_model_len < wanted_len:
+        log.warning(
+            "max_model_len clamped from %d to %d: that is what %d KV blocks hold. "
+            "Give more with --kv-cache-bytes or --num-blocks.",
+            wanted_len,
+            max_model_len,
+            num_blocks - 1,
+        )
+    return PagedRunner(model, num_blocks, options.block_size, max_model_len)
+
+
+def load_model(options: ModelOptions, route: str | None = None) -> tuple[CausalModel, int]:
+    """The model and the context length asked for. `route` "transformers" forces that route (tests compare the two)."""
+    folder = resolve(options.model)
+    config = read_config(folder)
+    dtype = choose_dtype(options.dtype, config)
+    device = torch.device("cpu")
+    longest = config.get_text_config().max_position_embeddings
+    if options.max_model_len is not None and options.max_model_len > longest:
+        raise ModelError(f"max_model_len {options.max_model_len} is more than the model's context of {longest} tokens.")
+    wanted_len = options.max_model_len or longest
+    described = decoder_config(config, wanted_len) if route is None else None
+    dummy = options.load_format == "dummy"
+    if described is None:
+        return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len
+    source = RandomWeights(options.seed, 1.0 - described.norm_offset) if dummy else Checkpoint.open(folder)
+    weights = load_weights(described, source, dtype, device)
+    return Decoder(described, weights, options.token_budget), wanted_len
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json; give a model folder as saved by save_pretrained.")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModel(f"transformers cannot read {folder / 'config.json'}: {error}") from error
+    if getattr(config, "quantization_config", None):
+        raise UnsupportedModel(f"{folder} is quantised; give the checkpoint in bfloat16, float16 or float32.")
+    return config
+
+
+def choose_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
+    """As asked, else as the config says, else float32."""
+    if name != "auto":
+        return getattr(torch, name)
+    dtype = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise UnsupportedModel(f"dtype {dtype} is not supported; give --dtype bfloat16.")
+    return dtype
+
+
+def cache_bytes_per_block(model: CausalModel, block_size: int) -> int:
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * block_size * model.dtype.itemsize
+
+
+def pool_size(options: ModelOptions, block_bytes: int, max_model_len: int) -> int:
+    """Blocks of the KV cache, the null block included.
+
+    `num_blocks` as given, else `kv_cache_bytes`, else 1 GiB or a quarter of the memory available, whichever is less;
+    never more than `max_running` sequences of `max_model_len` tokens can fill.
+    """
+    if options.num_blocks is not None:
+        blocks = options.num_blocks
+    else:
+        free = int(psutil.virtual_memory().available * DEFAULT_CACHE_SHARE)
+        budget = options.kv_cache_bytes or min(DEFAULT_CACHE_BYTES, free)
+        useful = options.max_running * -(-max_model_len // options.block_size) + 1
+        blocks = min(budget // block_bytes, useful)
+    if blocks < 2:
+        raise ModelError(f"the KV cache has room for {blocks} blocks of {block_bytes} bytes; 2 are the least.")
+    return blocks

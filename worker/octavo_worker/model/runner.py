@@ -1,0 +1,102 @@
+"""The model runner: one `StepPlan` in, one `StepResult` out."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from octavo_kernels import ops
+from torch import Tensor
+
+from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
+from octavo_worker.messages import Logprob
+from octavo_worker.model.batch import Batch, ragged_batch
+from octavo_worker.model.sampler import logprobs, sample
+
+PROMPT_ROWS = 128  # logits of a large vocabulary are megabytes a row
+
+
+class CausalModel(Protocol):
+    """What the runner asks of `Decoder` and `TransformersModel`.
+
+    `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into
+    float32 logits.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    max_position: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None: ...
+
+    def forward(self, batch: Batch, rows: Tensor | None) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+class PagedRunner:
+    """Runs plans on one device against one paged KV cache."""
+
+    def __init__(self, model: CausalModel, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        self.model = model
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.vocab_size = model.vocab_size
+        shape = (num_blocks, model.num_layers, model.num_kv_heads, block_size, model.head_dim)
+        self.kv_cache = ops.empty_cache(*shape, model.dtype, model.device)
+        model.bind(self.kv_cache, block_size, max_model_len)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Raises `StepError` for a sequence whose tokens the model cannot embed."""
+        if plan.copies:
+            ops.copy_blocks(self.kv_cache, torch.tensor(plan.copies, dtype=torch.int64))
+        if not plan.sequences:
+            return StepResult([])
+        batch = ragged_batch(plan.sequences, self.block_size, self.vocab_size)
+        last_rows = (batch.query_start[1:] - 1).tolist()
+        sampled_rows = [row for row, s in zip(last_rows, plan.sequences, strict=True) if s.samples]
+        prompt_rows = [
+            row
+            for start, s in zip(batch.query_start.tolist(), plan.sequences, strict=False)
+            if s.prompt_logprobs is not None
+            for row in range(start, start + len(s.targets))
+        ]
+        rows = sampled_rows + prompt_rows
+        every_token_once = not prompt_rows and len(rows) == len(batch.token_ids)
+        features = self.model.forward(batch, None if every_token_once else torch.tensor(rows, dtype=torch.int64))
+        samples = self._sample(features[: len(sampled_rows)], plan.sequences)
+        prompts = self._prompt_logprobs(features[len(sampled_rows) :], plan.sequences)
+        return StepResult([SequenceResult(s, p) for s, p in zip(samples, prompts, strict=True)])
+
+    def _sample(self, features: Tensor, sequences: list[SequenceStep]) -> list[list[Sampled]]:
+        """The samples of each sequence; `features` has a row for each sequence that has any."""
+        specs = [spec for s in sequences for spec in s.samples]
+        if not specs:
+            return [[] for _ in sequences]
+        logits = self.model.logits(features)
+        if len(specs) > len(logits):  # parallel sequences leaving one prompt share its row
+            counts = torch.tensor([len(s.samples) for s in sequences if s.samples])
+            logits = logits.repeat_interleave(counts, dim=0)
+        results = iter(sample(logits, specs))
+        return [[next(results) for _ in s.samples] for s in sequences]
+
+    def _prompt_logprobs(self, features: Tensor, sequences: list[SequenceStep]) -> list[list[Logprob]]:
+        answers: list[list[Logprob]] = []
+        at = 0
+        for sequence in sequences:
+            answer: list[Logprob] = []
+            if sequence.prompt_logprobs is not None:
+                for first in range(0, len(sequence.targets), PROMPT_ROWS):
+                    targets = sequence.targets[first : first + PROMPT_ROWS]
+                    logits = self.model.logits(features[at : at + len(targets)])
+                    at += len(targets)
+                    counts = [sequence.prompt_logprobs] * len(targets)
+                    answer += logprobs(torch.log_softmax(logits, dim=-1), targets, counts)
+            answers.append(answer)
+        return answers

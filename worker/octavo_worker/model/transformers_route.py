@@ -1,0 +1,233 @@
+"""Any other causal model: transformers' modelling code with our paged attention registered as its attention function.
+
+Correct first, slower allowed. transformers calls `paged_attention` once a layer with rotated heads; keys and values
+go into the paged cache, attention reads only the cache, so neither masks nor transformers' own caches take part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from octavo_kernels import ops
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from octavo_worker.model.batch import Batch
+from octavo_worker.model.errors import CheckpointError, UnsupportedModel
+
+NAME = "octavo_paged"
+LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of the attention function during the trial run."""
+
+    layer: int
+    kv_heads: int
+    head_dim: int
+    problem: str | None
+
+
+@dataclass(slots=True)
+class Step:
+    """What all layers share: the cache, the batch being computed, and the record of the trial run."""
+
+    caches: list[Tensor] = field(default_factory=list)
+    block_size: int = 0
+    batch: Batch | None = None
+    calls: list[Call] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Layer:
+    """Hangs on an attention module, so that the attention function knows its layer without any global."""
+
+    index: int
+    step: Step
+    sliding: bool
+
+
+class TransformersModel:
+    """A transformers causal model behind the same methods as `Decoder`.
+
+    `forward` already yields logits (in the model's dtype) of the rows asked for; `logits` only makes them float32.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        self.model = model.eval()
+        self.step = Step()
+        self.dtype = model.dtype
+        self.device = model.device
+        self.vocab_size = config.vocab_size
+        self.max_position = config.max_position_embeddings
+        self.num_layers = config.num_hidden_layers
+        _attach(model, config, self.step)
+        self.num_kv_heads, self.head_dim = self._trial_run()
+
+    def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None:
+        _check_rope(self.model.config.get_text_config(), max_model_len)
+        self.step.caches = [kv_cache[:, layer] for layer in range(self.num_layers)]
+        self.step.block_size = block_size
+
+    def forward(self, batch: Batch, rows: Tensor | None) -> Tensor:
+        self.step.batch = batch
+        output = self.model(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=0 if rows is None else rows,
+        )
+        return output.logits[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden.float()
+
+    def _trial_run(self) -> tuple[int, int]:
+        """One token through the model: every layer must call the attention function exactly once, in one shape, and
+        with nothing that it would have to ignore. Returns the KV heads and the size of a head."""
+        ids = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        with torch.inference_mode():
+            self.model(input_ids=ids, position_ids=torch.zeros_like(ids), use_cache=False)
+        calls, self.step.calls = self.step.calls, []
+        name = type(self.model).__name__
+        if problems := sorted({call.problem for call in calls if call.problem}):
+            raise UnsupportedModel(f"{name}: {'; '.join(problems)}.")
+        if sorted(call.layer for call in calls) != list(range(self.num_layers)):
+            raise UnsupportedModel(
+                f"{name} called transformers' attention interface for {len(calls)} of {self.num_layers} layers; "
+                "only models whose every layer is attention through that interface can be served."
+            )
+        shapes = {(call.kv_heads, call.head_dim) for call in calls}
+        if len(shapes) != 1:
+            raise UnsupportedModel(f"{name} has layers with different KV shapes {sorted(shapes)}; one shape is supported.")
+        return shapes.pop()
+
+
+def load_transformers(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, dummy_seed: int | None
+) -> TransformersModel:
+    """Loads `folder` (or, with a `dummy_seed`, random weights). Raises `UnsupportedModel` or `CheckpointError`."""
+    _reject(config)
+    AttentionInterface.register(NAME, paged_attention)
+    try:
+        if dummy_seed is not None:
+            torch.manual_seed(dummy_seed)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
+        else:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=NAME,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+            _check_report(report)
+    except (ValueError, OSError) as error:
+        raise UnsupportedModel(f"transformers cannot load {config.model_type!r}: {str(error).splitlines()[0]}") from error
+    return TransformersModel(model.to(device))
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention signature: `query[1, heads, T, D]`, `key` and `value[1, kv_heads, T, D]`, already rotated.
+
+    Returns `[1, T, heads, D]`. Values narrower than the keys (MLA) are padded with zeros in the cache.
+    """
+    layer: Layer = module.octavo
+    step, width = layer.step, value.shape[-1]
+    if not step.caches:
+        problem = _problem(layer, module, attention_mask, sliding_window, value.shape[-1] - key.shape[-1], others)
+        step.calls.append(Call(layer.index, key.shape[1], key.shape[3], problem))
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous(), None
+    assert step.batch is not None
+    batch, cache = step.batch, step.caches[layer.index]
+    value = nn.functional.pad(value, (0, key.shape[-1] - width)) if width < key.shape[-1] else value
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    ops.write_kv(k, v, cache, batch.slots, step.block_size)
+    out = torch.empty_like(q)
+    ops.paged_attention(
+        q,
+        cache,
+        batch.block_tables,
+        batch.context_lens,
+        batch.query_start,
+        out,
+        q.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        block_size=step.block_size,
+        sliding_window=sliding_window or 0,
+        softcap=softcap or 0.0,
+        sinks=None if s_aux is None else s_aux.float(),
+    )
+    return out[None, ..., :width], None
+
+
+def _problem(
+    layer: Layer, module: nn.Module, mask: Tensor | None, window: int | None, surplus: int, others: dict[str, Any]
+) -> str | None:
+    """Why paged attention would compute something else than this model means, or None."""
+    if mask is not None:
+        return "it adds a mask or bias of its own to the attention scores (ALiBi, prefix masks)"
+    if not getattr(module, "is_causal", True):
+        return "it attends in both directions"
+    if layer.sliding and not window:
+        return "its sliding window is not passed to the attention function"
+    if surplus > 0:
+        return "its value heads are wider than its key heads"
+    if tensors := sorted(name for name, value in others.items() if isinstance(value, Tensor) and name != "position_ids"):
+        return f"it passes {', '.join(tensors)} to the attention function, which paged attention does not know"
+    return None
+
+
+def _attach(model: PreTrainedModel, config: PreTrainedConfig, step: Step) -> None:
+    kinds = getattr(config, "layer_types", None) or []
+    for module in model.modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int):
+            sliding = index < len(kinds) and kinds[index] == "sliding_attention"
+            module.octavo = Layer(index, step, sliding)
+
+
+def _reject(config: PreTrainedConfig) -> None:
+    """What the config alone gives away; the trial run finds the rest."""
+    text, kind = config.get_text_config(), config.model_type
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models.")
+    if strange := sorted(set(getattr(text, "layer_types", None) or []) - LAYER_KINDS):
+        raise UnsupportedModel(f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work.")
+
+
+def _check_rope(config: PreTrainedConfig, max_model_len: int) -> None:
+    """transformers picks LongRoPE's factors by the longest position in a *batch*: answers would depend on neighbours."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    original = parameters.get("original_max_position_embeddings")
+    if parameters.get("rope_type") == "longrope" and original and max_model_len > original:
+        raise UnsupportedModel(
+            f"LongRoPE past its original {original} positions would make answers depend on the batch on this route; "
+            f"give --max-model-len {original} or less."
+        )
+
+
+def _check_report(report: Any) -> None:
+    missing = sorted(report["missing_keys"])
+    mismatched = sorted(str(entry[0]) for entry in report["mismatched_keys"])
+    if missing or mismatched:
+        raise CheckpointError(
+            f"the checkpoint does not fit its config.json: missing {missing[:5]}, wrong shape {mismatched[:5]}."
+        )
