@@ -139,7 +139,8 @@ def build(name: str) -> PreTrainedModel:
         for key, parameter in model.named_parameters():
             if parameter.dim() >= 2:
                 fan_in = parameter.shape[0] if "c_" in key else parameter.shape[-1]
-                parameter.normal_(0.0, 1.6 / fan_in**0.5)
+                tied = model.config.tie_word_embeddings and key.endswith(("embed_tokens.weight", "wte.weight"))
+                parameter.normal_(0.0, (0.2 if tied else 2.5) / fan_in**0.5)  # tied: or a token predicts itself
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     model.generation_config.eos_token_id = None

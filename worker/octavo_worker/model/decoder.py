@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 import torch
 import torch.nn.functional as F
 from octavo_kernels import ops
@@ -12,22 +14,43 @@ from octavo_worker.model.config import Activation, DecoderConfig
 from octavo_worker.model.weights import DecoderWeights, LayerWeights, Norm
 
 
-class Workspace:
-    """Buffers reused by every layer and step: fresh ones of megabytes would cost page faults each time."""
+@dataclass(slots=True)
+class Buffers:
+    """Scratch of one step, a row a token; every layer overwrites it."""
 
-    def __init__(self, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+    hidden: Tensor  # the residual stream
+    normed: Tensor
+    delta: Tensor  # what a block adds to the residual stream
+    qkv: Tensor
+    q: Tensor  # [T, heads, head_dim]
+    attended: Tensor  # [T, heads, head_dim]
+    up: Tensor
+    activated: Tensor
+
+    @classmethod
+    def allocate(cls, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> Buffers:
         def buffer(*width: int) -> Tensor:
             return torch.empty((rows, *width), dtype=dtype, device=device)
 
-        self.rows = rows
-        self.hidden = buffer(config.hidden_size)
-        self.normed = buffer(config.hidden_size)
-        self.delta = buffer(config.hidden_size)
-        self.qkv = buffer(config.q_size + 2 * config.kv_size)
-        self.q = buffer(config.num_heads, config.head_dim)
-        self.attended = buffer(config.num_heads, config.head_dim)
-        self.up = buffer(config.intermediate_size * (2 if config.gated else 1))
-        self.activated = buffer(config.intermediate_size)
+        return cls(
+            hidden=buffer(config.hidden_size),
+            normed=buffer(config.hidden_size),
+            delta=buffer(config.hidden_size),
+            qkv=buffer(config.q_size + 2 * config.kv_size),
+            q=buffer(config.num_heads, config.head_dim),
+            attended=buffer(config.num_heads, config.head_dim),
+            up=buffer(config.intermediate_size * (2 if config.gated else 1)),
+            activated=buffer(config.intermediate_size),
+        )
+
+    def first(self, rows: int) -> Buffers:
+        return Buffers(*(getattr(self, field.name)[:rows] for field in fields(self)))
+
+    def select(self, rows: Tensor) -> Buffers:
+        """Buffers of `rows` only, with their hidden states and attention outputs."""
+        chosen = self.first(len(rows))
+        chosen.hidden, chosen.attended = self.hidden[rows], self.attended[rows]
+        return chosen
 
 
 class Decoder:
@@ -43,13 +66,12 @@ class Decoder:
         self.dtype = weights.embed.dtype
         self.device = weights.embed.device
         self.vocab_size = config.vocab_size
-        self.max_position = config.max_position
         self.num_layers = len(config.layers)
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
-        self.workspace = Workspace(config, token_budget, self.dtype, self.device)
+        self.buffers = Buffers.allocate(config, token_budget, self.dtype, self.device)
         self.caches: list[Tensor] = []
         self.cos_sin: dict[str, Tensor] = {}
         self.block_size = 0
@@ -62,21 +84,22 @@ class Decoder:
     def forward(self, batch: Batch, rows: Tensor | None) -> Tensor:
         """Hidden states `[R, hidden]`, after the final norm, of `rows[R]` (int64); None means of all tokens."""
         tokens = len(batch.token_ids)
-        if tokens > self.workspace.rows:
-            self.workspace = Workspace(self.config, tokens, self.dtype, self.device)
-        hidden = self._embed(batch, self.workspace.hidden[:tokens])
+        if tokens > len(self.buffers.hidden):
+            self.buffers = Buffers.allocate(self.config, tokens, self.dtype, self.device)
+        b = self.buffers.first(tokens)
+        self._embed(batch, b.hidden)
         delta: Tensor | None = None
         post_norm: Norm | None = None
         for i, layer in enumerate(self.weights.layers):
-            x = self._advance(hidden, delta, post_norm, layer.attn_norm)
-            attended = self._attend(x, i, layer, batch)
+            x = self._advance(b, delta, post_norm, layer.attn_norm)
+            self._attend(b, x, i, layer, batch)
             if rows is not None and i == self.num_layers - 1:  # nobody reads the other rows any more
-                attended, hidden = attended[rows], hidden[rows]
-            delta = ops.linear(attended, layer.out.weight, layer.out.bias, out=self.workspace.delta[: len(hidden)])
-            x = self._advance(hidden, delta, layer.post_attn_norm, layer.mlp_norm)
-            delta = self._mlp(x, layer)
+                b = b.select(rows)
+            delta = ops.linear(b.attended.flatten(1), layer.out.weight, layer.out.bias, out=b.delta)
+            x = self._advance(b, delta, layer.post_attn_norm, layer.mlp_norm)
+            delta = self._mlp(b, x, layer)
             post_norm = layer.post_mlp_norm
-        return self._advance(hidden, delta, post_norm, self.weights.final_norm)
+        return self._advance(b, delta, post_norm, self.weights.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 `[R, vocab]`."""
@@ -87,69 +110,62 @@ class Decoder:
             logits.div_(self.config.logits_softcap).tanh_().mul_(self.config.logits_softcap)
         return logits
 
-    def _embed(self, batch: Batch, hidden: Tensor) -> Tensor:
+    def _embed(self, batch: Batch, hidden: Tensor) -> None:
         torch.index_select(self.weights.embed, 0, batch.token_ids, out=hidden)
         if self.embedding_multiplier != 1.0:
             hidden.mul_(self.embedding_multiplier)
         if self.weights.positions is not None and self.config.position_offset is not None:
             hidden.add_(self.weights.positions[batch.positions + self.config.position_offset])
-        return hidden
 
-    def _advance(self, hidden: Tensor, delta: Tensor | None, post: Norm | None, pre: Norm | None) -> Tensor:
+    def _advance(self, b: Buffers, delta: Tensor | None, post: Norm | None, pre: Norm | None) -> Tensor:
         """Adds a block's normed output to the residual stream, in place, and returns the next block's normed input."""
-        if delta is not None and post is not None:
-            delta = self._norm(delta, post, out=delta)
-        if delta is not None and self.config.residual_multiplier != 1.0:
-            delta = delta.mul_(self.config.residual_multiplier)
+        if delta is None:
+            return b.hidden if pre is None else self._norm(b.hidden, pre, b.normed)
+        if post is not None:
+            self._norm(delta, post, delta)
+        if self.config.residual_multiplier != 1.0:
+            delta.mul_(self.config.residual_multiplier)
         if pre is not None:
-            return self._norm(delta if delta is not None else hidden, pre, hidden if delta is not None else None)
-        if delta is not None:
-            hidden.add_(delta)
-        return hidden
+            return self._norm(delta, pre, b.normed, residual=b.hidden)
+        return b.hidden.add_(delta)
 
-    def _norm(self, x: Tensor, norm: Norm, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        out = self.workspace.normed[: len(x)] if out is None else out
-        if self.config.norm == "layer":
-            return ops.layer_norm(x, norm.weight, norm.bias, self.config.norm_eps, out=out, residual=residual)
-        offset = self.config.norm_offset
-        return ops.rms_norm(x, norm.weight, self.config.norm_eps, out=out, residual=residual, offset=offset)
+    def _norm(self, x: Tensor, norm: Norm, out: Tensor, residual: Tensor | None = None) -> Tensor:
+        c = self.config
+        if c.norm == "layer":
+            return ops.layer_norm(x, norm.weight, norm.bias, c.norm_eps, out=out, residual=residual)
+        return ops.rms_norm(x, norm.weight, c.norm_eps, out=out, residual=residual, offset=c.norm_offset)
 
-    def _attend(self, x: Tensor, index: int, layer: LayerWeights, batch: Batch) -> Tensor:
-        """Attention of `x[T, hidden]`, before the output projection: `[T, q_size]`."""
-        attention, cache, tokens = self.config.layers[index], self.caches[index], len(x)
-        qkv = ops.linear(x, layer.qkv.weight, layer.qkv.bias, out=self.workspace.qkv[:tokens])
-        q = self._queries(qkv, index, layer, batch)
-        out = self.workspace.attended[:tokens]
+    def _attend(self, b: Buffers, x: Tensor, index: int, layer: LayerWeights, batch: Batch) -> None:
+        """Attention of `x[T, hidden]` into `b.attended`, before the output projection."""
+        attention, cache = self.config.layers[index], self.caches[index]
+        ops.linear(x, layer.qkv.weight, layer.qkv.bias, out=b.qkv)
         ops.paged_attention(
-            q,
+            self._queries(b, index, layer, batch),
             cache,
             batch.block_tables,
             batch.context_lens,
             batch.query_start,
-            out,
+            b.attended,
             attention.scale,
             block_size=self.block_size,
             sliding_window=attention.sliding_window,
             softcap=self.config.softcap,
         )
-        return out.view(tokens, self.config.q_size)
 
-    def _queries(self, qkv: Tensor, index: int, layer: LayerWeights, batch: Batch) -> Tensor:
+    def _queries(self, b: Buffers, index: int, layer: LayerWeights, batch: Batch) -> Tensor:
         """Writes this step's keys and values into the cache; returns the queries `[T, heads, head_dim]`."""
-        c, rope, tokens = self.config, self.config.layers[index].rope, len(qkv)
+        c, rope, cache = self.config, self.config.layers[index].rope, self.caches[index]
         if rope is None:
-            q, k, v = qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1)
-            heads = (tokens, c.num_kv_heads, c.head_dim)
-            ops.write_kv(k.reshape(heads), v.reshape(heads), self.caches[index], batch.slots, self.block_size)
-            return q.reshape(tokens, c.num_heads, c.head_dim)
+            q, k, v = b.qkv.unflatten(1, (-1, c.head_dim)).split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
+            ops.write_kv(k, v, cache, batch.slots, self.block_size)
+            return q
         if c.qk_norm == "whole":
-            self._norm_whole(qkv, layer)
+            self._norm_whole(b.qkv, layer)
         per_head = c.qk_norm == "head"
-        q = self.workspace.q[:tokens]
         ops.rope_write_kv(
-            qkv,
-            q,
-            self.caches[index],
+            b.qkv,
+            b.q,
+            cache,
             batch.slots,
             batch.positions,
             self.cos_sin[rope],
@@ -159,7 +175,7 @@ class Decoder:
             block_size=self.block_size,
             norm_offset=c.norm_offset,
         )
-        return q
+        return b.q
 
     def _norm_whole(self, qkv: Tensor, layer: LayerWeights) -> None:
         """OLMo 2 normalises all query heads together, and all key heads together, before the rotation."""
@@ -168,14 +184,13 @@ class Decoder:
         for part, weight in ((q, layer.q_norm), (k, layer.k_norm)):
             part.copy_(ops.rms_norm(part.contiguous(), weight, c.norm_eps, offset=c.norm_offset))
 
-    def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
-        rows = len(x)
-        up = ops.linear(x, layer.up.weight, layer.up.bias, out=self.workspace.up[:rows])
+    def _mlp(self, b: Buffers, x: Tensor, layer: LayerWeights) -> Tensor:
+        ops.linear(x, layer.up.weight, layer.up.bias, out=b.up)
         if self.config.gated:
-            activated = ops.act_and_mul(up, self.config.activation, out=self.workspace.activated[:rows])
+            activated = ops.act_and_mul(b.up, self.config.activation, out=b.activated)
         else:
-            activated = _activate(up, self.config.activation)
-        return ops.linear(activated, layer.down.weight, layer.down.bias, out=self.workspace.delta[:rows])
+            activated = _activate(b.up, self.config.activation)
+        return ops.linear(activated, layer.down.weight, layer.down.bias, out=b.delta)
 
 
 def _activate(x: Tensor, kind: Activation) -> Tensor:

@@ -14,7 +14,7 @@ from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.runner import CausalModel, PagedRunner
-from octavo_worker.model.transformers_route import load_transformers
+from octavo_worker.model.transformers_route import load_transformers, reject
 from octavo_worker.model.weights import Checkpoint, RandomWeights, load_weights, resolve
 
 log = logging.getLogger(__name__)
@@ -48,12 +48,10 @@ def load_model(options: ModelOptions, route: str | None = None) -> tuple[CausalM
     """The model and the context length asked for. `route` "transformers" forces that route (tests compare the two)."""
     folder = resolve(options.model)
     config = read_config(folder)
+    reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = torch.device("cpu")
-    longest = config.get_text_config().max_position_embeddings
-    if options.max_model_len is not None and options.max_model_len > longest:
-        raise ModelError(f"max_model_len {options.max_model_len} is more than the model's context of {longest} tokens.")
-    wanted_len = options.max_model_len or longest
+    wanted_len = context_length(options.max_model_len, config)
     described = decoder_config(config, wanted_len) if route is None else None
     dummy = options.load_format == "dummy"
     if described is None:
@@ -73,6 +71,16 @@ def read_config(folder: Path) -> PreTrainedConfig:
     if getattr(config, "quantization_config", None):
         raise UnsupportedModel(f"{folder} is quantised; give the checkpoint in bfloat16, float16 or float32.")
     return config
+
+
+def context_length(asked: int | None, config: PreTrainedConfig) -> int:
+    """As asked, else the model's own; more than the model's own is refused."""
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if asked is None and longest is None:
+        raise ModelError(f"{config.model_type!r} names no longest context; give --max-model-len.")
+    if asked is not None and longest is not None and asked > longest:
+        raise ModelError(f"max_model_len {asked} is more than the model's context of {longest} tokens.")
+    return asked or longest
 
 
 def choose_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:

@@ -26,7 +26,6 @@ class CausalModel(Protocol):
     dtype: torch.dtype
     device: torch.device
     vocab_size: int
-    max_position: int
     num_layers: int
     num_kv_heads: int
     head_dim: int

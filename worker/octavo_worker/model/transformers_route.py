@@ -64,7 +64,6 @@ class TransformersModel:
         self.dtype = model.dtype
         self.device = model.device
         self.vocab_size = config.vocab_size
-        self.max_position = config.max_position_embeddings
         self.num_layers = config.num_hidden_layers
         _attach(model, config, self.step)
         self.num_kv_heads, self.head_dim = self._trial_run()
@@ -112,7 +111,6 @@ def load_transformers(
     folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, dummy_seed: int | None
 ) -> TransformersModel:
     """Loads `folder` (or, with a `dummy_seed`, random weights). Raises `UnsupportedModel` or `CheckpointError`."""
-    _reject(config)
     AttentionInterface.register(NAME, paged_attention)
     try:
         if dummy_seed is not None:
@@ -204,8 +202,8 @@ def _attach(model: PreTrainedModel, config: PreTrainedConfig, step: Step) -> Non
             module.octavo = Layer(index, step, sliding)
 
 
-def _reject(config: PreTrainedConfig) -> None:
-    """What the config alone gives away; the trial run finds the rest."""
+def reject(config: PreTrainedConfig) -> None:
+    """Raises `UnsupportedModel` for what the config alone gives away; the trial run finds the rest."""
     text, kind = config.get_text_config(), config.model_type
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models.")

@@ -1,0 +1,112 @@
+"""Options become a runner of the right size, or an error that says what to do."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BloomConfig, LlamaConfig, MambaConfig, PreTrainedConfig, T5Config
+
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.model import ModelError, UnsupportedModel, load_runner
+from octavo_worker.model.loading import choose_dtype
+
+BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # K and V, layers, KV heads, head size, tokens, float32
+
+
+def folder_of(tmp_path: Path, **differences: object) -> str:
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        **differences,
+    )
+    return saved(tmp_path, config)
+
+
+def saved(tmp_path: Path, config: PreTrainedConfig) -> str:
+    config.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def dummy(model: str, **options: object) -> ModelOptions:
+    return ModelOptions(model=model, load_format="dummy", dtype="float32", threads=1, **options)  # type: ignore[arg-type]
+
+
+def test_pool_has_the_blocks_asked_for(tmp_path: Path) -> None:
+    runner = load_runner(dummy(folder_of(tmp_path), num_blocks=30))
+    assert (runner.num_blocks, runner.block_size, runner.vocab_size) == (30, 16, 50)
+    assert runner.max_model_len == 256
+
+
+def test_pool_fits_the_bytes_asked_for(tmp_path: Path) -> None:
+    runner = load_runner(dummy(folder_of(tmp_path), kv_cache_bytes=20 * BLOCK_BYTES + 1))
+    assert runner.num_blocks == 20
+
+
+def test_pool_is_never_larger_than_can_be_used(tmp_path: Path) -> None:
+    runner = load_runner(dummy(folder_of(tmp_path), max_running=3, token_budget=64))
+    assert runner.num_blocks == 3 * 16 + 1
+
+
+def test_context_is_clamped_to_the_pool_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        runner = load_runner(dummy(folder_of(tmp_path), num_blocks=5))
+    assert runner.max_model_len == 64
+    assert "clamped from 256 to 64" in caplog.text
+
+
+def test_context_longer_than_the_models_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="context of 256"):
+        load_runner(dummy(folder_of(tmp_path), max_model_len=257))
+
+
+def test_a_pool_without_a_usable_block_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="2 are the least"):
+        load_runner(dummy(folder_of(tmp_path), kv_cache_bytes=100))
+
+
+def test_dtype_follows_the_config(tmp_path: Path) -> None:
+    assert choose_dtype("auto", LlamaConfig(dtype="bfloat16")) is torch.bfloat16
+    assert choose_dtype("auto", LlamaConfig()) is torch.float32
+    assert choose_dtype("float16", LlamaConfig(dtype="bfloat16")) is torch.float16
+
+
+def test_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load_runner(dummy(str(tmp_path)))
+
+
+def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_architecture"}')
+    with pytest.raises(UnsupportedModel, match="no_such_architecture"):
+        load_runner(dummy(str(tmp_path)))
+
+
+def test_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+    model = folder_of(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(UnsupportedModel, match="quantised"):
+        load_runner(dummy(model))
+
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (T5Config(d_model=32, d_ff=40, num_layers=2, num_heads=4, vocab_size=50), "encoder-decoder"),
+        (MambaConfig(**TINY, state_size=4), "linear_attention"),
+        (BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4), "Bloom"),
+    ],
+    ids=["encoder-decoder", "state-space", "own-attention"],
+)
+def test_models_without_paged_attention_are_refused(tmp_path: Path, config: PreTrainedConfig, reason: str) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_runner(dummy(saved(tmp_path, config), max_model_len=32))

@@ -1,0 +1,176 @@
+"""Checkpoints as transformers writes them arrive unchanged in the fused tensors; wrong ones are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Phi3Config, PreTrainedConfig
+from transformers.utils import logging
+
+from octavo_worker.model.config import decoder_config
+from octavo_worker.model.errors import CheckpointError
+from octavo_worker.model.weights import Checkpoint, DecoderWeights, RandomWeights, load_weights, resolve
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+}
+LLAMA = LlamaConfig(**SMALL)
+GPT2 = GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+
+
+def checkpoint(folder: Path, config: PreTrainedConfig, shard_size: str = "5GB") -> dict[str, torch.Tensor]:
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).float()
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    return dict(model.state_dict())
+
+
+def load(folder: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> DecoderWeights:
+    described = decoder_config(config)
+    assert described is not None
+    return load_weights(described, Checkpoint.open(folder), dtype, torch.device("cpu"))
+
+
+def test_separate_projections_are_stacked(tmp_path: Path) -> None:
+    saved = checkpoint(tmp_path, LLAMA)
+    layer = load(tmp_path, LLAMA).layers[1]
+    at = "model.layers.1."
+    qkv = torch.cat([saved[f"{at}self_attn.{p}_proj.weight"] for p in "qkv"])
+    up = torch.cat([saved[f"{at}mlp.{p}_proj.weight"] for p in ("gate", "up")])
+    assert torch.equal(layer.qkv.weight, qkv)
+    assert torch.equal(layer.up.weight, up)
+    assert torch.equal(layer.out.weight, saved[f"{at}self_attn.o_proj.weight"])
+
+
+def test_fused_projections_are_taken_as_they_are(tmp_path: Path) -> None:
+    config = Phi3Config(**SMALL)
+    saved = checkpoint(tmp_path, config)
+    layer = load(tmp_path, config).layers[0]
+    assert torch.equal(layer.qkv.weight, saved["model.layers.0.self_attn.qkv_proj.weight"])
+    assert torch.equal(layer.up.weight, saved["model.layers.0.mlp.gate_up_proj.weight"])
+
+
+def test_conv1d_matrices_are_transposed(tmp_path: Path) -> None:
+    saved = checkpoint(tmp_path, GPT2)
+    layer = load(tmp_path, GPT2).layers[0]
+    assert torch.equal(layer.qkv.weight, saved["transformer.h.0.attn.c_attn.weight"].T)
+    assert torch.equal(layer.qkv.bias, saved["transformer.h.0.attn.c_attn.bias"])
+
+
+def test_gpt2_checkpoints_without_prefix_load_too(tmp_path: Path) -> None:
+    checkpoint(tmp_path, GPT2)
+    file = tmp_path / "model.safetensors"
+    save_file({name.removeprefix("transformer."): t for name, t in load_file(file).items()}, file)
+    assert load(tmp_path, GPT2).positions is not None
+
+
+def test_shards_give_the_same_weights_as_one_file(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "one", LLAMA)
+    checkpoint(tmp_path / "many", LLAMA, shard_size="10KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    one, many = load(tmp_path / "one", LLAMA), load(tmp_path / "many", LLAMA)
+    assert torch.equal(one.head, many.head)
+    for a, b in zip(one.layers, many.layers, strict=True):
+        assert torch.equal(a.qkv.weight, b.qkv.weight)
+        assert torch.equal(a.down.weight, b.down.weight)
+
+
+def test_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
+    config = LlamaConfig(**SMALL, tie_word_embeddings=True)
+    checkpoint(tmp_path, config)
+    weights = load(tmp_path, config)
+    assert weights.head is weights.embed
+
+
+def test_tied_checkpoint_may_store_the_head_twice(tmp_path: Path) -> None:
+    config = LlamaConfig(**SMALL, tie_word_embeddings=True)
+    saved = checkpoint(tmp_path, config)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"lm_head.weight": saved["model.embed_tokens.weight"].clone()}, file)
+    weights = load(tmp_path, config)
+    assert weights.head is weights.embed
+
+
+def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path) -> None:
+    saved = checkpoint(tmp_path, LLAMA)
+    weights = load(tmp_path, LLAMA, torch.bfloat16)
+    assert torch.equal(weights.embed, saved["model.embed_tokens.weight"].bfloat16())
+
+
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
+    checkpoint(tmp_path, LLAMA)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"'model\.layers\.1\.mlp\.up_proj\.weight' is missing"):
+        load(tmp_path, LLAMA)
+
+
+def test_unexpected_tensor_is_named(tmp_path: Path) -> None:
+    checkpoint(tmp_path, LLAMA)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"model.layers.2.mlp.up_proj.weight": torch.zeros(3)}, file)
+    with pytest.raises(CheckpointError, match=r"no place for: model\.layers\.2\.mlp\.up_proj\.weight"):
+        load(tmp_path, LLAMA)
+
+
+def test_wrong_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
+    checkpoint(tmp_path, LLAMA)
+    with pytest.raises(CheckpointError, match=r"'model\.embed_tokens\.weight' has shape \(50, 32\).*\(51, 32\)"):
+        load(tmp_path, LlamaConfig(**{**SMALL, "vocab_size": 51}))
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    checkpoint(tmp_path, LLAMA, shard_size="10KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    gone = index["weight_map"]["lm_head.weight"]
+    (tmp_path / gone).unlink()
+    with pytest.raises(CheckpointError, match=gone):
+        load(tmp_path, LLAMA)
+
+
+def test_pickled_weights_are_refused_with_the_way_to_convert(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="save_pretrained"):
+        Checkpoint.open(tmp_path)
+
+
+def test_empty_folder_points_to_dummy_weights(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="--load-format dummy"):
+        Checkpoint.open(tmp_path)
+
+
+def test_dummy_weights_depend_on_the_seed_alone() -> None:
+    described = decoder_config(LLAMA)
+    assert described is not None
+
+    def head(seed: int) -> torch.Tensor:
+        source = RandomWeights(seed, norm_scale=1.0)
+        return load_weights(described, source, torch.float32, torch.device("cpu")).head
+
+    assert torch.equal(head(1), head(1))
+    assert not torch.equal(head(1), head(2))
+
+
+def test_a_name_that_is_no_folder_and_no_hub_id_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="neither a folder nor a hub id"):
+        resolve("./no-such-folder")
+
+
+def test_an_unreachable_hub_is_reported_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="Give a local folder"):
+        resolve("nobody/no-such-model")

@@ -1,0 +1,41 @@
+"""Every tiny model is built, saved and loaded once a test process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.plan import ModelRunner
+from octavo_worker.model import load_runner
+
+from .zoo import save
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same weights twice: transformers' model (the oracle) and our runner."""
+
+    folder: Path
+    oracle: PreTrainedModel
+    runner: ModelRunner
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    logging.disable_progress_bar()
+
+    @cache
+    def load(name: str) -> Pair:
+        folder = tmp_path_factory.mktemp(name)
+        oracle = save(name, folder)
+        options = ModelOptions(model=str(folder), dtype="float32", num_blocks=513, threads=1)
+        return Pair(folder, oracle, load_runner(options))
+
+    return load

@@ -1,0 +1,71 @@
+"""The real scheduler over a real runner, without the processes around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo_worker.engine.plan import ModelRunner
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.messages import AddRequest, EngineSampling, EngineStats, Logprob, SequenceInput
+
+
+@dataclass
+class Answers:
+    """By request id; `tokens` and `logprobs` also by sequence index."""
+
+    tokens: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+    logprobs: dict[str, dict[int, list[Logprob]]] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[Logprob | None] | None] = field(default_factory=dict)
+    stats: EngineStats = field(default_factory=EngineStats)
+
+
+class Engine:
+    """One scheduler; its prefix cache lives as long as it does, so every engine starts cold."""
+
+    def __init__(self, runner: ModelRunner, *, num_blocks: int | None = None, token_budget: int = 512) -> None:
+        self.runner = runner
+        self.scheduler = Scheduler(
+            num_blocks=num_blocks or runner.num_blocks,
+            block_size=runner.block_size,
+            max_model_len=runner.max_model_len,
+            vocab_size=runner.vocab_size,
+            token_budget=token_budget,
+            max_running=64,
+        )
+
+    def run(self, requests: Sequence[AddRequest]) -> Answers:
+        """All requests at once, to their ends."""
+        answers = Answers()
+        for request in requests:
+            self.scheduler.add(request)
+            answers.tokens[request.id] = {s.index: list(s.tokens) for s in request.sequences}
+            answers.logprobs[request.id] = {s.index: [] for s in request.sequences}
+        while (plan := self.scheduler.plan()) is not None:
+            self.scheduler.commit(plan, self.runner.execute(plan))
+            self._collect(answers)
+        self._collect(answers)
+        self.scheduler.check_integrity()
+        return answers
+
+    def _collect(self, answers: Answers) -> None:
+        output = self.scheduler.take_output()
+        assert not output.failed, output.failed
+        answers.stats = output.stats
+        for started in output.started:
+            answers.cached[started.id] = started.cached_tokens
+            answers.prompt_logprobs[started.id] = started.prompt_logprobs
+        for token in output.tokens:
+            answers.tokens[token.id][token.index].append(token.token)
+            if token.logprob is not None:
+                answers.logprobs[token.id][token.index].append(token.logprob)
+
+
+def request(
+    id: str, prompt: list[int], *, n: int = 1, resumed: dict[int, list[int]] | None = None, **sampling: object
+) -> AddRequest:
+    """A request for `n` sequences, greedy unless told otherwise; `resumed` gives tokens already published."""
+    params = EngineSampling(**{"seed": 0, "max_tokens": 24, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
+    sequences = [SequenceInput(index, (resumed or {}).get(index, [])) for index in range(n)]
+    return AddRequest(id, prompt, sequences, params)

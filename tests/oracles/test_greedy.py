@@ -1,0 +1,102 @@
+"""Greedy tokens are those of transformers, whatever else is in the batch, the cache or the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+
+from octavo_worker.model.decoder import Decoder
+from octavo_worker.model.transformers_route import TransformersModel
+
+from .conftest import Pair
+from .drive import Engine, request
+from .zoo import ALL, GENERIC, ROUTED, VOCAB
+
+LENGTHS = [1, 15, 16, 17, 31, 32, 33, 255, 256, 257]
+NEW = 24
+BATCH = 32
+
+
+def prompts() -> list[list[int]]:
+    """32 prompts: each length three times or more, all different."""
+    rng = random.Random(5)
+    return [[rng.randrange(VOCAB) for _ in range(LENGTHS[i % len(LENGTHS)])] for i in range(BATCH)]
+
+
+@pytest.fixture(scope="session")
+def batched(pair: Callable[[str], Pair]) -> Callable[[str], list[list[int]]]:
+    """Our answers to all prompts in one batch; `test_batch` verifies them, the others compare with them."""
+
+    @cache
+    def run(name: str) -> list[list[int]]:
+        answers = Engine(pair(name).runner).run([request(str(i), p) for i, p in enumerate(prompts())])
+        return [answers.tokens[str(i)][0] for i in range(BATCH)]
+
+    return run
+
+
+def teacher_forced(pair: Pair, prompt: list[int], output: list[int]) -> list[int]:
+    """What transformers picks after the prompt and after each prefix of `output`: equal to `output` exactly if
+    `output` is the greedy continuation."""
+    with torch.inference_mode():
+        logits = pair.oracle(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    return logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_batch(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
+    expected = [teacher_forced(pair(name), p, o) for p, o in zip(prompts(), batched(name), strict=True)]
+    assert batched(name) == expected
+    assert len({token for output in batched(name) for token in output}) > 20, "degenerate model: proves nothing"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_generate(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
+    for i in (0, 3, 9):
+        prompt = prompts()[i]
+        ids = pair(name).oracle.generate(
+            torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, use_cache=True, pad_token_id=0
+        )
+        assert batched(name)[i] == ids[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_alone(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
+    for i in range(len(LENGTHS)):
+        answers = Engine(pair(name).runner).run([request("a", prompts()[i])])
+        assert answers.tokens["a"][0] == batched(name)[i]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_cached_prefix(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
+    engine = Engine(pair(name).runner)
+    requests = [request(str(i), p) for i, p in enumerate(prompts()[: len(LENGTHS)])]
+    engine.run(requests)
+    again = engine.run(requests)
+    for i, length in enumerate(LENGTHS):
+        assert again.cached[str(i)] == (length - 1) // 16 * 16
+        assert again.tokens[str(i)][0] == batched(name)[i]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_preemption(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
+    chosen = [1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 15, 16]  # 15 to 33 tokens: 2 or 3 blocks, growing to 3 or 4
+    engine = Engine(pair(name).runner, num_blocks=24)
+    answers = engine.run([request(str(i), prompts()[i]) for i in chosen])
+    assert answers.stats.preemptions > 0
+    assert [answers.tokens[str(i)][0] for i in chosen] == [batched(name)[i] for i in chosen]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_chunked_prefill(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
+    answers = Engine(pair(name).runner, token_budget=65).run([request(str(i), prompts()[i]) for i in (0, 3, 7, 9)])
+    assert [answers.tokens[str(i)][0] for i in (0, 3, 7, 9)] == [batched(name)[i] for i in (0, 3, 7, 9)]
+
+
+def test_each_model_takes_its_route(pair: Callable[[str], Pair]) -> None:
+    assert {type(pair(name).runner.model) for name in GENERIC} == {Decoder}
+    assert {type(pair(name).runner.model) for name in ROUTED} == {TransformersModel}
