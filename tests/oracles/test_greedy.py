@@ -57,11 +57,11 @@ def test_batch(name: str, pair: Callable[[str], Pair], batched: Callable[[str], 
 @pytest.mark.parametrize("name", ALL)
 def test_generate(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
     for i in (0, 3, 9):
-        prompt = prompts()[i]
+        prompt = torch.tensor([prompts()[i]])
         ids = pair(name).oracle.generate(
-            torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, use_cache=True, pad_token_id=0
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NEW, do_sample=False, pad_token_id=0
         )
-        assert batched(name)[i] == ids[0, len(prompt) :].tolist()
+        assert batched(name)[i] == ids[0, prompt.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("name", ALL)

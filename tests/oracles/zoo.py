@@ -35,7 +35,7 @@ CONTEXT = 384
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -58,8 +58,8 @@ LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 900.0, "factor": 3.0}
 LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 900.0,
-    "short_factor": [1.0, 1.1, 1.2],
-    "long_factor": [1.0, 2.0, 4.0],
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
     "original_max_position_embeddings": CONTEXT,
     "factor": 4.0,
     "partial_rotary_factor": 0.5,
@@ -67,13 +67,13 @@ LONG_ROPE = {
 
 GENERIC: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True),
-    "llama-rope3": LlamaConfig(**COMMON, rope_parameters=LLAMA3_ROPE, head_dim=16),
+    "llama-rope3": LlamaConfig(**COMMON, rope_parameters=LLAMA3_ROPE, head_dim=24),
     "llama-yarn": LlamaConfig(**COMMON, rope_parameters=YARN_ROPE, tie_word_embeddings=True),
     "llama-linear": LlamaConfig(**COMMON, rope_parameters=LINEAR_ROPE),
     "mistral": MistralConfig(**COMMON, sliding_window=24),
     "qwen2": Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=40, max_window_layers=1),
-    "qwen3": Qwen3Config(**COMMON, head_dim=16),
-    "gemma": GemmaConfig(**COMMON, head_dim=16),
+    "qwen3": Qwen3Config(**COMMON, head_dim=24),
+    "gemma": GemmaConfig(**COMMON, head_dim=24),
     "gemma2": Gemma2Config(**COMMON, head_dim=16, sliding_window=24, query_pre_attn_scalar=24),
     "gemma3": Gemma3TextConfig(**COMMON, head_dim=16, sliding_window=24, sliding_window_pattern=2),
     "phi3": Phi3Config(**COMMON, sliding_window=60),
@@ -84,7 +84,7 @@ GENERIC: dict[str, PreTrainedConfig] = {
     ),
     "opt": OPTConfig(
         vocab_size=VOCAB,
-        hidden_size=48,
+        hidden_size=64,
         ffn_dim=80,
         num_hidden_layers=3,
         num_attention_heads=4,
@@ -94,7 +94,7 @@ GENERIC: dict[str, PreTrainedConfig] = {
     ),
     "gpt2": GPT2Config(
         vocab_size=VOCAB,
-        n_embd=48,
+        n_embd=64,
         n_layer=3,
         n_head=4,
         n_positions=CONTEXT,
@@ -115,7 +115,7 @@ ROUTED: dict[str, PreTrainedConfig] = {
         kv_lora_rank=16,
         qk_rope_head_dim=8,
         qk_nope_head_dim=16,
-        v_head_dim=12,
+        v_head_dim=16,
         moe_intermediate_size=32,
         n_routed_experts=4,
         num_experts_per_tok=2,

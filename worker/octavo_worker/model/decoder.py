@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import torch
-import torch.nn.functional as F
 from octavo_kernels import ops
 from torch import Tensor
 
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.config import Activation, DecoderConfig
+from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.weights import DecoderWeights, LayerWeights, Norm
 
 
@@ -182,20 +181,12 @@ class Decoder:
         c = self.config
         q, k, _ = qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1)
         for part, weight in ((q, layer.q_norm), (k, layer.k_norm)):
-            part.copy_(ops.rms_norm(part.contiguous(), weight, c.norm_eps, offset=c.norm_offset))
+            ops.rms_norm(part, weight, c.norm_eps, out=part, offset=c.norm_offset)
 
     def _mlp(self, b: Buffers, x: Tensor, layer: LayerWeights) -> Tensor:
         ops.linear(x, layer.up.weight, layer.up.bias, out=b.up)
         if self.config.gated:
             activated = ops.act_and_mul(b.up, self.config.activation, out=b.activated)
         else:
-            activated = _activate(b.up, self.config.activation)
+            activated = ops.act(b.up, self.config.activation, out=b.activated)
         return ops.linear(activated, layer.down.weight, layer.down.bias, out=b.delta)
-
-
-def _activate(x: Tensor, kind: Activation) -> Tensor:
-    if kind == "relu":
-        return x.relu_()
-    if kind == "silu":
-        return F.silu(x, inplace=True)
-    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from octavo_kernels import ops
 from transformers import AutoConfig, PreTrainedConfig
 
 from octavo_worker.engine.options import ModelOptions
@@ -29,6 +30,7 @@ def load_runner(options: ModelOptions) -> PagedRunner:
         raise ModelError("the kernels of this build run on the CPU; give --device cpu.")
     if options.threads:
         torch.set_num_threads(options.threads)
+        ops.set_num_threads(options.threads)
     model, wanted_len = load_model(options)
     block_bytes = cache_bytes_per_block(model, options.block_size)
     num_blocks = pool_size(options, block_bytes, wanted_len)

@@ -96,6 +96,6 @@ class PagedRunner:
                     logits = self.model.logits(features[at : at + len(targets)])
                     at += len(targets)
                     counts = [sequence.prompt_logprobs] * len(targets)
-                    answer += logprobs(torch.log_softmax(logits, dim=-1), targets, counts)
+                    answer += logprobs(logits, targets, counts)
             answers.append(answer)
         return answers

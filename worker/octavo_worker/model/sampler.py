@@ -10,7 +10,7 @@ from octavo_kernels import ops
 from torch import Tensor
 
 from octavo_worker.engine.plan import Sampled, SampleSpec
-from octavo_worker.messages import EngineSampling, Logprob
+from octavo_worker.messages import Logprob
 
 
 def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
@@ -18,28 +18,25 @@ def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
 
     Log-probabilities are of the raw logits: before bias, penalties, temperature and filters.
     """
-    wanted = [i for i, spec in enumerate(specs) if spec.params.logprobs is not None]
-    raw = torch.log_softmax(logits[wanted], dim=-1) if wanted else None
+    wanted = [row for row, spec in enumerate(specs) if spec.params.logprobs is not None]
+    raw = logits[wanted] if wanted else None
     for row, spec in enumerate(specs):
         adjust(logits[row], spec)
     tokens = _choose(logits, specs)
     sampled = [Sampled(token) for token in tokens]
     if raw is not None:
-        chosen = [tokens[i] for i in wanted]
-        counts = [specs[i].params.logprobs or 0 for i in wanted]
-        for i, logprob in zip(wanted, logprobs(raw, chosen, counts), strict=True):
-            sampled[i].logprob = logprob
+        counts = [specs[row].params.logprobs or 0 for row in wanted]
+        for row, logprob in zip(wanted, logprobs(raw, [tokens[row] for row in wanted], counts), strict=True):
+            sampled[row].logprob = logprob
     return sampled
 
 
-def logprobs(log_probabilities: Tensor, chosen: Sequence[int], counts: Sequence[int]) -> list[Logprob]:
-    """For each row of `log_probabilities[B, vocab]`: that of the chosen token and of its `counts[i]` most likely ones."""
-    of_chosen = log_probabilities.gather(1, torch.tensor(chosen)[:, None])[:, 0].tolist()
-    best = log_probabilities.topk(min(max(counts), log_probabilities.shape[1]), dim=-1)
-    values, ids = best.values.tolist(), best.indices.tolist()
+def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[Logprob]:
+    """For each row of `logits[B, vocab]`: the log-probability of its token and of its `counts[i]` most likely ones."""
+    most = min(max(counts), logits.shape[1])
+    chosen, ids, values = (x.tolist() for x in ops.logprobs(logits, torch.tensor(tokens, dtype=torch.int64), most))
     return [
-        Logprob(of_chosen[i], list(zip(ids[i][:count], values[i][:count], strict=True)))
-        for i, count in enumerate(counts)
+        Logprob(chosen[i], list(zip(ids[i][:count], values[i][:count], strict=True))) for i, count in enumerate(counts)
     ]
 
 
@@ -65,7 +62,18 @@ def adjust(row: Tensor, spec: SampleSpec) -> None:
 
 
 def _choose(logits: Tensor, specs: list[SampleSpec]) -> list[int]:
-    random = [i for i, spec in enumerate(specs) if spec.params.temperature > 0.0]
-    if not random:
+    params = [spec.params for spec in specs]
+    if all(p.temperature == 0.0 for p in params):
         return logits.argmax(dim=-1).tolist()
-    raise NotImplementedError
+    vocab = logits.shape[1]
+    tokens = ops.sample(
+        logits,
+        seeds=torch.tensor([p.seed for p in params], dtype=torch.int64),
+        indices=torch.tensor([spec.index for spec in specs], dtype=torch.int32),
+        positions=torch.tensor([spec.position for spec in specs], dtype=torch.int32),
+        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32),
+        top_k=torch.tensor([min(p.top_k, vocab) for p in params], dtype=torch.int32),
+        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
+        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
+    )
+    return tokens.tolist()

@@ -1,0 +1,92 @@
+"""What a plan asks for is what the runner does: copies first, one answer a sequence, blame where it belongs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.plan import SampleSpec, SequenceStep, StepError, StepPlan
+from octavo_worker.messages import EngineSampling
+from octavo_worker.model import load_runner
+from octavo_worker.model.runner import PagedRunner
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> PagedRunner:
+    folder = tmp_path_factory.mktemp("llama")
+    LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    ).save_pretrained(folder)
+    options = ModelOptions(
+        model=str(folder), load_format="dummy", dtype="float32", num_blocks=20, threads=1, token_budget=8, max_running=4
+    )
+    return load_runner(options)
+
+
+def sampled(position: int) -> SampleSpec:
+    return SampleSpec(EngineSampling(seed=5, max_tokens=9, temperature=0.0, logprobs=0), 0, position, [], [])
+
+
+def score(runner: PagedRunner, *steps: SequenceStep, copies: list[tuple[int, int]] | None = None) -> list[float]:
+    """Log-probability of each sequence's next token: a fingerprint of everything it attended to."""
+    result = runner.execute(StepPlan(list(steps), 0, copies or []))
+    return [s.logprob.logprob for answer in result.sequences for s in answer.samples if s.logprob is not None]
+
+
+PROMPT = [7, 3, 9, 4, 4, 1, 8, 2, 6, 5, 0, 11, 13, 12, 19, 17, 23, 29, 31, 37]
+
+
+def test_context_is_found_through_the_block_table(runner: PagedRunner) -> None:
+    whole = score(runner, SequenceStep(PROMPT, 0, [5, 2], [sampled(20)]))
+    score(runner, SequenceStep(PROMPT[:17], 0, [9, 3]))
+    assert score(runner, SequenceStep(PROMPT[17:], 17, [9, 3], [sampled(20)])) == whole
+
+
+def test_copies_come_before_the_tokens(runner: PagedRunner) -> None:
+    """The copied block stands in for the original, and writing to it leaves the original alone."""
+    whole = score(runner, SequenceStep(PROMPT, 0, [5, 2], [sampled(20)]))
+    score(runner, SequenceStep(PROMPT[:19], 0, [9, 3]))
+    assert score(runner, SequenceStep([PROMPT[19]], 19, [9, 4], [sampled(20)]), copies=[(3, 4)]) == whole
+    other = score(runner, SequenceStep([49], 19, [9, 3], [sampled(20)]))
+    assert other != whole
+    assert score(runner, SequenceStep([PROMPT[19]], 19, [9, 4], [sampled(20)])) == whole
+
+
+def test_a_plan_of_copies_alone_is_carried_out(runner: PagedRunner) -> None:
+    whole = score(runner, SequenceStep(PROMPT[:16], 0, [6], []), SequenceStep(PROMPT, 0, [6, 7], [sampled(20)]))
+    assert runner.execute(StepPlan([], 0, [(6, 8)])).sequences == []
+    assert score(runner, SequenceStep(PROMPT[16:], 16, [8, 7], [sampled(20)])) == whole
+
+
+def test_answers_come_in_order_and_only_where_asked(runner: PagedRunner) -> None:
+    steps = [
+        SequenceStep([3], 0, [1], [sampled(1)]),
+        SequenceStep([4, 5], 0, [2]),
+        SequenceStep([6, 7], 0, [3], [sampled(2), sampled(2)], prompt_logprobs=2, targets=[7]),
+    ]
+    result = runner.execute(StepPlan(steps, 1))
+    assert [len(s.samples) for s in result.sequences] == [1, 0, 2]
+    assert [len(s.prompt_logprobs) for s in result.sequences] == [0, 0, 1]
+    assert len(result.sequences[2].prompt_logprobs[0].top) == 2
+    assert result.sequences[2].samples[0] == result.sequences[2].samples[1]
+
+
+def test_more_tokens_than_the_budget_still_run(runner: PagedRunner) -> None:
+    assert len(score(runner, SequenceStep(PROMPT * 3, 0, [1, 2, 3, 4], [sampled(60)]))) == 1
+
+
+@pytest.mark.parametrize("token", [-1, 50])
+def test_a_token_outside_the_vocabulary_blames_its_sequence(runner: PagedRunner, token: int) -> None:
+    steps = [SequenceStep([3], 0, [1], [sampled(1)]), SequenceStep([2, token], 0, [2], [sampled(2)])]
+    with pytest.raises(StepError, match="vocabulary") as failure:
+        runner.execute(StepPlan(steps, 0))
+    assert failure.value.sequence == 1

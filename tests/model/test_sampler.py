@@ -1,0 +1,73 @@
+"""Each adjustment of the logits, by its definition, on the rows that ask for it and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from octavo_worker.engine.plan import SampleSpec
+from octavo_worker.messages import EngineSampling
+from octavo_worker.model.sampler import adjust, logprobs, sample
+
+
+def spec(
+    *, prompt: Sequence[int] = (), output: Sequence[int] = (), forbidden: Sequence[int] = (), **params: object
+) -> SampleSpec:
+    sampling = EngineSampling(**{"seed": 1, "max_tokens": 9, "temperature": 0.0, **params})  # type: ignore[arg-type]
+    return SampleSpec(sampling, 0, len(prompt) + len(output), prompt, output, forbidden)
+
+
+def adjusted(logits: list[float], asked: SampleSpec) -> list[float]:
+    row = torch.tensor(logits)
+    adjust(row, asked)
+    return row.tolist()
+
+
+def test_repetition_penalty_counts_prompt_and_output_once_each() -> None:
+    got = adjusted([2.0, -2.0, 3.0, 4.0], spec(prompt=[0, 0, 1], output=[2, 2], repetition_penalty=2.0))
+    assert got == [1.0, -4.0, 1.5, 4.0]
+
+
+def test_presence_and_frequency_look_at_the_output_only() -> None:
+    asked = spec(prompt=[3], output=[0, 1, 1], presence_penalty=0.5, frequency_penalty=0.25)
+    assert adjusted([1.0, 1.0, 1.0, 1.0], asked) == pytest.approx([0.25, 0.0, 1.0, 1.0])
+
+
+def test_bias_is_added_before_penalties() -> None:
+    got = adjusted([0.0, 1.0], spec(prompt=[0], logit_bias={0: 4.0}, repetition_penalty=2.0))
+    assert got == [2.0, 1.0]
+
+
+def test_forbidden_tokens_cannot_be_chosen_whatever_their_bias() -> None:
+    asked = spec(forbidden=[1], logit_bias={1: 100.0})
+    assert sample(torch.tensor([[0.0, 5.0, 1.0]]), [asked])[0].token == 2
+
+
+def test_rows_do_not_leak_into_each_other() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
+    tokens = [s.token for s in sample(logits, [spec(logit_bias={0: 9.0}), spec()])]
+    assert tokens == [0, 2]
+
+
+def test_greedy_takes_the_lowest_id_among_equals_beside_sampled_rows_too() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0], [0.0, 0.0, 50.0]])
+    assert sample(logits.clone(), [spec(), spec()])[0].token == 1
+    assert [s.token for s in sample(logits, [spec(), spec(temperature=0.5)])] == [1, 2]
+
+
+def test_logprobs_are_raw_and_only_where_asked() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0], [3.0, 1.0, 2.0]])
+    first, second = sample(logits.clone(), [spec(), spec(logprobs=2, logit_bias={1: 50.0})])
+    expected = logits.log_softmax(-1)[1].tolist()
+    assert first.logprob is None
+    assert second.token == 1
+    assert second.logprob is not None
+    assert second.logprob.logprob == pytest.approx(expected[1])
+    assert second.logprob.top == [(0, pytest.approx(expected[0])), (2, pytest.approx(expected[2]))]
+
+
+def test_more_top_logprobs_than_tokens_gives_all_tokens() -> None:
+    (answer,) = logprobs(torch.zeros(1, 3), [0], [20])
+    assert len(answer.top) == 3
