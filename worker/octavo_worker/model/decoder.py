@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import torch
-from octavo_kernels import ops
 from torch import Tensor
 
+from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.weights import DecoderWeights, LayerWeights, Norm

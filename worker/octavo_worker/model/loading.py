@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import torch
-from octavo_kernels import ops
 from transformers import AutoConfig, PreTrainedConfig
 
+from octavo_kernels import ops
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import Decoder

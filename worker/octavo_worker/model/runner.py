@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from octavo_kernels import ops
 from torch import Tensor
 
+from octavo_kernels import ops
 from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
 from octavo_worker.messages import Logprob
 from octavo_worker.model.batch import Batch, ragged_batch

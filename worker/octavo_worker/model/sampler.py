@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from octavo_kernels import ops
 from torch import Tensor
 
+from octavo_kernels import ops
 from octavo_worker.engine.plan import Sampled, SampleSpec
 from octavo_worker.messages import Logprob
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from octavo_kernels import ops
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
@@ -103,7 +103,9 @@ class TransformersModel:
             )
         shapes = {(call.kv_heads, call.head_dim) for call in calls}
         if len(shapes) != 1:
-            raise UnsupportedModel(f"{name} has layers with different KV shapes {sorted(shapes)}; one shape is supported.")
+            raise UnsupportedModel(
+                f"{name} has layers with different KV shapes {sorted(shapes)}; one shape is supported."
+            )
         return shapes.pop()
 
 
@@ -128,7 +130,9 @@ def load_transformers(
             )
             _check_report(report)
     except (ValueError, OSError) as error:
-        raise UnsupportedModel(f"transformers cannot load {config.model_type!r}: {str(error).splitlines()[0]}") from error
+        raise UnsupportedModel(
+            f"transformers cannot load {config.model_type!r}: {str(error).splitlines()[0]}"
+        ) from error
     return TransformersModel(model.to(device))
 
 
@@ -144,7 +148,7 @@ def paged_attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: `query[1, heads, T, D]`, `key` and `value[1, kv_heads, T, D]`, already rotated.
+    """transformers' attention signature: `query[1, heads, T, D]`, `key` and `value[1, kv_heads, T, D]`, rotated.
 
     Returns `[1, T, heads, D]`. Values narrower than the keys (MLA) are padded with zeros in the cache.
     """
@@ -188,7 +192,9 @@ def _problem(
         return "its sliding window is not passed to the attention function"
     if surplus > 0:
         return "its value heads are wider than its key heads"
-    if tensors := sorted(name for name, value in others.items() if isinstance(value, Tensor) and name != "position_ids"):
+    if tensors := sorted(
+        name for name, value in others.items() if isinstance(value, Tensor) and name != "position_ids"
+    ):
         return f"it passes {', '.join(tensors)} to the attention function, which paged attention does not know"
     return None
 
@@ -208,11 +214,13 @@ def reject(config: PreTrainedConfig) -> None:
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models.")
     if strange := sorted(set(getattr(text, "layer_types", None) or []) - LAYER_KINDS):
-        raise UnsupportedModel(f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work.")
+        raise UnsupportedModel(
+            f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work."
+        )
 
 
 def _check_rope(config: PreTrainedConfig, max_model_len: int) -> None:
-    """transformers picks LongRoPE's factors by the longest position in a *batch*: answers would depend on neighbours."""
+    """transformers picks LongRoPE's factors by the longest position in the batch: neighbours would change answers."""
     parameters = getattr(config, "rope_parameters", None) or {}
     original = parameters.get("original_max_position_embeddings")
     if parameters.get("rope_type") == "longrope" and original and max_model_len > original:

@@ -221,7 +221,9 @@ def resolve(model: str) -> Path:
         ) from error
 
 
-def load_weights(config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+def load_weights(
+    config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
     """All weights of the decoder in `dtype` on `device`. Raises `CheckpointError`, naming the tensor."""
     loader = _Loader(config, source, dtype, device)
     weights = loader.decoder()
@@ -302,7 +304,7 @@ class _Loader:
 def _no_safetensors(folder: Path) -> str:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         return (
-            f"{folder} holds pickled weights (.bin), which can run code when loaded, and no .safetensors. Convert once: "
+            f"{folder} holds pickled weights (.bin), which can run code when loaded; convert them to .safetensors once: "
             "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, safe_serialization=True)."
         )
     return f"{folder} holds no .safetensors weights. To run with random weights give --load-format dummy."
