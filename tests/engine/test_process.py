@@ -123,6 +123,17 @@ async def test_failing_step_ends_the_process_with_a_traceback():
         assert b"fails as it was told to" in process.stderr.read()
 
 
+async def test_sequence_that_spoils_a_step_fails_alone():
+    with engine_process("fake:poison=950") as (_, sock):
+        channel = await open_channel(sock)
+        good = make_request("good", [1, 2, 3], max_tokens=20)
+        channel.send_soon(good)
+        channel.send_soon(make_request("bad", [4, 950]))
+        collected = await collect(channel, 2)
+        assert collected.failed["bad"].code == "step_failed"
+        assert collected.tokens["good", 0] == expected_tokens(good, 0)
+
+
 async def test_engine_goes_when_its_agent_closes_the_socket():
     with engine_process("fake:step_seconds=0.01") as (process, sock):
         channel = await open_channel(sock)

@@ -81,7 +81,10 @@ def test_priority_classes_go_first_and_fcfs_within():
 
 
 def test_preempted_during_decode_keeps_its_token():
-    """vLLM's test_preempt_during_execution: 10 usable blocks, two prompts of 5 blocks, one has to yield."""
+    """vLLM's test_preempt_during_execution: 10 usable blocks, two prompts of 5 blocks, one has to yield.
+
+    It comes back one token past a block, where nano-vllm (#217) lost a token.
+    """
     driver = Driver.create(11)
     first, second = make_request("a", prompt(80)), make_request("b", prompt(80, 400))
     driver.add(first)
@@ -123,6 +126,22 @@ def test_unfinished_prompt_yields_to_an_older_decode():
     assert output.stats.preemptions == 1
     driver.run()
     assert_complete(driver, old, prompting)
+
+
+def test_prefix_hit_that_cannot_be_admitted_takes_no_references():
+    driver = Driver.create(11)
+    shared = make_request("a", prompt(96), max_tokens=30)
+    driver.add(shared)
+    driver.step()
+    before = list(driver.scheduler.pool.refs)
+    waits = make_request("b", prompt(96) + prompt(60, 500), max_tokens=2)
+    driver.add(waits)
+    assert driver.step().stats.waiting == 1
+    after = list(driver.scheduler.pool.refs)
+    assert sum(after) - sum(before) == 1  # the block of the first decode
+    assert max(after) == 1
+    driver.run()
+    assert_complete(driver, shared, waits)
 
 
 def test_step_that_preempts_admits_nobody():

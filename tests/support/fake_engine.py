@@ -1,7 +1,8 @@
 """An engine process on the fake model, with the command line of `python -m octavo_worker.engine`.
 
-`--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake: "fake:step_seconds=0.01" or
-"fake:crash_after=20" (exit in the 20th step).
+`--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake, as in
+"fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a
+token that aborts it (`crash_token`), a token that fails its request (`poison`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def load_runner(options: ModelOptions) -> FakeRunner:
         options.block_size,
         max_model_len=options.max_model_len or 4096,
         step_seconds=float(settings.get("step_seconds", 0.0)),
+        poison=int(settings.get("poison", -1)),
     )
     runner.crash_after = int(settings.get("crash_after", 0))
     runner.crash_token = int(settings.get("crash_token", -1))

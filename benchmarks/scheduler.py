@@ -1,0 +1,123 @@
+"""What the scheduler alone costs a step: plan and commit, no model.
+
+    python benchmarks/scheduler.py [--json benchmarks/results/scheduler.json]
+
+256 sequences decode while others wait; contexts are long, so anything that costs the length of a context shows. Their
+lengths differ, so that in every step one in sixteen fills a block and takes another. Reports microseconds at p50 and
+p99, for an empty and a long waiting queue, and where the time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import gc
+import json
+import platform
+import pstats
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from octavo_worker.engine.plan import Sampled, SequenceResult, StepPlan, StepResult
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
+
+STEPS = 400
+
+
+def make_scheduler(running: int, waiting: int, prompt_len: int) -> Scheduler:
+    """A scheduler with `running` decoding sequences and `waiting` requests that find no slot."""
+    blocks_each = (prompt_len + STEPS + 64) // 16 + 1
+    scheduler = Scheduler(
+        num_blocks=running * blocks_each + 2,
+        block_size=16,
+        max_model_len=1 << 20,
+        vocab_size=1 << 16,
+        token_budget=1 << 15,
+        max_running=running,
+    )
+    for i in range(running + waiting):
+        prompt = [(i * 31 + k * 7) % 60_000 for k in range(prompt_len + i % 16)]
+        scheduler.add(AddRequest(str(i), prompt, [SequenceInput(0)], EngineSampling(seed=i, max_tokens=1 << 18)))
+    while scheduler.stats().running < running or scheduler._prefilling:
+        step(scheduler)
+    return scheduler
+
+
+def answer(plan: StepPlan) -> StepResult:
+    return StepResult([SequenceResult([Sampled(5) for _ in step.samples]) for step in plan.sequences])
+
+
+def step(scheduler: Scheduler) -> tuple[float, float]:
+    """Seconds for plan, and for commit with taking the output."""
+    began = time.perf_counter()
+    plan = scheduler.plan()
+    planned = time.perf_counter()
+    assert plan is not None
+    result = answer(plan)
+    answered = time.perf_counter()
+    scheduler.commit(plan, result)
+    scheduler.take_output()
+    return planned - began, time.perf_counter() - answered
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(seconds, n=100)
+    return {"p50_us": round(cuts[49] * 1e6, 1), "p99_us": round(cuts[98] * 1e6, 1)}
+
+
+def measure(running: int, waiting: int, prompt_len: int) -> dict[str, Any]:
+    scheduler = make_scheduler(running, waiting, prompt_len)
+    gc.collect()
+    gc.freeze()
+    times = [step(scheduler) for _ in range(STEPS)]
+    scheduler.check_integrity()
+    return {
+        "running": running,
+        "waiting": waiting,
+        "prompt_tokens": prompt_len,
+        "plan": percentiles([plan for plan, _ in times]),
+        "commit": percentiles([commit for _, commit in times]),
+    }
+
+
+def profile(running: int, prompt_len: int) -> list[dict[str, Any]]:
+    """The functions in which planning and committing spend most, by their own time."""
+    scheduler = make_scheduler(running, 0, prompt_len)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(100):
+        step(scheduler)
+    profiler.disable()
+    rows = pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]
+    top = sorted(rows, key=lambda row: row[1][2], reverse=True)[:10]
+    total = sum(row[1][2] for row in rows)
+    return [
+        {"function": name[2], "share": round(row[2] / total, 3), "calls_per_step": row[1] / 100} for name, row in top
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/scheduler.json"))
+    arguments = parser.parse_args()
+    cases = [measure(256, waiting, length) for waiting, length in [(0, 128), (1000, 128), (0, 1024)]]
+    for case in cases:
+        print(case)
+    report = {
+        "command": "python benchmarks/scheduler.py",
+        "python": sys.version.split()[0],
+        "cpu": platform.processor() or platform.machine(),
+        "steps": STEPS,
+        "cases": cases,
+        "profile_256": profile(256, 128),
+    }
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
