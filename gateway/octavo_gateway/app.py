@@ -1,0 +1,109 @@
+"""The ASGI application: HTTP in, jobs out; events in, server-sent events out. Never imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
+from types import FrameType
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.staticfiles import StaticFiles
+
+from octavo import AsyncClient
+from octavo.connection import connect
+from octavo.models import JobRequest
+from octavo_gateway import errors, health, jobs, pages
+from octavo_gateway.auth import Keyring
+from octavo_gateway.body import add_schemas
+from octavo_gateway.metrics import Metrics
+from octavo_gateway.openai import chat, completions, models
+from octavo_gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
+from octavo_gateway.reaper import reap_forever
+from octavo_gateway.requests import RequestLog
+from octavo_gateway.settings import GatewaySettings
+from octavo_gateway.state import Gateway
+
+
+def create_app(settings: GatewaySettings | None = None) -> FastAPI:
+    """One gateway. Without `settings` it reads them from the environment. Raises ValueError for malformed API keys."""
+    settings = settings or GatewaySettings()
+    secret = settings.api_keys.get_secret_value() if settings.api_keys else None
+    keyring = Keyring.load(secret, settings.api_keys_file)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        async with _running(settings, keyring) as gateway:
+            yield {"gateway": gateway}
+
+    app = FastAPI(
+        title="octavo",
+        version=version("octavo"),
+        description="Durable generation jobs with resumable token streams, and the OpenAI API on top of them.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    errors.install(app)
+    for part in (jobs, chat, completions, models, health, pages):
+        app.include_router(part.router)
+    app.mount("/static", StaticFiles(directory=pages.STATIC), name="static")
+    app.add_middleware(RequestLog)
+    _complete_openapi(app)
+    return app
+
+
+@asynccontextmanager
+async def _running(settings: GatewaySettings, keyring: Keyring) -> AsyncIterator[Gateway]:
+    client = AsyncClient(settings.redis_url)
+    gateway = Gateway(settings, keyring, client, Metrics())
+    connection = connect(client.url)
+    gateway.spawn(reap_forever(connection, gateway.metrics))
+    try:
+        with _drain_on_signal(gateway):
+            yield gateway
+    finally:
+        await gateway.close()
+        await connection.aclose()
+
+
+@contextmanager
+def _drain_on_signal(gateway: Gateway) -> Iterator[None]:
+    """Set `gateway.draining` at SIGTERM or SIGINT, before the server's own handler.
+
+    Servers run an application's shutdown only when all connections are closed; job streams must end before that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(gateway.draining.set)
+        previous = before[signal.Signals(number)]
+        if callable(previous):
+            previous(number, frame)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _complete_openapi(app: FastAPI) -> None:
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            add_schemas(generate(), JobRequest, ChatCompletionRequest, CompletionRequest)
+        return app.openapi_schema or {}
+
+    app.openapi = openapi  # type: ignore[method-assign]

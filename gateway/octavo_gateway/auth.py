@@ -1,0 +1,76 @@
+"""API keys. The tenant of a request comes from its key, never from a header of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, Request
+from pydantic import TypeAdapter, ValidationError
+
+from octavo.models import Tenant
+from octavo_gateway.errors import ApiError
+
+DEFAULT_TENANT = "default"
+
+_TENANT = TypeAdapter(Tenant)
+
+
+class Keyring:
+    """The keys a gateway accepts, kept as digests. Without any, everybody is the tenant `default`."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        self._tenants = [(_digest(key), tenant) for tenant, key in pairs]
+
+    @classmethod
+    def load(cls, pairs: str | None, file: Path | None) -> Keyring:
+        """From `tenant:key,tenant:key` and from a file with one pair a line. Raises ValueError for anything else."""
+        lines = (pairs or "").split(",")
+        if file is not None:
+            lines += [line for line in file.read_text().splitlines() if not line.lstrip().startswith("#")]
+        return cls(_pair(line.strip()) for line in lines if line.strip())
+
+    def tenant(self, authorization: str | None) -> str:
+        """The tenant of an `Authorization` header. Raises ApiError 401."""
+        if not self._tenants:
+            return DEFAULT_TENANT
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise _unauthorized("no API key: send 'Authorization: Bearer <key>'", "missing_api_key")
+        presented = _digest(key.strip())
+        found = None
+        for digest, tenant in self._tenants:  # always all of them: time must not tell which one matched
+            if hmac.compare_digest(digest, presented):
+                found = tenant
+        if found is None:
+            raise _unauthorized("this API key is not valid here", "invalid_api_key")
+        return found
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    tenant, separator, key = text.partition(":")
+    try:
+        _TENANT.validate_python(tenant)
+    except ValidationError as error:
+        raise ValueError("API keys are written tenant:key; a tenant is 1 to 64 of letters, digits and _.@-") from error
+    if not separator or not key:
+        raise ValueError(f"API keys are written tenant:key; tenant {tenant} has no key")
+    return tenant, key
+
+
+def _unauthorized(message: str, code: str) -> ApiError:
+    return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
+
+
+def _tenant(request: Request) -> str:
+    return request.state.gateway.keyring.tenant(request.headers.get("authorization"))
+
+
+CurrentTenant = Annotated[str, Depends(_tenant)]

@@ -1,0 +1,69 @@
+"""`octavo gateway`: every setting is a flag; a flag not given comes from `OCTAVO_*` or the default."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+from pydantic import ValidationError
+
+from octavo_gateway.auth import Keyring
+from octavo_gateway.logs import log_config
+from octavo_gateway.metrics import MULTIPROCESS_DIR
+from octavo_gateway.settings import GatewaySettings
+
+
+def _option(name: str) -> typer.models.OptionInfo:
+    field = GatewaySettings.model_fields[name]
+    shown = False if field.default is None else str(field.default)
+    return typer.Option(help=field.description, show_default=shown)
+
+
+def gateway(
+    host: Annotated[str | None, _option("host")] = None,
+    port: Annotated[int | None, _option("port")] = None,
+    workers: Annotated[int | None, _option("workers")] = None,
+    redis_url: Annotated[str | None, _option("redis_url")] = None,
+    api_keys: Annotated[str | None, _option("api_keys")] = None,
+    api_keys_file: Annotated[Path | None, _option("api_keys_file")] = None,
+    max_body_bytes: Annotated[int | None, _option("max_body_bytes")] = None,
+    keep_alive: Annotated[float | None, _option("keep_alive")] = None,
+    grace: Annotated[float | None, _option("grace")] = None,
+    log_level: Annotated[str | None, _option("log_level")] = None,
+) -> None:
+    """Serve the HTTP API: jobs, OpenAI-style endpoints, metrics, documentation."""
+    flags = {name: value for name, value in locals().items() if value is not None}
+    # The processes that uvicorn starts see the environment only, and it is where one process would look too.
+    os.environ.update({f"OCTAVO_{name.upper()}": str(value) for name, value in flags.items()})
+    try:
+        settings = GatewaySettings()
+        Keyring.load(settings.api_keys.get_secret_value() if settings.api_keys else None, settings.api_keys_file)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        name = str(first["loc"][0]).removeprefix("OCTAVO_").lower().replace("_", "-")
+        raise typer.BadParameter(f"--{name}: {first['msg']}") from None
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from None
+    with tempfile.TemporaryDirectory(prefix="octavo-metrics-") as metrics:
+        if settings.workers > 1:
+            os.environ[MULTIPROCESS_DIR] = metrics
+        _serve(settings)
+
+
+def _serve(settings: GatewaySettings) -> None:
+    uvicorn.run(
+        "octavo_gateway.app:create_app",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        log_config=log_config(settings.log_level),
+        log_level=settings.log_level,
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(settings.grace)),
+        server_header=False,
+    )

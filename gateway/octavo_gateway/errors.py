@@ -1,0 +1,160 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, whatever went wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from octavo.errors import (
+    IdempotencyConflict,
+    InvalidRequest,
+    JobFailed,
+    JobNotFound,
+    MalformedMessage,
+    OctavoError,
+    QueueFull,
+    ServerUnavailable,
+    UnknownModel,
+)
+from octavo.models import JobError, JobStatus
+
+CLIENT_CLOSED_REQUEST = 499
+"""What logs and metrics show where the client left before the answer."""
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
+    (UnknownModel, 404),
+    (InvalidRequest, 400),
+    (MalformedMessage, 400),
+    (JobNotFound, 404),
+    (IdempotencyConflict, 409),
+    (QueueFull, 429),
+    (ServerUnavailable, 503),
+)
+
+
+class ClientGone(Exception):
+    """The client closed its connection: there is nobody to answer."""
+
+
+class ApiError(Exception):
+    """An error with its HTTP status. `param` names the offending field, `code` is safe to branch on."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def of_octavo(error: OctavoError) -> ApiError:
+    """The HTTP error for an error of the client library."""
+    if isinstance(error, JobFailed):
+        return of_job(JobStatus(error.status), JobError(code=error.code, message=error.message, param=error.param))
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+    headers = {}
+    if isinstance(error, QueueFull):
+        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    elif isinstance(error, ServerUnavailable):
+        headers["Retry-After"] = "1"
+    return ApiError(status, error.message, code=error.code, param=error.param, headers=headers)
+
+
+def of_job(status: JobStatus, error: JobError | None) -> ApiError:
+    """The HTTP error for a job that ended without completing.
+
+    A worker names a `param` when the request itself is at fault, such as a prompt longer than the context.
+    """
+    if error is None:
+        error = JobError(code=status.value, message=f"the job ended as {status.value}: submit it again if you want it")
+    http = {JobStatus.CANCELLED: 409, JobStatus.EXPIRED: 504}.get(status, 400 if error.param else 500)
+    # Clients retry 409 and 5xx by themselves; this job had all its attempts already.
+    return ApiError(http, error.message, code=error.code, param=error.param, headers={"x-should-retry": "false"})
+
+
+def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """400 for the first of pydantic's errors. Its input is never repeated: it may be a prompt."""
+    first = _most_specific(errors)
+    param = ".".join(_path(first["loc"])) or None
+    kind, message = first["type"], first["msg"].removeprefix("Value error, ")
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {message}", code="invalid_json")
+    if kind == "extra_forbidden":
+        return ApiError(400, f"{param} is unknown or not supported: leave it out", code="unknown_parameter", param=param)
+    if kind == "missing":
+        return ApiError(400, f"{param} is required", code="missing_required_parameter", param=param)
+    return ApiError(400, f"{param}: {message}" if param else message, code="invalid_value", param=param)
+
+
+def _most_specific(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    # A field that takes several forms reports what is wrong with each; the deepest one is the form that was meant.
+    field = errors[0]["loc"][:1]
+    return max((error for error in errors if error["loc"][:1] == field), key=lambda error: len(error["loc"]))
+
+
+def _path(loc: Sequence[str | int]) -> list[str]:
+    # Names of union branches such as `tuple[str, ...]` are pydantic's, not the caller's.
+    return [str(part) for part in loc if isinstance(part, int) or (part.isidentifier() and part != "str")]
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the application in the one shape."""
+
+    @app.exception_handler(ApiError)
+    async def _api_error(request: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(ClientGone)
+    async def _client_gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    @app.exception_handler(OctavoError)
+    async def _octavo_error(request: Request, error: OctavoError) -> JSONResponse:
+        return of_octavo(error).response()
+
+    @app.exception_handler(ValidationError)
+    @app.exception_handler(RequestValidationError)
+    async def _validation_error(request: Request, error: ValidationError | RequestValidationError) -> JSONResponse:
+        errors = error.errors()
+        if isinstance(error, RequestValidationError):  # loc starts with where: query, path, header
+            errors = [{**item, "loc": item["loc"][1:]} for item in errors]
+        return of_validation(errors).response()
+
+    @app.exception_handler(HTTPException)
+    async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+        messages = {
+            404: f"no such path: {request.url.path}; /docs lists what there is",
+            405: f"{request.method} is not allowed on {request.url.path}",
+        }
+        code = HTTPStatus(error.status_code).name.lower()
+        message = messages.get(error.status_code, str(error.detail))
+        return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> JSONResponse:
+        return ApiError(500, "an error inside the gateway; its log says more", code="internal_error").response()

@@ -1,0 +1,47 @@
+"""Is this process alive, is it ready, what does it count."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from octavo.errors import ServerUnavailable
+from octavo_gateway.metrics import render_fleet
+from octavo_gateway.state import Gateway
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/livez")
+async def livez() -> dict[str, str]:
+    """200 while the process answers at all."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> JSONResponse:
+    """200 when requests can be accepted: the server answers and some worker has registered a model."""
+    reason = await _why_not_ready(request.state.gateway)
+    return JSONResponse({"status": "ready"} if reason is None else {"status": "unready", "reason": reason}, 503 if reason else 200)
+
+
+async def _why_not_ready(gateway: Gateway) -> str | None:
+    if gateway.draining.is_set():
+        return "this gateway is shutting down"
+    try:
+        models = await gateway.client.models()
+    except ServerUnavailable as error:
+        return error.message
+    return None if models else "no worker has registered a model yet: start one with `octavo worker`"
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus text format."""
+    gateway: Gateway = request.state.gateway
+    try:
+        fleet = render_fleet(await gateway.client.workers(), await gateway.client.queue_depths())
+    except ServerUnavailable:
+        fleet = render_fleet(None, None)
+    return Response(gateway.metrics.render() + fleet, media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,199 @@
+"""The job API: submit, look, stream from any token, cancel. A job belongs to the queue, not to a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import StringConstraints
+
+from octavo import wire
+from octavo.errors import JobNotFound
+from octavo.keys import cell_of
+from octavo.models import Chunk, Event, IdempotencyKey, JobInfo, JobRequest, JobStatus, Result, Terminal
+from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.body import JSON, MSGPACK, described, media_type, read_body
+from octavo_gateway.errors import ApiError
+from octavo_gateway.logprobs import logprobs_json
+from octavo_gateway.state import Gateway
+from octavo_gateway.streams import EventStream, Mailbox
+
+RETRY = b"retry: 1000\n\n"
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+Position = Annotated[str, StringConstraints(pattern=r"^\d{1,15}(-[01])?$")]
+
+
+async def _job_request(request: Request) -> JobRequest:
+    kind = media_type(request, JSON, MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
+    body = await read_body(request, request.state.gateway.settings.max_body_bytes)
+    return JobRequest.model_validate_json(body) if kind == JSON else wire.decode_request(body)
+
+
+@router.post("", status_code=202, openapi_extra=described(JobRequest, JSON, MSGPACK))
+async def submit(
+    request: Request,
+    tenant: CurrentTenant,
+    job: Annotated[JobRequest, Depends(_job_request)],
+    idempotency_key: Annotated[IdempotencyKey | None, Header()] = None,
+) -> Response:
+    """Accept a job: `202` and its address. The same `Idempotency-Key` and body again: `200` and the same job."""
+    gateway: Gateway = request.state.gateway
+    handle = await gateway.client.submit(job, tenant=tenant, idempotency_key=idempotency_key)
+    info = await gateway.client.info(handle.id)
+    if handle.created:
+        gateway.metrics.jobs_submitted.labels(job.model, job.priority).inc()
+    body = job_json(info)
+    return JSONResponse(body, 202 if handle.created else 200, {"Location": body["links"]["self"]})
+
+
+@router.get("")
+async def index(
+    request: Request,
+    tenant: CurrentTenant,
+    status: JobStatus | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: str | None = None,
+) -> dict[str, Any]:
+    """The tenant's jobs, newest first; `after` is the last id of the previous page."""
+    gateway: Gateway = request.state.gateway
+    if after is not None:
+        _check_id(after)
+    jobs = await gateway.client.jobs(tenant=tenant, status=status, limit=limit, after=after)
+    return {"object": "list", "data": [job_json(info) for info in jobs], "has_more": len(jobs) == limit}
+
+
+async def _own_job(request: Request, job_id: str, tenant: CurrentTenant) -> JobInfo:
+    _check_id(job_id)
+    info = await request.state.gateway.client.info(job_id)
+    if info.tenant != tenant:
+        raise _not_found(job_id)
+    return info
+
+
+OwnJob = Annotated[JobInfo, Depends(_own_job)]
+
+
+@router.get("/{job_id}")
+async def show(info: OwnJob) -> dict[str, Any]:
+    """Where the job stands now."""
+    return job_json(info)
+
+
+@router.get("/{job_id}/result")
+async def result(request: Request, info: OwnJob) -> Response:
+    """The finished job with all its sequences; `202` and the job while it is not finished."""
+    if not info.status.is_terminal:
+        return JSONResponse(job_json(info), 202)
+    gateway: Gateway = request.state.gateway
+    return JSONResponse(_result_json(await gateway.client.result(info.id)))
+
+
+@router.delete("/{job_id}", status_code=202)
+async def cancel(request: Request, info: OwnJob) -> Response:
+    """Ask for the job's end: `202`, or `200` when it is over already. A running job stops within a step or two."""
+    gateway: Gateway = request.state.gateway
+    status = await gateway.client.job(info.id).cancel()
+    now = await gateway.client.info(info.id)
+    return JSONResponse(job_json(now), 200 if status.is_terminal else 202)
+
+
+@router.get("/{job_id}/stream", response_class=EventStream)
+async def stream(
+    request: Request,
+    info: OwnJob,
+    after: Annotated[Position | None, Query(description="Continue behind this many tokens.")] = None,
+    last_event_id: Annotated[Position | None, Header(description="As `after`; a reconnecting browser sends it.")] = None,
+) -> Response:
+    """Tokens as server-sent events `token`, then one `done` or `error`.
+
+    The `id` of a token event is the number of tokens so far, that of the last event `<tokens>-1`; either resumes.
+    `204` when the last event was seen already.
+    """
+    gateway: Gateway = request.state.gateway
+    offset, end_seen = _position(last_event_id or after or "0")
+    if info.status.is_terminal:
+        if offset > info.tokens:
+            raise ApiError(400, f"the job ended after {info.tokens} tokens", code="invalid_value", param="after")
+        if end_seen:
+            return Response(status_code=204)
+    return EventStream(gateway, lambda mailbox: _pump(gateway, info.id, offset, mailbox))
+
+
+async def _pump(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:
+    await mailbox.put(RETRY)
+    follow = asyncio.ensure_future(_follow(gateway, job_id, offset, mailbox))
+    drain = asyncio.ensure_future(gateway.draining.wait())
+    try:
+        # A gateway that shuts down ends its streams between two events; the client resumes at another one.
+        await asyncio.wait({follow, drain}, return_when=asyncio.FIRST_COMPLETED)
+        if follow.done():
+            follow.result()
+    finally:
+        follow.cancel()
+        drain.cancel()
+
+
+async def _follow(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:
+    async for event in gateway.client.events(job_id, after=offset):
+        await mailbox.put(event_bytes(event))
+
+
+def event_bytes(event: Event) -> bytes:
+    """One server-sent event."""
+    if event.end is not None:
+        return _end_bytes(event.offset, event.end)
+    chunk = event.chunk or Chunk()
+    data = (
+        f'{{"offset":{event.offset},"index":{chunk.index},"token_ids":{json.dumps(chunk.token_ids)},'
+        f'"text":{json.dumps(chunk.text)},"finish_reason":{json.dumps(chunk.finish_reason)}'
+    )
+    if chunk.logprobs is not None:
+        data += f',"logprobs":{json.dumps(logprobs_json(chunk.logprobs))}'
+    return f"id: {event.offset}\nevent: token\ndata: {data}}}\n\n".encode()
+
+
+def _end_bytes(offset: int, end: Terminal) -> bytes:
+    name = "error" if end.status in (JobStatus.FAILED, JobStatus.EXPIRED) else "done"
+    data = {"offset": offset, **end.model_dump(mode="json", include={"status", "usage", "error"})}
+    return f"id: {offset}-1\nevent: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def _position(text: str) -> tuple[int, bool]:
+    offset, _, end = text.partition("-")
+    return int(offset), end == "1"
+
+
+def _check_id(job_id: str) -> None:
+    if not re.fullmatch(r"g\d\d_.+", job_id):
+        raise _not_found(job_id)
+    try:
+        cell_of(job_id)
+    except ValueError:
+        raise _not_found(job_id) from None
+
+
+def _not_found(job_id: str) -> JobNotFound:
+    return JobNotFound(f"no job {job_id[:40]!r}: it never existed, has expired, or belongs to somebody else")
+
+
+def job_json(info: JobInfo) -> dict[str, Any]:
+    """A job as the API shows it."""
+    self = f"/v1/jobs/{info.id}"
+    links = {"self": self, "stream": f"{self}/stream", "result": f"{self}/result"}
+    return {"object": "job", **info.model_dump(mode="json"), "links": links}
+
+
+def _result_json(result: Result) -> dict[str, Any]:
+    body = result.model_dump(mode="json", exclude={"sequences", "prompt_logprobs"})
+    sequences = [
+        {**sequence.model_dump(mode="json", exclude={"logprobs"}), "logprobs": logprobs_json(sequence.logprobs)}
+        for sequence in result.sequences
+    ]
+    prompt = logprobs_json(result.prompt_logprobs)
+    return {"object": "job.result", **body, "sequences": sequences, "prompt_logprobs": prompt}

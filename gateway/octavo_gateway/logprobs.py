@@ -1,0 +1,36 @@
+"""Log-probabilities as JSON. A token is bytes: it may be half a character."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.models import TokenLogprob, TopLogprob
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot hold."""
+
+
+def finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LOWEST)
+
+
+def token_text(token: bytes) -> str:
+    """The token as text, with U+FFFD for bytes that are no whole character."""
+    return token.decode("utf-8", "replace")
+
+
+def logprobs_json(logprobs: Sequence[TokenLogprob] | None) -> list[dict[str, Any]] | None:
+    """The job API's form: ids, text, bytes, natural log-probability, alternatives best first."""
+    if logprobs is None:
+        return None
+    return [{**_entry(item), "top": [_entry(top) for top in item.top]} for item in logprobs]
+
+
+def _entry(item: TokenLogprob | TopLogprob) -> dict[str, Any]:
+    return {
+        "token_id": item.token_id,
+        "token": token_text(item.token),
+        "bytes": list(item.token),
+        "logprob": finite(item.logprob),
+    }

@@ -1,0 +1,62 @@
+"""The two ways to answer an OpenAI-style request: in one piece, or as a stream that starts with the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from fastapi import Request
+
+from octavo.errors import OctavoError
+from octavo.models import Chunk, Usage
+from octavo_gateway.errors import ApiError, of_octavo
+from octavo_gateway.openai.frames import DONE, Frames, error_frame
+from octavo_gateway.openai.generation import Generation
+from octavo_gateway.openai.schemas import GenerationBody, usage_json
+from octavo_gateway.streams import EventStream, Mailbox, unless_disconnected
+
+
+class Chunks(Protocol):
+    """How an endpoint writes its stream."""
+
+    frames: Frames
+
+    def choices(self, prompt_index: int, chunk: Chunk) -> list[str]: ...
+
+
+async def collected(request: Request, generation: Generation, add: Callable[[int, Chunk], None]) -> None:
+    """Wait for all tokens. A client that goes away cancels the jobs. Raises ApiError, ClientGone."""
+
+    async def on_chunk(prompt_index: int, chunk: Chunk) -> None:
+        add(prompt_index, chunk)
+
+    await unless_disconnected(request, generation.follow(on_chunk))
+
+
+async def streamed(request: Request, generation: Generation, chunks: Chunks, body: GenerationBody) -> EventStream:
+    """A stream whose status is still open until the first token: what a worker finds wrong with a prompt is a 400."""
+    gateway = request.state.gateway
+    stream = EventStream(gateway, lambda mailbox: _pump(generation, chunks, body, mailbox))
+    return await stream.begun(request)
+
+
+async def _pump(generation: Generation, chunks: Chunks, body: GenerationBody, mailbox: Mailbox) -> None:
+    tokens = 0
+
+    async def on_chunk(prompt_index: int, chunk: Chunk) -> None:
+        nonlocal tokens
+        tokens += len(chunk.token_ids)
+        usage = usage_json(Usage(prompt_tokens=generation.usage.prompt_tokens, completion_tokens=tokens)) if body.continuous_usage else None
+        for choice in chunks.choices(prompt_index, chunk):
+            await mailbox.put(chunks.frames.choice(choice, usage))
+
+    try:
+        await generation.follow(on_chunk)
+    except (ApiError, OctavoError) as error:
+        if not mailbox.used.is_set():
+            raise
+        await mailbox.put(error_frame(error if isinstance(error, ApiError) else of_octavo(error)))
+        return
+    if body.include_usage:
+        await mailbox.put(chunks.frames.usage(usage_json(generation.usage)))
+    await mailbox.put(DONE)

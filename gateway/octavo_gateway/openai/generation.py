@@ -1,0 +1,98 @@
+"""The jobs behind one OpenAI-style request. They live as long as somebody waits for the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from octavo.errors import OctavoError
+from octavo.models import Chunk, JobRequest, JobStatus, Terminal, Usage
+from octavo_gateway.errors import of_job
+from octavo_gateway.metrics import TokenClock
+from octavo_gateway.state import Gateway
+
+OnChunk = Callable[[int, Chunk], Awaitable[None]]
+
+
+class Generation:
+    """One or more submitted jobs of the same request.
+
+    `follow` must be called once: it ends with all jobs terminal, whichever way it ends.
+    """
+
+    def __init__(self, gateway: Gateway, requests: Sequence[JobRequest], tenant: str) -> None:
+        self._gateway = gateway
+        self._requests = requests
+        self._tenant = tenant
+        self._open: set[str] = set()
+        self.job_ids: list[str] = []
+        self.created = int(time.time())
+        self.ends: list[Terminal | None] = [None] * len(requests)
+        sequences = sum(request.sampling.n for request in requests)
+        self._clock = TokenClock(gateway.metrics, requests[0].model, sequences)
+
+    @property
+    def sampling_n(self) -> int:
+        return self._requests[0].sampling.n
+
+    @property
+    def usage(self) -> Usage:
+        """Of the jobs that have ended."""
+        ends = [end for end in self.ends if end is not None]
+        return Usage(
+            prompt_tokens=sum(end.usage.prompt_tokens for end in ends),
+            completion_tokens=sum(end.usage.completion_tokens for end in ends),
+            cached_tokens=sum(end.usage.cached_tokens for end in ends),
+        )
+
+    async def submit(self) -> None:
+        """Enqueue all jobs, or none that stays. Raises what the client raises."""
+        metrics = self._gateway.metrics
+        try:
+            for request in self._requests:
+                job = await self._gateway.client.submit(request, tenant=self._tenant)
+                self._open.add(job.id)
+                self.job_ids.append(job.id)
+                metrics.jobs_submitted.labels(request.model, request.priority).inc()
+        except BaseException:
+            await self._cancel()
+            raise
+
+    async def follow(self, on_chunk: OnChunk) -> None:
+        """Call `on_chunk(prompt_index, chunk)` for all tokens until every job has completed.
+
+        Raises ApiError when one fails. Leaving early, by an error or by cancellation, cancels what still runs.
+        """
+        tasks = [asyncio.ensure_future(self._follow(i, job, on_chunk)) for i, job in enumerate(self.job_ids)]
+        try:
+            await asyncio.gather(*tasks)
+            self._clock.end()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._cancel()
+
+    async def _follow(self, index: int, job_id: str, on_chunk: OnChunk) -> None:
+        async for event in self._gateway.client.events(job_id):
+            if event.chunk is not None:
+                self._clock.tokens(len(event.chunk.token_ids))
+                if event.chunk.finish_reason is not None:
+                    self._finished(index, event.chunk.finish_reason)
+                await on_chunk(index, event.chunk)
+            if event.end is not None:
+                self._open.discard(job_id)
+                if event.end.status is not JobStatus.COMPLETED:
+                    raise of_job(event.end.status, event.end.error)
+                self.ends[index] = event.end
+
+    def _finished(self, index: int, reason: str) -> None:
+        self._gateway.metrics.requests_finished.labels(self._requests[index].model, reason).inc()
+
+    async def _cancel(self) -> None:
+        while self._open:
+            job_id = self._open.pop()
+            try:
+                await self._gateway.client.job(job_id).cancel()
+            except OctavoError:
+                return  # the server is gone, and so is whoever waited; the jobs run to their end

@@ -1,0 +1,75 @@
+"""What every request gets: an id, a line in the log, a count."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from time import monotonic
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo_gateway.errors import CLIENT_CLOSED_REQUEST
+
+HEADER = "X-Request-Id"
+_QUIET = ("/livez", "/readyz", "/metrics")
+
+log = logging.getLogger(__name__)
+
+
+class RequestLog:
+    """ASGI middleware. `X-Request-Id` of the request is kept if it is a plausible one, and always sent back."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope))
+        started = monotonic()
+        status = CLIENT_CLOSED_REQUEST
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            log.exception("request failed", extra={"request_id": request_id, "path": _route(scope)})
+        finally:
+            _count(scope, status)
+            _log(scope, status, request_id, monotonic() - started)
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get(HEADER, "")
+    return given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else uuid.uuid4().hex
+
+
+def _route(scope: Scope) -> str:
+    """The route's pattern: a path has ids in it, and clients may send any."""
+    return getattr(scope.get("route"), "path", "unknown")
+
+
+def _count(scope: Scope, status: int) -> None:
+    if (gateway := scope.get("state", {}).get("gateway")) is not None:
+        gateway.metrics.http_requests.labels(scope["method"], _route(scope), status).inc()
+
+
+def _log(scope: Scope, status: int, request_id: str, seconds: float) -> None:
+    level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+    fields = {
+        "request_id": request_id,
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "dur_ms": round(seconds * 1000, 1),
+    }
+    log.log(level, "%(method)s %(path)s %(status)s %(dur_ms)s ms", fields, extra=fields)

@@ -1,0 +1,140 @@
+"""Server-sent events: a pump that encodes, a mailbox between, a response that writes all that waits in one piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from octavo_gateway.errors import ClientGone
+from octavo_gateway.state import Gateway
+
+T = TypeVar("T")
+
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+MAILBOX_BYTES = 256 * 1024
+
+
+class Mailbox:
+    """Bytes that wait to be written to one client, at most about `limit` of them."""
+
+    def __init__(self, on_slow: Callable[[], None], limit: int = MAILBOX_BYTES) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._limit = limit
+        self._on_slow = on_slow
+        self._waiting: asyncio.Future[None] | None = None
+        self._room = asyncio.Event()
+        self.used = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    async def put(self, data: bytes) -> None:
+        """Add to what waits; while that is too much, wait for the client. Live tokens then wait in the server."""
+        self._parts.append(data)
+        self._size += len(data)
+        self.used.set()
+        self.wake()
+        if self._size > self._limit:
+            self._on_slow()
+            self._room.clear()
+            await self._room.wait()
+
+    def take(self) -> bytes:
+        """All that waits."""
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._size = 0
+        self._room.set()
+        return data
+
+    def wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def wait(self, timeout: float) -> None:
+        """Until something was put, `wake` was called, or `timeout` seconds have passed."""
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        timer = loop.call_later(timeout, self.wake)
+        try:
+            await self._waiting
+        finally:
+            timer.cancel()
+            self._waiting = None
+
+
+class EventStream(StreamingResponse):
+    """Sends what `pump` puts into its mailbox, with a comment after `keep_alive` seconds of silence.
+
+    The pump is a task of its own that starts at once and is cancelled when the client is gone: what must happen
+    then belongs into its `finally`.
+    """
+
+    def __init__(self, gateway: Gateway, pump: Callable[[Mailbox], Awaitable[None]]) -> None:
+        self._gateway = gateway
+        self._mailbox = Mailbox(gateway.metrics.sse_slow_consumers.inc)
+        self._pump = gateway.spawn(pump(self._mailbox))
+        self._pump.add_done_callback(lambda _: self._mailbox.wake())
+        super().__init__(self._body(), media_type="text/event-stream", headers=HEADERS)
+
+    async def begun(self, request: Request) -> EventStream:
+        """Wait for the first bytes. Raises what the pump raised before them, or ClientGone."""
+        first = asyncio.ensure_future(self._mailbox.used.wait())
+        try:
+            await unless_disconnected(request, asyncio.wait({first, self._pump}, return_when=asyncio.FIRST_COMPLETED))
+            if self._pump.done():
+                self._pump.result()
+        except BaseException:
+            self._pump.cancel()
+            raise
+        finally:
+            first.cancel()
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._gateway.metrics.sse_connections.inc()
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._gateway.metrics.sse_connections.dec()
+            self._pump.cancel()
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        keep_alive = self._gateway.settings.keep_alive
+        while True:
+            if self._mailbox:
+                yield self._mailbox.take()
+            elif self._pump.done():
+                return
+            else:
+                await self._mailbox.wait(keep_alive)
+                if not self._mailbox and not self._pump.done():
+                    yield KEEP_ALIVE
+
+
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled (and waited for) when the client goes away. Raises ClientGone then."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
