@@ -15,7 +15,6 @@ from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from octavo import AsyncClient
-from octavo.connection import connect
 from octavo.models import JobRequest
 from octavo_gateway import errors, health, jobs, pages
 from octavo_gateway.auth import Keyring
@@ -61,14 +60,12 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
 async def _running(settings: GatewaySettings, keyring: Keyring) -> AsyncIterator[Gateway]:
     client = AsyncClient(settings.redis_url)
     gateway = Gateway(settings, keyring, client, Metrics())
-    connection = connect(client.url)
-    gateway.spawn(reap_forever(connection, gateway.metrics))
+    gateway.spawn(reap_forever(client, gateway.metrics))
     try:
         with _drain_on_signal(gateway):
             yield gateway
     finally:
         await gateway.close()
-        await connection.aclose()
 
 
 @contextmanager

@@ -36,7 +36,9 @@ def media_type(request: Request, *accepted: str) -> str:
     """The body's media type, JSON where none is named. Raises ApiError 415 for one that is not accepted."""
     found = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if found not in accepted:
-        raise ApiError(415, f"content type {found[:100]!r}: send {' or '.join(accepted)}", code="unsupported_media_type")
+        raise ApiError(
+            415, f"content type {found[:100]!r}: send {' or '.join(accepted)}", code="unsupported_media_type"
+        )
     return found
 
 
@@ -57,7 +59,7 @@ def json_body(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
 def described(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its own body."""
     schema = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
-    return {"requestBody": {"required": True, "content": {name: schema for name in media_types or (JSON,)}}}
+    return {"requestBody": {"required": True, "content": dict.fromkeys(media_types or (JSON,), schema)}}
 
 
 def add_schemas(openapi: dict[str, Any], *models: type[BaseModel]) -> None:

@@ -105,7 +105,9 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {message}", code="invalid_json")
     if kind == "extra_forbidden":
-        return ApiError(400, f"{param} is unknown or not supported: leave it out", code="unknown_parameter", param=param)
+        return ApiError(
+            400, f"{param} is unknown or not supported: leave it out", code="unknown_parameter", param=param
+        )
     if kind == "missing":
         return ApiError(400, f"{param} is required", code="missing_required_parameter", param=param)
     return ApiError(400, f"{param}: {message}" if param else message, code="invalid_value", param=param)
@@ -119,7 +121,11 @@ def _most_specific(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def _path(loc: Sequence[str | int]) -> list[str]:
     # Names of union branches such as `tuple[str, ...]` are pydantic's, not the caller's.
-    return [str(part) for part in loc if isinstance(part, int) or (part.isidentifier() and part != "str")]
+    return [str(part)[:100] for part in loc if isinstance(part, int) or not _is_branch(part)]
+
+
+def _is_branch(part: str) -> bool:
+    return "[" in part or part in ("str", "constrained-str")
 
 
 def install(app: FastAPI) -> None:
@@ -154,7 +160,3 @@ def install(app: FastAPI) -> None:
         code = HTTPStatus(error.status_code).name.lower()
         message = messages.get(error.status_code, str(error.detail))
         return ApiError(error.status_code, message, code=code, headers=error.headers).response()
-
-    @app.exception_handler(Exception)
-    async def _bug(request: Request, error: Exception) -> JSONResponse:
-        return ApiError(500, "an error inside the gateway; its log says more", code="internal_error").response()

@@ -23,7 +23,9 @@ async def livez() -> dict[str, str]:
 async def readyz(request: Request) -> JSONResponse:
     """200 when requests can be accepted: the server answers and some worker has registered a model."""
     reason = await _why_not_ready(request.state.gateway)
-    return JSONResponse({"status": "ready"} if reason is None else {"status": "unready", "reason": reason}, 503 if reason else 200)
+    return JSONResponse(
+        {"status": "ready"} if reason is None else {"status": "unready", "reason": reason}, 503 if reason else 200
+    )
 
 
 async def _why_not_ready(gateway: Gateway) -> str | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import StringConstraints
 
 from octavo import wire
@@ -98,17 +99,23 @@ async def result(request: Request, info: OwnJob) -> Response:
 async def cancel(request: Request, info: OwnJob) -> Response:
     """Ask for the job's end: `202`, or `200` when it is over already. A running job stops within a step or two."""
     gateway: Gateway = request.state.gateway
-    status = await gateway.client.job(info.id).cancel()
+    status = await gateway.client.cancel(info.id)
     now = await gateway.client.info(info.id)
     return JSONResponse(job_json(now), 200 if status.is_terminal else 202)
 
 
-@router.get("/{job_id}/stream", response_class=EventStream)
+@router.get(
+    "/{job_id}/stream",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}}, 204: {"description": "The last event was seen already."}},
+)
 async def stream(
     request: Request,
     info: OwnJob,
     after: Annotated[Position | None, Query(description="Continue behind this many tokens.")] = None,
-    last_event_id: Annotated[Position | None, Header(description="As `after`; a reconnecting browser sends it.")] = None,
+    last_event_id: Annotated[
+        Position | None, Header(description="As `after`; a reconnecting browser sends it.")
+    ] = None,
 ) -> Response:
     """Tokens as server-sent events `token`, then one `done` or `error`.
 
@@ -140,8 +147,9 @@ async def _pump(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) ->
 
 
 async def _follow(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:
-    async for event in gateway.client.events(job_id, after=offset):
-        await mailbox.put(event_bytes(event))
+    async with aclosing(gateway.client.events(job_id, after=offset)) as events:
+        async for event in events:
+            await mailbox.put(event_bytes(event))
 
 
 def event_bytes(event: Event) -> bytes:

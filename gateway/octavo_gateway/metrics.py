@@ -25,7 +25,31 @@ _INTER_TOKEN_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
-_REQUEST_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_REQUEST_BUCKETS = (
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    50,
+    60,
+    120,
+    240,
+    480,
+    960,
+    1920,
+    7680,
+)
 
 _WORKER_GAUGES = {"running": "octavo_num_requests_running", "waiting": "octavo_num_requests_waiting"}
 _WORKER_COUNTERS = {
@@ -49,7 +73,10 @@ class Metrics:
             "octavo_jobs_submitted", "Jobs accepted into the queue.", ["model", "priority"], registry=registry
         )
         self.requests_finished = Counter(
-            "octavo_request_success", "OpenAI-style sequences completed.", ["model_name", "finished_reason"], registry=registry
+            "octavo_request_success",
+            "OpenAI-style sequences completed.",
+            ["model_name", "finished_reason"],
+            registry=registry,
         )
         self.time_to_first_token = Histogram(
             "octavo_time_to_first_token_seconds",
@@ -76,7 +103,9 @@ class Metrics:
             "octavo_sse_connections", "Open event streams.", registry=registry, multiprocess_mode="livesum"
         )
         self.sse_slow_consumers = Counter(
-            "octavo_sse_slow_consumers", "Streams whose client was too slow and had to be waited for.", registry=registry
+            "octavo_sse_slow_consumers",
+            "Streams whose client was too slow and had to be waited for.",
+            registry=registry,
         )
         self.jobs_reclaimed = Counter(
             "octavo_jobs_reclaimed", "Jobs taken back from workers that went silent.", registry=registry

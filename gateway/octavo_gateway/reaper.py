@@ -6,10 +6,8 @@ import asyncio
 import logging
 import random
 
-import redis.asyncio
-from redis.exceptions import RedisError
-
-from octavo.protocol import Cell, run
+from octavo import AsyncClient
+from octavo.errors import OctavoError
 from octavo_gateway.metrics import Metrics
 
 INTERVAL_S = 0.8
@@ -17,18 +15,17 @@ INTERVAL_S = 0.8
 log = logging.getLogger(__name__)
 
 
-async def reap_forever(connection: redis.asyncio.Redis, metrics: Metrics) -> None:
+async def reap_forever(client: AsyncClient, metrics: Metrics) -> None:
     """Until cancelled. While the server is away it only tries again."""
-    cell = Cell()
     reachable = True
     while True:
         try:
-            metrics.jobs_reclaimed.inc(await run(connection, cell.reap()))
+            metrics.jobs_reclaimed.inc(await client.reap())
             if not reachable:
                 log.info("the Redis server answers again")
             reachable = True
-        except (RedisError, OSError) as error:
+        except OctavoError as error:
             if reachable:
-                log.warning("the Redis server does not answer (%s); trying again", type(error).__name__)
+                log.warning("%s; trying again", error)
             reachable = False
         await asyncio.sleep(INTERVAL_S * random.uniform(0.8, 1.2))  # gateways started together drift apart

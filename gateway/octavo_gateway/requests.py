@@ -10,8 +10,9 @@ from time import monotonic
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo_gateway.errors import CLIENT_CLOSED_REQUEST
+from octavo_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 
+INTERNAL_ERROR = ApiError(500, "an error inside the gateway; its log says more", code="internal_error")
 HEADER = "X-Request-Id"
 _QUIET = ("/livez", "/readyz", "/metrics")
 
@@ -30,7 +31,7 @@ class RequestLog:
             return
         request_id = _request_id(Headers(scope=scope))
         started = monotonic()
-        status = CLIENT_CLOSED_REQUEST
+        status: int | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -43,7 +44,10 @@ class RequestLog:
             await self._app(scope, receive, send_with_id)
         except Exception:
             log.exception("request failed", extra={"request_id": request_id, "path": _route(scope)})
+            if status is None:
+                await INTERNAL_ERROR.response()(scope, receive, send_with_id)
         finally:
+            status = status or CLIENT_CLOSED_REQUEST
             _count(scope, status)
             _log(scope, status, request_id, monotonic() - started)
 

@@ -58,11 +58,11 @@ class Mailbox:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    async def wait(self, timeout: float) -> None:
-        """Until something was put, `wake` was called, or `timeout` seconds have passed."""
+    async def wait(self, seconds: float) -> None:
+        """Until something was put, `wake` was called, or `seconds` have passed."""
         loop = asyncio.get_running_loop()
         self._waiting = loop.create_future()
-        timer = loop.call_later(timeout, self.wake)
+        timer = loop.call_later(seconds, self.wake)
         try:
             await self._waiting
         finally:

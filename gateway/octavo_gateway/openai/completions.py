@@ -55,7 +55,9 @@ def _head(generation: Generation, body: CompletionRequest) -> dict[str, Any]:
     }
 
 
-def _choice_json(body: CompletionRequest, prompt_index: int, end: Terminal | None, parts: list[Chunk]) -> dict[str, Any]:
+def _choice_json(
+    body: CompletionRequest, prompt_index: int, end: Terminal | None, parts: list[Chunk]
+) -> dict[str, Any]:
     echoed = _echo(body, prompt_index, end)
     logprobs = CompletionLogprobs()
     if body.echo and end is not None and end.prompt_logprobs is not None:

@@ -46,7 +46,11 @@ async def _pump(generation: Generation, chunks: Chunks, body: GenerationBody, ma
     async def on_chunk(prompt_index: int, chunk: Chunk) -> None:
         nonlocal tokens
         tokens += len(chunk.token_ids)
-        usage = usage_json(Usage(prompt_tokens=generation.usage.prompt_tokens, completion_tokens=tokens)) if body.continuous_usage else None
+        usage = (
+            usage_json(Usage(prompt_tokens=generation.usage.prompt_tokens, completion_tokens=tokens))
+            if body.continuous_usage
+            else None
+        )
         for choice in chunks.choices(prompt_index, chunk):
             await mailbox.put(chunks.frames.choice(choice, usage))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 
 from octavo.errors import OctavoError
 from octavo.models import Chunk, JobRequest, JobStatus, Terminal, Usage
@@ -74,25 +75,26 @@ class Generation:
             await self._cancel()
 
     async def _follow(self, index: int, job_id: str, on_chunk: OnChunk) -> None:
-        async for event in self._gateway.client.events(job_id):
-            if event.chunk is not None:
-                self._clock.tokens(len(event.chunk.token_ids))
-                if event.chunk.finish_reason is not None:
-                    self._finished(index, event.chunk.finish_reason)
-                await on_chunk(index, event.chunk)
-            if event.end is not None:
-                self._open.discard(job_id)
-                if event.end.status is not JobStatus.COMPLETED:
-                    raise of_job(event.end.status, event.end.error)
-                self.ends[index] = event.end
+        async with aclosing(self._gateway.client.events(job_id)) as events:
+            async for event in events:
+                if event.chunk is not None:
+                    await self._pass_on(index, event.chunk, on_chunk)
+                if event.end is not None:
+                    self._open.discard(job_id)
+                    if event.end.status is not JobStatus.COMPLETED:
+                        raise of_job(event.end.status, event.end.error)
+                    self.ends[index] = event.end
 
-    def _finished(self, index: int, reason: str) -> None:
-        self._gateway.metrics.requests_finished.labels(self._requests[index].model, reason).inc()
+    async def _pass_on(self, index: int, chunk: Chunk, on_chunk: OnChunk) -> None:
+        self._clock.tokens(len(chunk.token_ids))
+        if chunk.finish_reason is not None:
+            self._gateway.metrics.requests_finished.labels(self._requests[index].model, chunk.finish_reason).inc()
+        await on_chunk(index, chunk)
 
     async def _cancel(self) -> None:
         while self._open:
             job_id = self._open.pop()
             try:
-                await self._gateway.client.job(job_id).cancel()
+                await self._gateway.client.cancel(job_id)
             except OctavoError:
                 return  # the server is gone, and so is whoever waited; the jobs run to their end

@@ -189,7 +189,9 @@ class CompletionRequest(GenerationBody):
         if self.stream and self.max_tokens == 0:
             raise ValueError("max_tokens 0 leaves nothing to stream: use stream: false")
         if self.stream and self.echo and (self.logprobs is not None or not isinstance(self.prompts[0], str)):
-            raise ValueError("echo of log-probabilities or of token ids is not available in a stream: use stream: false")
+            raise ValueError(
+                "echo of log-probabilities or of token ids is not available in a stream: use stream: false"
+            )
         return self
 
     @property

@@ -1,0 +1,76 @@
+"""A real gateway on a real port over the real server; only the model behind it is scripted."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from scripted_worker import ScriptedWorker
+
+from octavo.server import EmbeddedServer
+from octavo_gateway.app import create_app
+from octavo_gateway.settings import GatewaySettings
+
+
+@contextmanager
+def serving(settings: GatewaySettings) -> Iterator[str]:
+    """The address of a gateway that runs in a thread of its own."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(create_app(settings), log_config=None, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive(), "the gateway did not start"
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(10)
+            assert not thread.is_alive(), "the gateway did not stop"
+
+
+@pytest.fixture(scope="session")
+def shared_gateway(server: EmbeddedServer) -> Iterator[str]:
+    with serving(GatewaySettings(redis_url=server.url, keep_alive=0.2)) as url:
+        yield url
+
+
+@pytest.fixture
+def gateway_url(shared_gateway: str, redis_url: str) -> str:
+    """A gateway over an empty database. Its streams get a comment after 0.2 s of silence."""
+    return shared_gateway
+
+
+@pytest.fixture
+async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=gateway_url, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+async def ai(gateway_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{gateway_url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture
+async def worker(gateway_url: str, redis_url: str) -> AsyncIterator[ScriptedWorker]:
+    async with ScriptedWorker(redis_url) as running:
+        yield running
+
+
+@pytest.fixture
+def own_gateway(redis_url: str) -> Iterator[Callable[..., str]]:
+    """Start gateways with settings of the test's own."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(serving(GatewaySettings(**{"redis_url": redis_url, **settings})))

@@ -1,0 +1,265 @@
+"""What the `openai` package sees."""
+
+from __future__ import annotations
+
+import asyncio
+
+import openai
+import pytest
+from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
+from waiting import until
+
+from octavo import AsyncClient
+from octavo.errors import QueueFull
+from octavo.models import JobStatus
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+async def test_models(ai, worker):
+    assert [model.id async for model in ai.models.list()] == [MODEL]
+    assert (await ai.models.retrieve(MODEL)).owned_by == "octavo"
+    with pytest.raises(openai.NotFoundError) as caught:
+        await ai.models.retrieve("org/absent")
+    assert caught.value.code == "model_not_found"
+    assert MODEL in caught.value.message
+
+
+async def test_chat_answers_in_one_piece(ai, worker):
+    reply = await ai.chat.completions.create(model=MODEL, messages=HELLO, max_completion_tokens=5)
+    (choice,) = reply.choices
+    assert choice.message.content == whole_text(5)
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == "length"
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (5, 5, 10)
+    assert reply.usage.prompt_tokens_details.cached_tokens == 1
+    assert reply.id.startswith("chatcmpl-g00_")
+
+
+async def test_chat_streams_the_same_text(ai, worker):
+    stream = await ai.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=5, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    *content, last = chunks
+    assert last.choices == []
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 10)
+    assert all(chunk.usage is None for chunk in content)
+    for index in (0, 1):
+        choices = [choice for chunk in content for choice in chunk.choices if choice.index == index]
+        assert [choice.delta.role for choice in choices].count("assistant") == 1
+        assert choices[0].delta.role == "assistant"
+        assert "".join(choice.delta.content or "" for choice in choices) == whole_text(5, index)
+        assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["length"]
+        assert choices[-1].finish_reason == "length"
+
+
+async def test_a_stream_without_options_has_no_usage(ai, worker):
+    stream = await ai.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=3, stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+
+
+async def test_continuous_usage_counts_up(ai, worker):
+    stream = await ai.completions.create(
+        model=MODEL,
+        prompt="hello",
+        max_tokens=3,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )
+    usages = [chunk.usage.completion_tokens async for chunk in stream]
+    assert usages == [1, 2, 3, 3]
+
+
+async def test_content_in_list_form(ai, worker):
+    content = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    await ai.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": content}], max_tokens=1)
+    assert [turn.content for turn in worker.seen[0].messages] == ["hello"]
+
+
+async def test_every_sampling_field_reaches_the_job(ai, worker):
+    await ai.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        logit_bias={"7": -100},
+        stop=["a", "b"],
+        seed=-1,
+        user="somebody",
+        metadata={"run": "1"},
+        extra_body={
+            "top_k": -1,
+            "min_p": 0.05,
+            "repetition_penalty": 1.1,
+            "min_tokens": 2,
+            "ignore_eos": True,
+            "stop_token_ids": [3],
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "add_special_tokens": False,
+            "priority": "high",
+        },
+    )
+    (job,) = worker.seen
+    assert job.sampling.model_dump(exclude_defaults=True) == {
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "logit_bias": {7: -100.0},
+        "stop": ("a", "b"),
+        "stop_token_ids": (3,),
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "seed": (1 << 63) - 1,
+    }
+    assert (job.priority, job.add_special_tokens, job.metadata) == ("high", False, {"run": "1"})
+
+
+async def test_defaults_of_the_two_endpoints(ai, worker):
+    await ai.chat.completions.create(model=MODEL, messages=HELLO)
+    await ai.completions.create(model=MODEL, prompt="hello")
+    chat, completion = worker.seen
+    assert (chat.sampling.max_tokens, completion.sampling.max_tokens) == (None, 16)
+    assert (chat.priority, completion.priority) == ("normal", "normal")
+
+
+async def test_chat_logprobs(ai, worker):
+    ask = {"model": MODEL, "messages": HELLO, "max_tokens": 2, "logprobs": True, "top_logprobs": 2}
+    (choice,) = (await ai.chat.completions.create(**ask)).choices
+    first, second = choice.logprobs.content
+    assert (first.token, first.logprob, bytes(first.bytes)) == (" 0.0", -1.5, b" 0.0")
+    assert [bytes(top.bytes) for top in second.top_logprobs] == [b"\xe2\x80", b" 0.1"]
+    stream = await ai.chat.completions.create(**ask, stream=True)
+    streamed = [
+        token
+        async for chunk in stream
+        for token in (chunk.choices[0].logprobs and chunk.choices[0].logprobs.content) or ()
+    ]
+    assert streamed == [first, second]
+
+
+async def test_completion_logprobs(ai, worker):
+    ask = {"model": MODEL, "prompt": "hello", "max_tokens": 3, "logprobs": 1}
+    (choice,) = (await ai.completions.create(**ask)).choices
+    assert choice.text == " 0.0 0.1 0.2"
+    assert choice.logprobs.tokens == [" 0.0", " 0.1", " 0.2"]
+    assert choice.logprobs.token_logprobs == [-1.5, -1.5, -1.5]
+    assert choice.logprobs.text_offset == [0, 4, 8]
+    assert choice.logprobs.top_logprobs[1] == {r"bytes:\xe2\x80": -0.25, " 0.1": -1.5}
+    stream = await ai.completions.create(**ask, stream=True)
+    parts = [chunk.choices[0].logprobs async for chunk in stream]
+    assert [offset for part in parts for offset in part.text_offset] == [0, 4, 8]
+
+
+async def test_many_prompts_of_either_kind(ai, worker):
+    for prompts in (["one", "three"], [[1, 2, 3], [4, 5, 6, 7, 8]]):
+        reply = await ai.completions.create(model=MODEL, prompt=prompts, n=2, max_tokens=2)
+        assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+        assert [choice.text for choice in reply.choices] == [whole_text(2, 0), whole_text(2, 1)] * 2
+        assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (8, 8)
+    stream = await ai.completions.create(model=MODEL, prompt=["a", "b", "c"], max_tokens=2, stream=True)
+    texts = {0: "", 1: "", 2: ""}
+    async for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == dict.fromkeys(range(3), whole_text(2))
+
+
+async def test_echo(ai, worker):
+    text = await ai.completions.create(model=MODEL, prompt="hello", max_tokens=2, echo=True)
+    assert text.choices[0].text == "hello" + whole_text(2)
+    ids = await ai.completions.create(model=MODEL, prompt=[8, 9], max_tokens=2, echo=True)
+    assert ids.choices[0].text == "<8><9>" + whole_text(2)
+    stream = await ai.completions.create(model=MODEL, prompt="hello", max_tokens=2, echo=True, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "hello" + whole_text(2)
+
+
+async def test_echo_scores_a_prompt_without_generating(ai, worker):
+    """What lm-eval asks."""
+    reply = await ai.completions.create(model=MODEL, prompt=[8, 9], max_tokens=0, echo=True, logprobs=2)
+    (choice,) = reply.choices
+    assert choice.text == "<8><9>"
+    assert choice.logprobs.tokens == ["<8>", "<9>"]
+    assert choice.logprobs.token_logprobs == [None, -1.5]
+    assert choice.logprobs.top_logprobs[0] is None
+    assert choice.logprobs.top_logprobs[1]["<9>"] == -1.5
+    assert choice.logprobs.text_offset == [0, 3]
+    assert choice.finish_reason == "length"
+    both = await ai.completions.create(model=MODEL, prompt="hi", max_tokens=1, echo=True, logprobs=1)
+    assert both.choices[0].logprobs.text_offset == [0, 1, 2]
+
+
+async def test_errors_are_typed(ai, worker):
+    with pytest.raises(openai.NotFoundError) as caught:
+        await ai.chat.completions.create(model="absent", messages=HELLO)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert MODEL in caught.value.message
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ai.chat.completions.create(model=MODEL, messages=HELLO, temperature=3)
+    assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_the_worker_refuses_is_a_400(ai, worker, stream):
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ai.completions.create(model=MODEL, prompt="x" * (CONTEXT + 1), stream=stream)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ai.completions.create(model=MODEL, prompt=["fine", "x" * (CONTEXT + 1)], stream=False)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_cancels_its_job(ai, http, redis_url, stream):
+    async with ScriptedWorker(redis_url, hold_after=2) as worker:
+        request = asyncio.create_task(_read_all(ai, stream))
+        await until(lambda: worker.seen)
+        await asyncio.sleep(0.1)
+        assert not request.done()
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        (job,) = (await http.get("/v1/jobs")).json()["data"]
+        await until(lambda: _has_status(http, job["id"], JobStatus.CANCELLED))
+
+
+async def _has_status(http, job_id: str, status: JobStatus) -> bool:
+    return (await http.get(f"/v1/jobs/{job_id}")).json()["status"] == status
+
+
+async def _read_all(ai, stream: bool) -> None:
+    reply = await ai.completions.create(model=MODEL, prompt="hello", max_tokens=9, stream=stream)
+    if stream:
+        async for _ in reply:
+            pass
+
+
+async def test_a_job_that_dies_in_mid_stream_is_an_error_event(ai, http, redis_url):
+    async with ScriptedWorker(redis_url, hold_after=2):
+        stream = await ai.completions.create(model=MODEL, prompt="hello", max_tokens=9, stream=True)
+        job_id = (await anext(stream)).id.removeprefix("cmpl-")
+        await http.delete(f"/v1/jobs/{job_id}")
+        with pytest.raises(openai.APIError) as caught:
+            async for _ in stream:
+                pass
+        assert caught.value.code == "cancelled"
+
+
+async def test_a_full_queue_says_when_to_come_back(ai, worker, monkeypatch):
+    async def refuse(*args, **kwargs):
+        raise QueueFull("the queue is full: try again later", retry_after_s=1.2)
+
+    monkeypatch.setattr(AsyncClient, "submit", refuse)  # the caps are large, and tested where they live
+    with pytest.raises(openai.RateLimitError) as caught:
+        await ai.completions.create(model=MODEL, prompt="hello")
+    assert caught.value.response.headers["retry-after"] == "2"
+    assert caught.value.code == "queue_full"

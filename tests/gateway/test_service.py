@@ -1,0 +1,306 @@
+"""The gateway as a service: keys, health, metrics, documentation, logs, its end, and a server that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from scripted_worker import MODEL, ScriptedWorker, whole_text
+from sse import read_events
+from waiting import until
+
+from octavo.server import EmbeddedServer
+from octavo_gateway.auth import Keyring
+
+HELLO = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
+
+
+# Keys
+
+
+async def test_keys_say_who_somebody_is(own_gateway, redis_url, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# partners\nglobex:g-key\n")
+    url = own_gateway(api_keys="acme:a-key, acme:a-second", api_keys_file=file)
+    async with ScriptedWorker(redis_url) as worker, httpx.AsyncClient(base_url=url) as http:
+
+        def ask(method: str, path: str, key: str, **request):
+            return http.request(method, path, headers={"Authorization": f"Bearer {key}"}, **request)
+
+        job = (await ask("POST", "/v1/jobs", "a-key", json={"model": MODEL, "prompt": "x"})).json()
+        assert job["tenant"] == "acme"
+        for path in (job["links"]["self"], job["links"]["result"], job["links"]["stream"]):
+            assert (await ask("GET", path, "a-second")).status_code in (200, 202)
+            assert (await ask("GET", path, "g-key")).status_code == 404
+        assert (await ask("DELETE", job["links"]["self"], "g-key")).status_code == 404
+        assert len((await ask("GET", "/v1/jobs", "a-key")).json()["data"]) == 1
+        assert (await ask("GET", "/v1/jobs", "g-key")).json()["data"] == []
+        assert (await ask("POST", "/v1/completions", "g-key", json=HELLO)).status_code == 200
+        assert worker.tenants == ["acme", "globex"]
+        for path in ("/livez", "/readyz", "/metrics", "/docs", "/"):
+            assert (await http.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["wrong", "acme:a-key", "a-ke", "a-key2", "é"])
+async def test_a_wrong_key_is_401(own_gateway, worker, key):
+    url = own_gateway(api_keys="acme:a-key")
+    async with httpx.AsyncClient(base_url=url) as http:
+        for path in ("/v1/models", "/v1/jobs", "/v1/jobs/g00_01ARZ3NDEKTSV4RRFFQ69G5FAV"):
+            reply = await http.get(path, headers={"Authorization": f"Bearer {key}".encode()})
+            assert reply.status_code == 401
+            assert reply.json()["error"]["code"] == "invalid_api_key"
+            assert (await http.get(path)).json()["error"]["code"] == "missing_api_key"
+        reply = await http.post("/v1/completions", json=HELLO)
+        assert reply.status_code == 401
+    if key.isascii():
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as ai:
+            with pytest.raises(openai.AuthenticationError):
+                await ai.completions.create(**HELLO)
+    assert worker.seen == []
+
+
+@pytest.mark.parametrize("text", ["nokey", "tenant:", ":key", "ten ant:key"])
+def test_malformed_keys_are_refused_at_the_start(text):
+    with pytest.raises(ValueError, match="tenant:key") as caught:
+        Keyring.load(text, None)
+    assert "key)" not in str(caught.value)
+
+
+# Health, metrics, pages
+
+
+async def test_ready_once_a_model_is_known(http, redis_url):
+    assert (await http.get("/livez")).json() == {"status": "ok"}
+    reply = await http.get("/readyz")
+    assert (reply.status_code, reply.json()["status"]) == (503, "unready")
+    assert "octavo worker" in reply.json()["reason"]
+    async with ScriptedWorker(redis_url):
+        assert (await http.get("/readyz")).json() == {"status": "ready"}
+
+
+def sample(text: str, name: str, **labels: str) -> float:
+    found = [
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if re.match(rf"{name}[{{ ]", line) and all(f'{key}="{value}"' in line for key, value in labels.items())
+    ]
+    return sum(found)
+
+
+async def test_metrics_count_what_happened(http, ai, redis_url):
+    before = (await http.get("/metrics")).text
+    async with ScriptedWorker(redis_url, hold_after=2) as worker:
+        stream = await ai.completions.create(**HELLO, stream=True)
+        await http.post("/v1/completions", json={"model": "absent", "prompt": "x"})
+        assert sample((await http.get("/metrics")).text, "octavo_sse_connections") == 1
+        worker.go.set()
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == whole_text(3)
+        after = (await http.get("/metrics")).text
+
+    def grown(name: str, **labels: str) -> float:
+        return sample(after, name, **labels) - sample(before, name, **labels)
+
+    assert grown("octavo_http_requests_total", route="/v1/completions", status="404") == 1
+    assert grown("octavo_jobs_submitted_total", model=MODEL) == 1
+    assert grown("octavo_time_to_first_token_seconds_count", model_name=MODEL) == 1
+    assert grown("octavo_inter_token_latency_seconds_count", model_name=MODEL) == 2
+    assert grown("octavo_e2e_request_latency_seconds_count", model_name=MODEL) == 1
+    assert grown("octavo_request_success_total", finished_reason="length") == 1
+    assert sample(after, "octavo_server_up") == 1
+    assert sample(after, "octavo_worker_up", worker="scripted") == 1
+    assert sample(after, "octavo_kv_blocks", worker="scripted", state="free") == 90
+    assert sample(after, "octavo_generation_tokens_total", worker="scripted") == 11
+
+
+async def test_queue_depth(http, redis_url):
+    async with ScriptedWorker(redis_url):
+        pass
+    for _ in range(3):
+        await http.post("/v1/jobs", json={"model": MODEL, "prompt": "x"})
+    assert sample((await http.get("/metrics")).text, "octavo_queue_depth", model_name=MODEL) == 3
+
+
+async def test_metrics_have_bounded_labels(http):
+    for name in range(3):
+        await http.get(f"/v1/jobs/nothing{name}")
+        await http.get(f"/nowhere/{name}")
+    text = (await http.get("/metrics")).text
+    assert "nothing" not in text
+    assert "nowhere" not in text
+
+
+async def test_pages_need_nothing_from_elsewhere(http):
+    for path in ("/", "/docs"):
+        page = await http.get(path)
+        assert page.status_code == 200
+        links = re.findall(r"""(?:src|href)=["']([^"']+)""", page.text)
+        assert links
+        assert not [link for link in links if link.startswith(("http:", "https:", "//"))]
+        for link in links:
+            if link.startswith("/static"):
+                assert (await http.get(link)).status_code == 200, link
+
+
+async def test_the_api_describes_itself(http):
+    api = (await http.get("/openapi.json")).json()
+    assert {"/v1/jobs", "/v1/jobs/{job_id}/stream", "/v1/chat/completions", "/v1/completions"} <= set(api["paths"])
+    references = set(re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(api)))
+    assert (
+        {"JobRequest", "ChatCompletionRequest", "CompletionRequest"} <= references <= set(api["components"]["schemas"])
+    )
+
+
+async def test_request_ids_come_back(http):
+    assert (await http.get("/livez", headers={"X-Request-Id": "abc-1"})).headers["x-request-id"] == "abc-1"
+    made = (await http.get("/livez")).headers["x-request-id"]
+    assert re.fullmatch(r"[0-9a-f]{32}", made)
+    spoilt = (await http.get("/v1/nothing", headers={"X-Request-Id": "a b\tc"})).headers["x-request-id"]
+    assert re.fullmatch(r"[0-9a-f]{32}", spoilt)
+
+
+# A server that is not there
+
+
+async def test_without_a_server_everything_says_so(own_gateway):
+    url = own_gateway(redis_url="redis://:secret@127.0.0.1:1/0")
+    async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+        assert (await http.get("/livez")).status_code == 200
+        ready = await http.get("/readyz")
+        assert ready.status_code == 503
+        assert "secret" not in ready.text
+        for path, body in (("/v1/completions", HELLO), ("/v1/jobs", {"model": MODEL, "prompt": "x"})):
+            reply = await http.post(path, json=body)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "server_unavailable")
+            assert reply.headers["retry-after"]
+            assert "secret" not in reply.text
+        assert sample((await http.get("/metrics")).text, "octavo_server_up") == 0
+
+
+async def test_a_server_that_restarts_loses_nothing(own_gateway, tmp_path):
+    with EmbeddedServer(data_dir=tmp_path) as server:
+        url = own_gateway(redis_url=server.url)
+        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+            async with ScriptedWorker(server.url):
+                pass
+            job = (await http.post("/v1/jobs", json={**HELLO_JOB, "sampling": {"max_tokens": 4}})).json()
+            reading = asyncio.create_task(_texts(http, job["links"]["stream"]))
+            await asyncio.sleep(1.2)  # let the append-only file reach the disk
+            server.kill()
+            assert (await http.post("/v1/jobs", json=HELLO_JOB)).status_code == 503
+            server.start()
+            async with ScriptedWorker(server.url):
+                assert await asyncio.wait_for(reading, 15) == whole_text(4)
+
+
+HELLO_JOB = {"model": MODEL, "prompt": "hello"}
+
+
+async def _texts(http: httpx.AsyncClient, path: str) -> str:
+    async with http.stream("GET", path) as response:
+        return "".join([event.data["text"] async for event in read_events(response) if event.event == "token"])
+
+
+# Its own process
+
+
+class Process:
+    """`python -m octavo_gateway`."""
+
+    def __init__(self, redis_url: str, log: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "octavo_gateway", "--port", "0", "--redis-url", redis_url, *flags]
+        self._log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(command, stderr=output, stdout=output, env={**os.environ})
+
+    def lines(self) -> list[dict]:
+        return [json.loads(line) for line in self._log.read_text().splitlines()]
+
+    async def url(self) -> str:
+        def found() -> str | None:
+            assert self.process.poll() is None, self._log.read_text()
+            return next(iter(re.findall(r"http://127.0.0.1:\d+", self._log.read_text())), None)
+
+        return await until(found, 15)
+
+    async def stop(self, seconds: float = 10) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.to_thread(self.process.wait, seconds)
+
+
+async def test_sigterm_ends_job_streams_between_two_events(redis_url, tmp_path):
+    gateway = Process(redis_url, tmp_path / "log")
+    try:
+        url = await gateway.url()
+        async with ScriptedWorker(redis_url, hold_after=2), httpx.AsyncClient(base_url=url, timeout=10) as http:
+            job = (await until(lambda: _submitted(http))).json()
+            events = []
+            async with http.stream("GET", job["links"]["stream"]) as response:
+                async for event in read_events(response):
+                    events.append(event)
+                    if event.id == "2":
+                        gateway.process.send_signal(signal.SIGTERM)
+            assert [event.id for event in events if event.event] == ["1", "2"]  # whole, and without an end
+        await gateway.stop()
+        lines = gateway.lines()
+        posted = next(line for line in lines if line.get("method") == "POST" and line["status"] == 202)
+        assert posted["request_id"]
+        assert posted["path"] == "/v1/jobs"
+        assert "hello" not in json.dumps(lines)
+    finally:
+        gateway.process.kill()
+        gateway.process.wait()
+
+
+async def _submitted(http: httpx.AsyncClient) -> httpx.Response | None:
+    reply = await http.post("/v1/jobs", json=HELLO_JOB)
+    return reply if reply.status_code == 202 else None
+
+
+async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_path):
+    gateway = Process(redis_url, tmp_path / "log", "--workers", "2")
+    try:
+        url = await gateway.url()
+        async with ScriptedWorker(redis_url):
+
+            async def ask() -> int:
+                async with httpx.AsyncClient(base_url=url, timeout=10) as http:  # a connection of its own each time
+                    return (await http.post("/v1/completions", json=HELLO)).status_code
+
+            async def up() -> bool:
+                try:
+                    return await ask() == 200
+                except httpx.TransportError:
+                    return False
+
+            await until(up, 15)
+            assert [await ask() for _ in range(9)] == [200] * 9
+            async with httpx.AsyncClient(base_url=url) as http:
+                text = (await http.get("/metrics")).text
+        assert sample(text, "octavo_http_requests_total", route="/v1/completions") == 10
+        assert await gateway.stop() == 0
+    finally:
+        gateway.process.kill()
+        gateway.process.wait()
+
+
+def test_wrong_flags_are_explained():
+    for flags, said in ((["--port", "99999"], "--port"), (["--api-keys", "nokey"], "tenant:key")):
+        done = subprocess.run(
+            [sys.executable, "-m", "octavo_gateway", *flags], capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def test_the_gateway_never_imports_torch():
+    code = "import sys, octavo_gateway.app, octavo_gateway.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
