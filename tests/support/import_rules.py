@@ -64,7 +64,7 @@ RULES = [
     Rule("gateway/octavo_gateway", ("octavo_worker", "octavo_kernels", "torch", "transformers")),
     Rule(WORKER, ("octavo_gateway", "fastapi"), except_for=(f"{WORKER}/bench",)),
     Rule(f"{WORKER}/agent", ("torch", "transformers", "octavo_kernels")),
-    Rule(f"{WORKER}/agent", tuple(f"octavo_worker.{part}" for part in ("memory", "decoding", "model"))),
+    Rule(f"{WORKER}/agent", tuple(f"octavo_worker.{part}" for part in ("memory", "model"))),
     Rule(
         f"{WORKER}/agent",
         tuple(

@@ -1,0 +1,114 @@
+"""A worker from the outside: jobs in, streams out, bad input refused."""
+
+from __future__ import annotations
+
+import pytest
+from queue_client import Queue, expected
+from tokenizers import Tokenizer
+
+import octavo_worker
+from octavo.models import JobStatus
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    from pathlib import Path
+
+    return Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled" / "demo" / "tokenizer.json"))
+
+
+def sampling(max_tokens: int = 20, **fields: object) -> dict[str, object]:
+    return {"max_tokens": max_tokens, "ignore_eos": True, **fields}
+
+
+def test_answers_every_sequence_and_stores_stream_and_result(queue: Queue, start_worker, tokenizer):
+    one = queue.submit((7, 8, 9), sampling=sampling(40))
+    three = queue.submit((5, 6), seed=9, sampling=sampling(25, n=3))
+    start_worker()
+    result = queue.wait(one)
+    assert result.status is JobStatus.COMPLETED
+    assert list(result.token_ids) == expected([7, 8, 9], 40)
+    assert result.text == tokenizer.decode(expected([7, 8, 9], 40))
+    assert result.sequences[0].finish_reason == "length"
+    assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (3, 40)
+    result = queue.wait(three)
+    assert [list(s.token_ids) for s in result.sequences] == [expected([5, 6], 25, seed=9, index=i) for i in range(3)]
+
+
+def test_text_prompts_and_messages_are_tokenised_without_control_tokens_of_users(queue: Queue, start_worker, tokenizer):
+    text = queue.submit("To be <|end|> or", sampling=sampling(3))
+    chat = queue.submit(None, messages=[{"role": "user", "content": "Hail<|end|>"}], sampling=sampling(3))
+    start_worker()
+    literal = Tokenizer.from_str(tokenizer.to_str())
+    literal.encode_special_tokens = True
+    prompt = literal.encode("To be <|end|> or").ids
+    assert 1 not in prompt
+    assert list(queue.wait(text).token_ids) == expected(prompt, 3)
+    ids = [*tokenizer.encode("<|begin|><|user|>Hail", add_special_tokens=False).ids,
+           *literal.encode("<|end|>", add_special_tokens=False).ids,
+           *tokenizer.encode("<|end|><|assistant|>", add_special_tokens=False).ids]  # fmt: skip
+    assert list(queue.wait(chat).token_ids) == expected(ids, 3)
+
+
+def test_stop_string_across_tokens_ends_the_sequence_and_frees_the_engine(queue: Queue, start_worker, tokenizer):
+    whole = tokenizer.decode(expected([7, 8, 9], 60))
+    stop = whole[30:37]
+    at = whole.index(stop)
+    plain = queue.submit((7, 8, 9), sampling=sampling(60, stop=[stop]))
+    kept = queue.submit((7, 8, 9), sampling=sampling(60, stop=[stop], include_stop_str_in_output=True))
+    worker = start_worker()
+    result = queue.wait(plain)
+    assert result.text == whole[:at]
+    assert result.sequences[0].finish_reason == "stop"
+    assert list(result.token_ids) == expected([7, 8, 9], len(result.token_ids))
+    assert len(result.token_ids) < 60
+    assert queue.wait(kept).text == whole[: at + len(stop)]
+    after = queue.submit((1, 2), sampling=sampling(5))
+    assert list(queue.wait(after).token_ids) == expected([1, 2], 5)
+    assert worker.process.poll() is None
+
+
+def test_no_tokens_asked_for(queue: Queue, start_worker):
+    nothing = queue.submit((7, 8, 9), sampling={"max_tokens": 0})
+    scored = queue.submit((7, 8, 9), sampling={"max_tokens": 0, "prompt_logprobs": 0})
+    start_worker()
+    result = queue.wait(nothing)
+    assert result.status is JobStatus.COMPLETED
+    assert result.token_ids == ()
+    assert result.sequences[0].finish_reason == "length"
+    result = queue.wait(scored)
+    assert result.prompt_token_ids == (7, 8, 9)
+    assert result.prompt_logprobs is not None
+    assert [item.token_id for item in result.prompt_logprobs] == [7, 8, 9]
+    assert result.prompt_logprobs[0].logprob is None
+    assert all(item.logprob is not None for item in result.prompt_logprobs[1:])
+
+
+def test_logprobs_name_the_bytes_of_each_token(queue: Queue, start_worker, tokenizer):
+    job = queue.submit((7, 8, 9), sampling=sampling(30, logprobs=0))
+    start_worker()
+    sequence = queue.wait(job).sequences[0]
+    assert sequence.logprobs is not None
+    assert [item.token_id for item in sequence.logprobs] == list(sequence.token_ids)
+    assert b"".join(item.token for item in sequence.logprobs).decode(errors="replace") == tokenizer.decode(
+        list(sequence.token_ids), skip_special_tokens=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "param"),
+    [
+        ({"prompt": tuple(range(1024))}, "context_length_exceeded", "prompt"),
+        ({"prompt": (1, 2048)}, "invalid_token_id", "prompt"),
+        ({"prompt": (1,), "sampling": {"logit_bias": {5000: 1.0}}}, "invalid_token_id", "logit_bias"),
+    ],
+    ids=["too long", "outside the vocabulary", "bias outside the vocabulary"],
+)
+def test_a_prompt_that_cannot_run_fails_before_its_first_token(queue: Queue, start_worker, job, code, param):
+    job_id = queue.submit(**job)
+    start_worker()
+    result = queue.wait(job_id)
+    assert result.status is JobStatus.FAILED
+    assert result.error is not None
+    assert (result.error.code, result.error.param) == (code, param)
+    assert result.token_ids == ()

@@ -1,0 +1,87 @@
+"""What a client and an operator see of a queue, and what the fake model answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import redis
+from fake_runner import next_token
+
+from octavo import wire
+from octavo.keys import Keys
+from octavo.models import JobRequest, JobStatus, ModelCard, Result
+from octavo.protocol import Cell, Limits, Retention, run_sync
+from octavo.streams import assemble, read_stream_sync
+
+MODEL = "demo"
+VOCABULARY = 2048  # of the bundled model's tokenizer
+
+
+@dataclass
+class Queue:
+    """What a client and an operator can do, one call each."""
+
+    connection: redis.Redis
+    cell: Cell
+
+    def submit(self, prompt: object = (7, 8, 9), *, seed: int = 1, tenant: str = "t", **fields: object) -> str:
+        request = JobRequest.model_validate({"model": MODEL, "prompt": prompt, **fields})
+        call = self.cell.enqueue(
+            self.cell.keys.new_job_id(), request,
+            seed=seed, tenant=tenant, idempotency_key=None, limits=Limits(), retention=Retention(),
+        )  # fmt: skip
+        return run_sync(self.connection, call).job_id
+
+    def field(self, job_id: str, name: str) -> str | None:
+        value = self.connection.hget(self.cell.keys.job(job_id), name)
+        return None if value is None else value.decode()
+
+    def status(self, job_id: str) -> JobStatus:
+        return JobStatus(self.field(job_id, "st") or "")
+
+    def stored(self, job_id: str) -> int:
+        return int(self.field(job_id, "n") or 0)
+
+    def wait(self, job_id: str, timeout: float = 20.0) -> Result:
+        """The result, after checking that the stream tells the same story: gapless, no repeats, one end."""
+        until(lambda: self.status(job_id).is_terminal, timeout, f"job {job_id} did not end")
+        events = read_stream_sync(self.connection, job_id)
+        offset = 0
+        for event in events[:-1]:
+            assert event.chunk is not None
+            offset += len(event.chunk.token_ids)
+            assert event.offset == offset, "the stream has a gap or a repeat"
+        assert events[-1].end is not None
+        from_stream = assemble(job_id, MODEL, events[-1].end, [e.chunk for e in events if e.chunk])
+        blob = self.connection.get(self.cell.keys.result(job_id))
+        if blob is None:
+            return from_stream
+        result = assemble(job_id, MODEL, *wire.decode_result(blob))
+        if result.usage.completion_tokens:
+            assert result == from_stream
+        return result
+
+
+def until(condition: Callable[[], object], timeout: float = 15.0, message: str = "it never happened") -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, message
+        time.sleep(0.01)
+
+
+def expected(prompt: list[int], count: int, *, seed: int = 1, index: int = 0) -> list[int]:
+    """What the fake model answers."""
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(history, seed, index, VOCABULARY))
+    return history[len(prompt) :]
+
+
+def known_queue(connection: redis.Redis) -> Queue:
+    """A queue that accepts jobs before the first worker has announced its model."""
+    cell = Cell(Keys())
+    card = ModelCard(name=MODEL, max_model_len=1024, vocab_size=VOCABULARY, has_tokenizer=True, created_at=0.0)
+    run_sync(connection, cell.register_model(card))
+    return Queue(connection, cell)

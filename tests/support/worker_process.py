@@ -1,0 +1,86 @@
+"""Whole workers as processes of their own: the real agent on the fake engine, or all of it real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+import redis
+
+from octavo import wire
+from octavo.keys import Keys
+from octavo.models import WorkerInfo
+
+_SUPPORT = Path(__file__).parent
+_START_S = 60.0
+
+
+class WorkerProcess:
+    """`python -m octavo_worker`, or with `fake` (settings of `fake_engine`) the same agent on the fake engine.
+
+    Flags are settings of the worker. Leaving the context kills whatever is left; `log` is its stderr so far.
+    """
+
+    def __init__(self, redis_url: str, log: Path, *, fake: str | None = None, **flags: object) -> None:
+        program = ["-m", "octavo_worker"] if fake is None else [str(_SUPPORT / "agent_on_fake_engine.py"), fake]
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+        self._log = log
+        self._redis_url = redis_url
+        with log.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, *program, f"--redis-url={redis_url}", *arguments], stderr=stderr, cwd=_SUPPORT
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def engine_pid(self) -> int:
+        info = self.info()
+        assert info is not None, self.log
+        return int(info.stats["engine_pid"])
+
+    def info(self) -> WorkerInfo | None:
+        """Its latest heartbeat."""
+        keys = Keys()
+        with redis.Redis.from_url(self._redis_url) as connection:
+            for worker_id in connection.zrange(keys.workers, 0, -1):
+                data = connection.get(keys.worker(worker_id.decode()))
+                if data is not None and (info := wire.decode_worker(data)).pid == self.pid:
+                    return info
+        return None
+
+    def wait_ready(self) -> Self:
+        """Until it serves, as its heartbeat says."""
+        deadline = time.monotonic() + _START_S
+        while self.info() is None:
+            assert self.process.poll() is None, f"the worker ended at its start: {self.log}"
+            assert time.monotonic() < deadline, f"the worker did not start: {self.log}"
+            time.sleep(0.02)
+        return self
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 15.0) -> int:
+        """Its exit status."""
+        return self.process.wait(timeout)

@@ -1,0 +1,3 @@
+from octavo_worker.cli import main
+
+main()

@@ -1,0 +1,307 @@
+"""The jobs of one worker: from their claim, through the engine, into their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from octavo import wire
+from octavo.errors import MalformedMessage
+from octavo.models import Event, JobError, JobRequest, JobStatus, Terminal
+from octavo.protocol import Call, Cell, Claims, HeartbeatReply, Unreadable, run
+from octavo.streams import read_stream
+from octavo_worker.agent.child import EngineProcess
+from octavo_worker.agent.heartbeat import Holding
+from octavo_worker.agent.jobs import ActiveJob
+from octavo_worker.agent.publisher import Publisher
+from octavo_worker.agent.room import Room, room_for
+from octavo_worker.agent.tokens import PromptRejected, Prompts, check_ids
+from octavo_worker.decoding.sampling import resolve_sampling
+from octavo_worker.messages import Abort, EngineStats, Ready, RequestFailed, StepOutput
+
+log = logging.getLogger(__name__)
+
+_LONG_TEXT = 4000  # characters from which tokenising goes to a thread: below, the hop costs more than the work
+_RETRY_S = 0.2
+_ERROR_CODES = {"prompt_too_long": "context_length_exceeded"}  # where the engine's word is not the public one
+
+
+class Agent:
+    """Owns every job of this worker between claim and end. Only the event loop's thread may call it, `holding` apart.
+
+    An engine is lent with `attach` and taken away with `detach`. `changed` is called whenever there may be more room.
+    """
+
+    def __init__(
+        self, connection: redis.asyncio.Redis, cell: Cell, prompts: Prompts, *, changed: Callable[[], None]
+    ) -> None:
+        self.stats = EngineStats()
+        self.publisher = Publisher(connection, cell, stop=self._stop, gone=self._gone)
+        self._connection = connection
+        self._cell = cell
+        self._prompts = prompts
+        self._changed = changed
+        self._jobs: dict[str, ActiveJob] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._engine: EngineProcess | None = None
+        self._limits: Ready | None = None
+        self._fenced = False
+        self._heard_at = 0.0
+
+    # Jobs
+
+    def holding(self) -> Holding:
+        """Every job with its claim token. Safe from any thread: the interpreter copies a dict's values in one step."""
+        return tuple((job.claim.job_id, job.claim.token) for job in list(self._jobs.values()))
+
+    def room(self) -> Room | None:
+        """What may be claimed now; None for nothing."""
+        if self._engine is None or self._limits is None or self._fenced:
+            return None
+        if any(job.claim.solo for job in self._jobs.values()):
+            return None
+        return room_for(self._jobs.values(), self._limits, self.stats)
+
+    def take(self, claims: Claims) -> None:
+        """Start what was claimed."""
+        clock_offset = time.time() - claims.server_time
+        for claim in claims.jobs:
+            log.info("job %s claimed, attempt %d, from token %d", claim.job_id, claim.attempt, claim.offset)
+            job = ActiveJob(claim)
+            self._jobs[job.request_id] = job
+            self._empty.clear()
+            self._spawn(self._prepare(job, clock_offset))
+        for broken in claims.unreadable:
+            self._spawn(self._refuse_unreadable(broken))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the loop itself keeps no reference
+        task.add_done_callback(self._tasks.discard)
+
+    async def ended(self) -> None:
+        """Wait until no job is left."""
+        await self._empty.wait()
+
+    async def release(self, *, crashed: bool = False) -> None:
+        """Give every unfinished job back to the queue. With `crashed`, those that the engine had count as a crash."""
+        back = [job for job in self._jobs.values() if not job.is_over]
+        for job in back:
+            self._forget(job)
+        suspects = [job for job in back if crashed and job.in_engine]
+        innocent = [job for job in back if not (crashed and job.in_engine)]
+        await asyncio.gather(self._give_back(suspects, crashed=True), self._give_back(innocent, crashed=False))
+
+    # The engine
+
+    def attach(self, engine: EngineProcess, limits: Ready) -> None:
+        """From now on `engine` does the work."""
+        self._engine, self._limits = engine, limits
+        self.stats = EngineStats(free_blocks=limits.num_blocks)
+        self._changed()
+
+    async def detach(self) -> None:
+        """The engine is gone: its jobs go on elsewhere at once. Those that only have to be stored stay."""
+        self._engine = None
+        await self.release(crashed=True)
+
+    def on_step(self, output: StepOutput) -> None:
+        """Take the engine's news, a step's worth at a time."""
+        self._heard_at = time.monotonic()
+        self.stats = output.stats
+        for started in output.started:
+            if (job := self._jobs.get(started.id)) is not None:
+                job.started(started)
+                if job.is_over:
+                    self.publisher.add(job)
+        for token in output.tokens:
+            if (job := self._jobs.get(token.id)) is not None:
+                if job.accept(token):
+                    self._abort(job, token.index)
+                self.publisher.add(job)
+        for failure in output.failed:
+            if (job := self._jobs.get(failure.id)) is not None:
+                self._fail(job, failure)
+        self._changed()
+
+    def silence(self) -> float:
+        """Seconds since the engine last said something although it has work; 0 if it has none."""
+        has_work = any(job.in_engine and not job.is_over for job in self._jobs.values())
+        return time.monotonic() - self._heard_at if has_work else 0.0
+
+    # Leases
+
+    def on_heartbeat(self, held: Holding, reply: HeartbeatReply) -> None:
+        """The leases of `held` are renewed, except for what `reply` says."""
+        if self._fenced:
+            self._fenced = False
+            self.publisher.resume()
+            self._changed()
+        tokens = dict(held)
+        lost, stop = set(reply.lost), dict(reply.stop)
+        if not lost and not stop:
+            return
+        for job in list(self._jobs.values()):
+            job_id = job.claim.job_id
+            if tokens.get(job_id) != job.claim.token:
+                continue
+            if job_id in lost:
+                self._gone(job, "fenced")
+            elif job_id in stop:
+                self._stop(job, stop[job_id])
+
+    def on_silence(self) -> None:
+        """No heartbeat got through: keep computing, but write and claim nothing until one does."""
+        self._fenced = True
+        self.publisher.hold()
+
+    # Preparing a job
+
+    async def _prepare(self, job: ActiveJob, clock_offset: float) -> None:
+        try:
+            await self._encode(job)
+            if job.claim.offset:
+                job.restore([event.chunk for event in await self._published(job) if event.chunk is not None])
+        except PromptRejected as rejected:
+            self._end(job, JobStatus.FAILED, rejected.error)
+        except MalformedMessage as error:
+            message = f"what was generated before cannot be continued by this version: {error.message}"
+            self._end(job, JobStatus.FAILED, JobError(code="malformed_stream", message=message))
+        except Exception as error:  # a fault of ours must end this job, not hold its lease for ever
+            log.error("job %s cannot be prepared: %s", job.claim.job_id, type(error).__name__)  # the text may quote it
+            self._end(
+                job, JobStatus.FAILED, JobError(code="internal_error", message="the worker could not read the job")
+            )
+        else:
+            self._start(job, clock_offset)
+
+    async def _encode(self, job: ActiveJob) -> None:
+        request, limits = job.claim.request, self._limits
+        assert limits is not None
+        if _text_length(request) > _LONG_TEXT:
+            ids = await asyncio.to_thread(self._prompts.encode, request)
+        else:
+            ids = self._prompts.encode(request)
+        check_ids(ids, request=request, max_model_len=limits.max_model_len, vocab_size=limits.vocab_size)
+        job.begin(ids, tokenizer=self._prompts.tokenizer, token_bytes=self._prompts.token_bytes)
+
+    async def _published(self, job: ActiveJob) -> list[Event]:
+        while True:
+            try:
+                return await read_stream(self._connection, job.claim.job_id)
+            except (RedisError, OSError):
+                await asyncio.sleep(_RETRY_S)
+
+    def _start(self, job: ActiveJob, clock_offset: float) -> None:
+        if job.request_id not in self._jobs:
+            return  # lost or released meanwhile
+        if job.is_over:
+            self.publisher.add(job)
+            return
+        engine, limits, claim = self._engine, self._limits, job.claim
+        if engine is None or limits is None:  # it died between the claim and now
+            self._forget(job)
+            self._spawn(self._give_back([job], crashed=False))
+            return
+        sampling = resolve_sampling(
+            claim.request.sampling,
+            seed=claim.seed,
+            eos_token_ids=self._prompts.end_ids,
+            max_model_len=limits.max_model_len,
+        )
+        deadline = None if claim.deadline is None else claim.deadline + clock_offset
+        if self.silence() == 0.0:
+            self._heard_at = time.monotonic()
+        job.in_engine = True
+        engine.send(job.engine_request(sampling, deadline=deadline))
+
+    async def _refuse_unreadable(self, broken: Unreadable) -> None:
+        error = JobError(
+            code="malformed_message",
+            message=f"this version cannot read the job: {broken.reason}; submit it again with a client of this version",
+        )
+        terminal = Terminal(status=JobStatus.FAILED, error=error)
+        call = self._cell.finish(broken.job_id, broken.token, terminal, wire.encode_result(terminal, []))
+        await self._persist(call)
+
+    # Ending a job
+
+    def _fail(self, job: ActiveJob, failure: RequestFailed) -> None:
+        job.in_engine = False
+        if failure.code == "deadline":
+            self._end(job, JobStatus.EXPIRED, _expired())
+        else:
+            code = _ERROR_CODES.get(failure.code, failure.code)
+            self._end(job, JobStatus.FAILED, JobError(code=code, message=failure.message, param=failure.param))
+
+    def _stop(self, job: ActiveJob, reason: str) -> None:
+        self._abort(job)
+        if reason == JobStatus.EXPIRED:
+            self._end(job, JobStatus.EXPIRED, _expired())
+        else:
+            self._end(job, JobStatus.CANCELLED)
+
+    def _end(self, job: ActiveJob, status: JobStatus, error: JobError | None = None) -> None:
+        if job.request_id in self._jobs and not job.is_over:
+            job.end(status, error)
+            self.publisher.add(job)
+            self._changed()
+
+    def _gone(self, job: ActiveJob, state: str) -> None:
+        if job.request_id not in self._jobs:
+            return
+        if state == "fenced":
+            log.warning("job %s belongs to somebody else by now: dropped", job.claim.job_id)
+            self._abort(job)
+        else:
+            terminal = job.terminal()
+            log.info("job %s %s, %d tokens", job.claim.job_id, terminal.status.value, terminal.usage.completion_tokens)
+        self._forget(job)
+
+    def _forget(self, job: ActiveJob) -> None:
+        self._jobs.pop(job.request_id, None)
+        self.publisher.discard(job)
+        if not self._jobs:
+            self._empty.set()
+        self._changed()
+
+    def _abort(self, job: ActiveJob, index: int | None = None) -> None:
+        if job.in_engine and self._engine is not None:
+            self._engine.send(Abort(job.request_id, index))
+
+    async def _give_back(self, jobs: Sequence[ActiveJob], *, crashed: bool) -> None:
+        if not jobs:
+            return
+        for job in jobs:
+            self._abort(job)
+        await self._persist(self._cell.release([(job.claim.job_id, job.claim.token) for job in jobs], crashed=crashed))
+        log.info("%d jobs given back%s", len(jobs), " after a crash of the engine" if crashed else "")
+
+    async def _persist(self, call: Call[Any]) -> None:
+        """Until it is through; if that takes longer than a lease, the reaper has done the same."""
+        for _ in range(round(5 / _RETRY_S)):
+            try:
+                await run(self._connection, call)
+            except (RedisError, OSError):
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
+
+
+def _expired() -> JobError:
+    message = "the job did not end within its timeout_s: allow more time or ask for fewer tokens"
+    return JobError(code="expired", message=message)
+
+
+def _text_length(request: JobRequest) -> int:
+    if request.messages is not None:
+        return sum(len(message.content) for message in request.messages)
+    return len(request.prompt) if isinstance(request.prompt, str) else 0

@@ -1,0 +1,121 @@
+"""The engine as a child process: how it is started, watched and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from octavo_worker.channel import AgentChannel
+from octavo_worker.messages import Ready, Shutdown, StepOutput, ToEngine
+
+_PR_SET_PDEATHSIG = 1
+_LAST_LINES = 20
+_LINE_LIMIT = 1 << 20
+
+
+class EngineProcess:
+    """A running engine and the socket to it.
+
+    It dies with this process, even if that is killed, and lives in a session of its own, so that Ctrl-C reaches only
+    the agent. What it writes to stderr goes on to ours; the last lines are kept for the error message.
+    """
+
+    def __init__(self, process: Process, channel: AgentChannel) -> None:
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._process = process
+        self._channel = channel
+        self._stderr = asyncio.create_task(self._forward_stderr())
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> Self:
+        """Start `command`, which learns the number of its socket's file descriptor from a last argument `--fd=N`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                f"--fd={theirs.fileno()}",
+                stdin=DEVNULL,
+                stderr=PIPE,
+                pass_fds=(theirs.fileno(),),
+                preexec_fn=_die_with(os.getpid()),
+                start_new_session=True,
+                limit=_LINE_LIMIT,
+            )
+        return cls(process, await AgentChannel.open(ours))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def last_words(self) -> str:
+        """The last thing it said on stderr."""
+        return next((line for line in reversed(self.last_lines) if line.strip()), "it said nothing")
+
+    def send(self, message: ToEngine) -> None:
+        """Never blocks. Messages to an engine that has just died vanish; `receive` tells of its death."""
+        with contextlib.suppress(ConnectionError):
+            self._channel.send_soon(message)
+
+    async def receive(self) -> Ready | StepOutput:
+        """Raises EOFError when the engine is gone."""
+        return await self._channel.receive()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+
+    async def ended(self) -> int:
+        """Wait for the exit status; negative is the signal that killed it. All of stderr has been read by then."""
+        status = await self._process.wait()
+        await self._stderr
+        self._channel.close()
+        return status
+
+    async def stop(self, patience_s: float) -> None:
+        """Ask it to exit, then make it."""
+        self.send(Shutdown())
+        try:
+            async with asyncio.timeout(patience_s):
+                await self.ended()
+        except TimeoutError:
+            self.kill()
+            await self.ended()
+
+    async def _forward_stderr(self) -> None:
+        stream = self._process.stderr
+        assert stream is not None
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # a line beyond the limit
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace")
+            self.last_lines.append(text.rstrip())
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+def _die_with(parent: int) -> Callable[[], None] | None:
+    """What the child runs before exec. PDEATHSIG follows the thread that forks: start engines from the main thread."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)  # loaded here: between fork and exec only plain calls are safe
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the call above
+            os._exit(1)
+
+    return prepare

@@ -1,0 +1,121 @@
+"""When to ask for jobs, and for how many: room is counted in blocks of the KV cache, not in jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from octavo.protocol import Cell, Claims, run
+from octavo_worker.agent.room import Room
+
+log = logging.getLogger(__name__)
+
+_BELL_WAIT_S = 2.0
+_RETRY_S = 0.5
+_SUSPECT_PATIENCE_S = 10.0
+
+
+class Claimer:
+    """Claims while there is room, sleeps on the bell while there is nothing to claim.
+
+    `room()` is None while nothing may be claimed; `changed` is set whenever it may answer differently. When a suspect
+    has waited too long for an idle worker, this one stops claiming until it is idle, or another has taken it.
+    """
+
+    def __init__(
+        self,
+        connection: redis.asyncio.Redis,
+        cell: Cell,
+        *,
+        model: str,
+        worker_id: str,
+        lease_ms: int,
+        room: Callable[[], Room | None],
+        changed: asyncio.Event,
+        take: Callable[[Claims], None],
+    ) -> None:
+        self._connection = connection
+        self._cell = cell
+        self._model = model
+        self._worker_id = worker_id
+        self._lease_ms = lease_ms
+        self._room = room
+        self._changed = changed
+        self._take = take
+        self._stopping = False
+        self._sleep: asyncio.Task[object] | None = None
+
+    def stop(self) -> None:
+        """Claim nothing more. A claim that is under way still comes through: its jobs are ours already."""
+        self._stopping = True
+        self._changed.set()
+        if self._sleep is not None:
+            self._sleep.cancel()
+
+    async def run(self) -> None:
+        """Returns after `stop`."""
+        while not self._stopping:
+            self._changed.clear()
+            room = self._room()
+            if room is None:
+                await self._changed.wait()
+                continue
+            claims = await self._claim(room)
+            if claims is None:
+                continue
+            if claims.solo_waiting_s > _SUSPECT_PATIENCE_S:
+                await self._drain_for_suspect()
+            elif not claims.jobs:
+                await self._interruptible(self._bell())
+
+    async def _claim(self, room: Room, *, look_only: bool = False) -> Claims | None:
+        """None when stopped before the server answered. Until then the very same call is repeated: it is idempotent,
+        and an answer that was lost has handed out jobs."""
+        call = self._cell.claim(
+            self._model,
+            self._worker_id,
+            max_jobs=0 if look_only else room.sequences,
+            max_tokens=room.tokens,
+            lease_ms=self._lease_ms,
+            idle=room.idle,
+        )
+        while True:
+            try:
+                claims = await run(self._connection, call)
+            except (RedisError, OSError) as error:
+                log.debug("claim failed: %s", type(error).__name__)
+                if self._stopping:
+                    return None
+                await self._interruptible(asyncio.sleep(_RETRY_S))
+            else:
+                self._take(claims)
+                return claims
+
+    async def _drain_for_suspect(self) -> None:
+        log.info("a suspect job waits for an idle worker: claiming nothing until this one is idle")
+        while not self._stopping and (room := self._room()) is not None and not room.idle:
+            await self._interruptible(asyncio.sleep(1.0))
+            claims = await self._claim(room, look_only=True)
+            if claims is None or claims.solo_waiting_s == 0:
+                return
+
+    async def _bell(self) -> None:
+        try:
+            await self._connection.blpop([self._cell.keys.bell(self._model)], timeout=_BELL_WAIT_S)
+        except (RedisError, OSError):
+            await asyncio.sleep(_RETRY_S)
+
+    async def _interruptible(self, wait: Coroutine[object, object, object]) -> None:
+        """Wait, unless stopped meanwhile."""
+        if self._stopping:
+            wait.close()
+            return
+        self._sleep = asyncio.create_task(wait)
+        try:
+            await asyncio.wait([self._sleep])
+        finally:
+            self._sleep.cancel()

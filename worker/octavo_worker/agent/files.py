@@ -1,0 +1,45 @@
+"""Where a model's files are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import octavo_worker
+
+_WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+
+
+class ModelNotFound(ValueError):
+    """No such folder, no such model on the hub, or no way to get at it."""
+
+
+def model_folder(model: str) -> Path:
+    """The folder of `demo` (the bundled model), of a local folder, or of a hub id, downloaded if need be."""
+    if model == "demo":
+        return Path(octavo_worker.__file__).parent / "bundled" / "demo"
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ModelNotFound(f"{path} has no config.json: give the folder of a Hugging Face model")
+        return path.resolve()
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise ModelNotFound(f"no folder {model}: give a folder with a config.json, a hub id like org/name, or demo")
+    return _from_hub(model)
+
+
+def served_name(model: str) -> str:
+    """The name that jobs ask for unless told otherwise: the last part of the path or id."""
+    return Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model.rpartition("/")[2]
+
+
+def _from_hub(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_WANTED))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ModelNotFound(
+            f"cannot get {model} from the Hugging Face hub ({type(error).__name__}): check the name and the network, "
+            "or download it and give its folder"
+        ) from error

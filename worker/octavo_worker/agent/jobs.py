@@ -1,0 +1,242 @@
+"""One claimed job: what it has generated, in which order that went into its stream, and what of it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from tokenizers import Tokenizer
+
+from octavo.errors import MalformedMessage
+from octavo.models import Chunk, FinishReason, JobError, JobStatus, Terminal, TokenLogprob, TopLogprob, Usage
+from octavo.protocol import Append, Claim
+from octavo_worker.decoding.text import TextStream
+from octavo_worker.messages import AddRequest, EngineSampling, Logprob, RequestStarted, SequenceInput, TokenOutput
+
+MAX_CHUNK_TOKENS = 256
+"""Most tokens in one stream entry; more than one only after the server was slow or away."""
+
+_PRIORITIES = {"high": 0, "normal": 1, "batch": 2}
+
+
+def _no_bytes(token: int) -> bytes:
+    return b""
+
+
+class GeneratedSequence:
+    """Tokens of one sequence, and the text that became certain with each of them."""
+
+    def __init__(self, index: int, text: TextStream) -> None:
+        self.index = index
+        self.ids: list[int] = []
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: FinishReason | None = None
+        self.placed = 0  # tokens that have their place in the stream
+        self._text = text
+
+    def restore(self, chunk: Chunk) -> None:
+        """Take over what an earlier owner published, replaying it so that text continues as if never interrupted."""
+        self.ids += chunk.token_ids
+        self.texts += chunk.texts
+        self.logprobs += chunk.logprobs or ()
+        self.finish_reason = chunk.finish_reason
+        for token in chunk.token_ids:
+            self._text.feed(token)
+
+    def add(self, token: int, logprob: TokenLogprob | None, ended: str | None) -> None:
+        """Append one token; `ended` is the engine's verdict, a stop string may end the sequence before it."""
+        self.ids.append(token)
+        self.texts.append(self._text.feed(token, ended))
+        self.finish_reason = "stop" if self._text.stopped else cast("FinishReason | None", ended)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+
+    def chunk(self, first: int, end: int) -> Chunk:
+        """Tokens `first` to `end` (excluded). The finish reason travels with the last token."""
+        return Chunk.model_construct(  # our own values: validating every token again would cost more than all the rest
+            index=self.index,
+            token_ids=tuple(self.ids[first:end]),
+            texts=tuple(self.texts[first:end]),
+            logprobs=tuple(self.logprobs[first:end]) if self.logprobs else None,
+            finish_reason=self.finish_reason if end == len(self.ids) else None,
+        )
+
+
+class ActiveJob:
+    """A job between its claim and its last entry.
+
+    Tokens of all sequences get their place in the stream when they are about to be sent, so that a slow server makes
+    longer chunks and not more of them; what has its place keeps it, so that any suffix can be sent again. Offsets
+    count the tokens of all sequences. `request_id` names this ownership towards the engine: late messages about an
+    earlier one of the same job cannot be mistaken for it.
+    """
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.request_id = f"{claim.job_id}#{claim.attempt}"
+        self.prompt: list[int] = []
+        self.sequences: list[GeneratedSequence] = []
+        self.stored = 0  # tokens that the server holds, by its last reply
+        self.in_engine = False
+        self.is_computed = False  # the engine has its prompt in memory
+        self._ending: tuple[JobStatus, JobError | None] | None = None
+        self._runs: list[tuple[int, int, int, int]] = []  # (offset, sequence, its first token, count)
+        self._placed = 0
+        self._token_bytes: Callable[[int], bytes] = _no_bytes
+        self._cached_tokens = 0
+        self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+    def begin(self, prompt: list[int], *, tokenizer: Tokenizer | None, token_bytes: Callable[[int], bytes]) -> None:
+        """The prompt's token ids are known. `tokenizer` None: all text stays empty."""
+        sampling = self.claim.request.sampling
+        self.prompt = prompt
+        self._token_bytes = token_bytes
+        for index in range(sampling.n):
+            text = TextStream(
+                tokenizer,
+                prompt,
+                stop=sampling.stop,
+                include_stop=sampling.include_stop_str_in_output,
+                skip_special_tokens=sampling.skip_special_tokens,
+                min_tokens=sampling.min_tokens,
+            )
+            self.sequences.append(GeneratedSequence(index, text))
+
+    # What goes to the engine
+
+    @property
+    def open_sequences(self) -> int:
+        if not self.sequences:
+            return self.claim.request.sampling.n
+        return sum(sequence.finish_reason is None for sequence in self.sequences)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.claim.request.sampling.prompt_logprobs is not None and self._prompt_logprobs is None
+
+    @property
+    def is_generated(self) -> bool:
+        """Nothing is left for the engine to do."""
+        done = self.open_sequences == 0 or (self.sequences and self.claim.request.sampling.max_tokens == 0)
+        return bool(done) and not self.wants_prompt_logprobs
+
+    def restore(self, chunks: Iterable[Chunk]) -> None:
+        """Continue after `chunks`, the stream as earlier owners left it. Raises MalformedMessage."""
+        for chunk in chunks:
+            if chunk.index >= len(self.sequences):
+                raise MalformedMessage(f"the stream has tokens of sequence {chunk.index} of {len(self.sequences)}")
+            sequence = self.sequences[chunk.index]
+            self._place(sequence, len(sequence.ids), len(chunk.token_ids))
+            sequence.restore(chunk)
+        self.stored = self._placed
+
+    def engine_request(self, sampling: EngineSampling, *, deadline: float | None) -> AddRequest:
+        """What the engine has to do: all open sequences, each from its next token."""
+        unfinished = [s for s in self.sequences if s.finish_reason is None]
+        if not unfinished:  # a takeover that only lacks the prompt's log-probabilities
+            sampling.max_tokens, unfinished = 0, self.sequences[:1]
+        return AddRequest(
+            id=self.request_id,
+            prompt=self.prompt,
+            sequences=[SequenceInput(s.index, list(s.ids) if sampling.max_tokens else []) for s in unfinished],
+            sampling=sampling,
+            salt=self.claim.tenant.encode(),
+            priority=_PRIORITIES[self.claim.priority],
+            deadline=deadline,
+        )
+
+    # What comes from the engine
+
+    def started(self, message: RequestStarted) -> None:
+        self.is_computed = True
+        self._cached_tokens = message.cached_tokens
+        if message.prompt_logprobs is not None:
+            pairs = zip(self.prompt, message.prompt_logprobs, strict=True)
+            self._prompt_logprobs = tuple(self._logprob(token, logprob) for token, logprob in pairs)
+
+    def accept(self, output: TokenOutput) -> bool:
+        """Take one token. True if its sequence ended here without the engine knowing: abort it there."""
+        sequence = self.sequences[output.index]
+        if self._ending is not None or sequence.finish_reason is not None:
+            return False  # surplus: the engine was a step ahead of a stop string or a cancel
+        logprob = None if output.logprob is None else self._logprob(output.token, output.logprob)
+        sequence.add(output.token, logprob, output.finish_reason)
+        return sequence.finish_reason is not None and output.finish_reason is None
+
+    def end(self, status: JobStatus, error: JobError | None = None) -> None:
+        """End the job here and now: tokens that were never sent are dropped."""
+        self._ending = self._ending or (status, error)
+
+    # What goes to the server
+
+    @property
+    def is_over(self) -> bool:
+        """The last entry may follow what `unsent` returns."""
+        return self._ending is not None or self.is_generated
+
+    def unsent(self) -> list[Append]:
+        """Everything that the server is not known to hold, in stream order."""
+        if self._ending is None:
+            for sequence in self.sequences:
+                if (count := len(sequence.ids) - sequence.placed) > 0:
+                    self._place(sequence, sequence.placed, count)
+        return [
+            Append(self.claim.job_id, self.claim.token, start, chunk)
+            for start, chunk in self._chunks(self.stored, self._placed, MAX_CHUNK_TOKENS)
+        ]
+
+    def terminal(self) -> Terminal:
+        """The stream's last entry, once `is_over`."""
+        usage = Usage(prompt_tokens=len(self.prompt), completion_tokens=self._placed, cached_tokens=self._cached_tokens)
+        if self._ending is not None:
+            status, error = self._ending
+            return Terminal(status=status, usage=usage, error=error)
+        asked = self._prompt_logprobs is not None
+        return Terminal(
+            status=JobStatus.COMPLETED,
+            usage=usage,
+            prompt_logprobs=self._prompt_logprobs,
+            prompt_token_ids=tuple(self.prompt) if asked else None,
+        )
+
+    def result_chunks(self) -> list[Chunk]:
+        """All that the stream holds, runs of one sequence merged. A job that asked for no tokens says so here."""
+        if self._ending is None and self.claim.request.sampling.max_tokens == 0:
+            return [Chunk(index=sequence.index, finish_reason="length") for sequence in self.sequences]
+        return [chunk for _, chunk in self._chunks(0, self._placed, max(1, self._placed))]
+
+    def _place(self, sequence: GeneratedSequence, first: int, count: int) -> None:
+        last = self._runs[-1] if self._runs else None
+        if last is not None and last[1] == sequence.index:
+            self._runs[-1] = (last[0], last[1], last[2], last[3] + count)
+        else:
+            self._runs.append((self._placed, sequence.index, first, count))
+        sequence.placed += count
+        self._placed += count
+
+    def _chunks(self, begin: int, end: int, longest: int) -> list[tuple[int, Chunk]]:
+        """The tokens at offsets `begin` to `end` (excluded) as chunks of at most `longest`, each with its offset."""
+        position = len(self._runs)
+        while position and self._runs[position - 1][0] + self._runs[position - 1][3] > begin:
+            position -= 1
+        chunks = []
+        for offset, index, first, count in self._runs[position:]:
+            start, stop = max(begin, offset), min(end, offset + count)
+            for at in range(start, stop, longest):
+                until = min(stop, at + longest)
+                chunks.append((at, self.sequences[index].chunk(first + at - offset, first + until - offset)))
+        return chunks
+
+    def _logprob(self, token: int, logprob: Logprob | None) -> TokenLogprob:
+        if logprob is None:
+            return TokenLogprob.model_construct(token_id=token, token=self._token_bytes(token), logprob=None, top=())
+        return TokenLogprob.model_construct(
+            token_id=token,
+            token=self._token_bytes(token),
+            logprob=logprob.logprob,
+            top=tuple(
+                TopLogprob.model_construct(token_id=other, token=self._token_bytes(other), logprob=value)
+                for other, value in logprob.top
+            ),
+        )

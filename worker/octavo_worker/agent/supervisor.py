@@ -1,0 +1,311 @@
+"""A worker's life: connect, load, serve, survive its engine, and leave without losing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from octavo import wire
+from octavo.connection import connect, redacted
+from octavo.models import ModelCard, WorkerInfo
+from octavo.protocol import Cell, run
+from octavo_worker.agent.agent import Agent
+from octavo_worker.agent.child import EngineProcess
+from octavo_worker.agent.claimer import Claimer
+from octavo_worker.agent.files import ModelNotFound, model_folder, served_name
+from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
+from octavo_worker.agent.tokens import Prompts
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.messages import Ready, StepOutput
+from octavo_worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+_CONNECT_RETRY_S = 3.0
+_REAP_EVERY_S = 1.0
+_FLUSH_S = 1.0
+_ENGINE_STOP_S = 5.0
+_MOST_FAILURES = 3
+_STEADY_S = 30.0  # an engine that ran for so long did not fail at its start
+
+
+class WorkerFailed(Exception):
+    """The worker cannot go on; the message says why and what to do."""
+
+
+async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | None = None) -> None:
+    """Run a worker until SIGTERM or SIGINT. Raises WorkerFailed. `engine_command` replaces the engine (tests)."""
+    try:
+        folder = await asyncio.to_thread(model_folder, settings.model)
+    except ModelNotFound as error:
+        raise WorkerFailed(str(error)) from error
+    command = engine_command or [
+        sys.executable, "-m", "octavo_worker.engine", "--options", _options(settings, str(folder))
+    ]  # fmt: skip
+    prompts = await asyncio.to_thread(Prompts, folder)
+    async with connect(settings.redis_url) as connection:
+        await Supervisor(settings, connection, prompts, command).run()
+
+
+def _options(settings: WorkerSettings, folder: str) -> str:
+    return ModelOptions(
+        model=folder,
+        load_format=settings.load_format,
+        dtype=settings.dtype,
+        device=settings.device,
+        kv_cache_bytes=None if settings.kv_memory is None else round(settings.kv_memory * 2**30),
+        num_blocks=settings.num_blocks,
+        max_model_len=settings.max_model_len,
+        token_budget=settings.token_budget,
+        max_running=settings.max_running,
+        threads=settings.threads,
+        seed=settings.seed,
+    ).to_json()
+
+
+class Supervisor:
+    """Keeps one engine running and everything around it: leases, claims, publishing, the fleet's reaper."""
+
+    def __init__(
+        self, settings: WorkerSettings, connection: redis.asyncio.Redis, prompts: Prompts, command: Sequence[str]
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._command = command
+        self._cell = Cell()
+        self._model = settings.served_name or served_name(settings.model)
+        self._worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._prompts = prompts
+        self._started_at = time.time()
+        self._changed = asyncio.Event()
+        self._leave = asyncio.Event()
+        self._leave_now = asyncio.Event()
+        self._engine: EngineProcess | None = None
+        self._limits: Ready | None = None
+        self._agent = Agent(connection, self._cell, prompts, changed=self._changed.set)
+        loop = asyncio.get_running_loop()
+        self._heartbeat = Heartbeat(
+            self._heartbeat_connection,
+            self._cell,
+            self._worker_id,
+            lease_s=settings.lease,
+            holding=self._agent.holding,
+            info=self._info,
+            answered=lambda held, reply: loop.call_soon_threadsafe(self._agent.on_heartbeat, held, reply),
+            silent=lambda: loop.call_soon_threadsafe(self._agent.on_silence),
+        )
+        self._claimer = Claimer(
+            connection,
+            self._cell,
+            model=self._model,
+            worker_id=self._worker_id,
+            lease_ms=round(settings.lease * 1000),
+            room=self._agent.room,
+            changed=self._changed,
+            take=self._agent.take,
+        )
+
+    async def run(self) -> None:
+        """Serve until a signal asks to leave. Raises WorkerFailed if no engine can be kept running."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        leaving = asyncio.create_task(self._leave.wait())
+        claiming = asyncio.create_task(self._claimer.run())
+        chores = [
+            asyncio.create_task(chore)
+            for chore in (self._keep_engine(), self._agent.publisher.run(), self._reap(), self._watch())
+        ]
+        try:
+            await _first_of(leaving, claiming, *chores)
+            self._claimer.stop()
+            await claiming
+            await _first_of(asyncio.create_task(self._drain()), *chores)
+        finally:
+            await _cancel(leaving, claiming, *chores)
+            await self._shut_down()
+
+    def _on_signal(self) -> None:
+        if self._leave.is_set():
+            log.info("asked again: giving all jobs back now")
+            self._leave_now.set()
+        else:
+            log.info("leaving: running jobs get %.0f s to finish", self._settings.grace)
+            self._leave.set()
+
+    # The engine
+
+    async def _keep_engine(self) -> None:
+        """Start the engine again whenever it dies. Returns while leaving; raises WorkerFailed if it is hopeless."""
+        await self._reach_server()
+        failures = 0
+        while not self._leave.is_set():
+            self._engine = engine = await EngineProcess.start(self._command)
+            began = time.monotonic()
+            was_ready = False
+            try:
+                ready = await engine.receive()
+                assert isinstance(ready, Ready)
+                was_ready = True
+                await self._serve_engine(engine, ready)
+            except EOFError:
+                await self._agent.detach()
+            engine.kill()
+            status = await engine.ended()
+            self._engine = None
+            failures = 0 if was_ready else failures + 1
+            if failures and ((self._limits is None and status > 0) or failures == _MOST_FAILURES):
+                raise WorkerFailed(f"the engine did not start ({_in_words(status)}): {engine.last_words}")
+            log.error(
+                "the engine died after %.1f s (%s), starting it again", time.monotonic() - began, _in_words(status)
+            )
+            await asyncio.sleep(failures)
+
+    async def _serve_engine(self, engine: EngineProcess, ready: Ready) -> None:
+        """Raises EOFError when the engine dies."""
+        if self._limits is None:
+            log.info(
+                "serving %s: loaded in %.1f s, %d blocks of %d tokens",
+                self._model, ready.load_seconds, ready.num_blocks, ready.block_size,
+            )  # fmt: skip
+        self._limits = ready
+        await self._register(ready)
+        self._agent.attach(engine, ready)
+        while True:
+            output = await engine.receive()
+            assert isinstance(output, StepOutput)
+            self._agent.on_step(output)
+
+    async def _watch(self) -> None:
+        """Kill an engine that hangs; its death does the rest."""
+        while True:
+            await asyncio.sleep(min(1.0, self._settings.watchdog / 4))
+            silence = self._agent.silence()
+            if silence > self._settings.watchdog and self._engine is not None:
+                log.error("the engine has work but said nothing for %.0f s: killing it", silence)
+                self._engine.kill()
+                await asyncio.sleep(self._settings.watchdog)
+
+    # The server
+
+    async def _reach_server(self) -> None:
+        while True:
+            try:
+                await self._connection.ping()
+            except (RedisError, OSError) as error:
+                log.warning(
+                    "no Redis server at %s (%s), trying again: start one, or set --redis-url",
+                    redacted(self._settings.redis_url), type(error).__name__,
+                )  # fmt: skip
+                await asyncio.sleep(_CONNECT_RETRY_S)
+            else:
+                return
+
+    async def _register(self, ready: Ready) -> None:
+        card = ModelCard(
+            name=self._model,
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            has_tokenizer=self._prompts.tokenizer is not None,
+            created_at=time.time(),
+        )
+        while True:
+            try:
+                await run(self._connection, self._cell.register_model(card))
+            except (RedisError, OSError):
+                await self._reach_server()
+            else:
+                break
+        if not self._heartbeat.is_alive:
+            self._heartbeat.start()
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(_REAP_EVERY_S)
+            try:
+                if changed := await run(self._connection, self._cell.reap()):
+                    log.info("%d jobs of lost workers or past their deadline cleared up", changed)
+            except (RedisError, OSError):
+                log.debug("the reaper cannot reach the server")
+
+    def _heartbeat_connection(self) -> redis.Redis:
+        timeout = self._settings.lease / BEATS_A_LEASE  # a server that hangs must not hide that the lease runs out
+        return redis.Redis.from_url(
+            self._settings.redis_url,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    def _info(self) -> bytes:
+        stats = msgspec.structs.asdict(self._agent.stats)
+        stats["jobs"] = len(self._agent.holding())
+        if self._limits is not None:
+            stats |= {"num_blocks": self._limits.num_blocks, "max_running": self._limits.max_running}
+        if self._engine is not None:
+            stats["engine_pid"] = self._engine.pid
+        info = WorkerInfo(
+            id=self._worker_id,
+            model=self._model,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            stats=stats,
+        )
+        return wire.encode_worker(info)
+
+    # The end
+
+    async def _drain(self) -> None:
+        """Let running jobs finish within the grace period, give back the rest."""
+        ended, now = asyncio.create_task(self._agent.ended()), asyncio.create_task(self._leave_now.wait())
+        try:
+            await asyncio.wait([ended, now], timeout=self._settings.grace, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel(ended, now)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_S):
+                await self._agent.publisher.sent()
+        await self._agent.release()
+
+    async def _shut_down(self) -> None:
+        if self._heartbeat.is_alive:
+            await asyncio.to_thread(self._heartbeat.stop)
+            with contextlib.suppress(RedisError, OSError):
+                await self._connection.delete(self._cell.keys.worker(self._worker_id))
+                await self._connection.zrem(self._cell.keys.workers, self._worker_id)
+        if self._engine is not None:
+            await self._engine.stop(_ENGINE_STOP_S if self._limits is not None else 0.0)
+
+
+async def _first_of(*tasks: asyncio.Task[Any]) -> None:
+    """Wait until one is done, and raise what it raised."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _in_words(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

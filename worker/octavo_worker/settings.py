@@ -1,0 +1,41 @@
+"""Everything a worker can be told: `OCTAVO_*` in the environment, the same names as flags of `octavo worker`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from octavo.connection import default_url
+
+
+class WorkerSettings(BaseSettings):
+    """One worker: which model, how much of the machine, and how it behaves towards the queue."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTAVO_", frozen=True, protected_namespaces=())
+
+    redis_url: str = Field(
+        default_factory=default_url,
+        description="Address of the Redis server; by default REDIS_URL, the server of `octavo up`, or localhost:6379.",
+    )
+    model: str = Field("demo", description="Folder or Hugging Face id of the model, or `demo` for the bundled one.")
+    served_name: str | None = Field(None, description="Name that jobs ask for; by default the last part of --model.")
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="`dummy` fills the weights with random numbers: a config.json is enough."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Type of weights and cache.")
+    max_model_len: int | None = Field(None, gt=0, description="Longest prompt and answer; by default the model's own.")
+    num_blocks: int | None = Field(
+        None, gt=0, description="Blocks of 16 tokens in the KV cache; goes before --kv-memory."
+    )
+    kv_memory: float | None = Field(None, gt=0, description="GiB of the KV cache; by default what is free.")
+    max_running: int = Field(256, gt=0, description="Most sequences in the running batch.")
+    token_budget: int = Field(2048, gt=0, description="Most tokens computed in one step, more than --max-running.")
+    threads: int | None = Field(None, gt=0, description="CPU threads of the engine; by default one a core.")
+    seed: int = Field(0, description="Seed of random weights (--load-format dummy); jobs have their own seeds.")
+    lease: float = Field(4.0, ge=0.2, le=300, description="Seconds after which a silent worker loses its jobs.")
+    grace: float = Field(20.0, ge=0, description="Seconds that running jobs get to finish after SIGTERM.")
+    watchdog: float = Field(60.0, gt=0, description="Seconds after which an engine with work but no output is killed.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
