@@ -1,4 +1,4 @@
-"""The real agent on the fake engine: `agent_on_fake_engine.py SETTINGS_OF_THE_FAKE --flags...`, flags as of `octavo worker`."""
+"""The real agent on the fake engine. First argument: settings of the fake, then the flags of `octavo worker`."""
 
 from __future__ import annotations
 
