@@ -1,0 +1,26 @@
+"""The `octavo` command.
+
+Exit codes: 0 done, 1 something failed (a job, a line of a batch, a check), 2 wrong usage, 3 the server cannot be
+reached, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from octavo.errors import OctavoError, ServerUnavailable
+
+
+def main() -> None:
+    """Entry point of the `octavo` script."""
+    try:
+        from octavo.cli.app import build_app
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        sys.exit("the octavo command needs typer and rich: pip install 'octavo[cli]'")
+    try:
+        build_app()()
+    except OctavoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(3 if isinstance(error, ServerUnavailable) else 1)

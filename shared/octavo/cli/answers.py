@@ -1,0 +1,111 @@
+"""Several streams on one terminal, and what their reader can say about them afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from octavo.cli.console import out
+from octavo.client import AsyncJob
+
+_LINES = 14
+_REFRESH_S = 0.05
+
+
+@dataclass
+class Answer:
+    """One stream as its reader sees it. `gaps` counts events whose offset does not follow on the one before."""
+
+    job: AsyncJob
+    prompt: str
+    seed: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    gaps: int = 0
+    longest_wait_s: float = 0.0
+    ended: bool = False
+    milestone: int = 0
+    reached: asyncio.Event = field(default_factory=asyncio.Event)  # so many tokens are there
+
+    @property
+    def speaker(self) -> str:
+        return self.prompt.partition(":")[0]
+
+    async def follow(self, changed: asyncio.Event) -> None:
+        """Read the stream to its end; `changed` is set at every step."""
+        last = None
+        async for event in self.job.stream():
+            now = time.monotonic()
+            self.longest_wait_s = max(self.longest_wait_s, now - (last or now))
+            last = now
+            self.gaps += event.offset != len(self.token_ids) + len(event.token_ids)
+            self.token_ids += event.token_ids
+            self.text += event.text
+            changed.set()
+            if len(self.token_ids) >= self.milestone:
+                self.reached.set()
+        self.ended = True
+        changed.set()
+        self.reached.set()
+
+
+class Screen:
+    """Answers side by side on a terminal; line by line, each with its speaker in front, elsewhere."""
+
+    def __init__(self, answers: list[Answer]) -> None:
+        self.changed = asyncio.Event()
+        self._answers = answers
+        self._notes: list[str] = []
+        self._printed = [0] * len(answers)
+
+    def say(self, note: str) -> None:
+        """Show a line between the answers."""
+        self._notes.append(note)
+        self.changed.set()
+
+    async def draw(self) -> None:
+        """Until all answers have ended."""
+        if not out.is_terminal:
+            await self._until_ended(self._print_lines)
+            return
+        with Live(self._panels(), console=out, auto_refresh=False) as live:
+            await self._until_ended(lambda: live.update(self._panels(), refresh=True))
+
+    async def _until_ended(self, show: Callable[[], None]) -> None:
+        while not all(answer.ended for answer in self._answers):
+            await self.changed.wait()
+            self.changed.clear()
+            show()
+            await asyncio.sleep(_REFRESH_S)
+        show()
+
+    def _panels(self) -> RenderableType:
+        width = max(30, out.width // len(self._answers) - 2)
+        panels = []
+        for answer in self._answers:
+            lines = (answer.prompt + answer.text).split("\n")[-_LINES:]
+            body = Text("\n".join(lines), overflow="ellipsis", no_wrap=True)
+            title = f"{answer.speaker}  {len(answer.token_ids)} tokens"
+            panels.append(Panel(body, title=title, width=width, height=_LINES + 2))
+        notes = [Text(note, style="bold red") for note in self._notes]
+        return Group(Columns(panels, padding=0), *notes)
+
+    def _print_lines(self) -> None:
+        for number, answer in enumerate(self._answers):
+            text = answer.prompt + answer.text
+            end = len(text) if answer.ended else text.rfind("\n") + 1
+            for line in text[self._printed[number] : end].splitlines():
+                if line.strip():
+                    out.print(Text(f"{answer.speaker:>17} | {line}"))
+            self._printed[number] = max(end, self._printed[number])
+        for note in self._notes:
+            out.print(Text(f"{'':>17} * {note}"))
+        self._notes.clear()

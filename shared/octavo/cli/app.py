@@ -1,0 +1,60 @@
+"""All commands in one application: our own, and those that installed packages bring."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint, entry_points
+
+import typer
+from rich.markup import escape
+
+from octavo.cli import batch, demo, doctor, jobs, run, top, up, workers
+
+GROUP = "octavo.commands"
+_EXTRA = {"bench": "worker"}
+
+
+def build_app() -> typer.Typer:
+    app = typer.Typer(
+        name="octavo",
+        help="The queue-native engine for language-model generation.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command("up")(up.up)
+    app.command("run")(run.run)
+    app.add_typer(jobs.app, name="jobs")
+    app.add_typer(batch.app, name="batch")
+    app.command("top")(top.top)
+    app.command("workers")(workers.workers)
+    app.command("doctor")(doctor.doctor)
+    app.command("demo")(demo.demo)
+    for point in entry_points(group=GROUP):
+        # Only the command that was asked for is imported: `octavo run` must not pay for the worker's libraries.
+        if point.name in sys.argv[1:2] or sys.argv[1:2] in ([], ["-h"], ["--help"]):
+            _add(app, point)
+    return app
+
+
+def _add(app: typer.Typer, point: EntryPoint) -> None:
+    try:
+        command = point.load()
+    except ModuleNotFoundError as error:
+        _add_missing(app, point.name, error.name or "a module")
+        return
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=point.name)
+    else:
+        app.command(point.name)(command)
+
+
+def _add_missing(app: typer.Typer, name: str, module: str) -> None:
+    """A command whose package is not installed says so, in the list of commands too."""
+    hint = f"pip install 'octavo[{_EXTRA.get(name, name)}]'"
+    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    @app.command(name, help=escape(f"(not installed: {hint})"), context_settings=passed_on)
+    def missing() -> None:
+        typer.echo(f"octavo {name} needs {module}: {hint}", err=True)
+        raise typer.Exit(1)

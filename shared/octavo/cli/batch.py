@@ -1,0 +1,179 @@
+"""`octavo batch`: a file of requests through the queue, and safe to run again.
+
+Every line gets an idempotency key made of both paths, its number and its request. A run that was interrupted is
+continued by the same command: lines that the output already holds are skipped, jobs that went on meanwhile are
+collected, nothing is generated twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from octavo.cli.batch_lines import BatchLine, completed, failed, parse_line
+from octavo.cli.console import AsJson, RedisUrl, err, fail, print_json
+from octavo.client import AsyncClient, AsyncJob
+from octavo.errors import OctavoError, QueueFull, ServerUnavailable
+from octavo.models import JobStatus
+
+app = typer.Typer(help="Files of requests.", no_args_is_help=True)
+
+
+@app.callback()
+def _batch() -> None:
+    """Keeps `run` a command of its own: Typer would fold a single one into the group."""
+
+
+@app.command("run")
+def run(
+    source: Annotated[Path, typer.Argument(help="Requests, one JSON object a line.", exists=True, dir_okay=False)],
+    target: Annotated[Path, typer.Argument(help="Where the answers go, in OpenAI's batch output format.")],
+    model: Annotated[str, typer.Option(help="Model of lines that name none.")] = "demo",
+    window: Annotated[int, typer.Option(min=1, max=10_000, help="Most jobs outstanding at a time.")] = 256,
+    tenant: Annotated[str, typer.Option(help="Tenant that the jobs count for.")] = "default",
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run all requests of a file. Interrupted? Run the same command again: it goes on where it was.
+
+    Understands OpenAI's batch lines and plain ones like {"prompt": "ROMEO:", "max_tokens": 64}. Answers are in order
+    of completion; match them by custom_id (a plain line's is line-<number>). Exit code 1 if some lines failed; the
+    next run tries those again.
+    """
+    lines = [
+        parse_line(text, number, model)
+        for number, text in enumerate(source.read_text(encoding="utf-8").splitlines(), 1)
+        if text.strip()
+    ]
+    if twice := _repeated(line.custom_id for line in lines):
+        raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
+    done = keep_successes(target)
+    open_lines = [line for line in lines if line.custom_id not in done]
+    with target.open("a", encoding="utf-8") as output, _progress(len(lines), len(lines) - len(open_lines)) as advance:
+        batch = _Batch(f"{source.resolve()}\0{target.resolve()}", tenant, output, advance)
+        try:
+            asyncio.run(batch.run(redis_url, open_lines, window))
+        except (KeyboardInterrupt, ServerUnavailable):
+            err.print(f"interrupted with {batch.finished} new answers in {target}; the same command goes on from here")
+            raise
+    summary = {"lines": len(lines), "skipped": len(lines) - len(open_lines), "failed": batch.failures}
+    if as_json:
+        print_json(summary)
+    else:
+        err.print(f"{len(lines)} lines, {summary['skipped']} done before, {batch.failures} failed: {target}")
+    if batch.failures:
+        raise typer.Exit(1)
+
+
+def keep_successes(target: Path) -> set[str]:
+    """The custom ids that an earlier run answered. Failures and a torn last line are removed from the file."""
+    if not target.exists():
+        return set()
+    kept: dict[str, str] = {}
+    lines = target.read_text(encoding="utf-8").splitlines()
+    for text in lines:
+        try:
+            answer = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if answer.get("error") is None:
+            kept[answer["custom_id"]] = text
+    if len(kept) != len(lines):
+        draft = target.with_name(f"{target.name}.part")
+        draft.write_text("".join(f"{text}\n" for text in kept.values()), encoding="utf-8")
+        draft.replace(target)
+    return set(kept)
+
+
+@dataclass
+class _Batch:
+    """One run. `identity` names the pair of files in every idempotency key."""
+
+    identity: str
+    tenant: str
+    output: TextIO
+    advance: Callable[[], None]
+    finished: int = 0
+    failures: int = 0
+
+    async def run(self, redis_url: str | None, lines: list[BatchLine], window: int) -> None:
+        """Answer all lines, at most `window` at a time."""
+        remaining = iter(lines)
+        async with AsyncClient(redis_url) as client:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(window, len(lines))):
+                        group.create_task(self._take(client, remaining))
+            except* ServerUnavailable as unavailable:
+                raise unavailable.exceptions[0] from None
+
+    async def _take(self, client: AsyncClient, remaining: Iterator[BatchLine]) -> None:
+        for line in remaining:
+            try:
+                self._write(await self._answer(client, line))
+            except ServerUnavailable:
+                raise
+            except OctavoError as error:
+                self.failures += 1
+                self._write(failed(line, error))
+
+    async def _answer(self, client: AsyncClient, line: BatchLine) -> dict[str, Any]:
+        if line.request is None:
+            raise line.error or OctavoError("no request")
+        job = await self._submit(client, line)
+        return completed(line, await job.result())
+
+    async def _submit(self, client: AsyncClient, line: BatchLine) -> AsyncJob:
+        """The line's job: a new one, the one of an interrupted run, or another try if an earlier run's one failed."""
+        assert line.request is not None
+        request = line.request.model_dump_json()
+        digest = hashlib.sha256(f"{self.identity}\0{line.number}\0{request}".encode()).hexdigest()
+        for attempt in count():
+            key = f"batch-{digest}-{attempt}"
+            job = await self._enqueue(client, line, key)
+            if job.created:
+                return job
+            if (await job.info()).status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.COMPLETED):
+                return job
+        raise AssertionError("unreachable")
+
+    async def _enqueue(self, client: AsyncClient, line: BatchLine, key: str) -> AsyncJob:
+        while True:
+            try:
+                return await client.submit(line.request, tenant=self.tenant, idempotency_key=key)
+            except QueueFull as full:
+                await asyncio.sleep(full.retry_after_s)
+
+    def _write(self, answer: dict[str, Any]) -> None:
+        self.output.write(json.dumps(answer, ensure_ascii=False) + "\n")
+        self.output.flush()
+        self.finished += 1
+        self.advance()
+
+
+@contextmanager
+def _progress(total: int, done: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    columns = (TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+        task = progress.add_task("lines", total=total, completed=done)
+        yield lambda: progress.advance(task)
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None

@@ -1,0 +1,42 @@
+"""How commands talk: results on stdout, everything else on stderr, and the options that several of them share."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.markup import escape
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        envvar="REDIS_URL",
+        show_default=False,
+        help="Address of the Redis server. [default: the server of `octavo up`, redis://localhost:6379]",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on stdout; models as their fields."""
+    print(json.dumps(value, default=_plain, ensure_ascii=False), flush=True)
+
+
+def fail(message: str, code: int = 1) -> typer.Exit:
+    """Say what is wrong and what to do next; `raise` what comes back."""
+    err.print(f"[bold red]error:[/] {escape(message)}")
+    return typer.Exit(code)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,146 @@
+"""`octavo doctor`: what this machine has, what is missing, and the next step."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from redis.exceptions import RedisError
+from rich.markup import escape
+from rich.table import Table
+
+from octavo import local
+from octavo.cli.console import AsJson, RedisUrl, out, print_json
+from octavo.connection import connect_sync, default_url, redacted
+
+_LEAST_SERVER = (7, 0)
+_LEAST_DISK_GB = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check. `state`: ok, warning (something is missing that not everybody needs) or error."""
+
+    name: str
+    state: str
+    found: str
+    next_step: str = ""
+
+
+def doctor(
+    redis_url: RedisUrl = None,
+    model: Annotated[str, typer.Option(help="Model whose files to look for.")] = "demo",
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine; say for each problem what to do next. Exit code 1 if something must be repaired."""
+    findings = [
+        _python(),
+        *_guard("torch", _torch),
+        *_guard("kernels", _kernels),
+        _redis(redis_url or default_url()),
+        _model(model),
+        _disk(),
+    ]
+    if as_json:
+        print_json({"findings": [asdict(finding) for finding in findings]})
+    else:
+        out.print(_table(findings))
+    if any(finding.state == "error" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table("", "", box=None, pad_edge=False)
+    for name in ("found", "next step"):
+        table.add_column(name, overflow="fold")
+    marks = {"ok": "[green]ok[/]", "warning": "[yellow]?[/]", "error": "[red]no[/]"}
+    for finding in findings:
+        table.add_row(marks[finding.state], finding.name, escape(finding.found), escape(finding.next_step))
+    return table
+
+
+def _guard(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+    """A package that is there but does not load is a finding, not a crash."""
+    try:
+        return check()
+    except (ImportError, OSError) as error:
+        return [Finding(name, "error", f"does not load: {error}", "reinstall it: pip install 'octavo[worker]'")]
+
+
+def _python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")
+
+
+def _torch() -> list[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        step = "only workers need it: pip install 'octavo[worker]'"
+        return [Finding("torch", "warning", "not installed", step)]
+    torch = importlib.import_module("torch")  # looked at, never depended on
+    findings = [Finding("torch", "ok", str(torch.__version__))]
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        findings.append(Finding("gpu", "ok", names))
+    elif shutil.which("nvidia-smi"):
+        step = "this torch has no CUDA: pip install --force-reinstall torch (the CUDA build)"
+        findings.append(Finding("gpu", "error", "there is one, torch cannot use it", step))
+    else:
+        findings.append(Finding("gpu", "ok", "none; models run on the CPU"))
+    return findings
+
+
+def _kernels() -> list[Finding]:
+    if importlib.util.find_spec("octavo_kernels") is None:
+        step = "only workers need them: pip install ./kernels (needs a C++ compiler and Python.h)"
+        return [Finding("kernels", "warning", "not installed", step)]
+    describe = getattr(importlib.import_module("octavo_kernels"), "cpu_isa", None)
+    return [Finding("kernels", "ok", f"built, instructions: {describe()}" if describe else "built")]
+
+
+def _redis(url: str) -> Finding:
+    try:
+        with connect_sync(url) as connection:
+            server = dict(connection.info("server"))
+    except (RedisError, ValueError) as error:
+        step = "octavo up   (or set REDIS_URL to a running server)"
+        return Finding("redis", "error", f"{redacted(url)} cannot be reached ({type(error).__name__})", step)
+    name = "valkey" if "valkey_version" in server else "redis"
+    version = str(server.get("valkey_version") or server["redis_version"])
+    found = f"{name} {version} at {redacted(url)}"
+    compatible = tuple(int(part) for part in str(server["redis_version"]).split(".")[:2])
+    if compatible < _LEAST_SERVER:
+        return Finding("redis", "error", found, "octavo needs Redis 7.0 or newer, or Valkey")
+    return Finding("redis", "ok", found)
+
+
+def _model(model: str) -> Finding:
+    folder = Path(model)
+    if model == "demo":
+        spec = importlib.util.find_spec("octavo_worker")
+        if spec is None or spec.origin is None:
+            return Finding("model", "warning", "the bundled model comes with workers", "pip install 'octavo[worker]'")
+        folder = Path(spec.origin).parent / "bundled" / "demo"
+    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        return Finding("model", "ok", f"{model}: {size / 1e6:.1f} MB in {folder}")
+    if folder.exists():
+        return Finding("model", "error", f"{folder} has no config.json with *.safetensors", "give a model's folder")
+    return Finding("model", "warning", f"{model} is not a folder here", "a worker will look for it on the hub")
+
+
+def _disk() -> Finding:
+    folder = local.state_dir()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free / 1e9
+    found = f"{free:.1f} GB free at {folder}"
+    if free < _LEAST_DISK_GB:
+        return Finding("disk", "warning", found, "make room: the server's append-only file lies there")
+    return Finding("disk", "ok", found)

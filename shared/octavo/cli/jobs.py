@@ -1,0 +1,117 @@
+"""`octavo jobs`: look at jobs, follow and cancel them, from any process."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from octavo.cli.console import AsJson, RedisUrl, err, out, print_json
+from octavo.client import AsyncClient
+from octavo.models import JobInfo, JobStatus
+
+app = typer.Typer(help="List, show, follow and cancel jobs.", no_args_is_help=True)
+
+JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
+_COLOURS = {
+    JobStatus.QUEUED: "yellow",
+    JobStatus.RUNNING: "cyan",
+    JobStatus.COMPLETED: "green",
+    JobStatus.FAILED: "red",
+    JobStatus.CANCELLED: "dim",
+    JobStatus.EXPIRED: "red",
+}
+
+
+@app.command("ls")
+def ls(
+    status: Annotated[JobStatus | None, typer.Option(help="Only jobs in this state.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
+    after: Annotated[str | None, typer.Option(help="Continue behind this job id.")] = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, the newest first."""
+
+    async def listed() -> list[JobInfo]:
+        async with AsyncClient(redis_url) as client:
+            return await client.jobs(status=status, tenant=tenant, limit=limit, after=after)
+
+    found = asyncio.run(listed())
+    if as_json:
+        print_json({"jobs": found})
+        return
+    table = Table("id", "status", "model", "tenant", "priority", "tokens", "created", box=None, pad_edge=False)
+    for job in found:
+        state = f"[{_COLOURS[job.status]}]{job.status}[/]"
+        created = datetime.fromtimestamp(job.created_at).isoformat(" ", "seconds")
+        table.add_row(job.id, state, job.model, job.tenant, job.priority, str(job.tokens), created)
+    out.print(table if found else "no jobs")
+
+
+@app.command("show")
+def show(job_id: JobId, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
+    """Show all that is known of a job, except its text."""
+
+    async def info() -> JobInfo:
+        async with AsyncClient(redis_url) as client:
+            return await client.info(job_id)
+
+    job = asyncio.run(info())
+    if as_json:
+        print_json(job)
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in job.model_dump(mode="json", exclude_none=True).items():
+        table.add_row(f"[dim]{name}[/]", str(value))
+    out.print(table)
+
+
+@app.command("tail")
+def tail(
+    job_id: JobId,
+    after: Annotated[int, typer.Option(min=0, help="Tokens to skip.")] = 0,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a job's text from any offset, and follow it to its end. Exit code 1 if the job did not complete."""
+
+    async def follow() -> JobStatus:
+        status = JobStatus.RUNNING
+        async with AsyncClient(redis_url) as client:
+            async for event in client.events(job_id, after):
+                if as_json:
+                    print_json(event)
+                else:
+                    print(event.text, end="", flush=True)
+                if event.end is not None:
+                    status = event.end.status
+        return status
+
+    status = asyncio.run(follow())
+    if not as_json:
+        print()
+    if status is not JobStatus.COMPLETED:
+        err.print(f"job {job_id} is {status}")
+        raise typer.Exit(1)
+
+
+@app.command("cancel")
+def cancel(job_id: JobId, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
+    """Cancel a job. A running one stops within a step or two; one that has ended stays as it is."""
+
+    async def ask() -> JobStatus:
+        async with AsyncClient(redis_url) as client:
+            return await client.cancel(job_id)
+
+    status = asyncio.run(ask())
+    if as_json:
+        print_json({"id": job_id, "status": status})
+    elif status is JobStatus.RUNNING:
+        out.print(f"{job_id}: its worker was told to stop")
+    else:
+        out.print(f"{job_id}: {status}")

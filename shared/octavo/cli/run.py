@@ -1,0 +1,71 @@
+"""`octavo run "prompt"`: one job, its answer as it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from octavo.cli.console import AsJson, RedisUrl, err, print_json
+from octavo.client import AsyncClient, AsyncJob
+from octavo.models import Priority
+
+
+def run(
+    prompt: Annotated[str, typer.Argument(help="The prompt; `-` reads it from standard input.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Name of the model.")] = "demo",
+    chat: Annotated[bool, typer.Option("--chat", help="The prompt is a user's message for the chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message; implies --chat.")] = None,
+    n: Annotated[int | None, typer.Option(help="Answers to make; more than one are shown when all are done.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer. [default: 256]")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. [default: 1]")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Least probability, relative to the most likely token.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None,
+    priority: Annotated[Priority, typer.Option(help="high, normal or batch.")] = "normal",
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a prompt and stream the answer. Ctrl-C cancels the job."""
+    given = {
+        "n": n, "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
+        "seed": seed, "stop": stop or None,
+    }  # fmt: skip
+    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if chat or system is not None:
+        turns = [("system", system)] if system is not None else []
+        fields["messages"] = [{"role": role, "content": content} for role, content in [*turns, ("user", text)]]
+    else:
+        fields["prompt"] = text
+    live = not as_json and fields.get("n", 1) == 1
+    asyncio.run(_run(redis_url, {"model": model, "priority": priority, **fields}, live=live, as_json=as_json))
+
+
+async def _run(redis_url: str | None, fields: dict[str, Any], *, live: bool, as_json: bool) -> None:
+    async with AsyncClient(redis_url) as client:
+        job = await client.submit(**fields)
+        try:
+            if live:
+                await _follow(job)
+                return
+            result = await job.result()
+        except asyncio.CancelledError:
+            await job.cancel()
+            err.print(f"\ncancelled job {job.id}")
+            raise
+    if as_json:
+        print_json(result)
+        return
+    for sequence in result.sequences:
+        print(f"--- {sequence.index}\n{sequence.text}")
+
+
+async def _follow(job: AsyncJob) -> None:
+    async for event in job.stream():
+        print(event.text, end="", flush=True)
+    print()

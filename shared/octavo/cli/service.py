@@ -1,0 +1,169 @@
+"""The whole service on one machine: an embedded server, a gateway, workers, each its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from octavo.cli.children import Child
+from octavo.cli.workers import live_workers
+from octavo.errors import OctavoError
+from octavo.server import server_url
+
+_START_TIMEOUT_S = 180.0
+_STOP_TIMEOUT_S = 25.0
+_RESTART_DELAY_S = (1.0, 30.0)
+
+
+class ServiceError(OctavoError):
+    """The service cannot start."""
+
+    code = "service_error"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start. `data_dir=None`: nothing outlives the service."""
+
+    model: str
+    workers: int
+    host: str
+    port: int
+    data_dir: Path | None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def api_url(self) -> str:
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return f"http://{host}:{self.port}"
+
+
+class Service:
+    """Running processes. Made by `service()`; ends with it."""
+
+    def __init__(self, plan: Plan, redis_url: str, log: Console | None) -> None:
+        self.plan = plan
+        self.redis_url = redis_url
+        self._events: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        shared = {"REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1", **plan.environment}
+        gateway = {"OCTAVO_HOST": plan.host, "OCTAVO_PORT": str(plan.port)}
+        worker = {"OCTAVO_MODEL": plan.model, "OCTAVO_THREADS": str(_threads(plan.workers))}
+        python = [sys.executable, "-m"]
+        self.gateway = Child(
+            "gateway", [*python, "octavo_gateway"], shared | gateway, log=log, on_exit=self._events.put
+        )
+        self.workers = [
+            Child(f"worker-{n}", [*python, "octavo_worker"], worker | shared, log=log, on_exit=self._events.put)
+            for n in range(1, plan.workers + 1)
+        ]
+
+    @property
+    def children(self) -> list[Child]:
+        return [*self.workers, self.gateway]
+
+    def start(self) -> None:
+        """Start all and wait until jobs can run. Raises ServiceError with a child's last words if one ends."""
+        for child in self.children:
+            child.start()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._ready():
+            for child in self.children:
+                if child.returncode is not None:
+                    words = "\n".join(child.last_lines)
+                    raise ServiceError(f"{child.name} ended with exit code {child.returncode}:\n{words}")
+            if time.monotonic() > deadline:
+                raise ServiceError(f"the service was not ready within {_START_TIMEOUT_S:.0f} s: see its log above")
+            time.sleep(0.2)
+
+    def _ready(self) -> bool:
+        pids = {worker.pid for worker in asyncio.run(live_workers(self.redis_url))}
+        return all(child.pid in pids for child in self.workers) and _answers(f"{self.plan.api_url}/readyz")
+
+    def supervise(self, log: Console) -> None:
+        """Start again whatever ends. Returns never: KeyboardInterrupt ends it."""
+        while True:
+            child = self._events.get()
+            if child.returncode is None:
+                continue  # the end of an earlier start
+            least, most = _RESTART_DELAY_S
+            delay = min(most, least * 2 ** (child.starts - 1))
+            log.print(f"{child.name} ended with exit code {child.returncode}; starting it again in {delay:.0f} s")
+            time.sleep(delay)
+            child.start()
+
+    def stop(self) -> None:
+        """Workers first, so that they hand their jobs back; the gateway last. A second Ctrl-C kills them."""
+        try:
+            for group in (self.workers, [self.gateway]):
+                for child in group:
+                    child.terminate()
+                for child in group:
+                    child.wait(_STOP_TIMEOUT_S)
+        except KeyboardInterrupt:
+            for child in self.children:
+                child.kill()
+
+
+@contextmanager
+def service(plan: Plan, log: Console | None) -> Iterator[Service]:
+    """The service, ready for jobs; stopped in order at the end. SIGTERM counts as Ctrl-C."""
+    if not is_free(plan.host, plan.port):
+        raise ServiceError(f"cannot listen on {plan.host}:{plan.port}: choose another port with --port")
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with server_url(data_dir=plan.data_dir) as redis_url:
+            running = Service(plan, redis_url, log)
+            try:
+                running.start()
+                yield running
+            finally:
+                running.stop()
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _threads(workers: int) -> int:
+    """Threads of each worker's engine: the cores shared out, so that workers do not fight over them."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1.0) as response:
+            return bool(response.status == 200)
+    except (OSError, urllib.error.HTTPError):
+        return False

@@ -1,0 +1,124 @@
+"""`octavo top`: the queue and the workers, live."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from octavo.cli.console import AsJson, RedisUrl, out, print_json
+from octavo.client import AsyncClient
+from octavo.models import WorkerInfo
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """One worker over the last interval."""
+
+    id: str
+    model: str
+    host: str
+    pid: int
+    running: int
+    waiting: int
+    kv_used: float  # share of the KV blocks that sequences hold, 0 to 1
+    kv_cached: float  # share that only the prefix cache holds
+    preemptions: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    queued: dict[str, int]
+    workers: list[WorkerLoad]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(worker.tokens_per_s for worker in self.workers)
+
+
+def top(
+    redis_url: RedisUrl = None,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between readings.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="One reading, then exit.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show queue depth, workers, KV cache and tokens a second until Ctrl-C. --json prints a line for each reading."""
+    asyncio.run(_top(redis_url, interval, once=once, as_json=as_json))
+
+
+async def _top(redis_url: str | None, interval: float, *, once: bool, as_json: bool) -> None:
+    async with AsyncClient(redis_url) as client:
+        before, since = await client.workers(), time.monotonic()
+        if as_json or once:
+            while True:
+                await asyncio.sleep(interval)
+                snapshot, before, since = await _read(client, before, since)
+                if as_json:
+                    print_json({**asdict(snapshot), "tokens_per_s": snapshot.tokens_per_s})
+                else:
+                    out.print(_screen(snapshot))
+                if once:
+                    return
+        with Live(Text("reading ..."), console=out, screen=out.is_terminal, auto_refresh=False) as live:
+            while True:
+                snapshot, before, since = await _read(client, before, since)
+                live.update(_screen(snapshot), refresh=True)
+                await asyncio.sleep(interval)
+
+
+async def _read(
+    client: AsyncClient, before: list[WorkerInfo], since: float
+) -> tuple[Snapshot, list[WorkerInfo], float]:
+    queued = await client.queue_depths()
+    now, workers = time.monotonic(), await client.workers()
+    made = {worker.id: _count(worker, "generated_tokens") for worker in before}
+    loads = [_load(worker, made.get(worker.id, 0), now - since) for worker in workers]
+    return Snapshot(queued, loads), workers, now
+
+
+def _load(worker: WorkerInfo, made_before: int, seconds: float) -> WorkerLoad:
+    used, cached, free = (_count(worker, f"{state}_blocks") for state in ("used", "cached", "free"))
+    blocks = max(1, used + cached + free)
+    made = max(0, _count(worker, "generated_tokens") - made_before)
+    return WorkerLoad(
+        id=worker.id,
+        model=worker.model,
+        host=worker.host,
+        pid=worker.pid,
+        running=_count(worker, "running"),
+        waiting=_count(worker, "waiting"),
+        kv_used=round(used / blocks, 4),
+        kv_cached=round(cached / blocks, 4),
+        preemptions=_count(worker, "preemptions"),
+        tokens_per_s=round(made / max(seconds, 1e-3), 1),
+    )
+
+
+def _count(worker: WorkerInfo, name: str) -> int:
+    return int(worker.stats.get(name, 0))
+
+
+def _screen(snapshot: Snapshot) -> RenderableType:
+    queue = Table("model", "queued", box=None, pad_edge=False)
+    for model, waiting in sorted(snapshot.queued.items()):
+        queue.add_row(model, str(waiting))
+    columns = ("worker", "model", "host", "pid", "running", "waiting", "KV", "", "cached", "preempted", "tokens/s")
+    table = Table(*columns, box=None, pad_edge=False)
+    for load in snapshot.workers:
+        bar = ProgressBar(total=1.0, completed=load.kv_used, width=12)
+        kv, cached = f"{load.kv_used:.0%}", f"{load.kv_cached:.0%}"
+        table.add_row(
+            load.id, load.model, load.host, str(load.pid), str(load.running), str(load.waiting), kv, bar, cached,
+            str(load.preemptions), f"{load.tokens_per_s:.0f}",
+        )  # fmt: skip
+    total = Text(f"{len(snapshot.workers)} workers, {snapshot.tokens_per_s:.0f} tokens/s", style="bold")
+    return Group(total, Text(), queue, Text(), table)

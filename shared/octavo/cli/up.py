@@ -1,0 +1,45 @@
+"""`octavo up`: server, gateway and workers on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo import local
+from octavo.cli.console import err, fail
+from octavo.cli.service import Plan, service
+
+
+def up(
+    model: Annotated[str, typer.Option(help="Folder or hub id of the model, or `demo` for the bundled one.")] = "demo",
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes on this machine.")] = 2,
+    host: Annotated[str, typer.Option(help="Address of the API; 0.0.0.0 for every interface.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the API.")] = 8000,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where the embedded server keeps its data. [default: the state directory]")
+    ] = None,
+) -> None:
+    """Start server, gateway and workers on this machine and stay up until Ctrl-C.
+
+    Jobs survive a restart: the embedded server writes all it holds to --data-dir. With REDIS_URL set, that server
+    is used and none is started.
+    """
+    if (other := local.running()) is not None:
+        raise fail(f"octavo is already up: {other.api_url} (process {other.pid}). Stop that one first.")
+    plan = Plan(model, workers, host, port, data_dir or local.state_dir() / "server")
+    err.print(f"starting {workers} workers with the model {model} ...")
+    try:
+        with service(plan, err) as running:
+            local.publish(
+                local.LocalService(pid=os.getpid(), redis_url=running.redis_url, api_url=plan.api_url, model=model)
+            )
+            err.print(f"\n[bold green]octavo is up[/]  {plan.api_url}    stop it with Ctrl-C")
+            err.print(f"try:  octavo run 'ROMEO:'    or    curl {plan.api_url}/v1/models\n")
+            running.supervise(err)
+    except KeyboardInterrupt:
+        err.print("octavo is down; queued jobs go on when it is up again")
+    finally:
+        local.withdraw(os.getpid())

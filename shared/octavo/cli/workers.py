@@ -1,0 +1,38 @@
+"""`octavo workers`: who is alive and what they are doing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from octavo.cli.console import AsJson, RedisUrl, err, out, print_json
+from octavo.client import AsyncClient
+from octavo.models import WorkerInfo
+
+
+def workers(
+    redis_url: RedisUrl = None,
+    host: Annotated[str | None, typer.Option(help="Only workers on this host.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the workers with a live heartbeat. Exit code 1 if there is none, so that it serves as a health check."""
+    found = [worker for worker in asyncio.run(live_workers(redis_url)) if host in (None, worker.host)]
+    if as_json:
+        print_json({"workers": found})
+    elif found:
+        table = Table("id", "model", "host", "pid", box=None, pad_edge=False)
+        for worker in found:
+            table.add_row(worker.id, worker.model, worker.host, str(worker.pid))
+        out.print(table)
+    else:
+        err.print("no live worker; start one with: octavo worker --model demo")
+    if not found:
+        raise typer.Exit(1)
+
+
+async def live_workers(redis_url: str | None) -> list[WorkerInfo]:
+    async with AsyncClient(redis_url) as client:
+        return await client.workers()
