@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from redis.exceptions import OutOfMemoryError
 
 from octavo import wire
-from octavo.connection import connect, connect_listener, default_url, redacted
+from octavo.connection import answered, connect, connect_listener, default_url, redacted
 from octavo.errors import JobFailed, JobNotFound, OctavoError, QueueFull, ServerUnavailable
 from octavo.jobs import list_jobs, read_info, read_result
 from octavo.keys import Keys
@@ -146,19 +146,19 @@ class AsyncClient:
             raise TimeoutError(f"job {job_id} has not ended within {timeout} s; it goes on, ask again") from None
 
     async def _await_result(self, job_id: str) -> Result:
-        with self._errors():
-            info = await read_info(self._redis, job_id)
-            if not info.status.is_terminal:
-                async with aclosing(self.events(job_id, info.tokens)) as events:
-                    async for _ in events:
-                        pass
+        info = await self.info(job_id)
+        if not info.status.is_terminal:
+            async with aclosing(self.events(job_id, info.tokens)) as events:
+                async for _ in events:
+                    pass
+        async with self._asking():
             result = await read_result(self._redis, job_id)
-            assert result is not None, "a stream ends after its job"
-            return result
+        assert result is not None, "a stream ends after its job"
+        return result
 
     async def info(self, job_id: str) -> JobInfo:
         """Where a job stands. Raises JobNotFound."""
-        with self._errors():
+        async with self._asking():
             return await read_info(self._redis, job_id)
 
     async def cancel(self, job_id: str) -> JobStatus:
@@ -178,18 +178,18 @@ class AsyncClient:
         after: str | None = None,
     ) -> list[JobInfo]:
         """Jobs, newest first; `after` is the last id of the previous page."""
-        with self._errors():
+        async with self._asking():
             return await list_jobs(self._redis, self._keys, status=status, tenant=tenant, limit=limit, after=after)
 
     async def models(self) -> list[ModelCard]:
         """All models that jobs are accepted for, by name."""
-        with self._errors():
+        async with self._asking():
             cards: Any = await self._redis.hvals(self._keys.models)
         return sorted((wire.decode_model(card) for card in cards), key=lambda card: card.name)
 
     async def workers(self) -> list[WorkerInfo]:
         """All workers whose heartbeat is fresh, by id."""
-        with self._errors():
+        async with self._asking():
             names: Any = await self._redis.zrange(self._keys.workers, 0, -1)
             keys = [self._keys.worker(name.decode()) for name in names]
             infos: Any = await self._redis.mget(keys) if keys else []
@@ -197,7 +197,7 @@ class AsyncClient:
 
     async def queue_depths(self) -> dict[str, int]:
         """Jobs that wait, by model; 0 for a model whose queue is empty."""
-        with self._errors():
+        async with self._asking():
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.hkeys(self._keys.models)
             pipeline.hgetall(self._keys.counters)
@@ -223,6 +223,12 @@ class AsyncClient:
     async def _run(self, call: Call[T]) -> T:
         with self._errors():
             return await run(self._redis, call)
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        with self._errors():
+            async with answered():
+                yield
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import redis
@@ -15,9 +19,23 @@ from redis.retry import Retry
 from octavo import local
 
 DEFAULT_URL = "redis://localhost:6379"
-_SOCKET_TIMEOUT_S = 10.0  # above every blocking command that octavo sends
+ANSWER_TIMEOUT_S = 10.0  # above every blocking command that octavo sends
 _POOL = 16
 _RETRIES = 2  # every script is idempotent, so a call with an unknown outcome may be sent again
+_KEEPALIVE = {  # seconds, seconds, probes: a peer that vanished is noticed within about 20 s
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+}
+_OPTIONS: dict[str, Any] = {
+    "protocol": 2,
+    "socket_connect_timeout": 3.0,
+    "socket_keepalive": True,
+    "socket_keepalive_options": _KEEPALIVE,
+}
+# With a socket timeout redis-py sends through asyncio.wait_for, which on Python 3.11 can swallow the cancellation of
+# the task (python/cpython#86296). Hence none, and `answered` around what waits for a reply.
+_ASYNC_OPTIONS: dict[str, Any] = {**_OPTIONS, "socket_timeout": None}
 
 
 def connect(url: str) -> redis.asyncio.Redis:
@@ -25,9 +43,9 @@ def connect(url: str) -> redis.asyncio.Redis:
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         max_connections=_POOL,
-        timeout=_SOCKET_TIMEOUT_S,
+        timeout=ANSWER_TIMEOUT_S,
         retry=AsyncRetry(ExponentialBackoff(0.5, 0.05), _RETRIES),
-        **_options(),
+        **_ASYNC_OPTIONS,
     )
     return redis.asyncio.Redis.from_pool(pool)
 
@@ -37,16 +55,27 @@ def connect_sync(url: str) -> redis.Redis:
     pool = redis.BlockingConnectionPool.from_url(
         url,
         max_connections=_POOL,
-        timeout=_SOCKET_TIMEOUT_S,
+        timeout=ANSWER_TIMEOUT_S,
         retry=Retry(ExponentialBackoff(0.5, 0.05), _RETRIES),
-        **_options(),
+        socket_timeout=ANSWER_TIMEOUT_S,
+        **_OPTIONS,
     )
     return redis.Redis.from_pool(pool)
 
 
 def connect_listener(url: str) -> redis.asyncio.Redis:
     """For pub/sub: a lost connection is an error at once, because what was published meanwhile is lost too."""
-    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_options())
+    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_ASYNC_OPTIONS)
+
+
+@asynccontextmanager
+async def answered(seconds: float = ANSWER_TIMEOUT_S) -> AsyncIterator[None]:
+    """Raises redis-py's TimeoutError if what is awaited inside takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise redis.TimeoutError(f"the server did not answer within {seconds:g} s") from error
 
 
 def default_url() -> str:
@@ -60,12 +89,3 @@ def default_url() -> str:
 def redacted(url: str) -> str:
     """The address without its credentials, fit for messages and logs."""
     return re.sub(r"//[^@/]*@", "//***@", url)
-
-
-def _options() -> dict[str, Any]:
-    return {
-        "protocol": 2,
-        "socket_timeout": _SOCKET_TIMEOUT_S,
-        "socket_connect_timeout": 3.0,
-        "socket_keepalive": True,
-    }

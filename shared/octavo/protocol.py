@@ -21,6 +21,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
 
 from octavo import wire
+from octavo.connection import answered
 from octavo.errors import IdempotencyConflict, InvalidRequest, MalformedMessage, QueueFull, UnknownModel
 from octavo.keys import Keys
 from octavo.models import MAX_BODY_BYTES, Chunk, JobRequest, JobStatus, ModelCard, Priority, Terminal
@@ -282,10 +283,11 @@ class Cell:
 
 async def run(connection: redis.asyncio.Redis, call: Call[T]) -> T:
     """Run one call. Raises what its `parse` raises, and redis-py's errors as they are."""
-    try:
-        reply = await connection.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
-    except NoScriptError:
-        reply = await connection.eval(script(call.script).source, len(call.keys), *call.keys, *call.args)
+    async with answered():
+        try:
+            reply = await connection.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
+        except NoScriptError:
+            reply = await connection.eval(script(call.script).source, len(call.keys), *call.keys, *call.args)
     return call.parse(reply)
 
 
@@ -301,13 +303,11 @@ def run_sync(connection: redis.Redis, call: Call[T]) -> T:
 async def run_many(connection: redis.asyncio.Redis, calls: Sequence[Call[T]]) -> list[T | Exception]:
     """Run calls in one round trip, in order. A call that fails gives its exception in place of its result and
     spoils no other; a lost connection raises."""
-    replies = await _pipeline(connection, calls).execute(raise_on_error=False)
-    if any(isinstance(reply, NoScriptError) for reply in replies):
-        loads = connection.pipeline(transaction=False)
-        for name in {call.script for call in calls}:
-            loads.script_load(script(name).source)
-        await loads.execute()
+    async with answered():
         replies = await _pipeline(connection, calls).execute(raise_on_error=False)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            await _loads(connection, calls).execute()
+            replies = await _pipeline(connection, calls).execute(raise_on_error=False)
     return _settle(calls, replies)
 
 
@@ -315,10 +315,7 @@ def run_many_sync(connection: redis.Redis, calls: Sequence[Call[T]]) -> list[T |
     """`run_many` for synchronous connections."""
     replies = _pipeline(connection, calls).execute(raise_on_error=False)
     if any(isinstance(reply, NoScriptError) for reply in replies):
-        loads = connection.pipeline(transaction=False)
-        for name in {call.script for call in calls}:
-            loads.script_load(script(name).source)
-        loads.execute()
+        _loads(connection, calls).execute()
         replies = _pipeline(connection, calls).execute(raise_on_error=False)
     return _settle(calls, replies)
 
@@ -327,6 +324,13 @@ def _pipeline(connection: Any, calls: Sequence[Call[T]]) -> Any:
     pipeline = connection.pipeline(transaction=False)
     for call in calls:
         pipeline.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
+    return pipeline
+
+
+def _loads(connection: Any, calls: Sequence[Call[T]]) -> Any:
+    pipeline = connection.pipeline(transaction=False)
+    for name in {call.script for call in calls}:
+        pipeline.script_load(script(name).source)
     return pipeline
 
 

@@ -20,6 +20,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import ConnectionError, RedisError, TimeoutError
 
 from octavo import wire
+from octavo.connection import answered
 from octavo.errors import JobNotFound, MalformedMessage
 from octavo.jobs import locate
 from octavo.keys import Keys
@@ -160,7 +161,8 @@ class Subscriber:
         pipeline = self._commands.pipeline(transaction=False)
         pipeline.hget(reader.keys.job(reader.job_id), "st")
         pipeline.xrange(*page_query(reader.job_id, reader.offset))
-        status, entries = await pipeline.execute()
+        async with answered():
+            status, entries = await pipeline.execute()
         return status is not None and JobStatus(status.decode()).is_terminal, parse_entries(entries, reader.offset)
 
     async def _from_result(self, reader: _Reader) -> list[Event]:
@@ -246,7 +248,9 @@ class Subscriber:
         pipeline = self._commands.pipeline(transaction=False)
         for reader in readers:
             pipeline.hmget(reader.keys.job(reader.job_id), "st", "n")
-        for reader, (status, tokens) in zip(readers, await pipeline.execute(), strict=True):
+        async with answered():
+            states = await pipeline.execute()
+        for reader, (status, tokens) in zip(readers, states, strict=True):
             reader.poll_every = min(2 * reader.poll_every, _POLL_S[1])
             reader.poll_at = now + reader.poll_every
             if status is None or JobStatus(status.decode()).is_terminal or int(tokens) != reader.offset:
