@@ -43,7 +43,7 @@ def test_budget_chunks_a_long_prompt_while_decodes_go_on():
         assert [len(step.tokens) for step in plan.sequences] == [1, chunk]
         assert plan.num_decodes == 1
         driver.scheduler.commit(plan, driver.runner.execute(plan))
-    driver._record(driver.scheduler.take_output())
+    driver.record(driver.scheduler.take_output())
     driver.run()
     assert_complete(driver, short, long)
 
@@ -78,6 +78,20 @@ def test_priority_classes_go_first_and_fcfs_within():
     while driver.scheduler.has_requests:
         order += [started.id for started in driver.step().started]
     assert order == ["h1", "h2", "n1", "n2", "b1"]
+
+
+def test_urgent_prompt_goes_before_the_rest_of_a_long_one():
+    driver = Driver.create(128, token_budget=50, max_running=8)
+    long, urgent = make_request("long", prompt(200)), make_request("urgent", prompt(30, 400), priority=0)
+    driver.add(long)
+    driver.step()
+    driver.add(urgent)
+    plan = driver.scheduler.plan()
+    assert [(step.start, len(step.tokens)) for step in plan.sequences] == [(0, 30), (50, 20)]
+    driver.scheduler.commit(plan, driver.runner.execute(plan))
+    driver.record(driver.scheduler.take_output())
+    driver.run()
+    assert_complete(driver, long, urgent)
 
 
 def test_preempted_during_decode_keeps_its_token():
@@ -210,7 +224,7 @@ def test_burst_of_equal_prompts_shares_within_one_step():
     assert [len(step.tokens) for step in plan.sequences] == [50, 2, 2, 2]
     assert driver.scheduler.pool.used == 4 + 3
     driver.scheduler.commit(plan, driver.runner.execute(plan))
-    driver._record(driver.scheduler.take_output())
+    driver.record(driver.scheduler.take_output())
     driver.run()
     assert_complete(driver, *requests)
 
@@ -231,12 +245,12 @@ def test_parallel_samples_compute_the_prompt_once_and_share_it():
     assert plan.num_tokens == 40
     assert [spec.index for spec in plan.sequences[0].samples] == [0, 1, 2, 3]
     driver.scheduler.commit(plan, driver.runner.execute(plan))
-    driver._record(driver.scheduler.take_output())
+    driver.record(driver.scheduler.take_output())
     assert driver.scheduler.pool.used == 3
     plan = driver.scheduler.plan()
     assert len(plan.copies) == 3  # the last owner of the shared tail writes in place
     driver.scheduler.commit(plan, driver.runner.execute(plan))
-    driver._record(driver.scheduler.take_output())
+    driver.record(driver.scheduler.take_output())
     assert driver.scheduler.pool.used == 2 + 4
     driver.run()
     assert_complete(driver, request)
@@ -250,7 +264,7 @@ def test_parallel_samples_of_a_block_aligned_prompt_need_no_copy():
     plan = driver.scheduler.plan()
     assert plan.copies == []
     driver.scheduler.commit(plan, driver.runner.execute(plan))
-    driver._record(driver.scheduler.take_output())
+    driver.record(driver.scheduler.take_output())
     driver.run()
     assert_complete(driver, request)
 

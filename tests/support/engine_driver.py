@@ -87,7 +87,7 @@ class Driver:
             except StepError as error:
                 self.scheduler.abandon(plan, culprit=error.sequence, message=str(error))
         output = self.scheduler.take_output()
-        self._record(output)
+        self.record(output)
         self.scheduler.check_integrity()
         return output
 
@@ -99,7 +99,7 @@ class Driver:
             self.step()
         assert self.scheduler.pool.used == 0, "blocks leaked"
 
-    def _record(self, output: StepOutput) -> None:
+    def record(self, output: StepOutput) -> None:
         for token in output.tokens:
             key = token.id, token.index
             assert key not in self.reasons, "a token after the last one"

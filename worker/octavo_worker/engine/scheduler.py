@@ -22,6 +22,7 @@ from octavo_worker.messages import (
     EngineStats,
     RequestFailed,
     RequestStarted,
+    SequenceInput,
     StepOutput,
     TokenOutput,
 )
@@ -36,9 +37,10 @@ class Scheduler:
 
     1. Every decoding sequence gets its token. `token_budget` exceeds `max_running`, so prompts never delay a decode and
        decodes always leave room for prompts.
-    2. Admitted prompts continue, the oldest of the highest class first, with what is left of the budget.
-    3. Waiting sequences are admitted in queue order while slots, budget and blocks last. Admission takes the blocks of
-       all present tokens (not of the output to come) and keeps `watermark` of the pool free for those that run.
+    2. What is left of the budget goes to prompts in the order of (class, arrival, index): those that run continue,
+       those that wait are admitted when their turn comes. Nobody overtakes a sequence that finds no slot or no blocks.
+       Admission takes the blocks of all present tokens (not of the output to come) and keeps `watermark` of the pool
+       free for those that run.
 
     When a decode finds no block, the sequence that is last in (class, arrival, index) is preempted: it loses its
     blocks, goes back to the front of its class and is recomputed, helped by what the prefix cache still holds. Victims
@@ -106,12 +108,9 @@ class Scheduler:
         request = Request(message, rules, self._arrivals)
         self._requests[request.id] = request
         self._deadlines.add(request)
-        fresh = sorted(sequence.index for sequence in message.sequences if not sequence.tokens)
-        resumed = sorted((s for s in message.sequences if s.tokens), key=attrgetter("index"))
-        if fresh:
-            self._enqueue(request, fresh, [])
-        for sequence in resumed:
-            self._enqueue(request, [sequence.index], list(sequence.tokens))
+        for sequence in self._first_sequences(request, message.sequences):
+            request.sequences.update(dict.fromkeys(sequence.indices, sequence))
+            self._waiting.push(sequence)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Stop a request or one of its sequences and free its memory at once. Unknown ids have ended already."""
@@ -169,6 +168,9 @@ class Scheduler:
             raise AssertionError("running sequences and their accounts disagree")
         if len(self._waiting) != len(sequences) - len(running):
             raise AssertionError("waiting sequences and the queue disagree")
+        for ordered in (self._prefilling, self._decoding):
+            if sorted(ordered, key=_by_order) != ordered:
+                raise AssertionError("running sequences are out of order")
         self.pool.check_integrity(sequence.table.blocks for sequence in sequences)
 
     # One step
@@ -183,9 +185,7 @@ class Scheduler:
         plan = StepPlan([], 0)
         preemptions = self._preemptions
         self._plan_decodes(plan)
-        budget = self._plan_prefills(plan, self._token_budget - plan.num_decodes)
-        if self._preemptions == preemptions:
-            self._admit(plan, budget)
+        self._plan_prompts(plan, admit=self._preemptions == preemptions)
         if not self._planned:
             return None
         self._in_flight = plan
@@ -267,12 +267,19 @@ class Scheduler:
     def _victim(self) -> Sequence:
         return max((running[-1] for running in (self._prefilling, self._decoding) if running), key=_by_order)
 
-    def _plan_prefills(self, plan: StepPlan, budget: int) -> int:
-        for sequence in self._prefilling:
-            if budget == 0:
+    def _plan_prompts(self, plan: StepPlan, *, admit: bool) -> None:
+        budget = self._token_budget - plan.num_decodes
+        position = 0
+        while budget > 0:
+            running = self._prefilling[position] if position < len(self._prefilling) else None
+            waiting = self._waiting.head() if admit else None
+            if waiting is not None and (running is None or waiting.order < running.order):
+                admit = self._admit(waiting, position)
+            elif running is not None:
+                budget -= self._plan_chunk(running, plan, budget)
+                position += 1
+            else:
                 break
-            budget -= self._plan_chunk(sequence, plan, budget)
-        return budget
 
     def _plan_chunk(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
         """Compute up to `budget` tokens that are known but not computed. Their blocks are there since admission."""
@@ -310,15 +317,15 @@ class Scheduler:
 
     # Admission and preemption
 
-    def _admit(self, plan: StepPlan, budget: int) -> None:
-        while budget > 0 and (sequence := self._waiting.head()) is not None:
-            if not self._take_blocks(sequence):
-                break
-            self._waiting.remove(sequence)
-            sequence.state = State.RUNNING
-            self._width += sequence.width
-            insort(self._prefilling, sequence, key=_by_order)
-            budget -= self._plan_chunk(sequence, plan, budget)
+    def _admit(self, sequence: Sequence, position: int) -> bool:
+        """Let the head of the queue run as the prompt at `position`. False if it must wait."""
+        if not self._take_blocks(sequence):
+            return False
+        self._waiting.remove(sequence)
+        sequence.state = State.RUNNING
+        self._width += sequence.width
+        self._prefilling.insert(position, sequence)
+        return True
 
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Give a waiting sequence the blocks of all its tokens, shared where possible. False if it must wait."""
@@ -430,10 +437,14 @@ class Scheduler:
 
     # Ends
 
-    def _enqueue(self, request: Request, indices: list[int], output: list[int]) -> None:
-        sequence = Sequence(request, indices, output, BlockTable(self.pool, self._block_size))
-        request.sequences.update(dict.fromkeys(indices, sequence))
-        self._waiting.push(sequence)
+    def _first_sequences(self, request: Request, inputs: list[SequenceInput]) -> list[Sequence]:
+        """One sequence for each that has published tokens, one in common for those that start from the prompt."""
+        outputs = [([given.index], list(given.tokens)) for given in inputs if given.tokens]
+        if fresh := sorted(given.index for given in inputs if not given.tokens):
+            outputs.append((fresh, []))
+        tables = (BlockTable(self.pool, self._block_size) for _ in outputs)
+        sequences = [Sequence(request, *output, table) for output, table in zip(outputs, tables, strict=True)]
+        return sorted(sequences, key=_by_order)
 
     def _stop_running(self, sequence: Sequence) -> None:
         running = self._prefilling if sequence in self._prefilling else self._decoding
