@@ -42,7 +42,7 @@ def make_scheduler(running: int, waiting: int, prompt_len: int) -> Scheduler:
     for i in range(running + waiting):
         prompt = [(i * 31 + k * 7) % 60_000 for k in range(prompt_len + i % 16)]
         scheduler.add(AddRequest(str(i), prompt, [SequenceInput(0)], EngineSampling(seed=i, max_tokens=1 << 18)))
-    while scheduler.stats().running < running or scheduler._prefilling:
+    while scheduler.stats().running < running or scheduler.stats().generated_tokens < running:
         step(scheduler)
     return scheduler
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import insort
 from collections.abc import Callable
-from operator import attrgetter
 
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.admission import Limits, refusal
 from octavo_worker.engine.deadlines import Deadlines
 from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
+from octavo_worker.engine.running import RunningBatch, by_order
 from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.waiting import WaitingQueue
 from octavo_worker.memory.block_pool import BlockPool
@@ -26,8 +25,6 @@ from octavo_worker.messages import (
     StepOutput,
     TokenOutput,
 )
-
-_by_order = attrgetter("order")
 
 
 class Scheduler:
@@ -79,9 +76,7 @@ class Scheduler:
         self._arrivals = 0
         self._deadlines = Deadlines(self._requests)
         self._waiting = WaitingQueue()
-        self._prefilling: list[Sequence] = []  # both sorted by order
-        self._decoding: list[Sequence] = []
-        self._width = 0  # sequences that the running ones are or will fork into
+        self._running = RunningBatch()
         self._in_flight: StepPlan | None = None
         self._planned: list[Sequence] = []  # parallel to the plan's sequences
         self._newly_published: list[int] = []
@@ -125,7 +120,7 @@ class Scheduler:
             sequence.indices.remove(index)
             del request.sequences[index]
             if sequence.state is State.RUNNING:
-                self._width -= 1
+                self._running.width -= 1
         else:
             self._end_sequence(sequence)
 
@@ -147,7 +142,7 @@ class Scheduler:
     def stats(self) -> EngineStats:
         counters = self.cache.counters
         return EngineStats(
-            running=len(self._decoding) + len(self._prefilling),
+            running=len(self._running),
             waiting=len(self._waiting),
             free_blocks=self.pool.free,
             used_blocks=self.pool.used,
@@ -164,13 +159,9 @@ class Scheduler:
         """Verify all block accounting against the tables of all sequences. `AssertionError` if it is wrong."""
         sequences = {seq for request in self._requests.values() for seq in request.sequences.values()}
         running = {seq for seq in sequences if seq.state is State.RUNNING}
-        if running != {*self._prefilling, *self._decoding} or self._width != sum(seq.width for seq in running):
-            raise AssertionError("running sequences and their accounts disagree")
+        self._running.check_integrity(running)
         if len(self._waiting) != len(sequences) - len(running):
             raise AssertionError("waiting sequences and the queue disagree")
-        for ordered in (self._prefilling, self._decoding):
-            if sorted(ordered, key=_by_order) != ordered:
-                raise AssertionError("running sequences are out of order")
         self.pool.check_integrity(sequence.table.blocks for sequence in sequences)
 
     # One step
@@ -213,7 +204,7 @@ class Scheduler:
         planned = self._land(plan)
         for block in self._newly_published:
             self.pool.unpublish(block)
-        for sequence in sorted(planned, key=_by_order, reverse=True):
+        for sequence in sorted(planned, key=by_order, reverse=True):
             if sequence.state is State.RUNNING:
                 self._preempt(sequence)
         if culprit is not None:
@@ -232,7 +223,7 @@ class Scheduler:
             self._fail(request, "deadline", "the job's deadline passed before it was finished")
 
     def _plan_decodes(self, plan: StepPlan) -> None:
-        decoding, size = self._decoding, self._block_size
+        decoding, size = self._running.decoding, self._block_size
         position = 0
         while position < len(decoding):  # preemption shortens the list from its end
             sequence = decoding[position]
@@ -259,19 +250,16 @@ class Scheduler:
                 else:
                     plan.copies.append(table.unshare(position))
                 return True
-            victim = self._victim()
+            victim = self._running.victim()
             self._preempt(victim)
             if victim is sequence:
                 return False
 
-    def _victim(self) -> Sequence:
-        return max((running[-1] for running in (self._prefilling, self._decoding) if running), key=_by_order)
-
     def _plan_prompts(self, plan: StepPlan, *, admit: bool) -> None:
-        budget = self._token_budget - plan.num_decodes
+        prefilling, budget = self._running.prefilling, self._token_budget - plan.num_decodes
         position = 0
         while budget > 0:
-            running = self._prefilling[position] if position < len(self._prefilling) else None
+            running = prefilling[position] if position < len(prefilling) else None
             waiting = self._waiting.head() if admit else None
             if waiting is not None and (running is None or waiting.order < running.order):
                 admit = self._admit(waiting, position)
@@ -322,16 +310,14 @@ class Scheduler:
         if not self._take_blocks(sequence):
             return False
         self._waiting.remove(sequence)
-        sequence.state = State.RUNNING
-        self._width += sequence.width
-        self._prefilling.insert(position, sequence)
+        self._running.admit(sequence, position)
         return True
 
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Give a waiting sequence the blocks of all its tokens, shared where possible. False if it must wait."""
-        alone = not (self._prefilling or self._decoding)
+        alone = len(self._running) == 0
         spare = self.pool.available - (0 if alone else self._watermark)
-        if self._width + sequence.width > self.limits.max_running or spare <= 0:
+        if self._running.width + sequence.width > self.limits.max_running or spare <= 0:
             return False
         length = sequence.length
         hits = self._find_prefix(sequence, length)
@@ -387,12 +373,9 @@ class Scheduler:
         if not step.samples:
             self._end_request(request)
             return
-        self._prefilling.remove(sequence)
-        pairs = self._leave_prompt(sequence, step, answer.samples)
-        for decoding, _ in pairs:
-            insort(self._decoding, decoding, key=_by_order)
-        for decoding, sampled in pairs:
-            if decoding.state is State.RUNNING and self._append(decoding, sampled):
+        tokens = {spec.index: token for spec, token in zip(step.samples, answer.samples, strict=True)}
+        for decoding in (sequence, *self._fork(sequence)):
+            if decoding.state is State.RUNNING and self._append(decoding, tokens[decoding.indices[0]]):
                 decoding.prepare_decode()
 
     def _start(self, sequence: Sequence) -> None:
@@ -404,19 +387,14 @@ class Scheduler:
         request.prompt_scorer = request.prompt_logprobs = None
         self._output.started.append(started)
 
-    def _leave_prompt(
-        self, sequence: Sequence, step: SequenceStep, sampled: list[Sampled]
-    ) -> list[tuple[Sequence, Sampled]]:
-        """The sequence itself for its first index and a fork for every other, with their first new tokens."""
-        chosen = {spec.index: token for spec, token in zip(step.samples, sampled, strict=True)}
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """Let a computed prompt decode. Its first index keeps the sequence, every other gets a fork."""
         first, *others = sequence.indices
         sequence.indices = [first]
-        pairs = [(sequence, chosen[first])]
-        for index in others:
-            child = sequence.fork(index)
-            sequence.request.sequences[index] = child
-            pairs.append((child, chosen[index]))
-        return pairs
+        children = [sequence.fork(index) for index in others]
+        sequence.request.sequences.update(zip(others, children, strict=True))
+        self._running.leave_prompt(sequence, children)
+        return children
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> bool:
         """Report a new token. Whether the sequence goes on after it."""
@@ -444,12 +422,10 @@ class Scheduler:
             outputs.append((fresh, []))
         tables = (BlockTable(self.pool, self._block_size) for _ in outputs)
         sequences = [Sequence(request, *output, table) for output, table in zip(outputs, tables, strict=True)]
-        return sorted(sequences, key=_by_order)
+        return sorted(sequences, key=by_order)
 
     def _stop_running(self, sequence: Sequence) -> None:
-        running = self._prefilling if sequence in self._prefilling else self._decoding
-        running.remove(sequence)
-        self._width -= sequence.width
+        self._running.remove(sequence)
         if sequence.request.prompt_scorer is sequence:
             sequence.request.prompt_scorer = None
 
