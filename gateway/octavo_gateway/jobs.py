@@ -21,7 +21,7 @@ from octavo_gateway.body import JSON, MSGPACK, described, media_type, read_body
 from octavo_gateway.errors import ApiError
 from octavo_gateway.logprobs import logprobs_json
 from octavo_gateway.state import Gateway
-from octavo_gateway.streams import EventStream, Mailbox
+from octavo_gateway.streams import EventStream, Mailbox, quote
 
 RETRY = b"retry: 1000\n\n"
 
@@ -157,9 +157,11 @@ def event_bytes(event: Event) -> bytes:
     if event.end is not None:
         return _end_bytes(event.offset, event.end)
     chunk = event.chunk or Chunk()
+    ids = ",".join(map(str, chunk.token_ids))
+    reason = "null" if chunk.finish_reason is None else quote(chunk.finish_reason)
     data = (
-        f'{{"offset":{event.offset},"index":{chunk.index},"token_ids":{json.dumps(chunk.token_ids)},'
-        f'"text":{json.dumps(chunk.text)},"finish_reason":{json.dumps(chunk.finish_reason)}'
+        f'{{"offset":{event.offset},"index":{chunk.index},"token_ids":[{ids}],'
+        f'"text":{quote(chunk.text)},"finish_reason":{reason}'
     )
     if chunk.logprobs is not None:
         data += f',"logprobs":{json.dumps(logprobs_json(chunk.logprobs))}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -14,6 +15,9 @@ from octavo_gateway.errors import ClientGone
 from octavo_gateway.state import Gateway
 
 T = TypeVar("T")
+
+quote = json.JSONEncoder(ensure_ascii=False).encode
+"""A string as JSON, several times faster than `json.dumps` with the same option."""
 
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -12,10 +12,11 @@ from octavo.models import Chunk, TokenLogprob
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.body import described, json_body
 from octavo_gateway.openai.endpoint import collected, streamed
-from octavo_gateway.openai.frames import Frames, quote
+from octavo_gateway.openai.frames import Frames
 from octavo_gateway.openai.generation import Generation
 from octavo_gateway.openai.logprobs import chat_logprobs
 from octavo_gateway.openai.schemas import ChatCompletionRequest, usage_json
+from octavo_gateway.streams import quote
 
 router = APIRouter(tags=["openai"])
 

@@ -10,9 +10,6 @@ from octavo_gateway.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
 
-quote = json.JSONEncoder(ensure_ascii=False).encode
-"""A string as JSON, without escapes for letters."""
-
 
 class Frames:
     """Chunks of one stream.
