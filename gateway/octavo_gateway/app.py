@@ -58,7 +58,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
 
 @asynccontextmanager
 async def _running(settings: GatewaySettings, keyring: Keyring) -> AsyncIterator[Gateway]:
-    client = AsyncClient(settings.redis_url)
+    client = AsyncClient(settings.redis_url, limits=settings.limits, retention=settings.retention)
     gateway = Gateway(settings, keyring, client, Metrics())
     gateway.spawn(reap_forever(client, gateway.metrics))
     try:

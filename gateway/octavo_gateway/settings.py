@@ -9,6 +9,7 @@ from pydantic import AliasChoices, Field, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octavo.models import MAX_BODY_BYTES
+from octavo.protocol import Limits, Retention
 
 
 class GatewaySettings(BaseSettings):
@@ -28,7 +29,30 @@ class GatewaySettings(BaseSettings):
         None, description="Comma-separated `tenant:key` pairs. Without keys everybody is tenant `default`."
     )
     api_keys_file: Path | None = Field(None, description="File with one `tenant:key` a line, added to the above.")
+    max_queued_jobs: PositiveInt = Field(
+        Limits.queued_jobs, description="Jobs that may wait in all; one more gets 429 and Retry-After."
+    )
+    max_queued_jobs_per_tenant: PositiveInt = Field(
+        Limits.queued_jobs_per_tenant, description="Jobs of one tenant that may wait."
+    )
+    max_queued_bytes: PositiveInt = Field(Limits.queued_bytes, description="Bytes of unfinished jobs' requests in all.")
+    stream_ttl: PositiveInt = Field(
+        Retention.stream_s, description="Seconds that a finished job's stream is kept as it was."
+    )
+    result_ttl: PositiveInt = Field(
+        Retention.result_s, description="Seconds that a finished job and its idempotency key are known."
+    )
     max_body_bytes: PositiveInt = Field(MAX_BODY_BYTES, description="Largest request body accepted, bytes.")
     keep_alive: PositiveFloat = Field(15.0, description="Seconds of silence after which a stream gets a comment.")
     grace: PositiveFloat = Field(10.0, description="Seconds that running requests get to finish after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
+
+    @property
+    def limits(self) -> Limits:
+        """What a full queue is."""
+        return Limits(self.max_queued_jobs, self.max_queued_jobs_per_tenant, self.max_queued_bytes)
+
+    @property
+    def retention(self) -> Retention:
+        """How long things live after a job's end."""
+        return Retention(stream_s=self.stream_ttl, result_s=self.result_ttl, idempotency_s=self.result_ttl)

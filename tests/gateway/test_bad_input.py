@@ -180,12 +180,18 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture
+def sync_http(gateway_url):
+    with httpx.Client(base_url=gateway_url) as client:
+        yield client
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from([CHAT, TEXT, JOBS]), fields=st.dictionaries(FIELDS, VALUES, max_size=3))
-def test_no_body_is_a_server_error(gateway_url, path, fields):
+def test_no_body_is_a_server_error(sync_http, path, fields):
     """No worker runs, no model is known: a valid body ends as 404, anything else as 400."""
     base = {CHAT: chat(), TEXT: text(), JOBS: job()}[path]
     body = json.dumps({**base, **fields})
-    reply = httpx.post(f"{gateway_url}{path}", content=body, headers={"Content-Type": "application/json"})
+    reply = sync_http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code in (400, 404), reply.text
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import openai
 import pytest
 from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
 from waiting import until
 
-from octavo import AsyncClient
-from octavo.errors import QueueFull
 from octavo.models import JobStatus
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -254,12 +253,25 @@ async def test_a_job_that_dies_in_mid_stream_is_an_error_event(ai, http, redis_u
         assert caught.value.code == "cancelled"
 
 
-async def test_a_full_queue_says_when_to_come_back(ai, worker, monkeypatch):
-    async def refuse(*args, **kwargs):
-        raise QueueFull("the queue is full: try again later", retry_after_s=1.2)
+async def test_a_full_queue_says_when_to_come_back(own_gateway, redis_url):
+    url = own_gateway(max_queued_jobs=2)
+    async with ScriptedWorker(redis_url):
+        pass  # the model is known, nobody empties the queue
+    async with httpx.AsyncClient(base_url=url) as http, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as ai:
+        for _ in range(2):
+            assert (await http.post("/v1/jobs", json={"model": MODEL, "prompt": "x"})).status_code == 202
+        with pytest.raises(openai.RateLimitError) as caught:
+            await ai.with_options(max_retries=0).completions.create(model=MODEL, prompt="hello")
+        assert caught.value.response.headers["retry-after"] == "1"
+        assert caught.value.code == "queue_full"
 
-    monkeypatch.setattr(AsyncClient, "submit", refuse)  # the caps are large, and tested where they live
-    with pytest.raises(openai.RateLimitError) as caught:
-        await ai.completions.create(model=MODEL, prompt="hello")
-    assert caught.value.response.headers["retry-after"] == "2"
-    assert caught.value.code == "queue_full"
+
+async def test_prompts_that_fit_only_in_part_leave_nothing_behind(own_gateway, redis_url):
+    url = own_gateway(max_queued_jobs=2)
+    async with ScriptedWorker(redis_url):
+        pass
+    async with httpx.AsyncClient(base_url=url) as http:
+        reply = await http.post("/v1/completions", json={"model": MODEL, "prompt": ["a", "b", "c"]})
+        assert (reply.status_code, reply.json()["error"]["type"]) == (429, "rate_limit_error")
+        jobs = (await http.get("/v1/jobs")).json()["data"]
+        assert [job["status"] for job in jobs] == ["cancelled", "cancelled"]

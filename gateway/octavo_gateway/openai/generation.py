@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
+from octavo import AsyncJob
 from octavo.errors import OctavoError
 from octavo.models import Chunk, JobRequest, JobStatus, Terminal, Usage
 from octavo_gateway.errors import of_job
@@ -34,10 +35,6 @@ class Generation:
         self._clock = TokenClock(gateway.metrics, requests[0].model, sequences)
 
     @property
-    def sampling_n(self) -> int:
-        return self._requests[0].sampling.n
-
-    @property
     def usage(self) -> Usage:
         """Of the jobs that have ended."""
         ends = [end for end in self.ends if end is not None]
@@ -49,16 +46,15 @@ class Generation:
 
     async def submit(self) -> None:
         """Enqueue all jobs, or none that stays. Raises what the client raises."""
-        metrics = self._gateway.metrics
-        try:
-            for request in self._requests:
-                job = await self._gateway.client.submit(request, tenant=self._tenant)
-                self._open.add(job.id)
-                self.job_ids.append(job.id)
-                metrics.jobs_submitted.labels(request.model, request.priority).inc()
-        except BaseException:
+        answers = await self._gateway.client.submit_many(self._requests, tenant=self._tenant)
+        self.job_ids = [answer.id for answer in answers if isinstance(answer, AsyncJob)]
+        self._open.update(self.job_ids)
+        refusals = [answer for answer in answers if isinstance(answer, OctavoError)]
+        if refusals:
             await self._cancel()
-            raise
+            raise refusals[0]
+        request = self._requests[0]
+        self._gateway.metrics.jobs_submitted.labels(request.model, request.priority).inc(len(self.job_ids))
 
     async def follow(self, on_chunk: OnChunk) -> None:
         """Call `on_chunk(prompt_index, chunk)` for all tokens until every job has completed.
