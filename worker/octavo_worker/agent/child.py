@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from octavo_worker.channel import AgentChannel
-from octavo_worker.messages import Ready, Shutdown, StepOutput, ToEngine
+from octavo_worker.messages import Ready, StepOutput, ToEngine
 
 _PR_SET_PDEATHSIG = 1
 _LAST_LINES = 20
@@ -74,22 +74,18 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
 
-    async def ended(self) -> int:
-        """Wait for the exit status; negative is the signal that killed it. All of stderr has been read by then."""
+    async def ended(self, *, patience_s: float) -> int:
+        """The exit status, negative for the signal that killed it: ours, if it does not exit within `patience_s`.
+        All of stderr has been read by then."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
         status = await self._process.wait()
         await self._stderr
         self._channel.close()
         return status
-
-    async def stop(self, patience_s: float) -> None:
-        """Ask it to exit, then make it."""
-        self.send(Shutdown())
-        try:
-            async with asyncio.timeout(patience_s):
-                await self.ended()
-        except TimeoutError:
-            self.kill()
-            await self.ended()
 
     async def _forward_stderr(self) -> None:
         stream = self._process.stderr

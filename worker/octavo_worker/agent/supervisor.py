@@ -32,7 +32,7 @@ from octavo_worker.agent.files import ModelNotFound, model_folder, served_name
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.tokens import Prompts
 from octavo_worker.engine.options import ModelOptions
-from octavo_worker.messages import Ready, StepOutput
+from octavo_worker.messages import Ready, Shutdown, StepOutput
 from octavo_worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _CONNECT_RETRY_S = 3.0
 _REAP_EVERY_S = 1.0
 _FLUSH_S = 1.0
-_ENGINE_STOP_S = 5.0
+_ENGINE_EXIT_S = 3.0
 _MOST_FAILURES = 3
 _STEADY_S = 30.0  # an engine that ran for so long did not fail at its start
 
@@ -166,8 +166,7 @@ class Supervisor:
                 await self._serve_engine(engine, ready)
             except EOFError:
                 await self._agent.detach()
-            engine.kill()
-            status = await engine.ended()
+            status = await engine.ended(patience_s=_ENGINE_EXIT_S)  # it may still be writing why
             self._engine = None
             failures = 0 if was_ready else failures + 1
             if failures and ((self._limits is None and status > 0) or failures == _MOST_FAILURES):
@@ -291,7 +290,8 @@ class Supervisor:
                 await self._connection.delete(self._cell.keys.worker(self._worker_id))
                 await self._connection.zrem(self._cell.keys.workers, self._worker_id)
         if self._engine is not None:
-            await self._engine.stop(_ENGINE_STOP_S if self._limits is not None else 0.0)
+            self._engine.send(Shutdown())
+            await self._engine.ended(patience_s=_ENGINE_EXIT_S if self._limits is not None else 0.0)
 
 
 async def _first_of(*tasks: asyncio.Task[Any]) -> None:

@@ -1,0 +1,225 @@
+"""What breaks, and what a reader of the stream sees of it: nothing. Real processes, real server, fake model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from queue_client import Queue, expected, known_queue, until
+
+from octavo.models import JobStatus
+from octavo.protocol import run_sync
+from octavo.server import EmbeddedServer
+
+PROMPT = (7, 8, 9)
+SLOW = "step_seconds=0.01"
+
+
+def sampling(max_tokens: int, **fields: object) -> dict[str, object]:
+    return {"max_tokens": max_tokens, "ignore_eos": True, **fields}
+
+
+def submit_many(queue: Queue, count: int, max_tokens: int) -> dict[str, tuple[tuple[int, ...], int, int]]:
+    """Jobs of one or two sequences: id to (prompt, seed, n)."""
+    jobs = {}
+    for number in range(count):
+        prompt, n = (10 + number, 5, 6), 1 + number % 2
+        job_id = queue.submit(prompt, seed=number, sampling=sampling(max_tokens, n=n))
+        jobs[job_id] = (prompt, number, n)
+    return jobs
+
+
+def assert_undisturbed(queue: Queue, jobs: dict[str, tuple[tuple[int, ...], int, int]], max_tokens: int) -> None:
+    for job_id, (prompt, seed, n) in jobs.items():
+        result = queue.wait(job_id, 30)
+        assert result.status is JobStatus.COMPLETED
+        wanted = [expected(list(prompt), max_tokens, seed=seed, index=index) for index in range(n)]
+        assert [list(sequence.token_ids) for sequence in result.sequences] == wanted
+        assert all(sequence.finish_reason == "length" for sequence in result.sequences)
+
+
+def crashes(queue: Queue, job_id: str) -> int:
+    return int(queue.field(job_id, "crashes") or 0)
+
+
+def test_killed_engine_passes_its_jobs_on_at_once(queue: Queue, start_worker):
+    workers = [start_worker(SLOW, lease=10.0).wait_ready() for _ in range(2)]
+    jobs = submit_many(queue, 24, 100)
+    until(lambda: all(queue.stored(job) > 10 for job in jobs))
+    os.kill(workers[0].engine_pid, signal.SIGKILL)
+    assert_undisturbed(queue, jobs, 100)
+    assert {crashes(queue, job) for job in jobs} == {0, 1}
+    assert all(worker.process.poll() is None for worker in workers)
+    until(lambda: (info := workers[0].info()) is not None and info.stats["free_blocks"] > 0)
+
+
+def test_lone_worker_restarts_its_engine_and_goes_on(queue: Queue, start_worker):
+    worker = start_worker(SLOW).wait_ready()
+    job = queue.submit(PROMPT, sampling=sampling(100))
+    until(lambda: queue.stored(job) > 10)
+    os.kill(worker.engine_pid, signal.SIGKILL)
+    assert list(queue.wait(job).token_ids) == expected(list(PROMPT), 100)
+    assert crashes(queue, job) == 1
+
+
+def test_killed_worker_loses_its_jobs_to_another_and_leaves_no_engine(queue: Queue, start_worker):
+    first = start_worker(SLOW).wait_ready()
+    jobs = submit_many(queue, 16, 120)
+    until(lambda: all(queue.stored(job) > 10 for job in jobs))
+    engine = first.engine_pid
+    first.send(signal.SIGKILL)
+    second = start_worker(SLOW)
+    until(lambda: not Path(f"/proc/{engine}").exists())
+    assert_undisturbed(queue, jobs, 120)
+    assert {crashes(queue, job) for job in jobs} == {1}
+    assert second.process.poll() is None
+
+
+def test_zombie_is_fenced(queue: Queue, start_worker):
+    first = start_worker(SLOW).wait_ready()
+    jobs = submit_many(queue, 8, 150)
+    until(lambda: all(queue.stored(job) > 10 for job in jobs))
+    first.send(signal.SIGSTOP)
+    second = start_worker(SLOW)
+    until(lambda: all(int(queue.field(job, "ep") or 0) == 2 for job in jobs))
+    first.send(signal.SIGCONT)
+    assert_undisturbed(queue, jobs, 150)
+    until(lambda: "belongs to somebody else" in first.log)
+    until(lambda: (info := first.info()) is not None and info.stats["jobs"] == 0)
+    assert second.process.poll() is None
+
+
+def test_sigterm_lets_jobs_finish_within_the_grace_period(queue: Queue, start_worker):
+    worker = start_worker(SLOW, grace=20).wait_ready()
+    job = queue.submit(PROMPT, sampling=sampling(100))
+    until(lambda: queue.stored(job) > 5)
+    worker.send(signal.SIGTERM)
+    late = queue.submit(PROMPT, sampling=sampling(5))
+    assert worker.wait() == 0
+    assert list(queue.wait(job).token_ids) == expected(list(PROMPT), 100)
+    assert queue.status(late) is JobStatus.QUEUED
+    assert worker.info() is None
+
+
+@pytest.mark.parametrize("how", ["grace is over", "second signal"])
+def test_sigterm_hands_back_what_does_not_finish(queue: Queue, start_worker, how):
+    worker = start_worker(SLOW, grace=0.2 if how == "grace is over" else 60).wait_ready()
+    jobs = submit_many(queue, 6, 300)
+    until(lambda: all(queue.stored(job) > 5 for job in jobs))
+    worker.send(signal.SIGTERM)
+    if how == "second signal":
+        until(lambda: "leaving" in worker.log)
+        worker.send(signal.SIGINT)
+    assert worker.wait(5) == 0
+    assert {queue.status(job) for job in jobs} == {JobStatus.QUEUED}
+    start_worker()
+    assert_undisturbed(queue, jobs, 300)
+    assert {crashes(queue, job) for job in jobs} == {0}
+
+
+def test_cancel_and_deadline_wherever_the_job_is(queue: Queue, start_worker):
+    queued = queue.submit(PROMPT, sampling=sampling(50))
+    assert run_sync(queue.connection, queue.cell.cancel(queued)) is JobStatus.CANCELLED
+    late = queue.submit(PROMPT, sampling=sampling(50), queue_timeout_s=0.01)
+    worker = start_worker("step_seconds=0.02").wait_ready()
+    running = queue.submit(PROMPT, sampling=sampling(900))
+    overdue = queue.submit(PROMPT, sampling=sampling(900), timeout_s=1.0)
+    until(lambda: queue.stored(running) > 3 and queue.stored(overdue) > 3)
+    run_sync(queue.connection, queue.cell.cancel(running))
+    for job, status in ((queued, "cancelled"), (late, "expired"), (running, "cancelled"), (overdue, "expired")):
+        result = queue.wait(job)
+        assert result.status == status
+        assert list(result.token_ids) == expected(list(PROMPT), len(result.token_ids))
+        assert result.usage.completion_tokens == len(result.token_ids) < 900
+    until(lambda: (info := worker.info()) is not None and (info.stats["running"], info.stats["jobs"]) == (0, 0))
+
+
+def test_cancel_between_two_owners(queue: Queue, start_worker):
+    worker = start_worker(SLOW, grace=0).wait_ready()
+    job = queue.submit(PROMPT, sampling=sampling(900))
+    until(lambda: queue.stored(job) > 3)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert run_sync(queue.connection, queue.cell.cancel(job)) is JobStatus.CANCELLED
+    result = queue.wait(job)
+    assert list(result.token_ids) == expected(list(PROMPT), len(result.token_ids))
+
+
+def test_server_killed_and_restarted_in_mid_run(tmp_path: Path, start_worker):
+    with EmbeddedServer(data_dir=tmp_path / "data") as server, redis.Redis.from_url(server.url) as connection:
+        queue = known_queue(connection)
+        workers = [start_worker(SLOW, url=server.url).wait_ready() for _ in range(2)]
+        jobs = submit_many(queue, 16, 250)
+        until(lambda: all(queue.stored(job) > 10 for job in jobs))
+        server.kill()
+        time.sleep(1.5)  # longer than the lease
+        server.start()
+        assert_undisturbed(queue, jobs, 250)
+        assert {crashes(queue, job) for job in jobs} == {0}, "an outage of the server is nobody's crash"
+        assert all(worker.process.poll() is None for worker in workers)
+
+
+def test_tokens_that_the_server_lost_are_sent_again(queue: Queue, start_worker):
+    start_worker(SLOW).wait_ready()
+    job = queue.submit(PROMPT, sampling=sampling(200, n=2))
+    until(lambda: queue.stored(job) > 50)
+    with queue.connection.pipeline(transaction=True) as lose_all:
+        lose_all.delete(queue.cell.keys.stream(job)).hset(queue.cell.keys.job(job), "n", 0)
+        lose_all.execute()
+    result = queue.wait(job)
+    wanted = [expected(list(PROMPT), 200, index=index) for index in range(2)]
+    assert [list(sequence.token_ids) for sequence in result.sequences] == wanted
+
+
+def test_poison_is_quarantined_and_dead_lettered_while_innocents_finish(queue: Queue, start_worker):
+    poison = queue.submit((666, 1, 2), sampling=sampling(50))
+    jobs = submit_many(queue, 6, 100)
+    worker = start_worker("step_seconds=0.01,crash_token=666")
+    assert_undisturbed(queue, jobs, 100)
+    result = queue.wait(poison)
+    assert result.status is JobStatus.FAILED
+    assert result.error is not None
+    assert result.error.code == "dead_lettered"
+    assert crashes(queue, poison) == 3
+    assert worker.process.poll() is None, "a poison job must not end the worker"
+    assert max(crashes(queue, job) for job in jobs) <= 2
+
+
+def test_hung_engine_is_killed_by_the_watchdog(queue: Queue, start_worker):
+    worker = start_worker(SLOW, watchdog=0.5).wait_ready()
+    job = queue.submit(PROMPT, sampling=sampling(100))
+    until(lambda: queue.stored(job) > 5)
+    os.kill(worker.engine_pid, signal.SIGSTOP)
+    assert list(queue.wait(job).token_ids) == expected(list(PROMPT), 100)
+    assert "killing it" in worker.log
+
+
+def test_worker_waits_for_a_server_that_is_not_there_yet(tmp_path: Path, start_worker):
+    with EmbeddedServer(data_dir=tmp_path / "data") as server:
+        url = server.url
+        server.stop()
+        worker = start_worker(url=url.replace("redis://", "redis://:hunter2@"))
+        until(lambda: "no Redis server at redis://***@127.0.0.1" in worker.log)
+        assert "hunter2" not in worker.log
+        assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [({"model": "/no/such/model"}, "no folder /no/such/model"), ({"model": "."}, "has no config.json")],
+)
+def test_model_that_is_not_there_ends_the_worker_with_one_clear_message(start_worker, flags, says):
+    worker = start_worker(**flags)
+    assert worker.wait() == 1
+    assert says in worker.log
+    assert "Traceback" not in worker.log
+
+
+def test_engine_that_cannot_load_ends_the_worker_with_its_last_words(queue: Queue, start_worker):
+    worker = start_worker("vocab_size=none")
+    assert worker.wait() == 1
+    assert "the engine did not start (exit status 1): ValueError" in worker.log

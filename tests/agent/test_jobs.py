@@ -1,0 +1,169 @@
+"""The bookkeeping of one job: whatever the cuts, batches and losses, each sequence reads as if never interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+import octavo_worker
+from octavo.keys import Keys
+from octavo.models import Chunk, JobRequest, JobStatus, SamplingParams
+from octavo.protocol import Append, Claim
+from octavo_worker.agent.jobs import ActiveJob
+from octavo_worker.messages import EngineSampling, Logprob, RequestStarted, TokenOutput
+
+TOKENIZER = Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled" / "demo" / "tokenizer.json"))
+PROMPT = [70, 71, 72]
+
+
+def new_job(n: int, *, offset: int = 0, stop: tuple[str, ...] = (), **fields: object) -> ActiveJob:
+    request = JobRequest(model="m", prompt=tuple(PROMPT), sampling=SamplingParams(n=n, stop=stop, **fields))
+    claim = Claim(Keys().new_job_id(), "token", 1, "tenant", "normal", request, 1, None, offset, False)
+    job = ActiveJob(claim)
+    job.begin(list(PROMPT), tokenizer=TOKENIZER, token_bytes=lambda token: b"%d" % token)
+    return job
+
+
+class Server:
+    """What a stream would hold."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.offset = 0
+
+    def append(self, items: list[Append]) -> None:
+        for item in items:
+            assert item.start == self.offset, "the next token is not the one that the server needs"
+            self.chunks.append(item.chunk)
+            self.offset += len(item.chunk.token_ids)
+
+    def until(self, offset: int) -> list[Chunk]:
+        """The stream as it was when it had `offset` tokens; readers may cut a chunk anywhere."""
+        kept: list[Chunk] = []
+        for chunk in self.chunks:
+            room = min(len(chunk.token_ids), offset - sum(len(c.token_ids) for c in kept))
+            if room > 0:
+                whole = room == len(chunk.token_ids)
+                kept.append(
+                    Chunk(
+                        index=chunk.index,
+                        token_ids=chunk.token_ids[:room],
+                        texts=chunk.texts[:room],
+                        finish_reason=chunk.finish_reason if whole else None,
+                    )
+                )
+        return kept
+
+
+def generate(job: ActiveJob, server: Server, tokens: list[list[int]], schedule: list[tuple[int, bool]]) -> None:
+    """Feed each sequence its tokens in the order of `schedule`, (sequence, send now?), then the rest."""
+    rest = [(index, False) for index, ids in enumerate(tokens) for _ in ids]
+    for index, send in schedule + rest:
+        sequence = job.sequences[index]
+        at = len(sequence.ids)
+        if sequence.finish_reason is None and at < len(tokens[index]):
+            last = at + 1 == len(tokens[index])
+            job.accept(TokenOutput(job.request_id, index, tokens[index][at], finish_reason="length" if last else None))
+        if send:
+            server.append(job.unsent())
+            job.stored = server.offset
+    server.append(job.unsent())
+    job.stored = server.offset
+
+
+def by_sequence(chunks: list[Chunk]) -> dict[int, tuple[list[int], list[str], str | None]]:
+    read: dict[int, tuple[list[int], list[str], str | None]] = {}
+    for chunk in chunks:
+        ids, texts, _ = read.get(chunk.index, ([], [], None))
+        read[chunk.index] = ([*ids, *chunk.token_ids], [*texts, *chunk.texts], chunk.finish_reason)
+    return read
+
+
+TOKENS = st.lists(st.lists(st.integers(5, 2047), min_size=1, max_size=40), min_size=1, max_size=3)
+SCHEDULE = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=80)
+
+
+@settings(max_examples=150, deadline=None)
+@given(tokens=TOKENS, first=SCHEDULE, second=SCHEDULE, cut=st.floats(0, 1), stop_at=st.integers(0, 60))
+def test_takeover_at_any_token_continues_each_sequence_exactly(tokens, first, second, cut, stop_at):
+    n = len(tokens)
+    text = TOKENIZER.decode(tokens[0])
+    stop = tuple(s for s in (text[stop_at : stop_at + 4],) if len(s) == 4)
+    first = [(index % n, send) for index, send in first]
+    second = [(index % n, send) for index, send in second]
+    whole, uninterrupted = Server(), new_job(n, stop=stop)
+    generate(uninterrupted, whole, tokens, first)
+    offset = int(cut * whole.offset)
+    taken_over, successor = Server(), new_job(n, stop=stop, offset=offset)
+    taken_over.chunks, taken_over.offset = whole.until(offset), offset
+    successor.restore(taken_over.chunks)
+    generate(successor, taken_over, tokens, second)
+    assert by_sequence(taken_over.chunks) == by_sequence(whole.chunks)
+    assert successor.is_over
+    assert by_sequence(successor.result_chunks()) == by_sequence(whole.chunks)
+    assert successor.terminal().usage.completion_tokens == whole.offset
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens=TOKENS, schedule=SCHEDULE, lost=st.floats(0, 1))
+def test_tokens_that_the_server_lost_are_sent_again_in_the_same_places(tokens, schedule, lost):
+    job, server = new_job(len(tokens)), Server()
+    generate(job, server, tokens, [(index % len(tokens), send) for index, send in schedule])
+    offset = int(lost * server.offset)
+    after_loss = Server()
+    after_loss.chunks, after_loss.offset = server.until(offset), offset
+    job.stored = offset
+    after_loss.append(job.unsent())
+    flat = [(c.index, token) for c in server.chunks for token in c.token_ids]
+    assert [(c.index, token) for c in after_loss.chunks for token in c.token_ids] == flat
+    assert by_sequence(after_loss.chunks) == by_sequence(server.chunks)
+
+
+def test_all_sequences_finished_means_nothing_for_the_engine():
+    done = Server()
+    generate(new_job(2), done, [[50], [60, 61]], [])
+    successor = new_job(2, offset=3)
+    successor.restore(done.chunks)
+    assert successor.is_over
+    assert successor.unsent() == []
+    assert successor.terminal().status is JobStatus.COMPLETED
+
+
+def test_takeover_that_only_lacks_prompt_logprobs_asks_for_those_alone():
+    done = Server()
+    generate(new_job(1), done, [[50, 51]], [])
+    successor = new_job(1, offset=2, prompt_logprobs=0)
+    successor.restore(done.chunks)
+    assert not successor.is_over
+    request = successor.engine_request(EngineSampling(seed=1, max_tokens=10, prompt_logprobs=0), deadline=None)
+    assert request.sampling.max_tokens == 0
+    successor.started(RequestStarted(request.id, 0, [None, Logprob(-1.0), Logprob(-2.0)]))
+    assert successor.is_over
+    assert successor.terminal().prompt_logprobs is not None
+
+
+def test_tokens_after_a_stop_string_are_ignored_and_the_engine_is_told_once():
+    words = TOKENIZER.encode("one two three four", add_special_tokens=False).ids
+    job = new_job(1, stop=("two",))
+    told = [job.accept(TokenOutput(job.request_id, 0, token)) for token in words]
+    assert told.count(True) == 1
+    (item,) = job.unsent()
+    assert item.chunk.text == "one "
+    assert item.chunk.finish_reason == "stop"
+    assert len(item.chunk.token_ids) == told.index(True) + 1
+
+
+def test_a_cancelled_job_sends_nothing_new_but_settles_what_may_be_stored():
+    job = new_job(1)
+    job.accept(TokenOutput(job.request_id, 0, 50))
+    sent = job.unsent()
+    job.accept(TokenOutput(job.request_id, 0, 51))
+    job.end(JobStatus.CANCELLED)
+    assert job.unsent() == sent, "the reply to the first try is not known"
+    job.stored = 1
+    assert job.unsent() == []
+    assert job.terminal().usage.completion_tokens == 1
+    assert [chunk.token_ids for chunk in job.result_chunks()] == [(50,)]
