@@ -177,9 +177,9 @@ def test_tokens_that_the_server_lost_are_sent_again(queue: Queue, start_worker):
 
 def test_poison_is_quarantined_and_dead_lettered_while_innocents_finish(queue: Queue, start_worker):
     poison = queue.submit((666, 1, 2), sampling=sampling(50))
-    jobs = submit_many(queue, 6, 100)
+    jobs = submit_many(queue, 5, 40)
     worker = start_worker("step_seconds=0.01,crash_token=666")
-    assert_undisturbed(queue, jobs, 100)
+    assert_undisturbed(queue, jobs, 40)
     result = queue.wait(poison)
     assert result.status is JobStatus.FAILED
     assert result.error is not None
