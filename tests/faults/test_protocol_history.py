@@ -1,0 +1,240 @@
+"""Workers and the server are killed and stopped at random; the history of it all must show no trace of that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fake_worker as fake
+import history_worker
+import pytest
+import redis.asyncio
+from history import Accepted, History, violations
+
+from octavo import AsyncClient, JobRequest, SamplingParams, ServerUnavailable
+from octavo.connection import connect
+from octavo.models import Chunk, JobStatus, Terminal, Usage
+from octavo.server import EmbeddedServer, die_with_parent
+from octavo.streams import parse_entries
+
+
+@dataclass
+class Fleet:
+    """Real worker processes, and what was done to them."""
+
+    url: str
+    folder: Path
+    options: tuple[str, ...] = ()
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: int = 0
+    kills: int = 0
+    pauses: int = 0
+
+    def start(self) -> None:
+        self.started += 1
+        name = f"w{self.started}"
+        command = [sys.executable, history_worker.__file__, self.url, name, str(self.folder / f"{name}.log")]
+        self.processes.append(subprocess.Popen([*command, *self.options], preexec_fn=die_with_parent()))
+
+    def kill_one(self) -> None:
+        process = self.processes.pop(random.randrange(2))  # one of the oldest: it has work
+        process.kill()
+        process.wait()
+        self.kills += 1
+        self.start()
+
+    async def pause_one(self) -> None:
+        """Long enough to lose every lease; then it wakes up and goes on writing."""
+        process = self.processes[0]
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(2 * history_worker.LEASE_MS / 1000)
+        process.send_signal(signal.SIGCONT)
+        self.pauses += 1
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def writes(self) -> list[Accepted]:
+        """What the workers saw accepted; a killed one may have left half a line."""
+        lines = [
+            line for log in self.folder.glob("*.log") for line in log.read_text().splitlines() if line.endswith("]")
+        ]
+        return [Accepted(*json.loads(line)) for line in lines]
+
+
+@asynccontextmanager
+async def fleet_of(url: str, folder: Path, size: int, *options: str) -> AsyncIterator[Fleet]:
+    fleet = Fleet(url, folder, options)
+    try:
+        for _ in range(size):
+            fleet.start()
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+async def submit(client: AsyncClient, count: int, length: int) -> History:
+    requests = [
+        JobRequest(model=fake.MODEL, prompt=f"p{i}", sampling=SamplingParams(max_tokens=length, seed=i))
+        for i in range(count)
+    ]
+    jobs = await client.submit_many(requests, tenant="t", idempotency_keys=[f"k{i}" for i in range(count)])
+    tokens = [[fake.token_of(request, i, k) for k in range(length)] for i, request in enumerate(requests)]
+    return History({job.id: want for job, want in zip(jobs, tokens, strict=True)})  # type: ignore[union-attr]
+
+
+async def busy(client: AsyncClient, count: int) -> None:
+    """Wait until that many jobs run."""
+    while sum(info.status == JobStatus.RUNNING for info in await client.jobs(limit=1000)) < count:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+
+
+async def listen(client: AsyncClient, job_id: str, heard: dict[str, list[int]]) -> None:
+    """A reader that stays to the end and notes every token it is given."""
+    heard[job_id] = []
+    while True:
+        try:
+            async for event in client.events(job_id, len(heard[job_id])):
+                heard[job_id] += event.token_ids
+            return
+        except ServerUnavailable:  # it was down just when this reader began
+            await asyncio.sleep(0.1)
+
+
+async def reap(client: AsyncClient) -> None:
+    while True:
+        with suppress(ServerUnavailable):
+            await client.reap()
+        await asyncio.sleep(0.3)
+
+
+async def collect(connection: redis.asyncio.Redis, history: History, fleet: Fleet) -> None:
+    keys = fake.CELL.keys
+    history.writes = fleet.writes()
+    for job_id in history.reference:
+        rows = await connection.xrange(keys.stream(job_id))
+        entries = [(row[0].decode(), event) for row, event in zip(rows, parse_entries(rows, 0), strict=True)]
+        history.streams[job_id] = [(entry_id, event.end or event.chunk) for entry_id, event in entries]  # type: ignore[misc]
+        history.statuses[job_id] = (await connection.hget(keys.job(job_id), "st") or b"lost").decode()
+    history.outbox = [(f[b"id"].decode(), f[b"st"].decode()) for _, f in await connection.xrange(keys.outbox)]
+    counters = await connection.hgetall(keys.counters)
+    history.counters = {name.decode(): int(value) for name, value in counters.items()}
+    names = [name.decode() async for name in connection.scan_iter()]
+    endless = [name for name in names if await connection.ttl(name) == -1]
+    history.immortal_keys = {name.removeprefix(f"{keys.prefix}:") for name in endless}
+
+
+@pytest.mark.timeout(180)
+async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: Path) -> None:
+    random.seed(20)
+    data, logs = tmp_path / "data", tmp_path / "logs"
+    logs.mkdir()
+    with EmbeddedServer(data_dir=data) as server:
+        async with AsyncClient(server.url) as client, connect(server.url) as connection:
+            await fake.register(connection)
+            history = await submit(client, 600, 32)
+            readers = [asyncio.create_task(listen(client, job, history.heard)) for job in history.reference]
+            reaper = asyncio.create_task(reap(client))
+            cancelled = random.sample(sorted(history.reference), 20)
+            async with fleet_of(server.url, logs, 4) as fleet:
+                await busy(client, 48)
+                restarts = 0
+                for round_ in range(12):
+                    fleet.kill_one()
+                    if round_ % 4 == 1:
+                        await fleet.pause_one()
+                    if round_ % 4 == 3:
+                        server.restart()
+                        restarts += 1
+                    if round_ == 2:
+                        await asyncio.gather(*(client.cancel(job) for job in cancelled))
+                    await asyncio.sleep(random.uniform(0.2, 0.8))
+                disturbed = sum(not reader.done() for reader in readers)
+                await asyncio.gather(*readers)
+            reaper.cancel()
+            await collect(connection, history, fleet)
+    assert violations(history) == []
+    # and it was a real test
+    statuses = list(history.statuses.values())
+    assert (fleet.kills, fleet.pauses, restarts) == (12, 3, 3)
+    assert disturbed > 50
+    assert statuses.count("completed") > 500
+    assert statuses.count("cancelled") > 0
+    assert len({write.job_id for write in fleet.writes() if write.attempt > 1}) > 50
+
+
+@pytest.mark.timeout(60)
+async def test_the_checker_sees_that_a_fence_is_missing(redis_url: str, tmp_path: Path) -> None:
+    random.seed(21)
+    async with AsyncClient(redis_url) as client, connect(redis_url) as connection:
+        await fake.register(connection)
+        history = await submit(client, 45, 100)
+        readers = [asyncio.create_task(listen(client, job, history.heard)) for job in history.reference]
+        async with fleet_of(redis_url, tmp_path, 3, "--unfenced") as fleet:
+            await busy(client, 45)
+            await fleet.pause_one()
+            await asyncio.wait(readers, timeout=20)
+            await collect(connection, history, fleet)
+        for reader in readers:
+            reader.cancel()
+    assert [problem for problem in violations(history) if problem.startswith("one_owner")]
+
+
+def correct() -> History:
+    """A run of two jobs in which nothing went wrong."""
+    history = History({"a": [1, 2, 3], "b": [4]})
+    history.heard = {"a": [1, 2, 3], "b": [4]}
+    history.writes = [Accepted("a", 1, 0, 2), Accepted("a", 2, 2, 1), Accepted("b", 1, 0, 1)]
+    end = Terminal(status=JobStatus.COMPLETED, usage=Usage())
+    history.streams = {
+        "a": [("2-0", chunk(1, 2)), ("3-0", chunk(3)), ("3-1", end)],
+        "b": [("1-0", chunk(4)), ("1-1", end)],
+    }
+    history.statuses = {"a": "completed", "b": "completed"}
+    history.outbox = [("a", "completed"), ("b", "completed")]
+    return history
+
+
+def chunk(*tokens: int) -> Chunk:
+    return Chunk(token_ids=tokens, texts=("",) * len(tokens))
+
+
+def test_the_checker_accepts_a_correct_history() -> None:
+    assert violations(correct()) == []
+
+
+@pytest.mark.parametrize(
+    ("break_it", "name"),
+    [
+        (lambda h: h.statuses.update(a="running"), "ended_once"),
+        (lambda h: h.statuses.pop("a"), "ended_once"),
+        (lambda h: h.outbox.append(("a", "completed")), "ended_once"),
+        (lambda h: h.outbox.pop(), "ended_once"),
+        (lambda h: h.streams["a"].pop(0), "gapless"),
+        (lambda h: h.streams["a"].insert(1, h.streams["a"][0]), "gapless"),
+        (lambda h: h.streams["a"].append(h.streams["a"][-1]), "gapless"),
+        (lambda h: h.streams["a"].pop(), "gapless"),
+        (lambda h: h.heard["a"].append(3), "heard_what_is_stored"),
+        (lambda h: h.heard.pop("b"), "heard_what_is_stored"),
+        (lambda h: h.reference["a"].reverse(), "content"),
+        (lambda h: h.reference["a"].append(9), "content"),
+        (lambda h: h.writes.append(Accepted("a", 1, 2, 1)), "one_owner"),
+        (lambda h: h.writes.append(Accepted("b", 0, 1, 1)), "one_owner"),
+        (lambda h: h.counters.update(queued=1), "clean"),
+        (lambda h: h.immortal_keys.add("t:a"), "clean"),
+    ],
+)
+def test_the_checker_sees_every_kind_of_violation(break_it: object, name: str) -> None:
+    history = correct()
+    break_it(history)  # type: ignore[operator]
+    assert any(problem.startswith(name) for problem in violations(history))
