@@ -12,6 +12,15 @@ from octavo_kernels import _cpu, ops
 BLOCK = 16
 
 
+@pytest.fixture(scope="session", autouse=True)
+def torch_alone() -> Iterator[None]:
+    """Torch's threads would compete with those under test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=_cpu.levels())
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     before = _cpu.level()

@@ -10,8 +10,8 @@ ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("columns", "depth"), [(1, 8), (7, 100), (48, 64), (129, 577), (300, 1024), (19, 31)])
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 16, 17, 32, 65])
+@pytest.mark.parametrize(("columns", "depth"), [(1, 8), (7, 100), (48, 64), (129, 577), (300, 1024)])
+@pytest.mark.parametrize("rows", [0, 1, 7, 16, 17, 65])
 def test_linear(level, dtype, rows, columns, depth):
     torch.manual_seed(rows)
     x, weight = torch.randn(rows, depth).to(dtype), (torch.randn(columns, depth) / depth**0.5).to(dtype)

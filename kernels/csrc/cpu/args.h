@@ -93,7 +93,9 @@ struct LinearArgs {
   int64_t rows, columns, depth;  // T, N, K
 };
 
-// What a row of x needs when it is rearranged for `Kernels::linear`; 0 bytes when it can be used as it is.
+// What a row of x needs when it is rearranged for `Kernels::linear`; 0 bytes when it can be used as it is. Memory is
+// there for a multiple of kPackRows rows, and ranges of rows to pack begin at such multiples.
+inline constexpr int64_t kPackRows = 16;
 struct PackedRow {
   size_t bytes;
   int64_t stride;
@@ -169,7 +171,7 @@ inline size_t sample_scratch(int64_t vocab) { return kSampleBins * sizeof(uint64
 
 extern const Kernels baseline_kernels;
 #if OCTAVO_X86
-extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels;
+extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
 #endif
 
 }  // namespace octavo

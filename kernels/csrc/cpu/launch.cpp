@@ -103,8 +103,8 @@ void launch_linear(const LinearArgs& a) {
   const Kernels& k = kernels();
   LinearArgs packed = a;
   if (const PackedRow row = k.linear_packed_row(a); row.bytes > 0) {
-    void* memory = scratch(Slot::shared, row.bytes * size_t(a.rows));
-    parallel_ranges(a.rows, rows_per_task(a.depth),
+    void* memory = scratch(Slot::shared, row.bytes * size_t((a.rows + kPackRows - 1) / kPackRows * kPackRows));
+    parallel_ranges(a.rows, (rows_per_task(a.depth) + kPackRows - 1) / kPackRows * kPackRows,
                     [&](int64_t begin, int64_t end) { k.linear_pack(a, memory, begin, end); });
     packed.x = memory;
     packed.x_stride = row.stride;

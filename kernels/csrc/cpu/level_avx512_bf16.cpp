@@ -1,7 +1,7 @@
 // AVX-512 with the bf16 dot product: pairs of bf16 are multiplied and added in float32 without widening.
 #include "simd_avx512.h"
-// The specialisation below replaces linear.h's way of combining bf16 weights and inputs.
-#include "linear.h"
+// The specialisation follows what it specialises.
+#include "linear_kernel.h"
 
 namespace octavo {
 namespace {

@@ -4,6 +4,12 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if OCTAVO_X86
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace octavo {
 namespace {
 
@@ -13,6 +19,18 @@ struct Level {
   bool available;
 };
 
+#if OCTAVO_X86
+// Tile registers exist (cpuid 7, EDX bits 22 and 24) and Linux lets this process use them: it wants to be asked, because
+// they enlarge the signal frame.
+bool amx_granted() {
+  constexpr unsigned tiles = 1u << 24, bf16 = 1u << 22;
+  constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & tiles) == 0 || (edx & bf16) == 0) return false;
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+#endif
+
 // The compiler's run-time check covers both the processor and the operating system's saving of the registers.
 const std::vector<Level>& all_levels() {
 #if OCTAVO_X86
@@ -21,11 +39,13 @@ const std::vector<Level>& all_levels() {
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   static const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                              __builtin_cpu_supports("avx512vl");
+  static const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
   static const std::vector<Level> levels = {
       {"baseline", &baseline_kernels, true},
       {"avx2", &avx2_kernels, avx2},
       {"avx512", &avx512_kernels, avx512},
-      {"avx512_bf16", &avx512_bf16_kernels, avx512 && __builtin_cpu_supports("avx512bf16")},
+      {"avx512_bf16", &avx512_bf16_kernels, bf16},
+      {"amx", &amx_kernels, bf16 && amx_granted()},
   };
 #else
   static const std::vector<Level> levels = {{"baseline", &baseline_kernels, true}};
