@@ -70,7 +70,8 @@ def _unauthorized(message: str, code: str) -> ApiError:
 
 
 def _tenant(request: Request) -> str:
-    return request.state.gateway.keyring.tenant(request.headers.get("authorization"))
+    keyring: Keyring = request.state.gateway.keyring
+    return keyring.tenant(request.headers.get("authorization"))
 
 
 CurrentTenant = Annotated[str, Depends(_tenant)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import uvicorn
@@ -17,7 +17,7 @@ from octavo_gateway.metrics import MULTIPROCESS_DIR
 from octavo_gateway.settings import GatewaySettings
 
 
-def _option(name: str) -> typer.models.OptionInfo:
+def _option(name: str) -> Any:
     field = GatewaySettings.model_fields[name]
     shown = False if field.default is None else str(field.default)
     return typer.Option(help=field.description, show_default=shown)

@@ -71,7 +71,8 @@ async def index(
 
 async def _own_job(request: Request, job_id: str, tenant: CurrentTenant) -> JobInfo:
     _check_id(job_id)
-    info = await request.state.gateway.client.info(job_id)
+    gateway: Gateway = request.state.gateway
+    info = await gateway.client.info(job_id)
     if info.tenant != tenant:
         raise _not_found(job_id)
     return info

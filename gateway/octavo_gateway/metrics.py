@@ -116,7 +116,7 @@ class Metrics:
         if MULTIPROCESS_DIR not in os.environ:
             return generate_latest(self.registry)
         everybody = CollectorRegistry()
-        MultiProcessCollector(everybody)
+        MultiProcessCollector(everybody)  # type: ignore[no-untyped-call]
         return generate_latest(everybody)
 
 
@@ -158,20 +158,20 @@ class _Snapshot:
 def render_fleet(workers: Iterable[WorkerInfo] | None, queued: Mapping[str, int] | None) -> bytes:
     """The state behind this gateway: workers by their heartbeats, queued jobs by model. None: server unreachable."""
     registry = CollectorRegistry()
-    registry.register(_Snapshot(_fleet(workers, queued)))
+    up = workers is not None and queued is not None
+    registry.register(_Snapshot([_server_up(up), *_queue(queued or {}), *_workers(list(workers or ()))]))
     return generate_latest(registry)
 
 
-def _fleet(workers: Iterable[WorkerInfo] | None, queued: Mapping[str, int] | None) -> Iterable[Metric]:
-    reachable = workers is not None and queued is not None
-    yield GaugeMetricFamily("octavo_server_up", "1 while the Redis server answers.", value=float(reachable))
-    if not reachable:
-        return
+def _server_up(up: bool) -> Metric:
+    return GaugeMetricFamily("octavo_server_up", "1 while the Redis server answers.", value=float(up))
+
+
+def _queue(queued: Mapping[str, int]) -> Iterable[Metric]:
     depth = GaugeMetricFamily("octavo_queue_depth", "Jobs that wait for a worker.", labels=["model_name"])
     for model, count in queued.items():
         depth.add_metric([model], count)
     yield depth
-    yield from _workers(list(workers))
 
 
 def _workers(workers: list[WorkerInfo]) -> Iterable[Metric]:

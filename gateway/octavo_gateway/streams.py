@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import StreamingResponse
@@ -81,7 +81,7 @@ class EventStream(StreamingResponse):
     then belongs into its `finally`.
     """
 
-    def __init__(self, gateway: Gateway, pump: Callable[[Mailbox], Awaitable[None]]) -> None:
+    def __init__(self, gateway: Gateway, pump: Callable[[Mailbox], Coroutine[Any, Any, None]]) -> None:
         self._gateway = gateway
         self._mailbox = Mailbox(gateway.metrics.sse_slow_consumers.inc)
         self._pump = gateway.spawn(pump(self._mailbox))

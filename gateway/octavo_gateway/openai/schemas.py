@@ -198,8 +198,8 @@ class CompletionRequest(GenerationBody):
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """One or more prompts, whichever form was sent."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return (self.prompt,)  # type: ignore[return-value]
-        return self.prompt  # type: ignore[return-value]
+            return (self.prompt,)
+        return self.prompt
 
     def jobs(self) -> list[JobRequest]:
         """One job a prompt. Raises ValidationError."""
