@@ -101,6 +101,7 @@ async def measure(
     received, lags, ended = await asyncio.to_thread(parent.recv)
     wall = ended - started
     after = process.cpu_times()
+    cpu = after.user + after.system - before.user - before.system
     reader.join()
     await feeder.close()
     assert received == appended, f"{received} of {appended} events arrived"
@@ -112,7 +113,8 @@ async def measure(
         "seconds": round(wall, 2),
         "events_per_s": round(received / wall),
         "lag_ms": {name: round(1000 * lags[int(q * (len(lags) - 1))], 1) for name, q in QUANTILES.items()},
-        "gateway_cpu_s": round(after.user + after.system - before.user - before.system, 2),
+        "gateway_cpu_share": round(cpu / wall, 2),
+        "gateway_cpu_us_per_event": round(1e6 * cpu / received, 1),
         "gateway_rss_mib": round(process.memory_info().rss / 2**20),
     }
 

@@ -10,7 +10,8 @@ import pytest
 from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
 from waiting import until
 
-from octavo.models import JobStatus
+from octavo.models import JobStatus, TokenLogprob
+from octavo_gateway.openai.logprobs import CompletionLogprobs
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -275,3 +276,16 @@ async def test_prompts_that_fit_only_in_part_leave_nothing_behind(own_gateway, r
         assert (reply.status_code, reply.json()["error"]["type"]) == (429, "rate_limit_error")
         jobs = (await http.get("/v1/jobs")).json()["data"]
         assert [job["status"] for job in jobs] == ["cancelled", "cancelled"]
+
+
+def test_a_token_in_front_of_the_prompt_has_no_place_in_its_text():
+    """A model's begin token is scored with the prompt, but `echo` shows the text that was sent."""
+    tokens = [
+        TokenLogprob(token_id=i, token=token, logprob=None if i == 0 else -1.0)
+        for i, token in enumerate([b"<|begin|>", b"T", b"\xc3", b"\xa9"])
+    ]
+    logprobs = CompletionLogprobs()
+    logprobs.add_prompt(tokens, "Té")
+    found = logprobs.take()
+    assert found["text_offset"] == [0, 0, 1, 1]
+    assert found["tokens"] == ["<|begin|>", "T", r"bytes:\xc3", r"bytes:\xa9"]

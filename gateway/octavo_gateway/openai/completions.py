@@ -62,7 +62,7 @@ def _choice_json(
     echoed = _echo(body, prompt_index, end)
     logprobs = CompletionLogprobs()
     if body.echo and end is not None and end.prompt_logprobs is not None:
-        logprobs.add_prompt(end.prompt_logprobs)
+        logprobs.add_prompt(end.prompt_logprobs, echoed)
     else:
         logprobs.skip(len(echoed))
     for chunk in parts:

@@ -30,11 +30,15 @@ class CompletionLogprobs:
         self._top: list[dict[str, float | None] | None] = []
         self._offsets: list[int] = []
 
-    def add_prompt(self, tokens: Sequence[TokenLogprob]) -> None:
-        """The echoed prompt, at the start of the text."""
+    def add_prompt(self, tokens: Sequence[TokenLogprob], text: str) -> None:
+        """The prompt, echoed as `text`. Special tokens that the worker put in front are listed, but take no room."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for item in tokens:
-            self._add(item, len(decoder.decode(item.token)))
+        widths = [len(decoder.decode(item.token)) for item in tokens]
+        hidden = sum(widths) - len(text)
+        for item, width in zip(tokens, widths, strict=True):
+            covered = min(width, max(hidden, 0))
+            hidden -= covered
+            self._add(item, width - covered)
 
     def add(self, chunk: Chunk) -> None:
         for item, text in zip(chunk.logprobs or (), chunk.texts, strict=False):
