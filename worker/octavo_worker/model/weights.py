@@ -304,7 +304,7 @@ class _Loader:
 def _no_safetensors(folder: Path) -> str:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         return (
-            f"{folder} holds pickled weights (.bin), which can run code when loaded; convert them to .safetensors once: "
+            f"{folder} holds pickled weights (.bin), which can run code when loaded. Convert them once: "
             "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, safe_serialization=True)."
         )
     return f"{folder} holds no .safetensors weights. To run with random weights give --load-format dummy."
