@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,8 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
 
-out = Console(highlight=False, soft_wrap=True)
+_PIPE_WIDTH = 200  # a pipe has no width of its own: nothing is cut off there
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 RedisUrl = Annotated[

@@ -14,7 +14,7 @@ from octavo.cli.service import Plan, Service, free_port, is_free, service
 from octavo.client import AsyncClient
 
 _PROMPTS = ("ROMEO:\nO, speak again,", "KING RICHARD III:\nNow is the", "First Witch:\nWhen shall we")
-_MAX_TOKENS = 600
+_MAX_TOKENS = 400
 _KILL_AFTER = 60  # tokens of the answer whose worker is killed
 _LEASE_S = 2.0
 _PORT = 8000
@@ -50,7 +50,7 @@ async def _show(running: Service) -> bool:
                 group.create_task(answer.follow(screen.changed))
             killed = group.create_task(_kill_in_mid_answer(client, running, answers, screen))
             group.create_task(screen.draw())
-        return await _report(client, answers, killed.result())
+        return await _report(client, running, answers, killed.result())
 
 
 async def _submit(client: AsyncClient, prompt: str, seed: int) -> Answer:
@@ -75,8 +75,9 @@ async def _kill_in_mid_answer(
     return cut
 
 
-async def _report(client: AsyncClient, answers: list[Answer], cut: dict[str, int]) -> bool:
+async def _report(client: AsyncClient, running: Service, answers: list[Answer], cut: dict[str, int]) -> bool:
     """Say what happened to every answer, and compare it with a run that nobody disturbed."""
+    names = {worker.id: running.name_of(worker.pid) for worker in await client.workers()}
     whole = bool(cut)
     out.print()
     for answer in answers:
@@ -88,8 +89,8 @@ async def _report(client: AsyncClient, answers: list[Answer], cut: dict[str, int
         marks = f"{'no gap, no repeat' if gapless else 'NOT GAPLESS'}, {'identical to' if same else 'DIFFERENT FROM'}"
         line = f"{answer.speaker:>17}: {tokens} tokens, {marks} an undisturbed run"
         if answer.job.id in cut:
-            worker = (await answer.job.info()).worker
-            line += f"; cut at token {cut[answer.job.id]}, {worker} went on {answer.longest_wait_s:.1f} s later"
+            heir = names.get((await answer.job.info()).worker or "", "nobody")
+            line += f"; cut at token {cut[answer.job.id]}, {heir} went on {answer.longest_wait_s:.1f} s later"
         out.print(line, style="green" if same and gapless else "bold red")
     if not cut:
         out.print("no answer was running on the worker when it was killed", style="bold red")

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 from redis.exceptions import RedisError
 from rich.markup import escape
-from rich.table import Table
 
 from octavo import local
 from octavo.cli.console import AsJson, RedisUrl, out, print_json
@@ -23,6 +22,7 @@ from octavo.connection import connect_sync, default_url, redacted
 
 _LEAST_SERVER = (7, 0)
 _LEAST_DISK_GB = 2
+_MARKS = {"ok": "[green]ok[/]", "warning": "[yellow] ?[/]", "error": "[red]no[/]"}
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,12 @@ def doctor(
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
     else:
-        out.print(_table(findings))
+        for finding in findings:
+            out.print(f"{_MARKS[finding.state]} {finding.name:<8} {escape(finding.found)}")
+            if finding.next_step:
+                out.print(f"            next: {escape(finding.next_step)}")
     if any(finding.state == "error" for finding in findings):
         raise typer.Exit(1)
-
-
-def _table(findings: list[Finding]) -> Table:
-    table = Table("", "", box=None, pad_edge=False)
-    for name in ("found", "next step"):
-        table.add_column(name, overflow="fold")
-    marks = {"ok": "[green]ok[/]", "warning": "[yellow]?[/]", "error": "[red]no[/]"}
-    for finding in findings:
-        table.add_row(marks[finding.state], finding.name, escape(finding.found), escape(finding.next_step))
-    return table
 
 
 def _guard(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
@@ -100,8 +93,8 @@ def _kernels() -> list[Finding]:
     if importlib.util.find_spec("octavo_kernels") is None:
         step = "only workers need them: pip install ./kernels (needs a C++ compiler and Python.h)"
         return [Finding("kernels", "warning", "not installed", step)]
-    describe = getattr(importlib.import_module("octavo_kernels"), "cpu_isa", None)
-    return [Finding("kernels", "ok", f"built, instructions: {describe()}" if describe else "built")]
+    level = importlib.import_module("octavo_kernels._cpu").level()
+    return [Finding("kernels", "ok", f"built; CPU instructions in use: {level}")]
 
 
 def _redis(url: str) -> Finding:

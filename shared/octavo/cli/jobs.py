@@ -45,7 +45,10 @@ def ls(
     if as_json:
         print_json({"jobs": found})
         return
-    table = Table("id", "status", "model", "tenant", "priority", "tokens", "created", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("id", no_wrap=True, min_width=30)
+    for name in ("status", "model", "tenant", "priority", "tokens", "created"):
+        table.add_column(name)
     for job in found:
         state = f"[{_COLOURS[job.status]}]{job.status}[/]"
         created = datetime.fromtimestamp(job.created_at).isoformat(" ", "seconds")

@@ -59,7 +59,7 @@ class Service:
         self.plan = plan
         self.redis_url = redis_url
         self._events: queue.SimpleQueue[Child] = queue.SimpleQueue()
-        shared = {"REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1", **plan.environment}
+        shared = {"REDIS_URL": redis_url, "OCTAVO_REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1", **plan.environment}
         gateway = {"OCTAVO_HOST": plan.host, "OCTAVO_PORT": str(plan.port)}
         worker = {"OCTAVO_MODEL": plan.model, "OCTAVO_THREADS": str(_threads(plan.workers))}
         python = [sys.executable, "-m"]
@@ -92,6 +92,10 @@ class Service:
     def _ready(self) -> bool:
         pids = {worker.pid for worker in asyncio.run(live_workers(self.redis_url))}
         return all(child.pid in pids for child in self.workers) and _answers(f"{self.plan.api_url}/readyz")
+
+    def name_of(self, pid: int) -> str:
+        """Name of the child with this process id, or the id itself."""
+        return next((child.name for child in self.children if child.pid == pid), f"process {pid}")
 
     def supervise(self, log: Console) -> None:
         """Start again whatever ends. Returns never: KeyboardInterrupt ends it."""

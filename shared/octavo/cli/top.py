@@ -111,13 +111,15 @@ def _screen(snapshot: Snapshot) -> RenderableType:
     queue = Table("model", "queued", box=None, pad_edge=False)
     for model, waiting in sorted(snapshot.queued.items()):
         queue.add_row(model, str(waiting))
-    columns = ("worker", "model", "host", "pid", "running", "waiting", "KV", "", "cached", "preempted", "tokens/s")
-    table = Table(*columns, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("worker", no_wrap=True)
+    for name in ("model", "running", "waiting", "KV", "", "cached", "preempted", "tokens/s"):
+        table.add_column(name)
     for load in snapshot.workers:
         bar = ProgressBar(total=1.0, completed=load.kv_used, width=12)
         kv, cached = f"{load.kv_used:.0%}", f"{load.kv_cached:.0%}"
         table.add_row(
-            load.id, load.model, load.host, str(load.pid), str(load.running), str(load.waiting), kv, bar, cached,
+            load.id, load.model, str(load.running), str(load.waiting), kv, bar, cached,
             str(load.preemptions), f"{load.tokens_per_s:.0f}",
         )  # fmt: skip
     total = Text(f"{len(snapshot.workers)} workers, {snapshot.tokens_per_s:.0f} tokens/s", style="bold")

@@ -1,0 +1,186 @@
+"""The octavo command against a real service with two workers on the bundled model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_driver import Cli
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 30) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.05)
+    return value
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_run_streams_the_answer_that_the_result_holds(cli: Cli) -> None:
+    text = cli("run", "ROMEO:", "--seed", "7", "--max-tokens", "24")
+    result = cli.json("run", "ROMEO:", "--seed", "7", "--max-tokens", "24")
+    assert result["status"] == "completed"
+    assert text == result["sequences"][0]["text"] + "\n"
+    assert len(result["sequences"][0]["token_ids"]) == 24
+
+
+def test_run_chat_ends_with_the_end_of_turn(cli: Cli) -> None:
+    result = cli.json("run", "Who art thou?", "--system", "JULIET", "--seed", "1", "--max-tokens", "400")
+    assert result["sequences"][0]["finish_reason"] == "stop"
+    assert "<|" not in result["sequences"][0]["text"]
+
+
+def test_run_shows_several_answers_one_after_the_other(cli: Cli) -> None:
+    text = cli("run", "ROMEO:", "--n", "2", "--seed", "1", "--max-tokens", "8")
+    assert text.index("--- 0\n") < text.index("--- 1\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("run", "x", "--model", "nosuch"), 1, "known models: demo"),
+        (("run", "x", "--temperature", "9"), 1, "temperature"),
+        (("run", ""), 1, "prompt is empty"),
+        (("jobs", "show", "nonsense"), 1, "not a job id"),
+        (("run", "x", "--redis-url", "redis://:secret@127.0.0.1:1"), 3, "octavo up"),
+        (("nosuch",), 2, "No such command"),
+    ],
+)
+def test_errors_say_what_to_do_next(cli: Cli, arguments: tuple[str, ...], code: int, words: str) -> None:
+    said = cli(*arguments, code=code)
+    assert words in said
+    assert "Traceback" not in said
+    assert "secret" not in said
+
+
+def test_jobs_are_listed_shown_followed_from_any_offset_and_cancelled(cli: Cli) -> None:
+    result = cli.json("run", "ROMEO:", "--seed", "3", "--max-tokens", "20")
+    listed = cli.json("jobs", "ls", "--limit", "1")["jobs"]
+    assert [job["id"] for job in listed] == [result["id"]]
+    assert result["id"] in cli("jobs", "ls")
+    assert cli.json("jobs", "show", result["id"])["tokens"] == 20
+    events = [json.loads(line) for line in cli("jobs", "tail", result["id"], "--after", "8", "--json").splitlines()]
+    tokens = [token for event in events if event["chunk"] for token in event["chunk"]["token_ids"]]
+    assert tokens == result["sequences"][0]["token_ids"][8:]
+    assert events[-1]["end"]["status"] == "completed"
+    assert cli.json("jobs", "cancel", result["id"])["status"] == "completed"
+
+
+def test_interrupting_run_cancels_the_job(cli: Cli) -> None:
+    process = cli.start("run", "ROMEO:", "--max-tokens", "1000")
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    job_id = cli.json("jobs", "ls", "--limit", "1")["jobs"][0]["id"]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    eventually(lambda: cli.json("jobs", "show", job_id)["status"] == "cancelled")
+
+
+def test_top_and_workers_count_what_the_workers_do(cli: Cli) -> None:
+    workers = cli.json("workers")["workers"]
+    snapshot = cli.json("top", "--once", "--interval", "0.2")
+    assert sorted(load["id"] for load in snapshot["workers"]) == sorted(worker["id"] for worker in workers)
+    assert len(workers) == 2
+    assert snapshot["queued"] == {"demo": 0}
+    assert "2 workers" in cli("top", "--once", "--interval", "0.2")
+    assert "no live worker" in cli("workers", "--host", "elsewhere", code=1)
+
+
+def test_doctor_finds_nothing_to_repair_here(cli: Cli) -> None:
+    findings = {finding["name"]: finding for finding in cli.json("doctor")["findings"]}
+    assert {"python", "torch", "gpu", "kernels", "redis", "model", "disk"} <= findings.keys()
+    assert findings["kernels"]["state"] == "ok"
+    assert "in use" in findings["kernels"]["found"]
+
+
+def test_doctor_names_the_next_step_when_there_is_no_server(cli: Cli) -> None:
+    findings = cli.json("doctor", "--redis-url", "redis://:secret@127.0.0.1:1", code=1)["findings"]
+    (redis,) = [finding for finding in findings if finding["name"] == "redis"]
+    assert redis["state"] == "error"
+    assert "octavo up" in redis["next_step"]
+    assert "secret" not in json.dumps(findings)
+
+
+def test_batch_answers_both_kinds_of_lines_and_reports_bad_ones(cli: Cli, tmp_path: Path) -> None:
+    chat = {"model": "demo", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hail!"}]}]}
+    lines = [
+        {"prompt": "ROMEO:", "max_tokens": 8, "seed": 1},
+        {
+            "custom_id": "c",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {**chat, "max_completion_tokens": 8},
+        },
+        {
+            "custom_id": "d",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": "demo", "prompt": "A", "n": 2},
+        },
+        {"custom_id": "bad", "prompt": "x", "temperature": 99},
+        {"custom_id": "unknown", "prompt": "x", "colour": "red"},
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join([*map(json.dumps, lines), "not json", ""]))
+    summary = cli.json("batch", "run", str(source), str(target), code=1)
+    assert summary == {"lines": 6, "skipped": 0, "failed": 3}
+    answers = {answer["custom_id"]: answer for answer in read_jsonl(target)}
+    assert answers.keys() == {"line-1", "c", "d", "bad", "unknown", "line-6"}
+    assert answers["line-1"]["response"]["body"]["usage"]["completion_tokens"] == 8
+    assert answers["c"]["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
+    assert [choice["index"] for choice in answers["d"]["response"]["body"]["choices"]] == [0, 1]
+    assert answers["bad"]["response"] is None
+    assert answers["bad"]["error"]["param"] == "temperature"
+    assert "colour" in json.dumps(answers["unknown"]["error"])
+
+
+def test_a_batch_killed_in_the_middle_goes_on_and_generates_nothing_twice(cli: Cli, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"custom_id": f"n{i}", "prompt": f"Line {i}", "max_tokens": 40, "ignore_eos": True} for i in range(60)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ("batch", "run", str(source), str(target), "--window", "6", "--tenant", "batch-test")
+    process = cli.start(*command)
+    eventually(lambda: target.exists() and len(target.read_text().splitlines()) >= 8)
+    process.kill()
+    process.communicate()
+    before = {answer["custom_id"]: answer for answer in map(json.loads, target.read_text().splitlines()[:8])}
+    with target.open("a") as output:
+        output.write('{"custom_id": "n59", "respo')  # a torn line, as a crash leaves it
+    cli(*command)
+    answers = read_jsonl(target)
+    assert sorted(answer["custom_id"] for answer in answers) == sorted(line["custom_id"] for line in lines)
+    assert all(answer["response"]["body"]["usage"]["completion_tokens"] == 40 for answer in answers)
+    assert before.items() <= {answer["custom_id"]: answer for answer in answers}.items()
+    assert len(cli.json("jobs", "ls", "--tenant", "batch-test", "--limit", "1000")["jobs"]) == 60
+    assert cli.json(*command) == {"lines": 60, "skipped": 60, "failed": 0}
+
+
+def test_a_repeated_custom_id_is_refused_before_anything_runs(cli: Cli, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"custom_id": "a", "prompt": "x"}\n{"custom_id": "a", "prompt": "y"}\n')
+    assert "'a' stands on several lines" in cli("batch", "run", str(source), str(target), code=1)
+    assert not target.exists()
+
+
+def test_up_refuses_a_second_instance(cli: Cli) -> None:
+    assert "already up" in cli("up", code=1)
+
+
+def test_up_starts_a_killed_worker_again(cli: Cli) -> None:
+    victim = cli.json("workers")["workers"][0]
+    os.kill(victim["pid"], signal.SIGKILL)
+    eventually(lambda: victim["id"] not in [worker["id"] for worker in cli.json("workers")["workers"]])
+    eventually(lambda: len(cli.json("workers")["workers"]) == 2)

@@ -1,0 +1,82 @@
+"""The octavo command as people run it: processes of their own, a state directory of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Cli:
+    """Runs `octavo ...` against the service whose state lies in `state_dir`."""
+
+    state_dir: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "OCTAVO_REDIS_URL")}
+        return kept | {"OCTAVO_STATE_DIR": str(self.state_dir), "OCTAVO_LEASE": "1"}
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", "from octavo.cli import main; main()", *arguments]
+        return subprocess.Popen(
+            command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def __call__(self, *arguments: str, code: int = 0, timeout: float = 60) -> str:
+        """Standard output. Fails unless the exit code is `code`."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=timeout)
+        assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
+        return out if code == 0 else out + err
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        process = self.start(*arguments, "--json")
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
+        return json.loads(out)
+
+
+@dataclass(frozen=True)
+class Up:
+    """A running `octavo up`."""
+
+    cli: Cli
+    process: subprocess.Popen[str]
+    port: int
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+
+def start_up(cli: Cli, workers: int = 2) -> Up:
+    """`octavo up`, ready for jobs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = cli.start("up", "--port", str(port), "--workers", str(workers), start_new_session=True)
+    deadline = time.monotonic() + 90
+    while not (cli.state_dir / "up.json").exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"octavo up did not start:\n{process.communicate()}")
+        time.sleep(0.1)
+    return Up(cli, process, port)
