@@ -26,7 +26,8 @@ def demo() -> None:
     Stays up on a terminal until Ctrl-C; where there is none it exits with 0, or with 1 if a stream was not whole.
     """
     port = _PORT if is_free("127.0.0.1", _PORT) else free_port()
-    plan = Plan("demo", 2, "127.0.0.1", port, None, {"OCTAVO_LEASE": str(_LEASE_S), "OCTAVO_LOG_LEVEL": "warning"})
+    environment = {"OCTAVO_LEASE": str(_LEASE_S), "OCTAVO_LOG_LEVEL": "warning", "OCTAVO_DTYPE": "float32"}
+    plan = Plan("demo", 2, "127.0.0.1", port, None, environment)
     out.print("[bold]octavo demo[/]: starting a server, a gateway and two workers ...")
     started = time.monotonic()
     try:
