@@ -55,9 +55,13 @@ class JobFailed(OctavoError):
 
     code = "job_failed"
 
-    def __init__(self, message: str, *, status: str, code: str | None = None, param: str | None = None) -> None:
+    def __init__(self, message: str, status: str = "failed", code: str | None = None, param: str | None = None) -> None:
         super().__init__(message, code=code, param=param)
         self.status = status
+        self.args = (message, status, code, param)  # pickle and result backends rebuild exceptions from these
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class ServerUnavailable(OctavoError):

@@ -1,0 +1,25 @@
+"""A Celery application as a user would write it. Environment: TEST_REDIS, the server's address without database."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery
+
+server = os.environ["TEST_REDIS"]
+app = Celery("shop", broker=f"{server}/1", backend=f"{server}/2", include=["octavo.celery"])
+app.conf.update(
+    octavo_url=f"{server}/0",
+    task_serializer="json",
+    result_serializer="json",
+    accept_content=["json"],
+    worker_prefetch_multiplier=1,
+    broker_connection_retry_on_startup=True,
+    worker_hijack_root_logger=False,
+)
+
+
+@app.task
+def lengths(results: list[dict[str, Any]]) -> list[int]:
+    return [len(result["token_ids"]) for result in results]
