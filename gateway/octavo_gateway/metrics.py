@@ -121,28 +121,28 @@ class Metrics:
 
 
 class TokenClock:
-    """Times the tokens of one OpenAI-style request."""
+    """Times the tokens of one OpenAI-style request, from its making on."""
 
     def __init__(self, metrics: Metrics, model: str, sequences: int) -> None:
-        self._started = self._last = monotonic()
+        self._metrics = metrics
+        self._model = model
         self._sequences = sequences
-        self._first = True
-        self._time_to_first_token = metrics.time_to_first_token.labels(model)
-        self._inter_token_latency = metrics.inter_token_latency.labels(model)
-        self._request_latency = metrics.request_latency.labels(model)
+        self._started = self._last = monotonic()
+        self._inter_token_latency: Histogram | None = None
 
     def tokens(self, count: int) -> None:
         """`count` tokens of one sequence arrived now."""
         now = monotonic()
-        if self._first:
-            self._first = False
-            self._time_to_first_token.observe(now - self._started)
+        if self._inter_token_latency is None:  # labels only now: a refused request may name any model
+            self._inter_token_latency = self._metrics.inter_token_latency.labels(self._model)
+            self._metrics.time_to_first_token.labels(self._model).observe(now - self._started)
         elif count:
             self._inter_token_latency.observe((now - self._last) * self._sequences / count)
         self._last = now
 
     def end(self) -> None:
-        self._request_latency.observe(monotonic() - self._started)
+        """All sequences are complete."""
+        self._metrics.request_latency.labels(self._model).observe(monotonic() - self._started)
 
 
 class _Snapshot:

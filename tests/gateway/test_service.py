@@ -18,6 +18,7 @@ from scripted_worker import MODEL, ScriptedWorker, whole_text
 from sse import read_events
 from waiting import until
 
+from octavo import AsyncClient
 from octavo.server import EmbeddedServer
 from octavo_gateway.auth import Keyring
 
@@ -133,9 +134,11 @@ async def test_metrics_have_bounded_labels(http):
     for name in range(3):
         await http.get(f"/v1/jobs/nothing{name}")
         await http.get(f"/nowhere/{name}")
+        await http.post("/v1/completions", json={"model": f"invented{name}", "prompt": "x"})
     text = (await http.get("/metrics")).text
     assert "nothing" not in text
     assert "nowhere" not in text
+    assert "invented" not in text
 
 
 async def test_pages_need_nothing_from_elsewhere(http):
@@ -165,6 +168,18 @@ async def test_request_ids_come_back(http):
     assert re.fullmatch(r"[0-9a-f]{32}", made)
     spoilt = (await http.get("/v1/nothing", headers={"X-Request-Id": "a b\tc"})).headers["x-request-id"]
     assert re.fullmatch(r"[0-9a-f]{32}", spoilt)
+
+
+async def test_a_bug_is_a_500_in_the_same_shape(http, monkeypatch):
+    async def broken(self):
+        raise RuntimeError("a secret detail")
+
+    monkeypatch.setattr(AsyncClient, "models", broken)
+    reply = await http.get("/v1/models", headers={"X-Request-Id": "abc-2"})
+    assert reply.status_code == 500
+    assert reply.json()["error"]["code"] == "internal_error"
+    assert reply.headers["x-request-id"] == "abc-2"
+    assert "secret" not in reply.text
 
 
 # A server that is not there
@@ -236,12 +251,17 @@ class Process:
         return await asyncio.to_thread(self.process.wait, seconds)
 
 
-async def test_sigterm_ends_job_streams_between_two_events(redis_url, tmp_path):
+async def test_sigterm_ends_job_streams_between_two_events_and_lets_requests_finish(redis_url, tmp_path):
     gateway = Process(redis_url, tmp_path / "log")
     try:
         url = await gateway.url()
-        async with ScriptedWorker(redis_url, hold_after=2), httpx.AsyncClient(base_url=url, timeout=10) as http:
+        async with (
+            ScriptedWorker(redis_url, hold_after=2) as worker,
+            httpx.AsyncClient(base_url=url, timeout=10) as http,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as ai,
+        ):
             job = (await until(lambda: _submitted(http))).json()
+            completion = await ai.completions.create(**HELLO, stream=True)
             events = []
             async with http.stream("GET", job["links"]["stream"]) as response:
                 async for event in read_events(response):
@@ -249,6 +269,8 @@ async def test_sigterm_ends_job_streams_between_two_events(redis_url, tmp_path):
                     if event.id == "2":
                         gateway.process.send_signal(signal.SIGTERM)
             assert [event.id for event in events if event.event] == ["1", "2"]  # whole, and without an end
+            worker.go.set()
+            assert "".join([chunk.choices[0].text async for chunk in completion]) == whole_text(3)
         await gateway.stop()
         lines = gateway.lines()
         posted = next(line for line in lines if line.get("method") == "POST" and line["status"] == 202)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from octavo import AsyncJob
-from octavo.errors import OctavoError
+from octavo.errors import JobNotFound, OctavoError, ServerUnavailable
 from octavo.models import Chunk, JobRequest, JobStatus, Terminal, Usage
 from octavo_gateway.errors import of_job
 from octavo_gateway.metrics import TokenClock
@@ -90,7 +90,6 @@ class Generation:
     async def _cancel(self) -> None:
         while self._open:
             job_id = self._open.pop()
-            try:
+            # Without the server, or without the job, there is nothing to stop: whoever waited is gone all the same.
+            with suppress(JobNotFound, ServerUnavailable):
                 await self._gateway.client.cancel(job_id)
-            except OctavoError:
-                return  # the server is gone, and so is whoever waited; the jobs run to their end
