@@ -1,0 +1,128 @@
+"""The engine beside its peers on a CPU, interleaved in one run.
+
+usage: python benchmarks/cpu_engine.py [--models smollm-135m,qwen3-0.6b] [--workloads ...] [--rounds 3] [--out FILE]
+
+Each engine is one resident process; every round runs each engine once on each workload, so a drift of the machine's
+speed hits all alike. Weights are random and of the same shape for all. Figures are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from octavo_worker.bench.report import report, write
+from octavo_worker.bench.shapes import write_shape
+from octavo_worker.bench.workloads import CPU_LENGTHS
+
+HERE = Path(__file__).parent
+ENGINES = {
+    "octavo": ["peers/octavo_engine.py"],
+    "hf-generate": ["peers/hf_generate.py"],
+    "hf-generate_batch": ["peers/hf_batch.py"],
+    "llama.cpp": ["peers/llamacpp.py"],
+}
+
+
+class Peer:
+    """One engine's process."""
+
+    def __init__(self, name: str, script: list[str], model: Path, threads: int) -> None:
+        self.name = name
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / script[0]), str(model), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._answer()
+
+    def _answer(self) -> dict[str, object]:
+        while True:
+            line = self._process.stdout.readline()
+            if not line:
+                raise SystemExit(f"{self.name} ended with status {self._process.wait()}")
+            if line.startswith("{"):
+                return json.loads(line)
+
+    def seconds(self, workload: str) -> float:
+        self._process.stdin.write(workload + "\n")
+        self._process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+def materialise(shape: str, folder: Path) -> Path:
+    """A model folder with seeded random bf16 weights, as every peer can load it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    target = write_shape(shape, folder)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(target), dtype=torch.bfloat16)
+    model.save_pretrained(target)
+    return target
+
+
+def compare(shape: str, folder: Path, names: list[str], workloads: list[str], rounds: int, threads: int) -> list[dict]:
+    peers = [Peer(name, ENGINES[name], folder, threads) for name in names]
+    rows = []
+    for workload in workloads:
+        lengths = CPU_LENGTHS[workload]()
+        generated, prompt = sum(o for _, o in lengths), sum(i for i, _ in lengths)
+        seconds: dict[str, list[float]] = {peer.name: [] for peer in peers}
+        for _ in range(rounds):
+            for peer in peers:
+                seconds[peer.name].append(peer.seconds(workload))
+        medians = {name: statistics.median(values) for name, values in seconds.items()}
+        tokens = prompt + generated if workload == "prefill" else generated
+        row = {
+            "model": shape,
+            "workload": workload,
+            "unit": "total tokens/s" if workload == "prefill" else "output tokens/s",
+            "tokens_per_s": {name: round(tokens / value, 1) for name, value in medians.items()},
+            "seconds": {name: [round(v, 3) for v in values] for name, values in seconds.items()},
+        }
+        others = {name: value for name, value in medians.items() if name != "octavo"}
+        if others and "octavo" in medians:
+            best = min(others, key=others.__getitem__)
+            row["best_peer"], row["ratio_to_best"] = best, round(others[best] / medians["octavo"], 2)
+        rows.append(row)
+        print(json.dumps({k: v for k, v in row.items() if k != "seconds"}), flush=True)
+    for peer in peers:
+        peer.close()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="smollm-135m,qwen3-0.6b")
+    parser.add_argument("--workloads", default=",".join(CPU_LENGTHS))
+    parser.add_argument("--engines", default="octavo,hf-generate,hf-generate_batch")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "cpu-engine.json")
+    options = parser.parse_args()
+    rows: list[dict] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in options.models.split(","):
+            model = materialise(shape, Path(folder))
+            rows += compare(
+                shape, model, options.engines.split(","), options.workloads.split(","), options.rounds, options.threads
+            )
+            write(report("cpu-engine", rows, threads=options.threads, rounds=options.rounds), options.out)
+
+
+if __name__ == "__main__":
+    main()

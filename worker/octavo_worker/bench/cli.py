@@ -1,0 +1,1 @@
+"""`octavo bench`: figures as JSON, a table for people."""

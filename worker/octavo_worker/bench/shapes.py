@@ -1,0 +1,94 @@
+"""Public model shapes as configurations: benchmarks fill them with random weights, so nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_QWEN3 = {k: v for k, v in _LLAMA.items() if k != "mlp_bias"} | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 28,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "rope_theta": 1e6,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm-135m": _LLAMA
+    | {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "num_hidden_layers": 30,
+        "head_dim": 64,
+        "vocab_size": 49_152,
+        "max_position_embeddings": 2048,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-0.6b": _QWEN3,
+    "llama-8b": _LLAMA
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "head_dim": 128,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+    },
+    "llama-13b": _LLAMA
+    | {
+        "hidden_size": 5120,
+        "intermediate_size": 13_824,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 40,
+        "num_hidden_layers": 40,
+        "head_dim": 128,
+        "vocab_size": 32_000,
+        "max_position_embeddings": 16_384,
+        "rope_theta": 10_000.0,
+    },
+}
+
+
+def write_shape(name: str, folder: Path) -> Path:
+    """Write `folder/name/config.json` and return its folder. Raises ValueError for an unknown name."""
+    if name not in SHAPES:
+        raise ValueError(f"unknown shape {name!r}: known are {', '.join(SHAPES)}; or give a model folder")
+    target = folder / name
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "config.json").write_text(json.dumps(SHAPES[name], indent=1))
+    return target
+
+
+def weight_bytes_per_step(config: dict[str, Any]) -> int:
+    """Bytes of bf16 weights that one decode step must read: every matrix once, the embedding table not (only rows)."""
+    hidden, layers, head_dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    layer = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * config["intermediate_size"]
+    return 2 * (layers * layer + hidden * config["vocab_size"])
