@@ -1,0 +1,98 @@
+"""The engine alone: scheduler and runner in one process, no agent, no queue."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from octavo_worker.bench.report import percentile
+from octavo_worker.bench.workloads import Work
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.plan import ModelRunner
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
+
+
+@dataclass
+class Timing:
+    """What one run of a workload showed. Times in seconds since the first request was added."""
+
+    seconds: float = 0.0
+    generated: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    first_token: list[float] = field(default_factory=list)
+    between_tokens: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, float]:
+        """Percentiles in milliseconds."""
+        return {
+            "ttft_p50_ms": round(1e3 * percentile(self.first_token, 0.5), 2),
+            "ttft_p99_ms": round(1e3 * percentile(self.first_token, 0.99), 2),
+            "itl_p50_ms": round(1e3 * percentile(self.between_tokens, 0.5), 2),
+            "itl_p99_ms": round(1e3 * percentile(self.between_tokens, 0.99), 2),
+        }
+
+
+class EngineBench:
+    """One loaded model; every run gets a fresh scheduler, so no prefix survives from the run before."""
+
+    def __init__(self, runner: ModelRunner, options: ModelOptions) -> None:
+        self._runner = runner
+        self._options = options
+
+    @property
+    def vocab_size(self) -> int:
+        return self._runner.vocab_size
+
+    def run(self, work: list[Work], *, interval_s: float = 0.0) -> Timing:
+        """Generate everything, greedily and ignoring end of sequence. Requests arrive `interval_s` apart."""
+        scheduler = Scheduler(
+            num_blocks=self._runner.num_blocks,
+            block_size=self._runner.block_size,
+            max_model_len=self._runner.max_model_len,
+            vocab_size=self._runner.vocab_size,
+            token_budget=self._options.token_budget,
+            max_running=self._options.max_running,
+        )
+        timing, started, last = Timing(), time.perf_counter(), {}
+        arrivals = [(index * interval_s, _request(index, w)) for index, w in enumerate(work)]
+        arrived = dict.fromkeys((request.id for _, request in arrivals), 0.0)
+        while arrivals or scheduler.has_requests:
+            now = time.perf_counter() - started
+            while arrivals and arrivals[0][0] <= now:
+                due, request = arrivals.pop(0)
+                arrived[request.id] = due
+                scheduler.add(request)
+            if not scheduler.has_requests:
+                time.sleep(max(0.0, arrivals[0][0] - now))
+                continue
+            self._step(scheduler, timing, started, arrived, last)
+        timing.seconds = time.perf_counter() - started
+        timing.preemptions = scheduler.stats().preemptions
+        return timing
+
+    def _step(
+        self, scheduler: Scheduler, timing: Timing, started: float, arrived: dict[str, float], last: dict[str, float]
+    ) -> None:
+        plan = scheduler.plan()
+        if plan is None:
+            raise RuntimeError("requests are left, but no step could be planned for them")
+        scheduler.commit(plan, self._runner.execute(plan))
+        output = scheduler.take_output()
+        if output.failed:
+            raise RuntimeError(f"a benchmark request failed: {output.failed[0].message}")
+        now = time.perf_counter() - started
+        timing.steps += 1
+        timing.generated += len(output.tokens)
+        for token in output.tokens:
+            if token.id in last:
+                timing.between_tokens.append(now - last[token.id])
+            else:
+                timing.first_token.append(now - arrived[token.id])
+            last[token.id] = now
+
+
+def _request(index: int, work: Work) -> AddRequest:
+    sampling = EngineSampling(seed=index, max_tokens=work.max_tokens, temperature=0.0)
+    return AddRequest(id=str(index), prompt=work.prompt, sequences=[SequenceInput(0)], sampling=sampling)
