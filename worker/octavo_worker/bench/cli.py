@@ -36,7 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON 
 @contextmanager
 def _options(model: str, threads: int | None, max_model_len: int) -> Iterator[ModelOptions]:
     with tempfile.TemporaryDirectory() as folder:
-        path = write_shape(model, Path(folder)) if model in SHAPES else Path(model)
+        path = write_shape(model, Path(folder)) if model in SHAPES else model_folder(model)
         yield ModelOptions(
             model=str(path),
             load_format="dummy" if model in SHAPES else "auto",
