@@ -6,11 +6,11 @@ import itertools
 import sys
 
 import torch
-from peers.base import serve
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from octavo_worker.bench.workloads import Work
+from peers.base import serve
 
 PAGE = 256
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 
 import torch
-from peers.base import serve
 from transformers import AutoModelForCausalLM
 
 from octavo_worker.bench.workloads import Work
+from peers.base import serve
 
 torch.set_num_threads(int(sys.argv[2]))
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()

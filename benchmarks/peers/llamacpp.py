@@ -17,10 +17,10 @@ import gguf
 import llama_cpp
 import numpy as np
 import torch
-from peers.base import serve
 from safetensors import safe_open
 
 from octavo_worker.bench.workloads import Work
+from peers.base import serve
 
 BATCH = 2048
 NAMES = {

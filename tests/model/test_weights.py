@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from octavo_worker.model.config import decoder_config
 from octavo_worker.model.errors import CheckpointError
-from octavo_worker.model.weights import Checkpoint, DecoderWeights, RandomWeights, load_weights, resolve
+from octavo_worker.model.weights import Checkpoint, DecoderWeights, RandomWeights, load_weights
 
 SMALL = {
     "vocab_size": 50,
@@ -163,14 +163,3 @@ def test_dummy_weights_depend_on_the_seed_alone() -> None:
 
     assert torch.equal(head(1), head(1))
     assert not torch.equal(head(1), head(2))
-
-
-def test_a_name_that_is_no_folder_and_no_hub_id_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="neither a folder nor a hub id"):
-        resolve("./no-such-folder")
-
-
-def test_an_unreachable_hub_is_reported_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="Give a local folder"):
-        resolve("nobody/no-such-model")

@@ -28,10 +28,10 @@ from octavo.protocol import Cell, run
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.claimer import Claimer
-from octavo_worker.agent.files import ModelNotFound, model_folder, served_name
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.tokens import Prompts
 from octavo_worker.engine.options import ModelOptions
+from octavo_worker.files import ModelNotFound, model_folder, served_name
 from octavo_worker.messages import Ready, Shutdown, StepOutput
 from octavo_worker.settings import WorkerSettings
 

@@ -18,6 +18,7 @@ from octavo_worker.bench.report import median, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import CPU_LENGTHS, Work, workload
 from octavo_worker.engine.options import ModelOptions
+from octavo_worker.files import model_folder
 
 bench = typer.Typer(no_args_is_help=True, help="Measure the engine alone, or the whole service.")
 _console = Console(stderr=True)

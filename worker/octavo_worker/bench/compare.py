@@ -29,8 +29,7 @@ def compare_service(
         flags += ["--threads", str(options.threads)]
     with service(Path(options.model), flags) as running:
         rows = [
-            _throughput(name, work, engine, running, rounds, console)
-            for name, work in works(engine.vocab_size).items()
+            _throughput(name, work, engine, running, rounds, console) for name, work in works(engine.vocab_size).items()
         ]
         rows.append(_first_token(engine, running, console))
     return rows

@@ -11,12 +11,13 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from octavo_kernels import ops
 from octavo_worker.engine.options import ModelOptions
+from octavo_worker.files import model_folder
 from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.runner import CausalModel, PagedRunner
 from octavo_worker.model.transformers_route import load_transformers, reject
-from octavo_worker.model.weights import Checkpoint, RandomWeights, load_weights, resolve
+from octavo_worker.model.weights import Checkpoint, RandomWeights, load_weights
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def load_runner(options: ModelOptions) -> PagedRunner:
 
 def load_model(options: ModelOptions, route: str | None = None) -> tuple[CausalModel, int]:
     """The model and the context length asked for. `route` "transformers" forces that route (tests compare the two)."""
-    folder = resolve(options.model)
+    folder = model_folder(options.model)
     config = read_config(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
 
@@ -17,7 +16,6 @@ from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
-DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "tokenizer*"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,26 +197,6 @@ class RandomWeights:
 
     def finish(self, ignored: Iterable[str]) -> None:
         pass
-
-
-def resolve(model: str) -> Path:
-    """The folder of `model`: a local folder, or a hub id (`org/name`) that is downloaded or found in the hub's cache.
-
-    Raises `CheckpointError` if it is neither.
-    """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise CheckpointError(f"{model!r} is neither a folder nor a hub id of the form organisation/name.")
-    try:
-        return Path(snapshot_download(model, allow_patterns=DOWNLOADED))
-    except Exception as error:  # the hub client raises many kinds: HTTP, cache, offline, name validation
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-        raise CheckpointError(
-            f"model {model!r} could not be had from the hub ({reason}). "
-            "Give a local folder, or check the name, the network and HF_TOKEN."
-        ) from error
 
 
 def load_weights(

@@ -1,0 +1,34 @@
+"""Where a model comes from: the bundled one, a folder, or the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo_worker.files import ModelNotFound, model_folder, served_name
+
+
+def test_demo_is_bundled() -> None:
+    assert (model_folder("demo") / "model.safetensors").is_file()
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        model_folder(str(tmp_path))
+
+
+def test_a_name_that_is_no_folder_and_no_hub_id_is_refused() -> None:
+    with pytest.raises(ModelNotFound, match="hub id like"):
+        model_folder("./no-such-folder")
+
+
+def test_an_unreachable_hub_is_reported_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFound, match="give its folder"):
+        model_folder("nobody/no-such-model")
+
+
+def test_a_model_is_served_under_the_last_part_of_its_name(tmp_path: Path) -> None:
+    assert served_name(str(tmp_path / ".")) == tmp_path.name
+    assert served_name("someone/some-model") == "some-model"
