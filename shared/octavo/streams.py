@@ -14,7 +14,7 @@ from octavo.models import Chunk, Event, Result, SequenceResult, Terminal
 
 PAGE = 512  # entries read in one command
 
-RawEntry = tuple[bytes, dict[bytes, bytes]]
+_EVENT_FIELDS = set(Event.model_fields)
 
 
 async def read_stream(connection: redis.asyncio.Redis, job_id: str, after: int = 0) -> list[Event]:
@@ -61,9 +61,9 @@ def parse_entry(entry_id: bytes, payload: bytes, after: int) -> Event:
     offset = int(entry_id.partition(b"-")[0])
     content = wire.decode_entry(payload)
     if isinstance(content, Terminal):
-        return Event.model_construct(offset=offset, chunk=None, end=content)
+        return Event.model_construct(_EVENT_FIELDS, offset=offset, chunk=None, end=content)
     start = offset - len(content.token_ids)
-    return Event.model_construct(offset=offset, chunk=content.after(after - start), end=None)
+    return Event.model_construct(_EVENT_FIELDS, offset=offset, chunk=content.after(after - start), end=None)
 
 
 def events_of_result(terminal: Terminal, chunks: Sequence[Chunk], after: int = 0) -> list[Event]:

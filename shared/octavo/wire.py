@@ -8,7 +8,7 @@ that are read, the answer is MalformedMessage: nothing here trusts its input.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgpack
 from pydantic import BaseModel, ValidationError
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from octavo.errors import MalformedMessage
 from octavo.models import (
     Chunk,
+    FinishReason,
     JobError,
     JobRequest,
     ModelCard,
@@ -31,6 +32,17 @@ MAX_DEPTH = 12
 MAX_BYTES = 64 << 20  # a result with log-probabilities is the largest message there is
 MAX_ITEMS = 1 << 22
 MAX_STRING_BYTES = 1 << 20
+_READ_LIMITS: dict[str, Any] = {
+    "raw": False,
+    "strict_map_key": True,
+    "max_array_len": MAX_ITEMS,
+    "max_map_len": 1024,
+    "max_str_len": MAX_STRING_BYTES,
+    "max_bin_len": MAX_STRING_BYTES,
+    "max_ext_len": 0,
+}
+_FINISH_REASONS = (None, *get_args(FinishReason))
+_CHUNK_FIELDS = set(Chunk.model_fields)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -194,28 +206,21 @@ def _open(data: bytes) -> tuple[str, list[Any]]:
     if len(data) > MAX_BYTES:
         raise MalformedMessage(f"message of {len(data)} bytes exceeds the limit of {MAX_BYTES}")
     try:
-        message = msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=True,
-            max_array_len=MAX_ITEMS,
-            max_map_len=1024,
-            max_str_len=MAX_STRING_BYTES,
-            max_bin_len=MAX_STRING_BYTES,
-            max_ext_len=0,
-        )
+        message = msgpack.unpackb(data, **_READ_LIMITS)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"not a message of this protocol: {error}") from error
     if not isinstance(message, list) or len(message) < 2 or not isinstance(message[1], str):
         raise MalformedMessage("not a message of this protocol: no envelope")
     if type(message[0]) is not int or message[0] != VERSION:
         raise MalformedMessage(f"message version {message[0]!r} is not {VERSION}: upgrade the older side")
-    _check_shape(message)
     return message[1], message[2:]
 
 
-def _check_shape(message: list[Any]) -> None:
-    """Refuses deep nesting and extension types (timestamps pass msgpack's own limit), without recursion."""
+def _check_shape(message: dict[str, Any]) -> None:
+    """Refuses deep nesting and extension types (timestamps pass msgpack's own limit), without recursion.
+
+    Only for maps: the fields of arrays are read one by one, each as the type it has to be.
+    """
     level: list[Any] = [message]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -237,20 +242,21 @@ def _chunk_fields(chunk: Chunk) -> list[Any]:
 
 
 def _chunk(fields: list[Any]) -> Chunk:
+    """Every token of every stream passes here: all is checked by hand, then taken over without validation."""
     index, token_ids, texts, logprobs, finish_reason = _fields(fields, 3, 5)
-    if len(_ints(token_ids)) != len(_list(texts)):
+    if len(_ints(token_ids)) != len(_strings(texts)):
         raise MalformedMessage("a chunk needs one text for every token")
     if logprobs is not None and len(_list(logprobs)) != len(token_ids):
         raise MalformedMessage("a chunk needs log-probabilities for every token or none")
-    return _model(
-        Chunk,
-        {
-            "index": _int(index),
-            "token_ids": token_ids,
-            "texts": texts,
-            "logprobs": None if logprobs is None else [_logprob(item) for item in logprobs],
-            "finish_reason": finish_reason,
-        },
+    if finish_reason not in _FINISH_REASONS:
+        raise MalformedMessage("a chunk has an unknown finish reason")
+    return Chunk.model_construct(
+        _CHUNK_FIELDS,
+        index=_int(index),
+        token_ids=tuple(token_ids),
+        texts=tuple(texts),
+        logprobs=None if logprobs is None else tuple(_logprob(item) for item in logprobs),
+        finish_reason=finish_reason,
     )
 
 
@@ -328,15 +334,24 @@ def _int(value: Any) -> int:
 
 
 def _ints(value: Any) -> list[int]:
-    if not all(type(item) is int for item in _list(value)):
-        raise MalformedMessage("expected an array of integers")
-    return list(value)
+    for item in _list(value):
+        if type(item) is not int:
+            raise MalformedMessage("expected an array of integers")
+    return value  # type: ignore[no-any-return]
+
+
+def _strings(value: Any) -> list[str]:
+    for item in _list(value):
+        if type(item) is not str:
+            raise MalformedMessage("expected an array of strings")
+    return value  # type: ignore[no-any-return]
 
 
 def _one_map(fields: list[Any]) -> dict[str, Any]:
     (value,) = _fields(fields, 1, 1)
     if not isinstance(value, dict):
         raise MalformedMessage(f"expected a map, got {type(value).__name__}")
+    _check_shape(value)
     return value
 
 
