@@ -74,17 +74,15 @@ class ServiceBench:
             "ignore_eos": True,
             "stream": True,
         }
+        elapsed = None
         started = time.perf_counter()
         with httpx.stream("POST", f"{self._gateway_url}/v1/completions", json=body, timeout=60) as response:
             response.raise_for_status()
             for line in response.iter_lines():
-                if line.startswith("data: "):
+                if elapsed is None and line.startswith("data: "):
                     elapsed = time.perf_counter() - started
-                    break
-            else:
-                raise RuntimeError("the stream ended without a token")
-            for _ in response.iter_lines():
-                pass
+        if elapsed is None:
+            raise RuntimeError("the stream ended without a token")
         return elapsed
 
 
