@@ -28,15 +28,24 @@ PRODUCTS = [(576, 960), (1024, 3072), (576, 49152), (1024, 151936)]  # depth, co
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 512]
 
 
+TURN = 0.03  # seconds; the first half of a turn is not counted, while the other library's threads still spin
+
+
 def interleaved(calls: list[Callable[[], object]], budget: float) -> list[float]:
     """Median seconds of each call, taken in turns so that noise hits all alike."""
     times: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + budget
-    while len(times[0]) < 5 or (time.perf_counter() < end and len(times[0]) < 200):
+    while not times[-1] or time.perf_counter() < end:
         for call, record in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            call()
-            record.append(time.perf_counter() - start)
+            begin = now = time.perf_counter()
+            while True:
+                start = now
+                call()
+                now = time.perf_counter()
+                if start - begin >= TURN / 2:
+                    record.append(now - start)
+                if now - begin >= TURN and start - begin >= TURN / 2:
+                    break
     return [statistics.median(record) for record in times]
 
 
@@ -184,7 +193,8 @@ def main() -> None:
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
-            "processor": processor[1] if processor else "unknown", "architecture": platform.machine(), "threads": ops.num_threads(),
+            "processor": processor[1] if processor else "unknown", "architecture": platform.machine(),
+            "threads": ops.num_threads(),
             "level": _cpu.level(), "load_average": os.getloadavg()[0],
         },
         "versions": {"python": platform.python_version(), "torch": torch.__version__},

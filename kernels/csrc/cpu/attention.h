@@ -26,7 +26,9 @@ struct Shape {
         width(a.head_dim),
         padded(int(round_up(a.head_dim, W))) {}
   size_t state() const { return size_t(rows) * size_t(padded + 2); }
-  size_t total() const { return 2 * state() + size_t(rows) * size_t(padded + kTile); }
+  // Both states, queries, scores, and a tile of K and V in float32.
+  size_t total() const { return 2 * state() + size_t(rows) * size_t(padded + kTile) + 2 * tile(); }
+  size_t tile() const { return size_t(kTile) * size_t(padded); }
 };
 
 inline State state_at(float* p, const Shape& s) {
@@ -151,17 +153,17 @@ inline void score_rows(const float* q, int q_stride, const T* const* keys, int s
 }
 
 template <class T, int R>
-inline void value_rows(float* o, int o_stride, const float* weights, const T* const* values, int width, int begin,
-                       int end) {
+inline void value_rows(float* o, int o_stride, const float* weights, const T* const* values, int v_stride, int width,
+                       int begin, int end) {
   const T* v[kSegments];
   int i = 0;
   for (; i + kValueVectors * W <= width; i += kValueVectors * W) {
     for (int s = 0; s < kSegments; ++s) v[s] = values[s] + i;
-    value_block<T, R, kValueVectors>(o + i, o_stride, weights, v, width, begin, end, W);
+    value_block<T, R, kValueVectors>(o + i, o_stride, weights, v, v_stride, begin, end, W);
   }
   for (; i < width; i += W) {
     for (int s = 0; s < kSegments; ++s) v[s] = values[s] + i;
-    value_block<T, R, 1>(o + i, o_stride, weights, v, width, begin, end, width - i < W ? width - i : W);
+    value_block<T, R, 1>(o + i, o_stride, weights, v, v_stride, begin, end, width - i < W ? width - i : W);
   }
 }
 
@@ -215,27 +217,57 @@ inline void soften(const AttentionArgs& a, float* scores, float* o, float& m, fl
   l += vsum(sum);
 }
 
+// Where a tile's keys ([width][k_stride]) and values ([16][v_stride]) lie, segment by segment.
 template <class T>
-void attend_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, const float* q, const State& st,
-                 float* scores, int tile, Span all) {
-  const int bs = a.cache.block_size, base = tile * kTile;
-  const int lo = all.begin > base ? all.begin - base : 0;
-  const int hi = all.end < base + kTile ? all.end - base : kTile;
-  const int32_t* table = a.tables + it.sequence * a.table_stride;
+struct Tile {
   const T *keys[kSegments], *values[kSegments];
+  int k_stride, v_stride;
+};
+
+template <class T>
+inline Tile<T> find_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, int base, Span all) {
+  const int bs = a.cache.block_size;
+  const int32_t* table = a.tables + it.sequence * a.table_stride;
+  Tile<T> tile;
+  tile.k_stride = bs, tile.v_stride = s.width;
   for (int i = 0; i < kSegments; ++i) {
     // Segments that nobody sees are computed from a seen one and masked: their table entries may not exist.
     int token = base + i * kSegment;
-    if (token + kSegment <= all.begin || token >= all.end) token = (base + lo) / kSegment * kSegment;
+    if (token + kSegment <= all.begin || token >= all.end)
+      token = (all.begin > base ? all.begin : base) / kSegment * kSegment;
     const T* block = static_cast<const T*>(a.cache.data) + int64_t(table[token / bs]) * a.cache.block_stride +
                      it.kv_head * a.cache.head_stride;
-    keys[i] = block + token % bs;
-    values[i] = block + a.cache.kv_stride + token % bs * s.width;
+    tile.keys[i] = block + token % bs;
+    tile.values[i] = block + a.cache.kv_stride + token % bs * s.width;
   }
+  return tile;
+}
+
+// The same tile in float32: many rows of queries would otherwise widen it again and again.
+template <class T>
+inline Tile<float> widen_tile(const Tile<T>& tile, const Shape& s, float* memory) {
+  Tile<float> wide;
+  wide.k_stride = kSegment, wide.v_stride = s.padded;
+  for (int i = 0; i < kSegments; ++i) {
+    float* keys = memory + size_t(i) * kSegment * s.width;
+    float* values = memory + s.tile() + size_t(i) * kSegment * s.padded;
+    for (int d = 0; d < s.width; ++d) widen_row(tile.keys[i] + d * tile.k_stride, keys + d * kSegment, kSegment);
+    for (int j = 0; j < kSegment; ++j) widen_row(tile.values[i] + j * tile.v_stride, values + j * s.padded, s.width);
+    wide.keys[i] = keys, wide.values[i] = values;
+  }
+  return wide;
+}
+
+template <class T>
+void attend_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, const float* q, const State& st,
+                 float* scores, const Tile<T>& tile, int base, Span all) {
+  const int lo = all.begin > base ? all.begin - base : 0;
+  const int hi = all.end < base + kTile ? all.end - base : kTile;
   const int segments = int(round_up((hi + kSegment - 1) / kSegment, kScoreSegments));
   for_row_groups(s.rows, [&](int first, auto count) {
     constexpr int R = decltype(count)::value;
-    score_rows<T, R>(q + first * s.padded, s.padded, keys, segments, s.width, bs, scores + first * kTile);
+    score_rows<T, R>(q + first * s.padded, s.padded, tile.keys, segments, s.width, tile.k_stride,
+                     scores + first * kTile);
   });
   for (int r = 0; r < s.rows; ++r) {
     Span span = row_span(a, it, r / s.group);
@@ -243,7 +275,8 @@ void attend_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s
   }
   for_row_groups(s.rows, [&](int first, auto count) {
     constexpr int R = decltype(count)::value;
-    value_rows<T, R>(st.o + first * s.padded, s.padded, scores + first * kTile, values, s.width, lo, hi);
+    value_rows<T, R>(st.o + first * s.padded, s.padded, scores + first * kTile, tile.values, tile.v_stride, s.width,
+                     lo, hi);
   });
 }
 
@@ -252,7 +285,8 @@ void attention_typed(const AttentionArgs& a, const AttentionItem& it, float* scr
   const Shape s(a, it.tokens);
   float* q = scratch;
   float* scores = q + size_t(s.rows) * s.padded;
-  float* states = scores + size_t(s.rows) * kTile;
+  float* wide = scores + size_t(s.rows) * kTile;
+  float* states = wide + 2 * s.tile();
   State total = state_at(states, s), part = state_at(it.partial ? it.partial : states + s.state(), s);
   const float scale = a.softcap > 0.0f ? a.scale / a.softcap : a.scale * kLog2e;
   const int64_t first = a.query_start[it.sequence] + it.token;
@@ -269,8 +303,11 @@ void attention_typed(const AttentionArgs& a, const AttentionItem& it, float* scr
     for (int tile = chunk * (kChunk / kTile); tile < (chunk + 1) * (kChunk / kTile); ++tile) {
       const int base = tile * kTile;
       if (base + kTile <= all.begin || base >= all.end) continue;
-      // Scores past the last segment that is computed are masked; keep them finite for the exponential's sake.
-      attend_tile<T>(a, it, s, q, part, scores, tile, all);
+      const Tile<T> found = find_tile<T>(a, it, s, base, all);
+      if (sizeof(T) < sizeof(float) && s.rows > 2 * kScoreRows)
+        attend_tile<float>(a, it, s, q, part, scores, widen_tile(found, s, wide), base, all);
+      else
+        attend_tile<T>(a, it, s, q, part, scores, found, base, all);
     }
     if (!it.partial) fold(total, part, s);
   }

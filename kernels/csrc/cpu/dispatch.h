@@ -17,29 +17,5 @@ inline void with_dtype(Dtype dtype, F&& f) {
 
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-template <class T>
-inline float to_float(T x) {
-  T buffer[W] = {};
-  buffer[0] = x;
-  alignas(64) float wide[W];
-  vstore(wide, vload(buffer));
-  return wide[0];
-}
-template <>
-inline float to_float(float x) {
-  return x;
-}
-
-template <class T>
-inline T from_float(float x) {
-  T narrow[W];
-  vstore(narrow, vset(x));
-  return narrow[0];
-}
-template <>
-inline float from_float(float x) {
-  return x;
-}
-
 }  // namespace
 }  // namespace octavo

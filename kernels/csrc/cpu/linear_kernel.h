@@ -24,10 +24,11 @@ struct Dot {
 };
 
 template <class T>
-inline void linear_store(const LinearArgs& a, int64_t t, int64_t n, float sum) {
-  if (a.bias) sum += to_float(static_cast<const T*>(a.bias)[n]);
-  if (a.residual) sum += to_float(static_cast<const T*>(a.residual)[t * a.residual_stride + n]);
-  static_cast<T*>(a.out)[t * a.out_stride + n] = from_float<T>(sum);
+inline void linear_store(const LinearArgs& a, int64_t t, int64_t n, const float* sums, int count) {
+  Vec y = vload_n(sums, count);
+  if (a.bias) y = y + vload_n(static_cast<const T*>(a.bias) + n, count);
+  if (a.residual) y = y + vload_n(static_cast<const T*>(a.residual) + t * a.residual_stride + n, count);
+  vstore_n(static_cast<T*>(a.out) + t * a.out_stride + n, y, count);
 }
 
 // R rows of x times C columns of the output (rows of the weight).
@@ -53,8 +54,11 @@ inline void linear_block(const LinearArgs& a, int64_t t, int64_t n) {
   int64_t k = 0;
   for (; k + D::step <= a.depth; k += D::step) multiply(k, [](const T* p) { return D::weight(p); });
   if (k < a.depth) multiply(k, [&](const T* p) { return D::weight_n(p, int(a.depth - k)); });
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) linear_store<T>(a, t + r, n + c, vsum(acc[r][c]));
+  for (int r = 0; r < R; ++r) {
+    float sums[C];
+    for (int c = 0; c < C; ++c) sums[c] = vsum(acc[r][c]);
+    linear_store<T>(a, t + r, n, sums, C);
+  }
 }
 
 template <class T, int C, int R>

@@ -61,17 +61,33 @@ int64_t arg_max(const float* p, int64_t n) {
 // counting bins and then looking only at the tokens of one bin.
 constexpr float kBinsPerUnit = 64.0f;
 
-inline int bin_of(float z, float top) {
-  float distance = (top - z) * kBinsPerUnit;
-  return distance < float(kSampleBins - 1) ? int(distance) : kSampleBins - 1;
-}
+struct Bins {
+  int32_t lane[W];
+  Bins(Vec z, float top) {
+    Vec distance = (vset(top) - z) * vset(kBinsPerUnit);
+    // A NaN (infinity minus infinity) counts as the maximum itself.
+    distance = vselect(vge(distance, vset(0.0f)), vmin(distance, vset(float(kSampleBins - 1))), vset(0.0f));
+    alignas(64) float wide[W];
+    vstore(wide, distance);
+    for (int i = 0; i < W; ++i) lane[i] = int32_t(wide[i]);
+  }
+};
 
-// exp(z - top) in units of 2^-40.
-inline uint64_t mass_of(float z, float top) {
-  alignas(64) float out[W];
-  vstore(out, exp2v<Exact>((vset(z) - vset(top)) * vset(kLog2e)));
-  return uint64_t(out[0] * 0x1p40f);
-}
+// What a token adds to its bin: one, or exp(z - top) in units of 2^-40.
+struct Count {
+  uint64_t lane[W];
+  Count(Vec, float) {
+    for (int i = 0; i < W; ++i) lane[i] = 1;
+  }
+};
+struct Mass {
+  uint64_t lane[W];
+  Mass(Vec z, float top) {
+    alignas(64) float wide[W];
+    vstore(wide, exp2v<Exact>((z - vset(top)) * vset(kLog2e)) * vset(0x1p40f));
+    for (int i = 0; i < W; ++i) lane[i] = wide[i] >= 0.0f ? uint64_t(int64_t(wide[i])) : 0;
+  }
+};
 
 // Largest element first; heap sort, as the rest of the library must not be instantiated at this level.
 inline void sort_descending(float* v, int64_t n) {
@@ -96,59 +112,73 @@ struct Row {
   int64_t vocab;
   float temperature, top;  // top: largest scaled logit
   uint64_t* bins;
-  float* list;
-  float scaled(int64_t i) const { return logits[i] / temperature; }
+  float* list;  // room for the vocabulary
 };
+
+// Calls f(z, lanes of z) for every vector of scaled logits that has one of at least `floor`; lanes below it are NaN.
+template <class F>
+inline void for_scaled(const Row& row, float floor, F&& f) {
+  const Vec temperature = vset(row.temperature), bar = vset(floor);
+  for (int64_t i = 0; i < row.vocab; i += W) {
+    Vec z = load_logits(row.logits + i, row.vocab - i) / temperature;
+    Mask passes = vge(z, bar);
+    if (!any(passes)) continue;
+    alignas(64) float lanes[W];
+    vstore(lanes, vselect(passes, z, vset(__builtin_nanf(""))));
+    f(z, lanes);
+  }
+}
+
+template <class Weight>
+inline uint64_t fill_bins(const Row& row, float floor) {
+  uint64_t total = 0;
+  for (int i = 0; i < kSampleBins; ++i) row.bins[i] = 0;
+  for_scaled(row, floor, [&](Vec z, const float* lanes) {
+    const Bins bins(z, row.top);
+    const Weight weight(z, row.top);
+    for (int i = 0; i < W; ++i) {
+      if (lanes[i] != lanes[i]) continue;
+      row.bins[bins.lane[i]] += weight.lane[i];
+      total += weight.lane[i];
+    }
+  });
+  return total;
+}
 
 // Smallest scaled logit to keep, such that the weights of all tokens at or above it first reach `goal`.
 template <class Weight>
-inline float threshold(const Row& row, float floor, uint64_t goal, Weight&& weight) {
+inline float threshold(const Row& row, float floor, uint64_t goal) {
   uint64_t reached = 0;
   int bin = 0;
   while (bin < kSampleBins - 1 && reached + row.bins[bin] < goal) reached += row.bins[bin++];
   int64_t n = 0;
-  for (int64_t i = 0; i < row.vocab; ++i) {
-    float z = row.scaled(i);
-    if (z >= floor && bin_of(z, row.top) == bin) row.list[n++] = z;
-  }
+  for_scaled(row, floor, [&](Vec z, const float* lanes) {
+    const Bins bins(z, row.top);
+    for (int i = 0; i < W; ++i)
+      if (bins.lane[i] == bin && lanes[i] == lanes[i]) row.list[n++] = lanes[i];
+  });
   sort_descending(row.list, n);
   for (int64_t i = 0; i < n; ++i) {
-    reached += weight(row.list[i]);
+    reached += Weight(vset(row.list[i]), row.top).lane[0];
     if (reached >= goal) return row.list[i];
   }
   return floor;
 }
 
-template <class Weight>
-inline uint64_t fill_bins(const Row& row, float floor, Weight&& weight) {
-  uint64_t total = 0;
-  for (int i = 0; i < kSampleBins; ++i) row.bins[i] = 0;
-  for (int64_t i = 0; i < row.vocab; ++i) {
-    float z = row.scaled(i);
-    if (!(z >= floor)) continue;
-    uint64_t w = weight(z);
-    row.bins[bin_of(z, row.top)] += w;
-    total += w;
-  }
-  return total;
-}
-
 // The smallest scaled logit that survives all filters.
 inline float filter_floor(const Row& row, int32_t top_k, float top_p, float min_p) {
-  float floor = -kInfinity;
+  float floor = -__FLT_MAX__;  // what is -inf stays out
   if (top_k > 0 && top_k < row.vocab) {
-    auto one = [](float) { return uint64_t(1); };
-    fill_bins(row, floor, one);
-    floor = threshold(row, floor, uint64_t(top_k), one);
+    fill_bins<Count>(row, floor);
+    floor = threshold<Count>(row, floor, uint64_t(top_k));
   }
   if (top_p < 1.0f) {
-    auto mass = [&](float z) { return mass_of(z, row.top); };
-    uint64_t total = fill_bins(row, floor, mass);
-    uint64_t goal = uint64_t(double(total) * double(top_p > 0.0f ? top_p : 0.0f));
-    floor = threshold(row, floor, goal > 0 ? goal : 1, mass);
+    const uint64_t total = fill_bins<Mass>(row, floor);
+    const uint64_t goal = uint64_t(double(total) * double(top_p > 0.0f ? top_p : 0.0f));
+    floor = threshold<Mass>(row, floor, goal > 0 ? goal : 1);
   }
   if (min_p > 0.0f) {
-    float least = row.top + float(__builtin_log(double(min_p)));
+    const float least = row.top + float(__builtin_log(double(min_p)));
     floor = least > floor ? least : floor;
   }
   return floor;
