@@ -47,15 +47,15 @@ def load_runner(options: ModelOptions) -> PagedRunner:
     return PagedRunner(model, num_blocks, options.block_size, max_model_len)
 
 
-def load_model(options: ModelOptions, route: str | None = None) -> tuple[CausalModel, int]:
-    """The model and the context length asked for. `route` "transformers" forces that route (tests compare the two)."""
+def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalModel, int]:
+    """The model and the context length asked for. Without `decoders` every model takes the transformers route."""
     folder = model_folder(options.model)
     config = read_config(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = torch.device("cpu")
     wanted_len = context_length(options.max_model_len, config)
-    described = decoder_config(config, wanted_len) if route is None else None
+    described = decoder_config(config, wanted_len) if decoders else None
     dummy = options.load_format == "dummy"
     if described is None:
         return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len

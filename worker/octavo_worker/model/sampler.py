@@ -62,9 +62,8 @@ def adjust(row: Tensor, spec: SampleSpec) -> None:
 
 
 def _choose(logits: Tensor, specs: list[SampleSpec]) -> list[int]:
+    """Greedy rows have temperature 0 there, which is far cheaper than torch's argmax."""
     params = [spec.params for spec in specs]
-    if all(p.temperature == 0.0 for p in params):
-        return logits.argmax(dim=-1).tolist()
     vocab = logits.shape[1]
     tokens = ops.sample(
         logits,

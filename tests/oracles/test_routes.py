@@ -1,0 +1,31 @@
+"""The generic decoder and the transformers route compute the same model, token for token and logit for logit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.model.loading import load_model
+from octavo_worker.model.runner import PagedRunner
+from octavo_worker.model.transformers_route import TransformersModel
+
+from .conftest import Pair
+from .drive import Engine, request
+from .test_greedy import prompts
+from .zoo import GENERIC
+
+
+@pytest.mark.parametrize("name", GENERIC)
+def test_both_routes_agree(name: str, pair: Callable[[str], Pair]) -> None:
+    options = ModelOptions(model=str(pair(name).folder), dtype="float32", num_blocks=65, threads=1)
+    model, max_model_len = load_model(options, decoders=False)
+    assert isinstance(model, TransformersModel)
+    routed = PagedRunner(model, 65, 16, max_model_len)
+    requests = [request(str(i), prompts()[i], logprobs=0, max_tokens=8) for i in (0, 3, 6, 9)]
+    theirs, ours = Engine(routed).run(requests), Engine(pair(name).runner).run(requests)
+    assert theirs.tokens == ours.tokens
+    for id, sequences in ours.logprobs.items():
+        expected = [logprob.logprob for logprob in theirs.logprobs[id][0]]
+        assert [logprob.logprob for logprob in sequences[0]] == pytest.approx(expected, abs=1e-4)
