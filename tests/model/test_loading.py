@@ -78,11 +78,6 @@ def test_dtype_follows_the_config(tmp_path: Path) -> None:
     assert choose_dtype("float16", LlamaConfig(dtype="bfloat16")) is torch.float16
 
 
-def test_folder_without_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        load_runner(dummy(str(tmp_path)))
-
-
 def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_architecture"}')
     with pytest.raises(UnsupportedModel, match="no_such_architecture"):

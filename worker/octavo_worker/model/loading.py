@@ -65,8 +65,6 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json; give a model folder as saved by save_pretrained.")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
