@@ -1,0 +1,110 @@
+"""The documentation says what the code does: its examples run, its tables and links hold."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import settings_table
+from cli_driver import Cli, Up
+
+import octavo.errors
+from octavo.cli.app import GROUP, build_app
+from octavo_gateway.errors import _STATUSES
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_python_examples_run_as_they_stand(cli: Cli) -> None:
+    submit, resume, celery = blocks("python")
+    program = submit + resume + "print()\nprint(repr(rest), repr(job.result().text))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=cli.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rest, whole = (
+        ast.literal_eval(word)
+        for word in re.findall(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", done.stdout.splitlines()[-1])
+    )
+    assert whole.endswith(rest)
+    assert len(rest) > 0
+    assert "completion_tokens=64" in done.stdout
+    ast.parse(celery)
+
+
+def test_the_curl_examples_answer(up: Up) -> None:
+    create, follow, chat = [block for block in blocks("sh") if block.startswith("curl")]
+
+    def run(command: str, **variables: str) -> str:
+        command = command.replace("127.0.0.1:8000", f"127.0.0.1:{up.port}")
+        return subprocess.run(
+            ["sh", "-c", command], env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+
+    job = json.loads(run(create))
+    assert job["status"] in ("queued", "running", "completed")
+    assert json.loads(run(create))["id"] == job["id"], "the idempotency key names the same job"
+    offsets = [
+        int(line.removeprefix("id: ").split("-")[0])
+        for line in run(follow, ID=job["id"]).splitlines()
+        if line.startswith("id:")
+    ]
+    assert offsets == sorted(offsets)
+    assert offsets[0] > 10
+    assert offsets[-1] == 40
+    assert run(chat).rstrip().endswith("data: [DONE]")
+
+
+def test_every_setting_is_in_the_table_as_it_is_in_the_code() -> None:
+    text = settings_table.DOCUMENT.read_text()
+    assert "`OCTAVO_TOKEN_BUDGET`" in text
+    assert text == settings_table.document(text), "rewrite it: python tests/support/settings_table.py"
+
+
+def test_every_error_is_in_the_table_with_its_code_and_status() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    statuses = dict(_STATUSES)
+    classes = [
+        item for _, item in inspect.getmembers(octavo.errors, inspect.isclass) if item.__module__ == "octavo.errors"
+    ]
+    assert len(classes) > 5
+    for kind in classes:
+        if kind is not octavo.errors.OctavoError:
+            status = statuses.get(kind, "")
+            assert f"| `{kind.__name__}` | `{kind.code}` |{f' {status} ' if status else ' '}|" in text
+
+
+def test_every_command_that_is_named_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["octavo", "--help"])
+    app = build_app()
+    known = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    named = {name for path in DOCUMENTS for name in re.findall(r"`octavo ([a-z]+)", path.read_text())}
+    assert {"up", "run", "jobs", "batch"} <= named
+    assert named <= known | {"bench"}, f"{GROUP} may be missing an entry"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_make_targets_exist(path: Path) -> None:
+    text = path.read_text()
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (path.parent / link).exists(), link
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(
+        r"`?make ([a-z]+)\b(?! and)", " ".join(re.findall(r"`make [^`]+`|^make .*$", text, flags=re.MULTILINE))
+    ):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
