@@ -45,7 +45,7 @@ def test_the_wheel_holds_our_three_packages_with_their_data_and_nothing_else(tmp
     [
         ("shared/octavo", ("cli", "celery", "local")),
         ("gateway/octavo_gateway", ("gateway", "cli")),
-        ("worker/octavo_worker", ("worker", "cli")),
+        ("worker/octavo_worker", ("worker", "cli", "bench")),
     ],
 )
 def test_every_package_that_is_imported_is_declared(folder: str, extras: tuple[str, ...]) -> None:

@@ -11,7 +11,6 @@ from rich.markup import escape
 from octavo.cli import batch, demo, doctor, jobs, run, top, up, workers
 
 GROUP = "octavo.commands"
-_EXTRA = {"bench": "worker"}
 
 
 def build_app() -> typer.Typer:
@@ -51,7 +50,7 @@ def _add(app: typer.Typer, point: EntryPoint) -> None:
 
 def _add_missing(app: typer.Typer, name: str, module: str) -> None:
     """A command whose package is not installed says so, in the list of commands too."""
-    hint = f"pip install 'octavo[{_EXTRA.get(name, name)}]'"
+    hint = f"pip install 'octavo[{name}]'"
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True}
 
     @app.command(name, help=escape(f"(not installed: {hint})"), context_settings=passed_on)
