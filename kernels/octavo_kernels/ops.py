@@ -298,11 +298,14 @@ def linear(
     return out
 
 
+# Rows up to which `linear` was at least level with torch on two cores of a Xeon, oneDNN held to the level's instruction
+# set (benchmarks/kernels_cpu.py); no entry: at every size, since torch is slow where the type has no hardware.
+_LIMITS = {("amx", torch.bfloat16): 64, ("amx", torch.float16): 8, ("avx512_bf16", torch.bfloat16): 8}
+
+
 def linear_limit(dtype: torch.dtype) -> float:
-    """Rows up to which `linear` is faster than torch (measured: benchmarks/kernels_cpu.py)."""
-    if dtype is torch.float32:
-        return float("inf")
-    return 32
+    """Rows above which `linear` hands the product to torch: never in float32, for the sake of equal bits."""
+    return _LIMITS.get((_cpu.level(), dtype), float("inf"))
 
 
 def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, residual: Tensor | None) -> Tensor:
