@@ -17,6 +17,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 $(INSTALLED): $(BIN)/python pyproject.toml $(KERNELS)
+	@echo "installing into .venv: a minute or two, and the download of torch"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" ./kernels -e ".[gateway,worker,celery,local,test]"
 	@touch $@
 
@@ -28,7 +29,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/octavo bench engine && $(BIN)/octavo bench service

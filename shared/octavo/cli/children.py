@@ -33,7 +33,7 @@ class Child:
         self.starts = 0
         self.last_lines: deque[str] = deque(maxlen=20)
         self._command = list(command)
-        self._environment = dict(environment)
+        self.environment = dict(environment)
         self._log = log
         self._on_exit = on_exit
         self._colour = _COLOURS[sum(name.encode()) % len(_COLOURS)]
@@ -53,7 +53,7 @@ class Child:
         self.starts += 1
         self._process = subprocess.Popen(
             self._command,
-            env=os.environ | self._environment,
+            env=os.environ | self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -26,7 +26,12 @@ def demo() -> None:
     Stays up on a terminal until Ctrl-C; where there is none it exits with 0, or with 1 if a stream was not whole.
     """
     port = _PORT if is_free("127.0.0.1", _PORT) else free_port()
-    environment = {"OCTAVO_LEASE": str(_LEASE_S), "OCTAVO_LOG_LEVEL": "warning", "OCTAVO_DTYPE": "float32"}
+    environment = {
+        "OCTAVO_LEASE": str(_LEASE_S),
+        "OCTAVO_LOG_LEVEL": "warning",
+        "OCTAVO_DTYPE": "float32",  # in the half types a prefill may round otherwise than the steps it repeats
+        "OCTAVO_KV_MEMORY": "0.25",  # two workers may share one GPU
+    }
     plan = Plan("demo", 2, "127.0.0.1", port, None, environment)
     out.print("[bold]octavo demo[/]: starting a server, a gateway and two workers ...")
     started = time.monotonic()

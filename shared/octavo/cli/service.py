@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 import urllib.error
@@ -62,14 +64,17 @@ class Service:
         shared = {"REDIS_URL": redis_url, "OCTAVO_REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1", **plan.environment}
         gateway = {"OCTAVO_HOST": plan.host, "OCTAVO_PORT": str(plan.port)}
         worker = {"OCTAVO_MODEL": plan.model, "OCTAVO_THREADS": str(_threads(plan.workers))}
+        devices = gpus()
         python = [sys.executable, "-m"]
         self.gateway = Child(
             "gateway", [*python, "octavo_gateway"], shared | gateway, log=log, on_exit=self._events.put
         )
-        self.workers = [
-            Child(f"worker-{n}", [*python, "octavo_worker"], worker | shared, log=log, on_exit=self._events.put)
-            for n in range(1, plan.workers + 1)
-        ]
+        self.workers = []
+        for n in range(plan.workers):
+            device = {"CUDA_VISIBLE_DEVICES": devices[n % len(devices)]} if devices else {}
+            environment = worker | shared | device
+            name = f"worker-{n + 1}"
+            self.workers.append(Child(name, [*python, "octavo_worker"], environment, log=log, on_exit=self._events.put))
 
     @property
     def children(self) -> list[Child]:
@@ -142,6 +147,18 @@ def service(plan: Plan, log: Console | None) -> Iterator[Service]:
                 running.stop()
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def gpus() -> list[str]:
+    """The CUDA devices that workers may use, one each. Empty without a GPU and with OCTAVO_DEVICE=cpu."""
+    if os.environ.get("OCTAVO_DEVICE") == "cpu":
+        return []
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [device for device in visible.split(",") if device]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False).stdout
+    return [str(n) for n, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
 
 
 def free_port() -> int:

@@ -10,12 +10,14 @@ import typer
 
 from octavo import local
 from octavo.cli.console import err, fail
-from octavo.cli.service import Plan, service
+from octavo.cli.service import Plan, gpus, service
 
 
 def up(
     model: Annotated[str, typer.Option(help="Folder or hub id of the model, or `demo` for the bundled one.")] = "demo",
-    workers: Annotated[int, typer.Option(min=0, help="Worker processes on this machine.")] = 2,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Worker processes. [default: one a GPU, 2 where there is none]")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address of the API; 0.0.0.0 for every interface.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the API.")] = 8000,
     data_dir: Annotated[
@@ -29,8 +31,9 @@ def up(
     """
     if (other := local.running()) is not None:
         raise fail(f"octavo is already up: {other.api_url} (process {other.pid}). Stop that one first.")
-    plan = Plan(model, workers, host, port, data_dir or local.state_dir() / "server")
-    err.print(f"starting {workers} workers with the model {model} ...")
+    count = workers if workers is not None else len(gpus()) or 2
+    plan = Plan(model, count, host, port, data_dir or local.state_dir() / "server")
+    err.print(f"starting {count} workers with the model {model} ...")
     try:
         with service(plan, err) as running:
             local.publish(

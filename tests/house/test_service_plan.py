@@ -1,0 +1,43 @@
+"""How `octavo up` spreads workers over what the machine has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.cli.service import Plan, Service, gpus
+
+PLAN = Plan("demo", 3, "127.0.0.1", 8000, None)
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\necho 'GPU 1: A (UUID: y)'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("OCTAVO_DEVICE", raising=False)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_each_worker_gets_one_gpu_in_turn() -> None:
+    workers = Service(PLAN, "redis://localhost", None).workers
+    assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["0", "1", "0"]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_the_gpus_that_were_chosen_are_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert gpus() == ["5", "7"]
+    monkeypatch.setenv("OCTAVO_DEVICE", "cpu")
+    assert gpus() == []
+
+
+def test_without_a_gpu_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_DEVICE", "cpu")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)))
+    workers = Service(PLAN, "redis://localhost", None).workers
+    assert [worker.environment["OCTAVO_THREADS"] for worker in workers] == ["4", "4", "4"]
+    assert all("CUDA_VISIBLE_DEVICES" not in worker.environment for worker in workers)
