@@ -178,12 +178,13 @@ async def test_the_checker_sees_that_a_fence_is_missing(redis_url: str, tmp_path
     random.seed(21)
     async with AsyncClient(redis_url) as client, connect(redis_url) as connection:
         await fake.register(connection)
-        history = await submit(client, 30, 120)  # the other two workers have room for all that the stopped one loses
+        history = await submit(client, 36, 160)  # every worker gets some, and has room for some of another's
         readers = [asyncio.create_task(listen(client, job, history.heard)) for job in history.reference]
         async with fleet_of(redis_url, tmp_path, 3, "--unfenced") as fleet:
-            await busy(client, 30)
-            for _ in range(2):
+            await busy(client, 36)
+            for _ in range(3):
                 await fleet.pause_one()
+                fleet.processes.append(fleet.processes.pop(0))
             await asyncio.wait(readers, timeout=20)
             await collect(connection, history, fleet)
         for reader in readers:
