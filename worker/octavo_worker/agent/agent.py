@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _LONG_TEXT = 4000  # characters from which tokenising goes to a thread: below, the hop costs more than the work
 _RETRY_S = 0.2
+_READERS = 8  # streams read at once when many jobs are taken over: each costs a connection
 _ERROR_CODES = {"prompt_too_long": "context_length_exceeded"}  # where the engine's word is not the public one
 
 
@@ -48,6 +49,7 @@ class Agent:
         self._prompts = prompts
         self._changed = changed
         self._jobs: dict[str, ActiveJob] = {}
+        self._reading = asyncio.Semaphore(_READERS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -196,7 +198,8 @@ class Agent:
     async def _published(self, job: ActiveJob) -> list[Event]:
         while True:
             try:
-                return await read_stream(self._connection, job.claim.job_id)
+                async with self._reading:
+                    return await read_stream(self._connection, job.claim.job_id)
             except (RedisError, OSError):
                 await asyncio.sleep(_RETRY_S)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 
@@ -47,6 +48,7 @@ class Claimer:
         self._changed = changed
         self._take = take
         self._stopping = False
+        self._answered_bell = False
         self._sleep: asyncio.Task[object] | None = None
 
     def stop(self) -> None:
@@ -59,6 +61,8 @@ class Claimer:
     async def run(self) -> None:
         """Returns after `stop`."""
         while not self._stopping:
+            if self._answered_bell:
+                await self._pass_bell_on()
             self._changed.clear()
             room = self._room()
             if room is None:
@@ -71,6 +75,8 @@ class Claimer:
                 await self._drain_for_suspect()
             elif not claims.jobs:
                 await self._interruptible(self._bell())
+        if self._answered_bell:
+            await self._pass_bell_on()
 
     async def _claim(self, room: Room, *, look_only: bool = False) -> Claims | None:
         """None when stopped before the server answered. Until then the very same call is repeated: it is idempotent,
@@ -104,10 +110,19 @@ class Claimer:
                 return
 
     async def _bell(self) -> None:
+        self._answered_bell = True  # unless it proves otherwise: an interrupted wait may have taken the bell, too
         try:
-            await self._connection.blpop([self._cell.keys.bell(self._model)], timeout=_BELL_WAIT_S)
+            rung = await self._connection.blpop([self._cell.keys.bell(self._model)], timeout=_BELL_WAIT_S)
+            self._answered_bell = rung is not None
         except (RedisError, OSError):
             await asyncio.sleep(_RETRY_S)
+
+    async def _pass_bell_on(self) -> None:
+        """Whoever took the bell claims, or rings it again: the work may be what this worker's own engine dropped."""
+        self._answered_bell = False
+        if self._stopping or self._room() is None:
+            with contextlib.suppress(RedisError, OSError):
+                await self._connection.rpush(self._cell.keys.bell(self._model), 1)
 
     async def _interruptible(self, wait: Coroutine[object, object, object]) -> None:
         """Wait, unless stopped meanwhile."""

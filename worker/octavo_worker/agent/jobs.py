@@ -142,7 +142,7 @@ class ActiveJob:
             sequences=[SequenceInput(s.index, list(s.ids) if sampling.max_tokens else []) for s in unfinished],
             sampling=sampling,
             salt=self.claim.tenant.encode(),
-            priority=_PRIORITIES[self.claim.priority],
+            priority=0 if self.claim.offset else _PRIORITIES[self.claim.priority],  # somebody may be watching it stand
             deadline=deadline,
         )
 

@@ -38,7 +38,7 @@ from octavo_worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 _CONNECT_RETRY_S = 3.0
-_REAP_EVERY_S = 1.0
+_REAP_EVERY_S = 0.25  # what a takeover waits beyond the lease
 _FLUSH_S = 1.0
 _ENGINE_EXIT_S = 3.0
 _MOST_FAILURES = 3

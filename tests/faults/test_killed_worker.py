@@ -1,0 +1,102 @@
+"""The promise itself, with nothing faked: two workers on the bundled model, 200 jobs, and a kill in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+import redis
+from queue_client import Queue, known_queue, until
+from worker_process import WorkerProcess
+
+from octavo.models import JobStatus, Result
+from octavo.server import EmbeddedServer
+
+JOBS = 200
+FLAGS = {"model": "demo", "dtype": "float32", "num_blocks": 1024, "threads": 1, "token_budget": 512}
+
+Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
+
+
+def submit_all(queue: Queue, tenant: str) -> list[str]:
+    """Greedy and seeded, alone and in twos, of many lengths; for every tenant the same."""
+    return [
+        queue.submit(
+            f"KING RICHARD {number}:\nWhat say you, my lord of {'abcdefgh'[number % 8] * (number % 23)}",
+            seed=number,
+            tenant=tenant,
+            sampling={
+                "max_tokens": 40 + number % 50,
+                "temperature": (0.0, 0.9)[number % 2],
+                "top_p": 0.95,
+                "n": 2 if number % 10 == 3 else 1,
+                "stop": ["What", "\n\n"] if number % 4 == 0 else [],
+            },
+        )
+        for number in range(JOBS)
+    ]
+
+
+def answers(results: list[Result]) -> Answers:
+    assert all(result.status is JobStatus.COMPLETED for result in results)
+    return [[(s.token_ids, s.text, s.finish_reason) for s in result.sequences] for result in results]
+
+
+@dataclass
+class Scene:
+    """Two real workers, the queue they serve, and what they answered undisturbed."""
+
+    queue: Queue
+    workers: list[WorkerProcess]
+    undisturbed: Answers
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("killed")
+    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
+        workers = [
+            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **FLAGS))
+            for number in range(2)
+        ]
+        for worker in workers:
+            worker.wait_ready()
+        queue = known_queue(connection)
+        undisturbed = [queue.wait(job, 60) for job in submit_all(queue, "undisturbed")]
+        yield Scene(queue, workers, answers(undisturbed))
+
+
+def orphans_of(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> dict[str, int]:
+    """Jobs that the worker is well into, with the tokens that they have."""
+    info = worker.info()
+    assert info is not None
+    mine = [job for job in jobs if queue.field(job, "wid") == info.id]
+    return {job: n for job in mine if (n := queue.stored(job)) > 10 and queue.status(job) is JobStatus.RUNNING}
+
+
+@pytest.mark.parametrize("victim", ["engine", "worker"])
+def test_a_kill_in_mid_run_changes_no_byte_of_any_stream(scene: Scene, victim: str, record_property):
+    queue, worker = scene.queue, scene.workers[0]
+    pid = worker.engine_pid if victim == "engine" else worker.pid
+    jobs = submit_all(queue, victim)
+    until(lambda: len(orphans_of(worker, queue, jobs)) >= 8)
+    os.kill(pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    orphans = orphans_of(worker, queue, jobs)
+    first = None
+    waiting = set(orphans)
+    while waiting:
+        waiting -= {job for job in waiting if queue.stored(job) > orphans[job] or queue.status(job).is_terminal}
+        last = time.monotonic() - killed_at
+        first = first or (last if len(waiting) < len(orphans) else None)
+        assert last < 30, f"{len(waiting)} jobs do not go on"
+        time.sleep(0.002)
+    record_property("seconds_from_kill_to_next_token", {"first": first, "last": last, "jobs": len(orphans)})
+    print(f"\nSIGKILL of the {victim}: {len(orphans)} jobs go on after {first:.2f} to {last:.2f} s")
+    assert answers([queue.wait(job, 60) for job in jobs]) == scene.undisturbed
+    assert sum(int(queue.field(job, "crashes") or 0) for job in jobs) > 0, "the kill hit nothing"
