@@ -18,7 +18,7 @@ from octavo.models import JobStatus, Result
 from octavo.server import EmbeddedServer
 
 JOBS = 200
-FLAGS = {"model": "demo", "dtype": "float32", "num_blocks": 1024, "threads": 1, "token_budget": 512}
+FLAGS = {"model": "demo", "dtype": "float32", "num_blocks": 2048, "threads": 1, "token_budget": 512}
 
 Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
 
@@ -79,9 +79,16 @@ def orphans_of(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> dict[str
     return {job: n for job in mine if (n := queue.stored(job)) > 10 and queue.status(job) is JobStatus.RUNNING}
 
 
+def serves(worker: WorkerProcess) -> bool:
+    """Its engine has loaded: also after a kill."""
+    info = worker.info()
+    return info is not None and info.stats["free_blocks"] != 0
+
+
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_a_kill_in_mid_run_changes_no_byte_of_any_stream(scene: Scene, victim: str, record_property):
     queue, worker = scene.queue, scene.workers[0]
+    until(lambda: serves(worker), 60)
     pid = worker.engine_pid if victim == "engine" else worker.pid
     jobs = submit_all(queue, victim)
     until(lambda: len(orphans_of(worker, queue, jobs)) >= 8)

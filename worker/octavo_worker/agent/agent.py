@@ -113,6 +113,7 @@ class Agent:
     async def detach(self) -> None:
         """The engine is gone: its jobs go on elsewhere at once. Those that only have to be stored stay."""
         self._engine = None
+        self.stats = EngineStats()
         await self.release(crashed=True)
 
     def on_step(self, output: StepOutput) -> None:
