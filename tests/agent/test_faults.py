@@ -152,11 +152,11 @@ def test_cancel_between_two_owners(queue: Queue, start_worker):
 def test_server_killed_and_restarted_in_mid_run(tmp_path: Path, start_worker):
     with EmbeddedServer(data_dir=tmp_path / "data") as server, redis.Redis.from_url(server.url) as connection:
         queue = known_queue(connection)
-        workers = [start_worker(SLOW, url=server.url).wait_ready() for _ in range(2)]
+        workers = [start_worker(SLOW, url=server.url, lease=2.0).wait_ready() for _ in range(2)]
         jobs = submit_many(queue, 16, 250)
         until(lambda: all(queue.stored(job) > 10 for job in jobs))
         server.kill()
-        time.sleep(1.5)  # longer than the lease
+        time.sleep(2.5)  # longer than the lease
         server.start()
         assert_undisturbed(queue, jobs, 250)
         assert {crashes(queue, job) for job in jobs} == {0}, "an outage of the server is nobody's crash"
