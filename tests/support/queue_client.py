@@ -64,7 +64,7 @@ class Queue:
         return result
 
 
-def until(condition: Callable[[], object], timeout: float = 15.0, message: str = "it never happened") -> None:
+def until(condition: Callable[[], object], timeout: float = 60.0, message: str = "it never happened") -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, message

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> Any:
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     """The first truthy value of `condition`, which may be a coroutine function. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while True:
