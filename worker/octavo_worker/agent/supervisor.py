@@ -41,6 +41,7 @@ _CONNECT_RETRY_S = 3.0
 _REAP_EVERY_S = 0.25  # what a takeover waits beyond the lease
 _FLUSH_S = 1.0
 _ENGINE_EXIT_S = 3.0
+_RESTART_PAUSE_S = 1.0  # loading is heavy: workers beside this one take over its jobs first
 _MOST_FAILURES = 3
 _STEADY_S = 30.0  # an engine that ran for so long did not fail at its start
 
@@ -174,7 +175,7 @@ class Supervisor:
             log.error(
                 "the engine died after %.1f s (%s), starting it again", time.monotonic() - began, _in_words(status)
             )
-            await asyncio.sleep(failures)
+            await asyncio.sleep(max(failures, _RESTART_PAUSE_S))
 
     async def _serve_engine(self, engine: EngineProcess, ready: Ready) -> None:
         """Raises EOFError when the engine dies."""
