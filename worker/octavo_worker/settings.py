@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octavo.connection import default_url
+from octavo_worker.engine.options import TOKEN_BUDGET
 
 
 class WorkerSettings(BaseSettings):
@@ -32,7 +33,7 @@ class WorkerSettings(BaseSettings):
     )
     kv_memory: float | None = Field(None, gt=0, description="GiB of the KV cache; by default what is free.")
     max_running: int = Field(256, gt=0, description="Most sequences in the running batch.")
-    token_budget: int = Field(2048, gt=0, description="Most tokens computed in one step, more than --max-running.")
+    token_budget: int = Field(TOKEN_BUDGET, gt=0, description="Most tokens in one step, more than --max-running.")
     threads: int | None = Field(None, gt=0, description="CPU threads of the engine; by default one a core.")
     seed: int = Field(0, description="Seed of random weights (--load-format dummy); jobs have their own seeds.")
     lease: float = Field(4.0, ge=0.2, le=300, description="Seconds after which a silent worker loses its jobs.")

@@ -17,7 +17,7 @@ from rich.table import Table
 from octavo_worker.bench.report import median, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import CPU_LENGTHS, Work, workload
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.files import model_folder
 
 bench = typer.Typer(no_args_is_help=True, help="Measure the engine alone, or the whole service.")
@@ -35,7 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON 
 
 
 @contextmanager
-def _options(model: str, threads: int | None, max_model_len: int) -> Iterator[ModelOptions]:
+def _options(model: str, threads: int | None, max_model_len: int, **more: Any) -> Iterator[ModelOptions]:
     with tempfile.TemporaryDirectory() as folder:
         path = write_shape(model, Path(folder)) if model in SHAPES else model_folder(model)
         yield ModelOptions(
@@ -43,6 +43,7 @@ def _options(model: str, threads: int | None, max_model_len: int) -> Iterator[Mo
             load_format="dummy" if model in SHAPES else "auto",
             threads=threads,
             max_model_len=max_model_len,
+            **more,
         )
 
 
@@ -89,6 +90,7 @@ def engine(
     rounds: Rounds = 3,
     threads: Threads = None,
     max_model_len: Annotated[int, typer.Option(help="Longest sequence that must fit.")] = 1024,
+    token_budget: Annotated[int, typer.Option(help="Most tokens in one step.")] = TOKEN_BUDGET,
     interval_ms: Annotated[float, typer.Option(min=0, help="Requests arrive this far apart; 0: all at once.")] = 0.0,
     out: Out = None,
     as_json: AsJson = False,
@@ -98,7 +100,7 @@ def engine(
     from octavo_worker.model import load_runner
 
     rows = []
-    with _options(model, threads, max_model_len) as options:
+    with _options(model, threads, max_model_len, token_budget=token_budget) as options:
         bench_engine = EngineBench(load_runner(options), options)
         for name, work in _works(family, workloads, bench_engine.vocab_size).items():
             bench_engine.run([Work(w.prompt, min(w.max_tokens, 8)) for w in work])
@@ -108,7 +110,11 @@ def engine(
             ]
             middle = sorted(timings, key=lambda timing: timing.seconds)[len(timings) // 2]
             rows.append(_figure(name, work, [timing.seconds for timing in timings]) | middle.summary())
-    _show(report("engine", rows, model=model, family=family, interval_ms=interval_ms), as_json, out)
+    _show(
+        report("engine", rows, model=model, family=family, interval_ms=interval_ms, token_budget=token_budget),
+        as_json,
+        out,
+    )
 
 
 @bench.command()

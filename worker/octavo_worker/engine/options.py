@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+TOKEN_BUDGET = 512
+"""Tokens of one step: on a few CPU cores already this many delay a running sequence's next token noticeably."""
+
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which model to run and how much of the machine it may use.
@@ -25,7 +28,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int | None = None
     block_size: int = 16
     max_model_len: int | None = None
-    token_budget: int = 2048
+    token_budget: int = TOKEN_BUDGET
     max_running: int = 256
     threads: int | None = None
     seed: int = 0
