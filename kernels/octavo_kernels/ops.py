@@ -10,9 +10,8 @@ written in place and returned; where `out` is None a new tensor is made. A tenso
 one of the wrong shape, stride or device `ValueError`; both name the argument. The values inside index tensors (slots,
 block tables, lengths, positions) are not checked: they are the caller's to keep in range.
 
-In float32 every operation computes each row (token) with an arithmetic that depends neither on the other rows nor on
-the number of threads, so results are equal bit for bit however sequences are batched or prompts are cut. In bfloat16
-and float16 that holds for all but `linear`, which hands large products to torch.
+Every operation computes each row (token) with an arithmetic that depends neither on the other rows, nor on how many
+there are, nor on the number of threads: results are equal bit for bit however sequences are batched or prompts are cut.
 """
 
 from __future__ import annotations
@@ -276,9 +275,7 @@ def linear(
 ) -> Tensor:
     """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), summed in float32.
 
-    Few rows are bound by memory: weights are read once, in checkpoint order. In float32 every size runs here, and a
-    row's result does not depend on the other rows. In the half types products of more than `linear_limit` rows go to
-    torch.
+    Weights are read in checkpoint order; a row's result depends neither on the other rows nor on their number.
     """
     dtype = _float_type("x", x)
     rows, depth = _rows("x", x)
@@ -289,28 +286,11 @@ def linear(
     if residual is not None:
         _check("residual", residual, x.dtype, (rows, columns))
     out = _output(out, x, (rows, columns))
-    if rows > linear_limit(x.dtype):
-        return _torch_linear(x, weight, bias, out, residual)
     _cpu.linear(
         dtype, x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), _address(bias), _address(residual),
         0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, columns, depth,
     )  # fmt: skip
     return out
-
-
-# Rows up to which `linear` was at least level with torch on two cores of a Xeon, oneDNN held to the level's instruction
-# set (benchmarks/kernels_cpu.py); no entry: at every size, since torch is slow where the type has no hardware.
-_LIMITS = {("amx", torch.bfloat16): 64, ("amx", torch.float16): 8, ("avx512_bf16", torch.bfloat16): 8}
-
-
-def linear_limit(dtype: torch.dtype) -> float:
-    """Rows above which `linear` hands the product to torch: never in float32, for the sake of equal bits."""
-    return _LIMITS.get((_cpu.level(), dtype), float("inf"))
-
-
-def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, residual: Tensor | None) -> Tensor:
-    product = torch.nn.functional.linear(x, weight, bias)
-    return out.copy_(product) if residual is None else torch.add(product, residual, out=out)
 
 
 def rms_norm(

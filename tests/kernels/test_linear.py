@@ -38,18 +38,47 @@ def test_strided_arguments(level):
     assert torch.equal(ops.linear(x, weight, out=out[:, 20:84]), ops.linear(x.contiguous(), weight.contiguous()))
 
 
+# Small products, and one on each side of every size at which blocking changes.
+ROW_COUNTS = [*range(1, 600, 37), 2, 3, 5, 16, 17, 31, 33, 63, 64, 65, 80, 81, 96, 97, 128, 129, 511, 512, 513, 545, 600]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("columns", "depth"), [(100, 96), (33, 250)])
-def test_a_row_does_not_feel_the_others(level, dtype, columns, depth, threads):
-    """Up to the limit above which the half types go to torch; without limit in float32."""
-    rows = int(min(200, ops.linear_limit(dtype)))
+@pytest.mark.parametrize(("columns", "depth"), [(100, 96), (33, 250), (300, 330), (40, 1100)])
+def test_a_row_feels_neither_the_others_nor_their_number(level, dtype, columns, depth, threads):
+    """A decode step and a prefill of any length give the same bits: a takeover continues where the other stopped."""
+    rows = max(ROW_COUNTS)
     x, weight = torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
-    together = ops.linear(x, weight)
-    for n in {1, 2, 3, 5, 16, 31, rows} & set(range(rows + 1)):
-        assert torch.equal(ops.linear(x[:n], weight), together[:n])
-        assert torch.equal(ops.linear(x[rows - n :], weight), together[rows - n :])
-    ops.set_num_threads(1)
-    assert torch.equal(ops.linear(x, weight), together)
+    bias, residual = torch.randn(columns).to(dtype), torch.randn(rows, columns).to(dtype)
+    together = ops.linear(x, weight, bias, residual=residual)
+    for n in ROW_COUNTS:
+        assert torch.equal(ops.linear(x[:n], weight, bias, residual=residual[:n]), together[:n])
+        assert torch.equal(ops.linear(x[-n:], weight, bias, residual=residual[-n:]), together[-n:])
+    plain = ops.linear(x, weight)
+    for n in (1, 64, 65):
+        assert torch.equal(ops.linear(x[:n], weight), plain[:n])
+    for n in (1, 5):
+        ops.set_num_threads(n)
+        assert torch.equal(ops.linear(x, weight), plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(130, 97, 1100), (600, 290, 70), (66, 600, 2100)])
+def test_many_rows(level, dtype, rows, columns, depth):
+    x, weight = torch.randn(rows, depth).to(dtype), (torch.randn(columns, depth) / depth**0.5).to(dtype)
+    expected = x.double() @ weight.double().T
+    bound = 4e-6 * (x.double().abs() @ weight.double().abs().T) + ROUNDING[dtype] * expected.abs() + 1e-6
+    assert ((ops.linear(x, weight).double() - expected).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("rows", [3, 70])
+def test_nothing_is_written_beside_the_output(level, rows):
+    x, weight = torch.randn(rows, 40).bfloat16(), torch.randn(45, 40).bfloat16()
+    out = torch.full((rows + 1, 60), 7.0, dtype=torch.bfloat16)
+    ops.linear(x, weight, out=out[:rows, 5:50])
+    assert torch.equal(out[:rows, 5:50], ops.linear(x, weight))
+    assert (out[rows:] == 7).all()
+    assert (out[:, :5] == 7).all()
+    assert (out[:, 50:] == 7).all()
 
 
 def test_nan_and_infinity_pass_through(level):

@@ -93,12 +93,18 @@ struct LinearArgs {
   int64_t rows, columns, depth;  // T, N, K
 };
 
-// What a row of x needs when it is rearranged for `Kernels::linear`; 0 bytes when it can be used as it is. Memory is
-// there for a multiple of kPackRows rows, and ranges of rows to pack begin at such multiples.
+// How a level wants a product cut: x is rearranged first where `packed_row` bytes are not 0 (memory is there for a
+// multiple of kPackRows rows, and ranges of rows to pack begin at such multiples), then blocks of at most
+// `rows` x `columns` outputs are computed, each with `scratch` bytes. An output's bits do not depend on its block.
 inline constexpr int64_t kPackRows = 16;
-struct PackedRow {
-  size_t bytes;
-  int64_t stride;
+struct LinearPlan {
+  size_t packed_row;
+  int64_t packed_stride;
+  int64_t rows, columns;
+  size_t scratch;
+};
+struct LinearBlock {
+  int64_t row, row_end, column, column_end;
 };
 
 struct NormArgs {
@@ -155,9 +161,9 @@ struct Kernels {
   size_t (*attention_partial)(const AttentionArgs&, int tokens);
   void (*attention)(const AttentionArgs&, const AttentionItem&, float* scratch);
   void (*attention_merge)(const AttentionArgs&, const AttentionItem&, const float* const* partials, float* scratch);
-  PackedRow (*linear_packed_row)(const LinearArgs&);
+  LinearPlan (*linear_plan)(const LinearArgs&);
   void (*linear_pack)(const LinearArgs&, void* packed, int64_t row_begin, int64_t row_end);
-  void (*linear)(const LinearArgs&, int64_t column_begin, int64_t column_end);
+  void (*linear)(const LinearArgs&, const LinearBlock&, void* scratch);
   void (*rms_norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
   void (*layer_norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
   void (*activation)(const ActivationArgs&, int64_t row_begin, int64_t row_end);

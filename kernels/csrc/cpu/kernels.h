@@ -12,7 +12,7 @@ namespace octavo {
 namespace {
 
 constexpr Kernels level_kernels() {
-  return {write,  attention_scratch, attention_partial, attention,  attention_merge, linear_packed_row, linear_pack,
+  return {write,  attention_scratch, attention_partial, attention,  attention_merge, linear_plan, linear_pack,
           linear, rms_norm,          layer_norm,        activation, sample,          logprobs};
 }
 

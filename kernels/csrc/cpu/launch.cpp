@@ -101,18 +101,27 @@ void launch_attention(const AttentionArgs& a) {
 
 void launch_linear(const LinearArgs& a) {
   const Kernels& k = kernels();
+  LinearPlan plan = k.linear_plan(a);
   LinearArgs packed = a;
-  if (const PackedRow row = k.linear_packed_row(a); row.bytes > 0) {
-    void* memory = scratch(Slot::shared, row.bytes * size_t((a.rows + kPackRows - 1) / kPackRows * kPackRows));
+  if (plan.packed_row > 0) {
+    void* memory = scratch(Slot::shared, plan.packed_row * size_t((a.rows + kPackRows - 1) / kPackRows * kPackRows));
     parallel_ranges(a.rows, (rows_per_task(a.depth) + kPackRows - 1) / kPackRows * kPackRows,
                     [&](int64_t begin, int64_t end) { k.linear_pack(a, memory, begin, end); });
     packed.x = memory;
-    packed.x_stride = row.stride;
+    packed.x_stride = plan.packed_stride;
   }
-  // About a quarter of a megabyte of weights a task; a multiple of every level's register block.
-  const int64_t bytes = a.depth * int64_t(item_size(a.dtype));
-  const int64_t grain = std::clamp<int64_t>((int64_t(1) << 18) / std::max<int64_t>(1, bytes) / 16 * 16, 16, 256);
-  parallel_ranges(a.columns, grain, [&](int64_t begin, int64_t end) { k.linear(packed, begin, end); });
+  // Smaller blocks until every thread has a few, of columns first: they share no weights.
+  auto count = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
+  const int64_t wanted = 4 * int64_t(num_threads());
+  while (plan.columns > 64 && count(a.rows, plan.rows) * count(a.columns, plan.columns) < wanted)
+    plan.columns = (plan.columns / 2 + 31) / 32 * 32;
+  while (plan.rows > 64 && count(a.rows, plan.rows) * count(a.columns, plan.columns) < wanted) plan.rows /= 2;
+  const int64_t across = count(a.columns, plan.columns);
+  parallel_for(across * count(a.rows, plan.rows), [&](int64_t i) {
+    const int64_t row = i / across * plan.rows, column = i % across * plan.columns;
+    const LinearBlock block = {row, std::min(row + plan.rows, a.rows), column, std::min(column + plan.columns, a.columns)};
+    k.linear(packed, block, plan.scratch > 0 ? scratch(Slot::local, plan.scratch) : nullptr);
+  });
 }
 
 void launch_rms_norm(const NormArgs& a) {

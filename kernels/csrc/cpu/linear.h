@@ -6,16 +6,16 @@
 namespace octavo {
 namespace {
 
-PackedRow linear_packed_row(const LinearArgs& a) {
-  PackedRow row = {0, a.x_stride};
-  with_dtype(a.dtype, [&](auto tag) { row = Linear<decltype(tag)>::packed_row(a); });
-  return row;
+LinearPlan linear_plan(const LinearArgs& a) {
+  LinearPlan plan = {};
+  with_dtype(a.dtype, [&](auto tag) { plan = Linear<decltype(tag)>::plan(a); });
+  return plan;
 }
 void linear_pack(const LinearArgs& a, void* packed, int64_t begin, int64_t end) {
   with_dtype(a.dtype, [&](auto tag) { Linear<decltype(tag)>::pack(a, packed, begin, end); });
 }
-void linear(const LinearArgs& a, int64_t begin, int64_t end) {
-  with_dtype(a.dtype, [&](auto tag) { Linear<decltype(tag)>::run(a, begin, end); });
+void linear(const LinearArgs& a, const LinearBlock& b, void* scratch) {
+  with_dtype(a.dtype, [&](auto tag) { Linear<decltype(tag)>::run(a, b, scratch); });
 }
 
 }  // namespace

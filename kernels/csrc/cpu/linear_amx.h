@@ -1,159 +1,295 @@
-// bf16 products in tile registers. Weights are the left operand as they stand, 16 rows of 32 values; x is packed once a
-// call into the right operand's layout: panels of 16 rows, [depth / 2][16 rows][2].
+// bf16 products in tile registers. One operand is tiles of rows as they stand (16 rows of 32 values), the other tiles of
+// pairs: 16 pairs of values for each of 16 rows.
 //
-// An output element is one sum over the depth, 32 values at a time: it does not depend on the other rows.
+// Few rows of x: the weights are used where they are, x is packed into pairs. Many rows: the weights of 32 columns are
+// packed into pairs, x is only copied tile after tile (tile loads from rows far apart are slow, and here repeated).
+//
+// An output element is one sum over the depth, 32 values at a time, the same in both forms: it depends neither on the
+// other rows nor on their number. Where the depth is cut, so that x stays in the cache, the sums wait in float32.
 #pragma once
 
 #include "linear_kernel.h"
+#include "tile.h"
 
 namespace octavo {
 namespace {
 
-constexpr int kTileSide = 16, kTileDepth = 32;
-constexpr int64_t kPanelStep = kTileSide * kTileDepth;  // elements of a panel that one tile holds
+constexpr int64_t kPair = 2 * kTileSide;      // rows and columns of a block of four tiles of sums
+constexpr int64_t kTileSums = kTileSide * kTileSide;
+constexpr int64_t kPairSums = kPair * kPair;  // floats
+constexpr int64_t kFewRows = 64;
+constexpr int64_t kBlockRows = 512, kBlockColumns = 256;
+constexpr int64_t kWholeDepth = 1024, kPartDepth = 512, kSliceDepth = 320;
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-  TileConfig() {
-    for (int i = 0; i < 8; ++i) row_bytes[i] = 64, rows[i] = kTileSide;
-  }
+// Pairs of bf16 from two vectors of floats, the first in the lower halves.
+inline UVec narrow_pairs(Vec low, Vec high) {
+  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                              21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(interleave, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+}
+inline Vec widen_low(UVec pairs) { return from_bits(ushl<16>(pairs)); }
+inline Vec widen_high(UVec pairs) { return from_bits(uand(pairs, uset(0xffff0000u))); }
+inline Vec lower_halves(UVec halves) { return widen(_mm512_castsi512_si256(halves), bf16{}); }
+inline Vec upper_halves(UVec halves) { return widen(_mm512_extracti64x4_epi64(halves, 1), bf16{}); }
+
+// One or two tiles a step of 32 values.
+struct TilePair {
+  const bf16 *first, *second;
+  int64_t step;    // elements
+  int64_t stride;  // bytes
 };
 
-// 16 x 16 transpose of 32-bit values.
-inline void transpose16(UVec v[16]) {
-  for (int i = 0; i < 16; i += 4) transpose4(v[i], v[i + 1], v[i + 2], v[i + 3]);
-  for (int i = 0; i < 4; ++i) {
-    UVec a = v[i], b = v[i + 4], c = v[i + 8], d = v[i + 12];
-    UVec ab0 = _mm512_shuffle_i32x4(a, b, 0x44), ab1 = _mm512_shuffle_i32x4(a, b, 0xee);
-    UVec cd0 = _mm512_shuffle_i32x4(c, d, 0x44), cd1 = _mm512_shuffle_i32x4(c, d, 0xee);
-    v[i] = _mm512_shuffle_i32x4(ab0, cd0, 0x88), v[i + 4] = _mm512_shuffle_i32x4(ab0, cd0, 0xdd);
-    v[i + 8] = _mm512_shuffle_i32x4(ab1, cd1, 0x88), v[i + 12] = _mm512_shuffle_i32x4(ab1, cd1, 0xdd);
+// sums[A][2][16][16] (+)= a (rows) . b (pairs); `beside(step)` is done while tiles multiply. Tile numbers are
+// immediates: sums 0 to 3, a 4 and 5, b 6 and 7.
+template <int A, int B, class F>
+inline void multiply(const TilePair& a, const TilePair& b, int64_t steps, float* sums, bool fresh, F beside) {
+  if (fresh) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, sums, 64);
+    if (B == 2) _tile_loadd(1, sums + kTileSums, 64);
+    if (A == 2) _tile_loadd(2, sums + 2 * kTileSums, 64);
+    if (A == 2 && B == 2) _tile_loadd(3, sums + 3 * kTileSums, 64);
   }
+  TilePair p = a, q = b;
+  for (int64_t i = 0; i < steps; ++i) {
+    _tile_loadd(6, q.first, q.stride);
+    _tile_loadd(4, p.first, p.stride);
+    _tile_dpbf16ps(0, 4, 6);
+    if (A == 2) {
+      _tile_loadd(5, p.second, p.stride);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    if (B == 2) {
+      _tile_loadd(7, q.second, q.stride);
+      _tile_dpbf16ps(1, 4, 7);
+      if (A == 2) _tile_dpbf16ps(3, 5, 7);
+    }
+    p.first += p.step, p.second += p.step, q.first += q.step, q.second += q.step;
+    beside(i);
+  }
+  _tile_stored(0, sums, 64);
+  if (B == 2) _tile_stored(1, sums + kTileSums, 64);
+  if (A == 2) _tile_stored(2, sums + 2 * kTileSums, 64);
+  if (A == 2 && B == 2) _tile_stored(3, sums + 3 * kTileSums, 64);
 }
 
-// The weights of a partial tile, padded with zeros.
-struct Padded {
-  alignas(64) bf16 values[kTileSide][kTileDepth];
-  Padded(const bf16* w, int64_t stride, int64_t rows, int64_t depth) {
-    const __mmask32 kept = depth >= kTileDepth ? 0xffffffffu : (1u << depth) - 1;
-    for (int i = 0; i < kTileSide; ++i)
-      _mm512_store_si512(values[i],
-                         i < rows ? _mm512_maskz_loadu_epi16(kept, w + i * stride) : _mm512_setzero_si512());
-  }
-};
-
-// Sums [16 columns][16 rows of x] into the output, with bias and residual.
-inline void store_tile(const LinearArgs& a, const float* sums, int64_t t, int64_t n, int64_t n_end) {
-  const int columns = n_end - n < kTileSide ? int(n_end - n) : kTileSide;
+// Sums of 32 columns (two tiles, 512 floats apart) by 16 rows of x into the output, with bias and residual.
+inline void store_columns(const LinearArgs& a, const float* sums, int64_t t, int64_t n, int64_t n_end) {
+  const __mmask32 columns = first_halves(n_end - n);
   const int rows = a.rows - t < kTileSide ? int(a.rows - t) : kTileSide;
   UVec v[kTileSide];
-  for (int i = 0; i < kTileSide; ++i) v[i] = to_bits(vload(sums + i * kTileSide));
-  transpose16(v);
-  const Vec bias = a.bias ? vload_n(static_cast<const bf16*>(a.bias) + n, columns) : vset(0.0f);
-  for (int r = 0; r < rows; ++r) {
-    Vec y = from_bits(v[r]) + bias;
-    if (a.residual)
-      y = y + vload_n(static_cast<const bf16*>(a.residual) + (t + r) * a.residual_stride + n, columns);
-    vstore_n(static_cast<bf16*>(a.out) + (t + r) * a.out_stride + n, y, columns);
+  if (a.residual) {
+    load_rows(static_cast<const bf16*>(a.residual) + t * a.residual_stride + n, a.residual_stride, rows, n_end - n, v);
+    transpose16(v);
   }
+  alignas(64) float bias[kPair] = {};
+  if (a.bias) {
+    const UVec values = _mm512_maskz_loadu_epi16(columns, static_cast<const bf16*>(a.bias) + n);
+    vstore(bias, lower_halves(values));
+    vstore(bias + W, upper_halves(values));
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kTileSide; ++i) {
+    const float* pair = sums + i / 8 * 2 * kTileSums + i % 8 * kPair;
+    Vec even = vload(pair), odd = vload(pair + W);
+    if (a.bias) even = even + vset(bias[2 * i]), odd = odd + vset(bias[2 * i + 1]);
+    if (a.residual) even = even + widen_low(v[i]), odd = odd + widen_high(v[i]);
+    v[i] = narrow_pairs(even, odd);
+  }
+  transpose16(v);
+  bf16* out = static_cast<bf16*>(a.out) + t * a.out_stride + n;
+  for (int r = 0; r < rows; ++r) _mm512_mask_storeu_epi16(out + r * a.out_stride, columns, v[r]);
 }
 
-// Tile numbers are immediates: sums 0 to 3, weights 4 and 5, x 6 and 7.
-template <>
-struct Linear<bf16> {
-  static PackedRow packed_row(const LinearArgs& a) {
-    const int64_t stride = round_up(a.depth, kTileDepth);
-    return {size_t(stride) * sizeof(bf16), stride};
+// Weights of 32 columns on their way into tiles, zeros beyond the matrix.
+template <bool pairs>
+struct Incoming {
+  static constexpr int64_t kTile = kTileSide * kTileDepth, kAhead = 4;  // steps of the depth
+  LinearArgs a;
+  bf16* copy;
+  int64_t n, n_end, k, next = 0, tiles;
+
+  Incoming(const LinearArgs& args, bf16* to, int64_t column, int64_t column_end, int64_t begin, int64_t end)
+      : a(args), copy(to), n(column), n_end(column_end), k(begin), tiles((end - begin) / kTileDepth * 2) {}
+
+  void pack(int64_t count) {
+    for (; count > 0 && next < tiles; --count, ++next) {
+      const int64_t row = n + next % 2 * kTileSide, column = k + next / 2 * kTileDepth;
+      const bf16* w = static_cast<const bf16*>(a.weight) + row * a.weight_stride + column;
+      UVec v[kTileSide];
+      load_rows(w, a.weight_stride, n_end - row, a.depth - column, v);
+      for (int i = 0; i < kTileSide; ++i) __builtin_prefetch(w + i * a.weight_stride + kAhead * kTileDepth);
+      if (pairs) transpose16(v);
+      for (int i = 0; i < kTileSide; ++i) _mm512_store_si512(copy + next * kTile + i * kTileDepth, v[i]);
+    }
+    __asm__ volatile("" ::: "memory");  // tile loads do not tell the compiler that they read
+  }
+  TilePair from(int64_t depth) const {
+    const bf16* first = copy + (depth - k) * kPair;
+    return {first, first + kTile, 2 * kTile, 64};
+  }
+};
+
+// Sums of 32 columns on their way into the output, row by row.
+struct Outgoing {
+  static constexpr int64_t kAhead = 8;
+  const LinearArgs& a;
+  const float* sums = nullptr;
+  bf16* out = nullptr;
+  int64_t t = 0, n = 0, row = 0, rows = 0;
+  __mmask32 columns = 0;
+
+  void begin(const float* from, int64_t t_begin, int64_t t_end, int64_t n_begin, int64_t n_end) {
+    sums = from, t = t_begin, n = n_begin, row = 0, rows = t_end - t_begin;
+    columns = first_halves(n_end - n);
+    out = static_cast<bf16*>(a.out) + t * a.out_stride + n;
+  }
+  void store(int64_t count) {
+    for (; count > 0 && row < rows; --count, ++row, out += a.out_stride) {
+      const float* p = sums + row / kTileSide * 2 * kTileSums + row % kTileSide * W;
+      Vec low = vload(p), high = vload(p + kTileSums);
+      __builtin_prefetch(out + kAhead * a.out_stride, 1);
+      if (a.bias) add(low, high, static_cast<const bf16*>(a.bias) + n);
+      if (a.residual) add(low, high, static_cast<const bf16*>(a.residual) + (t + row) * a.residual_stride + n);
+      _mm512_mask_storeu_epi16(out, columns, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+    }
   }
 
+ private:
+  void add(Vec& low, Vec& high, const bf16* p) const {
+    const UVec values = _mm512_maskz_loadu_epi16(columns, p);
+    low = low + lower_halves(values), high = high + upper_halves(values);
+  }
+};
+
+template <>
+struct Linear<bf16> {
+  static LinearPlan plan(const LinearArgs& a) {
+    const Cuts cuts(a);
+    const int64_t panels = cuts.part < cuts.depth ? kBlockColumns / kPair : 2;
+    LinearPlan plan = {size_t(cuts.depth) * sizeof(bf16), cuts.depth, kBlockRows, kBlockColumns, 0};
+    plan.scratch = size_t(2 * cuts.part * kPair) * sizeof(bf16) + size_t(panels * kBlockRows * kPair) * sizeof(float);
+    if (a.rows <= kFewRows) plan.columns = round_up(Linear<f16>::plan(a).columns, kPair);
+    return plan;
+  }
+
+  // Panels of 16 rows, tile after tile.
   static void pack(const LinearArgs& a, void* packed, int64_t begin, int64_t end) {
     const int64_t depth = round_up(a.depth, kTileDepth);
     for (int64_t t = begin; t < end; t += kTileSide) {
       bf16* panel = static_cast<bf16*>(packed) + t * depth;
       const bf16* x = static_cast<const bf16*>(a.x) + t * a.x_stride;
       for (int64_t k = 0; k < a.depth; k += kTileDepth) {
-        // 16 rows of 16 pairs become 16 pairs of 16 rows.
-        const Padded rows(x + k, a.x_stride, end - t, a.depth - k);
         UVec v[kTileSide];
-        for (int i = 0; i < kTileSide; ++i) v[i] = _mm512_load_si512(rows.values[i]);
-        transpose16(v);
+        load_rows(x + k, a.x_stride, end - t, a.depth - k, v);
+        if (a.rows <= kFewRows) transpose16(v);
         for (int i = 0; i < kTileSide; ++i) _mm512_storeu_si512(panel + k * kTileSide + i * kTileDepth, v[i]);
       }
     }
   }
 
-  static void run(const LinearArgs& a, int64_t begin, int64_t end) {
+  static void run(const LinearArgs& a, const LinearBlock& b, void* scratch) {
     const TileConfig config;
     _tile_loadconfig(&config);
-    for (int64_t t = 0; t < a.rows; t += kLinearPanel) {
-      const int64_t t_end = t + kLinearPanel < a.rows ? t + kLinearPanel : a.rows;
-      for (int64_t n = begin; n < end; n += 2 * kTileSide) {
-        int64_t i = t;
-        for (; i + kTileSide < t_end; i += 2 * kTileSide) block<2>(a, i, n, end);
-        if (i < t_end) block<1>(a, i, n, end);
-      }
-    }
+    if (a.rows <= kFewRows)
+      run_few(a, b, static_cast<bf16*>(scratch));
+    else
+      run_many(a, b, static_cast<bf16*>(scratch));
     _tile_release();
   }
 
  private:
-  // 32 columns by one or two panels of x.
-  template <int panels>
-  static void block(const LinearArgs& a, int64_t t, int64_t n, int64_t n_end) {
-    const int64_t depth = round_up(a.depth, kTileDepth), whole = a.depth / kTileDepth * kTileDepth;
-    const bf16* w = static_cast<const bf16*>(a.weight) + n * a.weight_stride;
-    const bf16* low = w + kTileSide * a.weight_stride;
-    const bf16* x = static_cast<const bf16*>(a.x) + t * depth;
-    const bf16* x1 = x + kTileSide * depth;
-    const int64_t stride = a.weight_stride * int64_t(sizeof(bf16));
-    const bool full = n + 2 * kTileSide <= n_end;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    auto multiply = [&](int64_t k) {
-      _tile_loadd(6, x + k * kTileSide, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 5, 6);
-      if (panels == 2) {
-        _tile_loadd(7, x1 + k * kTileSide, 64);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_dpbf16ps(3, 5, 7);
+  static void nothing(int64_t) {}
+
+  static TilePair x_panels(const LinearArgs& a, int64_t t, int64_t k) {
+    const int64_t depth = round_up(a.depth, kTileDepth);
+    const bf16* x = static_cast<const bf16*>(a.x) + t * depth + k * kTileSide;
+    return {x, x + kTileSide * depth, kTileSide * kTileDepth, 64};
+  }
+
+  static void run_few(const LinearArgs& a, const LinearBlock& b, bf16* copy) {
+    const int64_t steps = (a.depth + kTileDepth - 1) / kTileDepth;
+    alignas(64) float sums[kPairSums];
+    for (int64_t n = b.column; n < b.column_end; n += kPair) {
+      const bf16* w = static_cast<const bf16*>(a.weight) + n * a.weight_stride;
+      TilePair weights = {w, w + kTileSide * a.weight_stride, kTileDepth, a.weight_stride * int64_t(sizeof(bf16))};
+      if (n + kPair > b.column_end || a.depth % kTileDepth) {
+        Incoming<false> padded(a, copy, n, b.column_end, 0, steps * kTileDepth);
+        padded.pack(padded.tiles);
+        weights = padded.from(0);
       }
-    };
-    int64_t k = 0;
-    if (full) {
-      for (; k < whole; k += kTileDepth) {
-        _tile_loadd(4, w + k, stride);
-        _tile_loadd(5, low + k, stride);
-        multiply(k);
+      for (int64_t t = b.row; t < b.row_end; t += kPair) {
+        const bool two = t + kTileSide < b.row_end;
+        if (two)
+          multiply<2, 2>(weights, x_panels(a, t, 0), steps, sums, true, nothing);
+        else
+          multiply<2, 1>(weights, x_panels(a, t, 0), steps, sums, true, nothing);
+        store_columns(a, sums, t, n, b.column_end);
+        if (two) store_columns(a, sums + kTileSums, t + kTileSide, n, b.column_end);
       }
-    }
-    for (; k < a.depth; k += kTileDepth) {
-      const Padded upper(w + k, a.weight_stride, n_end - n, a.depth - k);
-      const Padded lower(low + k, a.weight_stride, n_end - n - kTileSide, a.depth - k);
-      __asm__ volatile("" ::: "memory");  // tile loads do not tell the compiler that they read
-      _tile_loadd(4, upper.values, 64);
-      _tile_loadd(5, lower.values, 64);
-      multiply(k);
-    }
-    alignas(64) float sums[kTileSide * kTileSide];
-    _tile_stored(0, sums, 64);
-    store_tile(a, sums, t, n, n_end);
-    if (n + kTileSide < n_end) {
-      _tile_stored(1, sums, 64);
-      store_tile(a, sums, t, n + kTileSide, n_end);
-    }
-    if (panels == 1) return;
-    _tile_stored(2, sums, 64);
-    store_tile(a, sums, t + kTileSide, n, n_end);
-    if (n + kTileSide < n_end) {
-      _tile_stored(3, sums, 64);
-      store_tile(a, sums, t + kTileSide, n + kTileSide, n_end);
     }
   }
+
+  // x of one part of the depth stays in the second-level cache; of that, weights of 32 columns and one slice in the
+  // first, while x streams past. While tiles multiply, the sums of the columns before go out and the weights of the
+  // columns after come in.
+  static void run_many(const LinearArgs& a, const LinearBlock& b, bf16* copy) {
+    const Cuts cuts(a);
+    const int64_t pairs = (b.row_end - b.row + kPair - 1) / kPair;
+    const int64_t panels = (b.column_end - b.column + kPair - 1) / kPair, parts = (cuts.depth + cuts.part - 1) / cuts.part;
+    float* memory = reinterpret_cast<float*>(copy + 2 * cuts.part * kPair);
+    auto incoming = [&](int64_t pass) {
+      const int64_t k = pass / panels * cuts.part, n = b.column + pass % panels * kPair;
+      const int64_t k_end = pass >= panels * parts ? k : k + cuts.part < cuts.depth ? k + cuts.part : cuts.depth;
+      return Incoming<true>(a, copy + pass % 2 * cuts.part * kPair, n, b.column_end, k, k_end);
+    };
+    Outgoing out{a};
+    Incoming<true> now = incoming(0);
+    now.pack(now.tiles);
+    for (int64_t pass = 0; pass < panels * parts; ++pass) {
+      Incoming<true> after = incoming(pass + 1);
+      const int64_t all_steps = now.tiles / 2, slice = cuts.slice / kTileDepth;
+      const int64_t in_share = 1 + after.tiles / ((all_steps + slice - 1) / slice * pairs);
+      const int64_t out_share = 1 + out.rows / (all_steps * pairs);
+      float* panel = memory + (parts > 1 ? pass % panels : pass % 2) * pairs * kPairSums;
+      for (int64_t step = 0; step < all_steps; step += slice) {
+        const int64_t k = now.k + step * kTileDepth, steps = step + slice < all_steps ? slice : all_steps - step;
+        const TilePair weights = now.from(k);
+        float* sums = panel;
+        for (int64_t t = b.row; t < b.row_end; t += kPair, sums += kPairSums) {
+          after.pack(in_share);
+          auto beside = [&](int64_t) { out.store(out_share); };
+          if (t + kTileSide < b.row_end)
+            multiply<2, 2>(x_panels(a, t, k), weights, steps, sums, k == 0, beside);
+          else
+            multiply<1, 2>(x_panels(a, t, k), weights, steps, sums, k == 0, beside);
+        }
+      }
+      out.store(out.rows);
+      if (pass / panels == parts - 1) out.begin(panel, b.row, b.row_end, now.n, b.column_end);
+      after.pack(after.tiles);
+      now = after;
+    }
+    out.store(out.rows);
+  }
+
+  // The depth in nearly equal parts, and those in nearly equal slices.
+  struct Cuts {
+    int64_t depth, part, slice;
+    explicit Cuts(const LinearArgs& a) : depth(round_up(a.depth, kTileDepth)), part(depth), slice(depth) {
+      if (a.rows <= kFewRows) return;
+      if (depth > kWholeDepth) part = evenly(depth, kPartDepth);
+      slice = evenly(part, kSliceDepth);
+    }
+    static int64_t evenly(int64_t n, int64_t most) {
+      const int64_t parts = (n + most - 1) / most;
+      return parts > 1 ? round_up((n + parts - 1) / parts, kTileDepth) : n;
+    }
+  };
 };
 
 }  // namespace

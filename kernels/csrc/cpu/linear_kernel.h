@@ -56,7 +56,10 @@ inline void linear_block(const LinearArgs& a, int64_t t, int64_t n) {
   if (k < a.depth) multiply(k, [&](const T* p) { return D::weight_n(p, int(a.depth - k)); });
   for (int r = 0; r < R; ++r) {
     float sums[C];
-    for (int c = 0; c < C; ++c) sums[c] = vsum(acc[r][c]);
+    if constexpr (C == 4)
+      vsum4(acc[r], sums);
+    else
+      for (int c = 0; c < C; ++c) sums[c] = vsum(acc[r][c]);
     linear_store<T>(a, t + r, n, sums, C);
   }
 }
@@ -76,15 +79,19 @@ inline void linear_panel(const LinearArgs& a, int64_t t, int64_t t_end, int64_t 
 }
 
 constexpr int64_t kLinearPanel = 64;  // rows of x that stay in the cache while weights stream
+constexpr int64_t kLinearWeights = int64_t(1) << 18;  // bytes of weights that stay in the cache for all panels
 
 template <class T>
 struct Linear {
   using D = Dot<T>;
 
-  static PackedRow packed_row(const LinearArgs& a) {
-    if (!D::pack_needed && a.depth % D::step == 0) return {0, a.x_stride};
-    const int64_t stride = round_up(a.depth, D::step);
-    return {size_t(stride) * sizeof(typename D::X), stride};
+  static LinearPlan plan(const LinearArgs& a) {
+    const int64_t fit = kLinearWeights / (a.depth > 0 ? a.depth * int64_t(sizeof(T)) : 1) / 16 * 16;
+    LinearPlan plan = {0, a.x_stride, 8 * kLinearPanel, fit < 16 ? 16 : fit > 256 ? 256 : fit, 0};
+    if (!D::pack_needed && a.depth % D::step == 0) return plan;
+    plan.packed_stride = round_up(a.depth, D::step);
+    plan.packed_row = size_t(plan.packed_stride) * sizeof(typename D::X);
+    return plan;
   }
 
   static void pack(const LinearArgs& a, void* packed, int64_t begin, int64_t end) {
@@ -96,16 +103,15 @@ struct Linear {
     }
   }
 
-  static void run(const LinearArgs& a, int64_t begin, int64_t end) {
-    for (int64_t t = 0; t < a.rows; t += kLinearPanel) {
-      const int64_t t_end = t + kLinearPanel < a.rows ? t + kLinearPanel : a.rows;
-      int64_t n = begin;
-      for (; n + kLinearColumns <= end; n += kLinearColumns) linear_panel<T, kLinearColumns>(a, t, t_end, n);
-      for (; n < end; ++n) linear_panel<T, 1>(a, t, t_end, n);
+  static void run(const LinearArgs& a, const LinearBlock& b, void*) {
+    for (int64_t t = b.row; t < b.row_end; t += kLinearPanel) {
+      const int64_t t_end = t + kLinearPanel < b.row_end ? t + kLinearPanel : b.row_end;
+      int64_t n = b.column;
+      for (; n + kLinearColumns <= b.column_end; n += kLinearColumns) linear_panel<T, kLinearColumns>(a, t, t_end, n);
+      for (; n < b.column_end; ++n) linear_panel<T, 1>(a, t, t_end, n);
     }
   }
 };
-
 
 }  // namespace
 }  // namespace octavo

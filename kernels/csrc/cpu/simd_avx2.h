@@ -57,6 +57,9 @@ inline float vsum(Vec x) {
   h = _mm_add_ps(h, _mm_movehl_ps(h, h));
   return _mm_cvtss_f32(_mm_add_ss(h, _mm_shuffle_ps(h, h, 1)));
 }
+inline void vsum4(const Vec* v, float* sums) {
+  for (int i = 0; i < 4; ++i) sums[i] = vsum(v[i]);
+}
 inline float vmax_all(Vec x) {
   __m128 h = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   h = _mm_max_ps(h, _mm_movehl_ps(h, h));

@@ -76,6 +76,16 @@ inline float vsum(Vec x) {
   h = _mm_add_ps(h, _mm_movehl_ps(h, h));
   return _mm_cvtss_f32(_mm_add_ss(h, _mm_shuffle_ps(h, h, 1)));
 }
+// The sums of four vectors, each the same as `vsum` gives.
+inline void vsum4(const Vec* v, float* sums) {
+  auto halves = [](Vec a, Vec b) { return _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee); };
+  const Vec ab = halves(v[0], v[1]), cd = halves(v[2], v[3]);
+  Vec y = _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);
+  y = y + _mm512_permute_ps(y, 0x4e);
+  y = y + _mm512_permute_ps(y, 0xb1);
+  const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, y)));
+}
 inline float vmax_all(Vec x) {
   __m256 y = _mm256_max_ps(_mm512_castps512_ps256(x), upper_half(x));
   __m128 h = _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));

@@ -93,6 +93,9 @@ inline bool any(Mask m) { return m[0] | m[1] | m[2] | m[3]; }
 inline Vec vmax(Vec a, Vec b) { return vselect(a > b, a, b); }
 inline Vec vmin(Vec a, Vec b) { return vselect(a < b, a, b); }
 inline float vsum(Vec x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+inline void vsum4(const Vec* v, float* sums) {
+  for (int i = 0; i < 4; ++i) sums[i] = vsum(v[i]);
+}
 inline float vmax_all(Vec x) {
   float a = x[0] > x[2] ? x[0] : x[2], b = x[1] > x[3] ? x[1] : x[3];
   return a > b ? a : b;
