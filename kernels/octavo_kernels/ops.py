@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from octavo_kernels import _cpu
+from octavo_kernels import _cpu, cuda
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -52,10 +52,23 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | Non
 
 
 def _check_layout(name: str, tensor: Tensor) -> None:
-    if not tensor.is_cpu:
-        raise ValueError(f"{name} is on {tensor.device}; this build of octavo-kernels has CPU kernels only")
     if tensor.dim() and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         raise ValueError(f"{name} must be contiguous in its last dimension; its strides are {tensor.stride()}")
+
+
+def _run(operation: str, tensors: dict[str, Tensor | None], *arguments: object) -> None:
+    """Calls the module of the device that all tensors must share."""
+    given = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    device = next(iter(given.values()))
+    for name, other in given.items():
+        if other.type not in ("cpu", "cuda"):
+            raise ValueError(f"{name} is on {other}; there are kernels for the CPU and for CUDA")
+        if other != device:
+            raise ValueError(f"{name} is on {other}, but {next(iter(given))} is on {device}")
+    if device.type == "cpu":
+        getattr(_cpu, operation)(*arguments)
+    else:
+        cuda.run(operation, device, *arguments)
 
 
 def _check_heads(name: str, tensor: Tensor) -> None:
@@ -102,6 +115,8 @@ def _cache_layout(
 ) -> tuple[int, int, int, int, int]:
     """Address, block, K-to-V and head strides, block size: what the module calls a cache."""
     _check_sizes(block_size, head_dim)
+    if cache.is_cuda:
+        cuda.check_cache(dtype, head_dim, block_size)
     _check("layer_cache", cache, dtype, (None, 2, kv_heads, block_size * head_dim))
     block, kv, head, _ = cache.stride()
     return cache.data_ptr(), block, kv, head, block_size
@@ -123,6 +138,8 @@ def empty_cache(
     if dtype not in DTYPES:
         raise TypeError(f"dtype must be float32, bfloat16 or float16, not {dtype}")
     _check_sizes(block_size, head_dim)
+    if torch.device(device).type == "cuda":
+        cuda.check_cache(dtype, head_dim, block_size)
     for name, size in (("num_blocks", num_blocks), ("layers", layers), ("kv_heads", kv_heads)):
         if size < 1:
             raise ValueError(f"{name} must be at least 1, not {size}")
@@ -144,7 +161,8 @@ def write_kv(k: Tensor, v: Tensor, layer_cache: Tensor, slots: Tensor, block_siz
     _check_heads("v", v)
     _check("slots", slots, torch.int64, (tokens,))
     cache = _cache_layout(layer_cache, k.dtype, kv_heads, head_dim, block_size)
-    _cpu.write_kv(
+    _run(
+        "write_kv", {"k": k, "v": v, "layer_cache": layer_cache, "slots": slots},
         dtype, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), tokens, kv_heads, head_dim, *cache,
         slots.data_ptr(),
     )  # fmt: skip
@@ -197,7 +215,12 @@ def rope_write_kv(
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             _check(name, weight, qkv.dtype, (head_dim,))
-    _cpu.rope_write_kv(
+    tensors = {
+        "qkv": qkv, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions,
+        "cos_sin": cos_sin, "q_norm": q_norm, "k_norm": k_norm,
+    }  # fmt: skip
+    _run(
+        "rope_write_kv", tensors,
         dtype, qkv.data_ptr(), qkv.stride(0), q_out.data_ptr(), q_out.stride(0), tokens, heads, kv_heads, head_dim,
         *cache, slots.data_ptr(), positions.data_ptr(), table, table_stride, rotary_dim, interleaved,
         _address(q_norm), _address(k_norm), eps, norm_offset,
@@ -217,6 +240,7 @@ def paged_attention(
     sliding_window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    plan: cuda.AttentionPlan | None = None,
 ) -> Tensor:
     """Causal attention of `q[T, heads, head_dim]` over the paged cache, decode and prefill in one ragged call.
 
@@ -225,6 +249,7 @@ def paged_attention(
     `sliding_window` w > 0 only j > L - n + i - w; blocks that no query sees are not read. A query that sees nothing
     gives zeros. `softcap` c > 0: scores become c * tanh(score / c). `sinks[heads]` (float32): a logit for each head
     that joins the softmax's denominator only. `heads` is a multiple of the cache's `kv_heads`.
+    `plan`: on CUDA, lists updated for this step's lengths, shared by its layers; without one each call makes its own.
     PagedAttention (arXiv 2309.06180), with the online softmax of FlashAttention (arXiv 2205.14135).
     """
     dtype = _float_type("q", q)
@@ -247,10 +272,20 @@ def paged_attention(
         _check("sinks", sinks, torch.float32, (heads,))
     if sliding_window < 0:
         raise ValueError(f"sliding_window must be 0 (none) or positive, not {sliding_window}")
-    _cpu.paged_attention(
+    tensors = {
+        "q": q, "layer_cache": layer_cache, "block_tables": block_tables, "context_lens": context_lens,
+        "query_start": query_start, "out": out, "sinks": sinks,
+    }  # fmt: skip
+    lengths: tuple[int | bool, ...] = (context_lens.data_ptr(), query_start.data_ptr(), sequences)
+    if q.is_cuda:
+        if plan is None:
+            plan = cuda.AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
+            plan.update(context_lens, query_start)
+        lengths = plan.arguments(heads, kv_heads, head_dim, sliding_window)
+    _run(
+        "paged_attention", tensors,
         dtype, q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), heads, kv_heads, head_dim, *cache,
-        block_tables.data_ptr(), block_tables.stride(0), context_lens.data_ptr(), query_start.data_ptr(), sequences,
-        scale, sliding_window, softcap, _address(sinks),
+        block_tables.data_ptr(), block_tables.stride(0), *lengths, scale, sliding_window, softcap, _address(sinks),
     )  # fmt: skip
     return out
 
@@ -267,7 +302,10 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     _check("pairs", pairs, torch.int64, (None, 2))
     if not pairs.is_contiguous():
         raise ValueError(f"pairs must be contiguous; its strides are {pairs.stride()}")
-    _cpu.copy_blocks(kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.itemsize, pairs.data_ptr(), pairs.shape[0])
+    _run(
+        "copy_blocks", {"kv_cache": kv_cache, "pairs": pairs},
+        kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.itemsize, pairs.data_ptr(), pairs.shape[0],
+    )  # fmt: skip
 
 
 def linear(
@@ -286,7 +324,10 @@ def linear(
     if residual is not None:
         _check("residual", residual, x.dtype, (rows, columns))
     out = _output(out, x, (rows, columns))
-    _cpu.linear(
+    if x.is_cuda:
+        return cuda.linear(x, weight, bias, residual, out)
+    _run(
+        "linear", {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out},
         dtype, x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), _address(bias), _address(residual),
         0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, columns, depth,
     )  # fmt: skip
@@ -311,7 +352,8 @@ def rms_norm(
     if residual is not None:
         _check("residual", residual, x.dtype, (rows, width))
     out = _output(out, x, (rows, width))
-    _cpu.rms_norm(
+    _run(
+        "rms_norm", {"x": x, "weight": weight, "residual": residual, "out": out},
         dtype, x.data_ptr(), x.stride(0), _address(residual), 0 if residual is None else residual.stride(0),
         weight.data_ptr(), out.data_ptr(), out.stride(0), rows, width, eps, offset,
     )  # fmt: skip
@@ -335,7 +377,8 @@ def layer_norm(
     if residual is not None:
         _check("residual", residual, x.dtype, (rows, width))
     out = _output(out, x, (rows, width))
-    _cpu.layer_norm(
+    _run(
+        "layer_norm", {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out},
         dtype, x.data_ptr(), x.stride(0), _address(residual), 0 if residual is None else residual.stride(0),
         weight.data_ptr(), _address(bias), out.data_ptr(), out.stride(0), rows, width, eps,
     )  # fmt: skip
@@ -349,9 +392,10 @@ def act_and_mul(x: Tensor, kind: Gate, out: Tensor | None = None) -> Tensor:
     if width % 2:
         raise ValueError(f"x must have an even number of columns, not {width}")
     out = _output(out, x, (rows, width // 2))
-    _cpu.activation(
-        dtype, _kind(kind), True, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, width // 2
-    )
+    _run(
+        "activation", {"x": x, "out": out},
+        dtype, _kind(kind), True, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, width // 2,
+    )  # fmt: skip
     return out
 
 
@@ -360,7 +404,10 @@ def act(x: Tensor, kind: Activation, out: Tensor | None = None) -> Tensor:
     dtype = _float_type("x", x)
     rows, width = _rows("x", x)
     out = _output(out, x, (rows, width))
-    _cpu.activation(dtype, _kind(kind), False, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, width)
+    _run(
+        "activation", {"x": x, "out": out},
+        dtype, _kind(kind), False, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, width,
+    )  # fmt: skip
     return out
 
 
@@ -406,8 +453,13 @@ def sample(
     _check("top_k", top_k, torch.int32, shape)
     _check("top_p", top_p, torch.float32, shape)
     _check("min_p", min_p, torch.float32, shape)
-    tokens = torch.empty(rows, dtype=torch.int64)
-    _cpu.sample(
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    tensors = {
+        "logits": logits, "seeds": seeds, "indices": indices, "positions": positions, "temperature": temperature,
+        "top_k": top_k, "top_p": top_p, "min_p": min_p,
+    }  # fmt: skip
+    _run(
+        "sample", tensors,
         logits.data_ptr(), logits.stride(0), rows, vocab, seeds.data_ptr(), indices.data_ptr(), positions.data_ptr(),
         temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr(), tokens.data_ptr(),
     )  # fmt: skip
@@ -425,9 +477,12 @@ def logprobs(logits: Tensor, tokens: Tensor, top_n: int = 0) -> tuple[Tensor, Te
     _check("tokens", tokens, torch.int64, (rows,))
     if not 0 <= top_n <= vocab:
         raise ValueError(f"top_n must be between 0 and the vocabulary's {vocab}, not {top_n}")
-    chosen = torch.empty(rows)
-    ids, values = torch.empty((rows, top_n), dtype=torch.int64), torch.empty((rows, top_n))
-    _cpu.logprobs(
+    device = logits.device
+    chosen = torch.empty(rows, device=device)
+    ids = torch.empty((rows, top_n), dtype=torch.int64, device=device)
+    values = torch.empty((rows, top_n), device=device)
+    _run(
+        "logprobs", {"logits": logits, "tokens": tokens},
         logits.data_ptr(), logits.stride(0), rows, vocab, tokens.data_ptr(), top_n,
         chosen.data_ptr(), ids.data_ptr(), values.data_ptr(),
     )  # fmt: skip

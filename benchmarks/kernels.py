@@ -1,0 +1,304 @@
+"""Speed of the CUDA kernels against the fewest bytes or operations they could take.
+
+    python benchmarks/kernels.py --out benchmarks/results/h200-kernels.json
+
+Random bfloat16 data, medians over replays of a CUDA graph. Each graph goes over several layers (or buffers) whose bytes
+together exceed four times the L2 cache, so every call finds it cold. Floors use ceilings measured on an H200: paged
+reads, copies (read plus write) and a large bf16 matrix product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import cuda, ops
+
+READ, COPY, MATMUL = 4.55e12, 4.25e12, 775e12  # bytes/s, bytes/s, FLOP/s
+COLD_BYTES = 4 * 60e6
+
+
+@dataclass
+class Row:
+    operation: str
+    shape: str
+    microseconds: float
+    floor_microseconds: float
+    percent_of_floor: float
+    peer: str | None = None
+    peer_microseconds: float | None = None
+    times_faster: float | None = None
+
+
+def row(operation: str, shape: str, seconds: float, floor: float, peer: tuple[str, float] | None = None) -> Row:
+    result = Row(operation, shape, round(seconds * 1e6, 2), round(floor * 1e6, 2), round(100 * floor / seconds, 1))
+    if peer:
+        result.peer, result.peer_microseconds = peer[0], round(peer[1] * 1e6, 2)
+        result.times_faster = round(peer[1] / seconds, 3)
+    print(" | ".join("" if value is None else str(value) for value in asdict(result).values()), flush=True)
+    return result
+
+
+def measure(calls: list[Callable[[], object]], replays: int = 15) -> float:
+    """Median seconds of one call: the calls are captured in one graph, which is replayed."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for i in range(replays + 3):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        if i >= 3:
+            times.append(begin.elapsed_time(end) / 1e3 / len(calls))
+    del graph
+    return statistics.median(times)
+
+
+def rotations(bytes_per_call: float, least: int = 4) -> int:
+    return max(least, int(COLD_BYTES // max(bytes_per_call, 1)) + 1)
+
+
+@dataclass
+class Cache:
+    pool: Tensor
+    tables: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def make(cls, lengths: list[int], layers: int, kv_heads: int, head_dim: int, block: int) -> Cache:
+        needed = [-(-n // block) for n in lengths]
+        pool = ops.empty_cache(sum(needed) + 1, layers, kv_heads, block, head_dim, torch.bfloat16, "cuda")
+        pool.view(pool.shape[0], -1).normal_()
+        order = (torch.randperm(sum(needed)) + 1).int()
+        tables = torch.zeros(len(lengths), max(needed), dtype=torch.int32)
+        for i, part in enumerate(order.split(needed)):
+            tables[i, : needed[i]] = part
+        return cls(pool, tables.cuda(), torch.tensor(lengths, dtype=torch.int32, device="cuda"))
+
+
+def flashinfer_decode(cache: Cache, q: Tensor, heads: int, kv_heads: int, head_dim: int, block: int) -> float | None:
+    """FlashInfer's tensor-core decode over a pool of the same size and the same tables, or None where it is missing."""
+    try:
+        import flashinfer
+    except ImportError:
+        return None
+    layers = cache.pool.shape[1]
+    pools = [
+        torch.randn(cache.pool.shape[0], 2, block, kv_heads, head_dim, dtype=q.dtype, device="cuda")
+        for _ in range(layers)
+    ]
+    counts = (cache.lengths + block - 1) // block
+    indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+    indices = torch.cat([t[:n] for t, n in zip(cache.tables, counts.tolist(), strict=True)])
+    work = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(work, "NHD", use_tensor_cores=True)
+    wrapper.plan(
+        indptr, indices, (cache.lengths - 1) % block + 1, heads, kv_heads, head_dim, block,
+        q_data_type=q.dtype, kv_data_type=q.dtype,
+    )  # fmt: skip
+    out = torch.empty_like(q)
+    return measure([lambda pool=pool: wrapper.run(q, pool, out=out) for pool in pools])
+
+
+def decode(name: str, lengths: list[int], heads: int, kv_heads: int, head_dim: int = 128, block: int = 16) -> Row:
+    batch = len(lengths)
+    kv = 2 * sum(lengths) * kv_heads * head_dim * 2
+    layers = rotations(kv, 3)
+    cache = Cache.make(lengths, layers, kv_heads, head_dim, block)
+    q = torch.randn(batch, heads, head_dim, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(q)
+    starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
+    plan = cuda.AttentionPlan(
+        sequences=batch, tokens=batch, chunks=sum(-(-n // cuda.chunk_tokens()) for n in lengths), heads=heads,
+        kv_heads=kv_heads, head_dim=head_dim, max_queries=1,
+    )  # fmt: skip
+    plan.update(cache.lengths, starts)
+
+    def call(layer: int) -> None:
+        ops.paged_attention(
+            q, cache.pool[:, layer], cache.tables, cache.lengths, starts, out, head_dim**-0.5, block, plan=plan
+        )
+
+    seconds = measure([lambda i=i: call(i) for i in range(layers)])
+    floor = (kv + 2 * batch * heads * head_dim * 2) / READ
+    peer = flashinfer_decode(cache, q, heads, kv_heads, head_dim, block)
+    return row("decode", f"{heads}/{kv_heads}/{head_dim} b{block} {name}", seconds, floor,
+               peer and ("FlashInfer", peer))  # fmt: skip
+
+
+def prefill(queries: list[int], context: list[int], heads: int, kv_heads: int, head_dim: int = 128) -> Row:
+    layers, block = 2, 16
+    cache = Cache.make(context, layers, kv_heads, head_dim, block)
+    tokens = sum(queries)
+    q = torch.randn(tokens, heads, head_dim, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(q)
+    starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
+    plan = cuda.AttentionPlan(
+        sequences=len(queries), tokens=tokens, chunks=1, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+        max_queries=max(queries),
+    )  # fmt: skip
+    plan.update(cache.lengths, starts)
+
+    def call(layer: int) -> None:
+        ops.paged_attention(
+            q, cache.pool[:, layer], cache.tables, cache.lengths, starts, out, head_dim**-0.5, block, plan=plan
+        )
+
+    seconds = measure([lambda i=i: call(i) for i in range(layers)], replays=7)
+    operations = sum(4 * heads * head_dim * (n * c - n * (n - 1) / 2) for n, c in zip(queries, context, strict=True))
+    peer = None
+    if queries == context and len(set(queries)) == 1:
+        peer = ("torch flash (contiguous)", torch_prefill(len(queries), queries[0], heads, kv_heads, head_dim))
+    shape = f"{heads}/{kv_heads}/{head_dim} {len(queries)} x {queries[0]} of {context[0]}"
+    print(f"{operations / seconds / 1e12:.0f} TFLOP/s", end=" | ")
+    return row("prefill", shape, seconds, operations / MATMUL, peer)
+
+
+def torch_prefill(batch: int, length: int, heads: int, kv_heads: int, head_dim: int) -> float:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def make(count: int) -> Tensor:
+        return torch.randn(batch, count, length, head_dim, dtype=torch.bfloat16, device="cuda")
+
+    q, k, v = make(heads), make(kv_heads), make(kv_heads)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return measure([lambda: attend(q, k, v, is_causal=True, enable_gqa=True)] * 2, replays=7)
+
+
+def bf16(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+
+def rms_norm(tokens: int, width: int) -> Row:
+    moved = 4 * tokens * width * 2
+    n = rotations(moved)
+    x, residual, out, weight = bf16(n, tokens, width), bf16(n, tokens, width), bf16(n, tokens, width), bf16(width)
+    calls = [lambda i=i: ops.rms_norm(x[i], weight, 1e-5, out=out[i], residual=residual[i]) for i in range(n)]
+    return row("residual + rms_norm", f"{tokens} x {width}", measure(calls), moved / COPY)
+
+
+def silu_and_mul(tokens: int, width: int) -> Row:
+    moved = 3 * tokens * width * 2
+    n = rotations(moved)
+    x, out = bf16(n, tokens, 2 * width), bf16(n, tokens, width)
+    calls = [lambda i=i: ops.act_and_mul(x[i], "silu", out=out[i]) for i in range(n)]
+    return row("silu_and_mul", f"{tokens} x {width}", measure(calls), moved / COPY)
+
+
+def rope_write(tokens: int, heads: int, kv_heads: int, head_dim: int) -> Row:
+    columns = (heads + 2 * kv_heads) * head_dim
+    moved = 2 * tokens * columns * 2
+    n = rotations(moved)
+    qkv, q, norm = bf16(n, tokens, columns), bf16(n, tokens, heads, head_dim), bf16(head_dim)
+    pool = ops.empty_cache(tokens // 16 + 2, n, kv_heads, 16, head_dim, torch.bfloat16, "cuda")
+    blocks = torch.randperm(tokens // 16 + 1, device="cuda") + 1
+    positions, cos_sin = torch.arange(tokens, device="cuda"), torch.randn(tokens, head_dim, device="cuda")
+    slots = blocks[positions // 16] * 16 + positions % 16
+    calls = [
+        lambda i=i: ops.rope_write_kv(qkv[i], q[i], pool[:, i], slots, positions, cos_sin, norm, norm) for i in range(n)
+    ]
+    shape = f"{tokens} x {heads}/{kv_heads}/{head_dim}"
+    return row("qk_norm + rope + write_kv", shape, measure(calls), moved / COPY)
+
+
+def fused_rows() -> list[Row]:
+    rows = []
+    for tokens in (1, 64, 4096):
+        rows += [rms_norm(tokens, 4096), silu_and_mul(tokens, 14336), rope_write(tokens, 32, 8, 128)]
+    return rows
+
+
+def copy(pool: Tensor, count: int) -> Row:
+    moved = 2 * count * pool[0].nbytes
+    pairs = [
+        torch.randperm(len(pool), device="cuda")[: 2 * count].view(count, 2).contiguous()
+        for _ in range(rotations(moved))
+    ]
+    seconds = measure([lambda p=p: ops.copy_blocks(pool, p) for p in pairs])
+    return row("copy_blocks", f"{count} x {pool[0].nbytes >> 20} MiB", seconds, moved / COPY)
+
+
+def copy_rows() -> list[Row]:
+    pool = ops.empty_cache(1024, 32, 8, 16, 128, torch.bfloat16, "cuda")
+    pool.view(len(pool), -1).normal_()
+    return [copy(pool, count) for count in (1, 8, 256)]
+
+
+def decode_table(heads: int, kv_heads: int) -> list[Row]:
+    return [
+        decode("B64 L8192", [8192] * 64, heads, kv_heads),
+        decode("B8 L32768", [32768] * 8, heads, kv_heads),
+        decode("B32 L4096", [4096] * 32, heads, kv_heads),
+        decode("B128 L1024", [1024] * 128, heads, kv_heads),
+        decode("B1 L32768", [32768], heads, kv_heads),
+    ]
+
+
+def decode_others() -> list[Row]:
+    generator = torch.Generator().manual_seed(0)
+    ragged = torch.randint(100, 8000, (64,), generator=generator).tolist()
+    return [
+        decode("B64 ragged", ragged, 32, 8),
+        decode("B1 L4096", [4096], 32, 8),
+        decode("B32 L4096", [4096] * 32, 32, 8, block=64),
+        decode("B32 L4096", [4096] * 32, 32, 8, head_dim=64),
+        decode("B32 L4096", [4096] * 32, 16, 8, head_dim=256),
+    ]
+
+
+def prefill_rows() -> list[Row]:
+    return [
+        prefill([8192], [8192], 32, 8),
+        prefill([8192], [8192], 32, 32),
+        prefill([2048] * 4, [2048] * 4, 32, 8),
+        prefill([512] * 16, [512] * 16, 32, 8),
+        prefill([512], [8192], 32, 8),
+        prefill([8192], [8192], 32, 8, head_dim=64),
+    ]
+
+
+GROUPS: dict[str, Callable[[], list[Row]]] = {
+    "decode": partial(decode_table, 32, 8),
+    "decode-64/8": partial(decode_table, 64, 8),
+    "decode-40/40": partial(decode_table, 40, 40),
+    "decode-others": decode_others,
+    "prefill": prefill_rows,
+    "fused": fused_rows,
+    "copy": copy_rows,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--only", choices=GROUPS, action="append")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    print("operation | shape | us | floor us | % of floor | peer | peer us | times faster")
+    rows = [r for name in arguments.only or GROUPS for r in GROUPS[name]()]
+    if arguments.out:
+        header = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
+        ceilings = {"read_bytes_per_s": READ, "copy_bytes_per_s": COPY, "bf16_flop_per_s": MATMUL}
+        text = json.dumps({**header, "ceilings": ceilings, "rows": [asdict(r) for r in rows]}, indent=1)
+        arguments.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+// out = activation(gate) * up for x = [gate | up], or activation(x).
+#include "common.cuh"
+
+namespace octavo {
+namespace {
+
+template <Activation kind>
+__device__ float activate(float x) {
+  if constexpr (kind == Activation::silu) return x / (1.0f + __expf(-x));
+  if constexpr (kind == Activation::gelu) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+  if constexpr (kind == Activation::gelu_tanh)
+    return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+  return fmaxf(x, 0.0f);
+}
+
+constexpr int kThreads = 256, kVectors = 2;
+
+template <class T, Activation kind>
+__global__ void __launch_bounds__(kThreads) activation_kernel(const __grid_constant__ ActivationArgs a) {
+  constexpr int N = 16 / sizeof(T);
+  using Vector = Elements<T, N>;
+  const T* x = static_cast<const T*>(a.x) + int64_t(blockIdx.y) * a.x_stride;
+  T* out = static_cast<T*>(a.out) + int64_t(blockIdx.y) * a.out_stride;
+  const int vectors = a.width / N, first = blockIdx.x * kThreads * kVectors + threadIdx.x;
+  Vector gate[kVectors], up[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int at = first + i * kThreads;
+    if (at >= vectors) continue;
+    gate[i] = reinterpret_cast<const Vector*>(x)[at];
+    if (a.gated) up[i] = reinterpret_cast<const Vector*>(x + a.width)[at];
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int at = first + i * kThreads;
+    if (at >= vectors) continue;
+    Vector y;
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+      y.at[j] = from_float<T>(activate<kind>(to_float(gate[i].at[j])) * (a.gated ? to_float(up[i].at[j]) : 1.0f));
+    reinterpret_cast<Vector*>(out)[at] = y;
+  }
+}
+
+template <class T, Activation kind>
+cudaError_t launch(const ActivationArgs& args, cudaStream_t stream) {
+  constexpr int N = 16 / sizeof(T), span = kThreads * kVectors * N;
+  constexpr int64_t most = 65535;
+  if (args.width % N != 0) return cudaErrorInvalidValue;
+  ActivationArgs a = args;
+  for (; a.rows > 0; a.rows -= most) {
+    const dim3 grid{unsigned((a.width + span - 1) / span), unsigned(a.rows < most ? a.rows : most), 1};
+    activation_kernel<T, kind><<<grid, kThreads, 0, stream>>>(a);
+    a.x = static_cast<const T*>(a.x) + most * a.x_stride;
+    a.out = static_cast<T*>(a.out) + most * a.out_stride;
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t activation(const ActivationArgs& a, cudaStream_t stream) {
+  return with_dtype(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    switch (a.kind) {
+      case Activation::silu: return launch<T, Activation::silu>(a, stream);
+      case Activation::gelu: return launch<T, Activation::gelu>(a, stream);
+      case Activation::gelu_tanh: return launch<T, Activation::gelu_tanh>(a, stream);
+      case Activation::relu: return launch<T, Activation::relu>(a, stream);
+    }
+    return cudaErrorInvalidValue;
+  });
+}
+
+}  // namespace octavo

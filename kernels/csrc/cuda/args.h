@@ -1,0 +1,140 @@
+// What the Python module hands to the kernels: pointers, strides in elements, sizes, an element type and a stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace octavo {
+
+enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2 };
+
+// Attention walks a sequence in chunks that lie on absolute positions, so how a sequence is split depends on nothing
+// but its own length, and a batch never changes a sequence's result.
+inline constexpr int kChunk = 512;
+inline constexpr int kSlice = 16;       // tokens that one warp takes at a time; block sizes are multiples of it
+inline constexpr int kDecodeRows = 16;  // query rows (tokens x grouped heads) of one tensor-core tile
+inline constexpr int kExtendRows = 128;
+
+// A block of one layer holds, for each KV head, K [block_size][head_dim] and V [block_size][head_dim]. Inside a row the
+// 16-byte units are permuted (`swizzle` in common.cuh), so a slice copied as it is lies free of bank conflicts in shared
+// memory.
+struct Cache {
+  void* data;
+  int64_t block_stride, kv_stride, head_stride;
+  int block_size;
+};
+
+// One chunk of one sequence that fits the decode kernel. `slot` is the place of its partial result.
+struct DecodeItem {
+  int sequence, chunk, slot, first_chunk;
+  int context, query_row, queries, chunks;  // chunks: how many the sequence has, from first_chunk on
+};
+
+// One tile of packed query rows of a longer query.
+struct ExtendItem {
+  int sequence, tile, context, query_row;
+  int queries, padding[3];
+};
+
+// What the last step of decoding folds for one sequence: `chunks` partial results from `first_slot` on.
+struct FoldItem {
+  int first_slot, chunks, query_row, queries;
+};
+
+struct PlanHeader {
+  int decode_items, extend_items;
+};
+
+struct PlanArgs {
+  const int32_t *context_lens, *query_start;
+  int sequences, group, window;
+  int decode_rows;  // more query rows than these go to the extend kernel
+  PlanHeader* header;
+  DecodeItem* decode;
+  FoldItem* folds;  // [sequence_capacity]
+  ExtendItem* extend;
+  int decode_capacity, extend_capacity, sequence_capacity;
+};
+
+struct AttentionArgs {
+  Dtype dtype;
+  const void* q;
+  int64_t q_stride;
+  void* out;
+  int64_t out_stride;
+  int heads, kv_heads, head_dim;
+  Cache cache;
+  const int32_t* tables;
+  int64_t table_stride;
+  const PlanHeader* header;
+  const DecodeItem* decode;
+  const FoldItem* folds;
+  int sequences;  // of `folds`
+  const ExtendItem* extend;
+  float* partial;      // [slots][kv_heads][partial_rows][head_dim], then [slots][kv_heads][partial_rows][2]
+  float* partial_sums;
+  int partial_rows;
+  float scale, softcap;  // softcap 0: none
+  int window;            // 0: unbounded
+  const float* sinks;    // null: none
+};
+
+struct WriteArgs {
+  Dtype dtype;
+  const void *q, *k, *v;  // q is null when only K and V are written
+  int64_t q_stride, k_stride, v_stride;
+  void* q_out;
+  int64_t q_out_stride;
+  int64_t tokens;
+  int heads, kv_heads, head_dim;
+  Cache cache;
+  const int64_t* slots;
+  const int64_t* positions;
+  const float* cos_sin;  // null: no rotation
+  int64_t cos_sin_stride;
+  int rotary_dim;
+  bool interleaved;
+  const void *q_norm, *k_norm;  // null: no norm
+  float eps, norm_offset;
+};
+
+struct NormArgs {
+  Dtype dtype;
+  const void* x;
+  int64_t x_stride;
+  void* residual;  // null: none; otherwise residual += x in place and the sum is normalised
+  int64_t residual_stride;
+  const void *weight, *bias;
+  void* out;
+  int64_t out_stride;
+  int64_t rows;
+  int width;
+  float eps, offset;
+};
+
+enum class Activation : int { silu = 0, gelu = 1, gelu_tanh = 2, relu = 3 };
+
+struct ActivationArgs {
+  Dtype dtype;
+  Activation kind;
+  bool gated;  // x is [rows, 2 * width], the first half is the gate
+  const void* x;
+  int64_t x_stride;
+  void* out;
+  int64_t out_stride;
+  int64_t rows;
+  int width;
+};
+
+// Each returns the error of its launch. A shape that a kernel does not cover is cudaErrorInvalidValue.
+cudaError_t plan_attention(const PlanArgs&, cudaStream_t);
+cudaError_t decode_attention(const AttentionArgs&, cudaStream_t);
+cudaError_t extend_attention(const AttentionArgs&, cudaStream_t);
+cudaError_t write_cache(const WriteArgs&, cudaStream_t);
+cudaError_t copy_blocks(void* cache, int64_t block_bytes, const int64_t* pairs, int64_t count, cudaStream_t);
+cudaError_t rms_norm(const NormArgs&, cudaStream_t);
+cudaError_t layer_norm(const NormArgs&, cudaStream_t);
+cudaError_t activation(const ActivationArgs&, cudaStream_t);
+
+}  // namespace octavo

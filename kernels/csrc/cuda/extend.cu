@@ -1,0 +1,338 @@
+// Paged attention for many query rows (prompts, chunks of prompts, continued prefixes): bound by arithmetic.
+//
+// FlashAttention-2 (Dao 2023) on mma.sync: 128 packed rows (token x grouped head) against 64 keys at a time, two stages
+// of keys and values. Key tiles lie on absolute positions, so a row's result depends neither on how its prompt was cut
+// into chunks nor on its neighbours.
+#include "attention.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kKeys = 64;
+constexpr int kStages = 2;
+constexpr int kSlices = kKeys / kSlice;
+
+// Warps of a block: a thread holds 2 tiles of 16 rows, or one where the output would not fit into its registers.
+template <int D>
+constexpr int warps = D <= 128 ? 4 : 8;
+template <int D>
+constexpr int row_tiles = kExtendRows / 16 / warps<D>;
+
+template <int D>
+constexpr int key_bytes = kKeys* D * 2;
+template <int D>
+constexpr int query_bytes = kExtendRows* D * 2;
+
+struct Tile {
+  ExtendItem item;
+  int head, group;
+  int begin, end;  // keys that any row sees; begin is a multiple of kKeys
+  int offset;      // query i sees keys up to offset + i
+
+  __device__ Tile(const AttentionArgs& a, int index) {
+    item = a.extend[index / a.kv_heads];
+    head = index % a.kv_heads;
+    group = a.heads / a.kv_heads;
+    offset = item.context - item.queries;
+    const int last = min(item.queries - 1, (item.tile * kExtendRows + kExtendRows - 1) / group);
+    end = max(0, offset + last + 1);
+    begin = a.window > 0 ? max(0, lowest(a, item.tile * kExtendRows / group)) / kKeys * kKeys : 0;
+  }
+  __device__ int lowest(const AttentionArgs& a, int query) const {
+    return a.window > 0 ? offset + query - a.window + 1 : 0;
+  }
+};
+
+template <class T, int D>
+__device__ void load_queries(const AttentionArgs& a, const Tile& t, uint32_t queries) {
+  constexpr int units = D / 8;
+  for (int i = threadIdx.x; i < kExtendRows * units; i += warps<D> * 32) {
+    const int row = i / units, unit = i % units, packed = t.item.tile * kExtendRows + row;
+    const int query = packed / t.group;
+    const bool real = query < t.item.queries;
+    const T* p = static_cast<const T*>(a.q);
+    if (real)
+      p += int64_t(t.item.query_row + query) * a.q_stride + (t.head * t.group + packed % t.group) * D + unit * 8;
+    copy16(queries + row * (D * 2) + swizzle(D, row, unit) * 16, p, real);
+  }
+  commit_copies();
+}
+
+// Brings tiles of keys and values into the stages.
+template <class T, int D>
+struct Loader {
+  const AttentionArgs& a;
+  const Tile& t;
+  int token;  // of the next tile
+  int block;  // where bulk copies exist: lane i of warp 0 holds the block of slice i of the next tile
+
+  __device__ Loader(const AttentionArgs& args, const Tile& tile) : a(args), t(tile), token(tile.begin), block(0) {
+    look_up();
+  }
+  __device__ int block_of(int position) const {
+    return a.tables[t.item.sequence * a.table_stride + position / a.cache.block_size];
+  }
+  __device__ void look_up() {
+#if OCTAVO_BULK_COPY
+    const int position = token + int(threadIdx.x) * kSlice;
+    if (threadIdx.x < kSlices && position < t.end) block = block_of(position);
+#endif
+  }
+  __device__ const T* keys(int block, int position) const {
+    return static_cast<const T*>(a.cache.data) + int64_t(block) * a.cache.block_stride + t.head * a.cache.head_stride +
+           (position & (a.cache.block_size - 1)) * D;
+  }
+
+  __device__ void load(uint32_t stage, [[maybe_unused]] uint32_t barrier) {
+    constexpr int bytes = kSlice * D * 2;
+    if (token < t.end) {
+#if OCTAVO_BULK_COPY
+      if (threadIdx.x == 0) barrier_expect(barrier, min(kSlices, (t.end - token + kSlice - 1) / kSlice) * 2 * bytes);
+      const int position = token + int(threadIdx.x) * kSlice;
+      if (threadIdx.x < kSlices && position < t.end) {
+        const T* k = keys(block, position);
+        copy_bulk(stage + threadIdx.x * bytes, k, bytes, barrier);
+        copy_bulk(stage + key_bytes<D> + threadIdx.x * bytes, k + a.cache.kv_stride, bytes, barrier);
+      }
+#else
+#pragma unroll 1  // few registers are left
+      for (int s = 0; s < kSlices; ++s) {
+        const int position = token + s * kSlice;
+        if (position >= t.end) break;
+        const T* k = keys(block_of(position), position);
+#pragma unroll 1
+        for (int i = threadIdx.x * 16; i < bytes; i += warps<D> * 32 * 16) {
+          copy16(stage + s * bytes + i, reinterpret_cast<const char*>(k) + i);
+          copy16(stage + key_bytes<D> + s * bytes + i, reinterpret_cast<const char*>(k + a.cache.kv_stride) + i);
+        }
+      }
+#endif
+    }
+#if !OCTAVO_BULK_COPY
+    commit_copies();
+#endif
+    token += kKeys;
+    look_up();
+  }
+};
+
+// Scores of one warp's rows against a tile of keys.
+template <class T, int D>
+__device__ void score(uint32_t queries, uint32_t keys, float (&s)[row_tiles<D>][kKeys / 8][4]) {
+  const int lane = threadIdx.x % 32, query = threadIdx.x / 32 * row_tiles<D> * 16 + (lane & 15);
+  const int key = (lane & 7) + (lane >> 4) * 8;
+#pragma unroll
+  for (int m = 0; m < row_tiles<D>; ++m)
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+    uint32_t q[row_tiles<D>][4];
+#pragma unroll
+    for (int m = 0; m < row_tiles<D>; ++m)
+      ldmatrix(q[m], queries + (query + m * 16) * (D * 2) + swizzle(D, query, 2 * k + (lane >> 4)) * 16);
+#pragma unroll
+    for (int n = 0; n < kKeys / 16; ++n) {
+      uint32_t b[4];
+      ldmatrix(b, keys + (key + n * 16) * (D * 2) + swizzle(D, key, 2 * k + (lane >> 3 & 1)) * 16);
+#pragma unroll
+      for (int m = 0; m < row_tiles<D>; ++m) {
+        mma<T>(s[m][2 * n], q[m], b[0], b[1]);
+        mma<T>(s[m][2 * n + 1], q[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+template <int D>
+__device__ void mask(const AttentionArgs& a, const Tile& t, int token, float (&s)[row_tiles<D>][kKeys / 8][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < row_tiles<D>; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = (threadIdx.x / 32 * row_tiles<D> + m) * 16 + lane / 4 + 8 * r;
+      const int query = (t.item.tile * kExtendRows + row) / t.group;
+      const int last = t.offset + query, low = t.lowest(a, query);
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int position = token + n * 8 + lane % 4 * 2 + i;
+          if (position > last || position < low) s[m][n][2 * r + i] = -INFINITY;
+        }
+    }
+}
+
+template <class T, int D>
+__global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? 2 : 1) extend_kernel(const __grid_constant__ AttentionArgs a) {
+  extern __shared__ __align__(128) char shared[];
+  __shared__ __align__(8) uint64_t barriers[kStages];
+  constexpr int M = row_tiles<D>;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t queries = shared_address(shared), stages = queries + query_bytes<D>;
+  const uint32_t full = shared_address(barriers);
+#if OCTAVO_BULK_COPY
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) barrier_init(full + i * 8, 1);
+    fence_bulk();
+  }
+  __syncthreads();
+#endif
+  // Scores s stand for s * unit in the log2 domain.
+  const float unit = (a.softcap > 0.0f ? a.softcap : a.scale) * kLog2e;
+  const int total = a.header->extend_items * a.kv_heads;
+  int stage = 0;
+  [[maybe_unused]] uint32_t parity = 0;
+
+  for (int round = 0; round * int(gridDim.x) < total; ++round) {
+    // Back and forth: whoever got the longest tile of one round gets the shortest of the next.
+    const int place = round % 2 ? int(gridDim.x) - 1 - int(blockIdx.x) : int(blockIdx.x);
+    const int index = round * int(gridDim.x) + place;
+    if (index >= total) continue;
+    const Tile t(a, index);
+    load_queries<T, D>(a, t, queries);
+    Loader<T, D> loader(a, t);
+    for (int i = 0; i < kStages; ++i) {
+      const int s = (stage + i) % kStages;
+      loader.load(stages + s * 2 * key_bytes<D>, full + s * 8);
+    }
+    wait_copies<OCTAVO_BULK_COPY ? 0 : kStages>();
+    __syncthreads();
+
+    float o[M][D / 8][4], top[M][2], sum[M][2];
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      top[m][0] = top[m][1] = kNoScore, sum[m][0] = sum[m][1] = 0.0f;
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.0f;
+    }
+    const int first_query = (t.item.tile * kExtendRows + warp * M * 16) / t.group;
+    const int last_query = (t.item.tile * kExtendRows + warp * M * 16 + M * 16 - 1) / t.group;
+
+    for (int token = t.begin; token < t.end; token += kKeys) {
+      const uint32_t keys = stages + stage * 2 * key_bytes<D>, values = keys + key_bytes<D>;
+#if OCTAVO_BULK_COPY
+      barrier_wait(full + stage * 8, parity);
+#else
+      wait_copies<kStages - 1>();
+      __syncthreads();
+#endif
+      const int lowest = t.lowest(a, t.item.tile * kExtendRows / t.group);
+      if (token + kKeys > t.end || token < lowest) {
+        clear_values<D>(values, kKeys, lowest - token, t.end - token, threadIdx.x, warps<D> * 32);
+        __syncthreads();
+      }
+      float s[M][kKeys / 8][4];
+      score<T, D>(queries, keys, s);
+      if (a.softcap > 0.0f) {
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+          for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) s[m][n][i] = tanhf(s[m][n][i] * (a.scale / a.softcap));
+      }
+      if (token + kKeys - 1 > t.offset + first_query || token < t.lowest(a, last_query)) mask<D>(a, t, token, s);
+
+#pragma unroll
+      for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float high = s[m][0][2 * r];
+#pragma unroll
+          for (int n = 0; n < kKeys / 8; ++n) high = fmaxf(high, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+          high = fmaxf(top[m][r], quad_max(high));
+          if (__any_sync(~0u, high > top[m][r])) {
+            const float factor = fast_exp2((top[m][r] - high) * unit);
+            sum[m][r] *= factor;
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) o[m][n][2 * r] *= factor, o[m][n][2 * r + 1] *= factor;
+            top[m][r] = high;
+          }
+          const float shift = high * unit;
+#pragma unroll
+          for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const float p = fast_exp2(s[m][n][2 * r + i] * unit - shift);
+              s[m][n][2 * r + i] = p;
+              sum[m][r] += p;
+            }
+        }
+
+      const int row = lane & 15;
+#pragma unroll
+      for (int k = 0; k < kKeys / 16; ++k) {
+        uint32_t weights[M][4];
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            weights[m][i] = pack<T>(s[m][2 * k + i / 2][i % 2 * 2], s[m][2 * k + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+        for (int n = 0; n < D / 16; ++n) {
+          uint32_t b[4];
+          ldmatrix_transposed(b, values + (k * 16 + row) * (D * 2) + swizzle(D, row, 2 * n + (lane >> 4)) * 16);
+#pragma unroll
+          for (int m = 0; m < M; ++m) {
+            mma<T>(o[m][2 * n], weights[m], b[0], b[1]);
+            mma<T>(o[m][2 * n + 1], weights[m], b[2], b[3]);
+          }
+        }
+      }
+      __syncthreads();
+      loader.load(stages + stage * 2 * key_bytes<D>, full + stage * 8);
+      if (++stage == kStages) stage = 0, parity ^= 1;
+    }
+
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int packed = t.item.tile * kExtendRows + (warp * M + m) * 16 + lane / 4 + 8 * r;
+        const int query = packed / t.group, head = t.head * t.group + packed % t.group;
+        const float l = warp_sum<4>(sum[m][r]);
+        if (query >= t.item.queries) continue;
+        const float factor = normaliser(a, head, top[m][r] * unit, l);
+        T* out = static_cast<T*>(a.out) + int64_t(t.item.query_row + query) * a.out_stride + head * D;
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n)
+          *reinterpret_cast<uint32_t*>(out + n * 8 + lane % 4 * 2) =
+              pack<T>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
+      }
+    __syncthreads();  // before the next tile's queries replace these
+  }
+}
+
+template <class T, int D>
+cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  constexpr int bytes = query_bytes<D> + kStages * 2 * key_bytes<D>;
+  if (bytes + 64 > device.shared_per_block) return cudaErrorInvalidConfiguration;
+  auto kernel = extend_kernel<T, D>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  const int resident = D <= 128 && 2 * (bytes + 1088) <= device.shared_per_multiprocessor ? 2 : 1;
+  kernel<<<device.multiprocessors * resident, warps<D> * 32, bytes, stream>>>(a);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t extend_attention(const AttentionArgs& a, cudaStream_t stream) {
+  return with_half(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    switch (a.head_dim) {
+      case 32: return launch<T, 32>(a, stream);
+      case 64: return launch<T, 64>(a, stream);
+      case 96: return launch<T, 96>(a, stream);
+      case 128: return launch<T, 128>(a, stream);
+      case 256: return launch<T, 256>(a, stream);
+      default: return cudaErrorInvalidValue;
+    }
+  });
+}
+
+}  // namespace octavo

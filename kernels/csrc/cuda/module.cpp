@@ -1,0 +1,154 @@
+// `octavo_kernels._cuda`: the operations of `_cpu`, plus a stream. Arguments are addresses, strides in elements and sizes;
+// `ops.py` has checked them.
+#include <pybind11/pybind11.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "args.h"
+
+namespace py = pybind11;
+using namespace octavo;
+
+namespace {
+
+using Address = std::uintptr_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+cudaStream_t stream_at(Address stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+void check(const char* operation, cudaError_t error) {
+  if (error == cudaSuccess) return;
+  const std::string message = std::string(operation) + ": ";
+  if (error == cudaErrorInvalidValue) throw std::invalid_argument(message + "no CUDA kernel for these types and sizes");
+  throw std::runtime_error(message + cudaGetErrorString(error));
+}
+
+int64_t item_size(int dtype) { return Dtype(dtype) == Dtype::f32 ? 4 : 2; }
+
+// The kernels load and store 16 bytes at a time.
+void aligned(const char* name, Address address, int64_t row_bytes = 0) {
+  if (address % 16 != 0 || row_bytes % 16 != 0)
+    throw std::invalid_argument(std::string(name) + " must start at a multiple of 16 bytes, and so must its rows");
+}
+
+void write_kv(int dtype, Address k, int64_t k_stride, Address v, int64_t v_stride, int64_t tokens, int kv_heads,
+              int head_dim, Address cache, int64_t block_stride, int64_t kv_stride, int64_t head_stride, int block_size,
+              Address slots, Address stream) {
+  WriteArgs a{};
+  a.dtype = Dtype(dtype);
+  a.k = at<void>(k), a.k_stride = k_stride, a.v = at<void>(v), a.v_stride = v_stride;
+  a.tokens = tokens, a.kv_heads = kv_heads, a.head_dim = head_dim;
+  a.cache = {at<void>(cache), block_stride, kv_stride, head_stride, block_size};
+  a.slots = at<int64_t>(slots);
+  aligned("k", k, k_stride * 2), aligned("v", v, v_stride * 2), aligned("layer_cache", cache);
+  check("write_kv", write_cache(a, stream_at(stream)));
+}
+
+void rope_write_kv(int dtype, Address qkv, int64_t qkv_stride, Address q_out, int64_t q_out_stride, int64_t tokens,
+                   int heads, int kv_heads, int head_dim, Address cache, int64_t block_stride, int64_t kv_stride,
+                   int64_t head_stride, int block_size, Address slots, Address positions, Address cos_sin,
+                   int64_t cos_sin_stride, int rotary_dim, bool interleaved, Address q_norm, Address k_norm, float eps,
+                   float norm_offset, Address stream) {
+  const int64_t item = item_size(dtype);
+  aligned("qkv", qkv, qkv_stride * item), aligned("q_out", q_out, q_out_stride * item), aligned("layer_cache", cache);
+  WriteArgs a{};
+  a.dtype = Dtype(dtype);
+  a.q = at<void>(qkv), a.q_stride = qkv_stride;
+  a.k = at<char>(qkv) + item * heads * head_dim, a.k_stride = qkv_stride;
+  a.v = at<char>(qkv) + item * (heads + kv_heads) * head_dim, a.v_stride = qkv_stride;
+  a.q_out = at<void>(q_out), a.q_out_stride = q_out_stride;
+  a.tokens = tokens, a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
+  a.cache = {at<void>(cache), block_stride, kv_stride, head_stride, block_size};
+  a.slots = at<int64_t>(slots), a.positions = at<int64_t>(positions);
+  a.cos_sin = at<float>(cos_sin), a.cos_sin_stride = cos_sin_stride, a.rotary_dim = rotary_dim;
+  a.interleaved = interleaved;
+  a.q_norm = at<void>(q_norm), a.k_norm = at<void>(k_norm), a.eps = eps, a.norm_offset = norm_offset;
+  check("rope_write_kv", write_cache(a, stream_at(stream)));
+}
+
+void plan(Address context_lens, Address query_start, int sequences, int group, int window, int decode_rows, Address header,
+          Address decode, Address folds, Address extend, int decode_capacity, int extend_capacity,
+          int sequence_capacity, Address stream) {
+  PlanArgs a{};
+  a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start);
+  a.sequences = sequences, a.group = group, a.window = window, a.decode_rows = decode_rows;
+  a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.folds = at<FoldItem>(folds);
+  a.extend = at<ExtendItem>(extend);
+  a.decode_capacity = decode_capacity, a.extend_capacity = extend_capacity, a.sequence_capacity = sequence_capacity;
+  check("plan_attention", plan_attention(a, stream_at(stream)));
+}
+
+void paged_attention(int dtype, Address q, int64_t q_stride, Address out, int64_t out_stride, int heads, int kv_heads,
+                     int head_dim, Address cache, int64_t block_stride, int64_t kv_stride, int64_t head_stride,
+                     int block_size, Address tables, int64_t table_stride, Address header, Address decode, Address folds,
+                     int sequences, Address extend, Address partial, Address partial_sums, int partial_rows,
+                     bool decodes, bool extends, float scale, int window, float softcap, Address sinks, Address stream) {
+  AttentionArgs a{};
+  a.dtype = Dtype(dtype);
+  a.q = at<void>(q), a.q_stride = q_stride, a.out = at<void>(out), a.out_stride = out_stride;
+  a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
+  a.cache = {at<void>(cache), block_stride, kv_stride, head_stride, block_size};
+  a.tables = at<int32_t>(tables), a.table_stride = table_stride;
+  a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.extend = at<ExtendItem>(extend);
+  a.folds = at<FoldItem>(folds), a.sequences = sequences;
+  a.partial = at<float>(partial), a.partial_sums = at<float>(partial_sums), a.partial_rows = partial_rows;
+  a.scale = scale, a.softcap = softcap, a.window = window, a.sinks = at<float>(sinks);
+  aligned("q", q, q_stride * 2), aligned("out", out, out_stride * 2), aligned("layer_cache", cache);
+  if (decodes) check("paged_attention", decode_attention(a, stream_at(stream)));
+  if (extends) check("paged_attention", extend_attention(a, stream_at(stream)));
+}
+
+void copy(Address cache, int64_t block_bytes, Address pairs, int64_t count, Address stream) {
+  check("copy_blocks", copy_blocks(at<void>(cache), block_bytes, at<int64_t>(pairs), count, stream_at(stream)));
+}
+
+NormArgs norm_args(int dtype, Address x, int64_t x_stride, Address residual, int64_t residual_stride, Address weight,
+                   Address bias, Address out, int64_t out_stride, int64_t rows, int width, float eps, float offset) {
+  aligned("x", x, x_stride * item_size(dtype)), aligned("out", out, out_stride * item_size(dtype));
+  aligned("residual", residual, residual_stride * item_size(dtype)), aligned("weight", weight), aligned("bias", bias);
+  return {Dtype(dtype), at<void>(x),    x_stride,      at<void>(residual), residual_stride, at<void>(weight),
+          at<void>(bias), at<void>(out), out_stride, rows,           width,           eps,            offset};
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cuda, m) {
+  m.attr("chunk") = kChunk;
+  m.attr("decode_rows") = kDecodeRows;
+  m.attr("extend_rows") = kExtendRows;
+  m.attr("header_bytes") = sizeof(PlanHeader);
+  m.attr("decode_item_bytes") = sizeof(DecodeItem);
+  m.attr("fold_item_bytes") = sizeof(FoldItem);
+  m.attr("extend_item_bytes") = sizeof(ExtendItem);
+  m.def("write_kv", write_kv);
+  m.def("rope_write_kv", rope_write_kv);
+  m.def("plan_attention", plan);
+  m.def("paged_attention", paged_attention);
+  m.def("copy_blocks", copy);
+  m.def("rms_norm", [](int dtype, Address x, int64_t x_stride, Address residual, int64_t residual_stride, Address weight,
+                       Address out, int64_t out_stride, int64_t rows, int width, float eps, float offset,
+                       Address stream) {
+    check("rms_norm", rms_norm(norm_args(dtype, x, x_stride, residual, residual_stride, weight, 0, out, out_stride, rows,
+                                         width, eps, offset),
+                               stream_at(stream)));
+  });
+  m.def("layer_norm", [](int dtype, Address x, int64_t x_stride, Address residual, int64_t residual_stride,
+                         Address weight, Address bias, Address out, int64_t out_stride, int64_t rows, int width,
+                         float eps, Address stream) {
+    check("layer_norm", layer_norm(norm_args(dtype, x, x_stride, residual, residual_stride, weight, bias, out,
+                                             out_stride, rows, width, eps, 0.0f),
+                                   stream_at(stream)));
+  });
+  m.def("activation", [](int dtype, int kind, bool gated, Address x, int64_t x_stride, Address out, int64_t out_stride,
+                         int64_t rows, int width, Address stream) {
+    aligned("x", x, x_stride * item_size(dtype)), aligned("out", out, out_stride * item_size(dtype));
+    const ActivationArgs a{Dtype(dtype),  Activation(kind), gated, at<void>(x), x_stride,
+                           at<void>(out), out_stride,       rows,  width};
+    check("activation", activation(a, stream_at(stream)));
+  });
+}

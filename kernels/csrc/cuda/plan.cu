@@ -1,0 +1,150 @@
+// Turns context and query lengths into flat work lists, once a step; every layer reuses them.
+#include "common.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kThreads = 1024;
+
+struct Counts {
+  int full, rest, tiles;  // whole chunks, partial last chunks, extend tiles
+};
+
+__device__ Counts operator+(const Counts& a, const Counts& b) {
+  return {a.full + b.full, a.rest + b.rest, a.tiles + b.tiles};
+}
+__device__ Counts shuffle_up(const Counts& x, int step) {
+  return {__shfl_up_sync(~0u, x.full, step), __shfl_up_sync(~0u, x.rest, step), __shfl_up_sync(~0u, x.tiles, step)};
+}
+
+// Exclusive prefix sum over the threads; `total` gets the sum.
+__device__ Counts scan(Counts x, Counts& total) {
+  __shared__ Counts sums[kThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  Counts inclusive = x;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    Counts below = shuffle_up(inclusive, step);
+    if (lane >= step) inclusive = inclusive + below;
+  }
+  if (lane == 31) sums[warp] = inclusive;
+  __syncthreads();
+  Counts before = {0, 0, 0};
+  total = {0, 0, 0};
+  for (int i = 0; i < kThreads / 32; ++i) {
+    if (i < warp) before = before + sums[i];
+    total = total + sums[i];
+  }
+  __syncthreads();
+  Counts below = shuffle_up(inclusive, 1);
+  return lane > 0 ? before + below : before;
+}
+
+struct Sequence {
+  int context, row, queries, first, chunks, tiles;
+  bool rest;
+};
+
+__device__ Sequence describe(const PlanArgs& a, int s) {
+  Sequence q{};
+  if (s >= a.sequences) return q;
+  q.row = a.query_start[s];
+  q.queries = a.query_start[s + 1] - q.row;
+  q.context = max(a.context_lens[s], 0);
+  const int rows = q.queries * a.group;
+  if (q.queries <= 0) return q;
+  if (rows > a.decode_rows) {
+    q.tiles = (rows + kExtendRows - 1) / kExtendRows;
+    return q;
+  }
+  const int lowest = a.window > 0 ? max(0, q.context - q.queries + 1 - a.window) : 0;
+  q.first = lowest / kChunk;
+  q.chunks = max(1, (q.context + kChunk - 1) / kChunk - q.first);  // an empty context still writes its zeros
+  q.rest = q.context % kChunk != 0 || q.context == 0;
+  return q;
+}
+
+// Keys that a tile of query rows sees, in steps of the extend kernel.
+__device__ int cost(const PlanArgs& a, const Sequence& q, int tile) {
+  const int last = min(q.queries - 1, (tile * kExtendRows + kExtendRows - 1) / a.group);
+  const int keys = max(q.context - q.queries + last + 1, 0);
+  return (a.window > 0 ? min(keys, a.window + kExtendRows) : keys) / 64;
+}
+
+constexpr int kBuckets = 256;
+__device__ int bucket(int cost, int highest) {
+  return kBuckets - 1 - int(int64_t(cost) * (kBuckets - 1) / max(highest, 1));
+}
+
+// Whole chunks come first in the list of decode items and partial ones last, so that the short ones fill the end of the
+// launch. Extend tiles are sorted by the keys they see, most first.
+__global__ void __launch_bounds__(kThreads) plan_kernel(const PlanArgs a) {
+  __shared__ Sequence batch[kThreads];
+  __shared__ Counts starts[kThreads];
+  __shared__ int buckets[kBuckets], highest;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x < kBuckets) buckets[threadIdx.x] = 0;
+  if (threadIdx.x == 0) highest = 0;
+  Counts all = {0, 0, 0};
+  for (int base = 0; base < a.sequences; base += kThreads) {
+    const Sequence q = describe(a, base + threadIdx.x);
+    Counts total;
+    scan({q.chunks - q.rest, q.rest, q.tiles}, total);
+    if (q.tiles > 0) atomicMax(&highest, cost(a, q, q.tiles - 1));
+    all = all + total;
+  }
+  const bool fits = all.full + all.rest <= a.decode_capacity && all.tiles <= a.extend_capacity;
+  if (!fits) __trap();  // the caller sized the lists: never answer with part of the keys
+  if (threadIdx.x == 0) *a.header = {all.full + all.rest, all.tiles};
+  for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {0, 0, 0, 0};
+  __syncthreads();
+
+  if (all.tiles > 0) {
+    for (int s = warp; s < a.sequences; s += kThreads / 32) {
+      const Sequence q = describe(a, s);
+      for (int t = lane; t < q.tiles; t += 32) atomicAdd(&buckets[bucket(cost(a, q, t), highest)], 1);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (int i = 0, sum = 0; i < kBuckets; ++i) {
+        const int count = buckets[i];
+        buckets[i] = sum;
+        sum += count;
+      }
+  }
+
+  Counts done = {0, 0, 0};
+  for (int base = 0; base < a.sequences; base += kThreads) {
+    const Sequence mine = describe(a, base + threadIdx.x);
+    Counts total;
+    const Counts start = done + scan({mine.chunks - mine.rest, mine.rest, mine.tiles}, total);
+    batch[threadIdx.x] = mine;
+    starts[threadIdx.x] = start;
+    if (base + int(threadIdx.x) < a.sequences)
+      a.folds[base + threadIdx.x] = {start.full + start.rest, mine.chunks, mine.row, mine.queries};
+    done = done + total;
+    __syncthreads();
+    for (int i = warp; i < min(kThreads, a.sequences - base); i += kThreads / 32) {
+      const Sequence q = batch[i];
+      const Counts at = starts[i];
+      for (int c = lane; c < q.chunks; c += 32) {
+        const bool last = q.rest && c == q.chunks - 1;
+        a.decode[last ? all.full + at.rest : at.full + c] = {
+            base + i, q.first + c, at.full + at.rest + c, q.first, q.context, q.row, q.queries, q.chunks};
+      }
+      for (int t = lane; t < q.tiles; t += 32)
+        a.extend[atomicAdd(&buckets[bucket(cost(a, q, t), highest)], 1)] = {base + i, t, q.context, q.row, q.queries,
+                                                                            {0, 0, 0}};
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+cudaError_t plan_attention(const PlanArgs& a, cudaStream_t stream) {
+  plan_kernel<<<1, kThreads, 0, stream>>>(a);
+  return cudaGetLastError();
+}
+
+}  // namespace octavo

@@ -1,0 +1,139 @@
+"""The CUDA side of `ops`: launches on torch's current stream, and the plan that attention works from.
+
+Kernels take bfloat16 and float16 (norms and activations float32 too), head dims 32, 64, 96, 128 and 256, and block
+sizes that are powers of two. Nothing here synchronises with the device: every launch can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+try:
+    from octavo_kernels import _cuda
+except ImportError:  # built without nvcc
+    _cuda = None
+
+HEAD_DIMS = (32, 64, 96, 128, 256)
+KV_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def available() -> bool:
+    """Whether this build has CUDA kernels."""
+    return _cuda is not None
+
+
+def run(operation: str, device: torch.device, *arguments: object) -> None:
+    """Launches an operation of the module on the current stream of `device`."""
+    if _cuda is None:
+        raise RuntimeError(
+            f"a tensor is on {device}, but this build of octavo-kernels has no CUDA kernels: "
+            "install it where nvcc is on the PATH"
+        )
+    launch = getattr(_cuda, operation, None)
+    if launch is None:
+        raise NotImplementedError(f"{operation} has no CUDA kernel yet: call it with tensors on the CPU")
+    with torch.cuda.device(device):
+        launch(*arguments, torch.cuda.current_stream(device).cuda_stream)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> Tensor:
+    """Through torch (cuBLAS), whose choice of algorithm depends on the number of rows: so may a row's last bits."""
+    product = torch.nn.functional.linear(x, weight, bias)
+    return out.copy_(product) if residual is None else torch.add(product, residual, out=out)
+
+
+def check_cache(dtype: torch.dtype, head_dim: int, block_size: int) -> None:
+    if dtype not in KV_DTYPES:
+        raise TypeError(f"the KV cache must be bfloat16 or float16 on CUDA, not {dtype}")
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))} on CUDA, not {head_dim}")
+    if block_size & (block_size - 1):
+        raise ValueError(f"block_size must be a power of two on CUDA, not {block_size}")
+
+
+class AttentionPlan:
+    """Work lists of one step's attention, made on the device, and the scratch memory that its layers share.
+
+    Made once for the largest batch; `update` before a step, or inside a graph before the first layer. It fits layers of
+    one number of heads and one sliding window. One stream at a time may use it.
+
+    `sequences`, `tokens`: the most in a batch. `chunks`: the most chunks of `chunk_tokens` keys of all sequences with
+    few queries together; a batch with more makes the device trap rather than answer from part of its keys.
+    `max_queries`: the most query tokens of one sequence, 1 for a batch that only decodes.
+    """
+
+    def __init__(
+        self,
+        *,
+        sequences: int,
+        tokens: int,
+        chunks: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        max_queries: int,
+        sliding_window: int = 0,
+        device: torch.device | str = "cuda",
+    ) -> None:
+        if _cuda is None:
+            raise RuntimeError("this build of octavo-kernels has no CUDA kernels: install it where nvcc is on the PATH")
+        self.sequences, self.kv_heads, self.head_dim = sequences, kv_heads, head_dim
+        self.group, self.window = heads // kv_heads, sliding_window
+        rows = self.group * max_queries
+        self.decodes = self.group <= _cuda.decode_rows
+        self.extends = rows > _cuda.decode_rows
+        self.rows = min(rows, _cuda.decode_rows)
+        self.chunks = chunks if self.decodes else 0
+        self.tiles = sequences + tokens * self.group // _cuda.extend_rows if self.extends else 0
+
+        def ints(byte_count: int) -> Tensor:
+            return torch.zeros(max(byte_count // 4, 1), dtype=torch.int32, device=device)
+
+        self._header = ints(_cuda.header_bytes)
+        self._decode = ints(self.chunks * _cuda.decode_item_bytes)
+        self._extend = ints(self.tiles * _cuda.extend_item_bytes)
+        self._folds = ints(sequences * _cuda.fold_item_bytes)
+        slots = self.chunks * kv_heads * self.rows
+        self._partial = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
+        self._sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
+
+    @classmethod
+    def for_call(cls, q: Tensor, kv_heads: int, tables: Tensor, block_size: int, window: int) -> AttentionPlan:
+        """A plan for one call of which only the shapes are known."""
+        tokens, heads, head_dim = q.shape
+        sequences, blocks = tables.shape
+        chunks = sequences * max(1, -(-blocks * block_size // chunk_tokens()))
+        return cls(
+            sequences=sequences, tokens=tokens, chunks=chunks, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+            max_queries=max(1, tokens), sliding_window=window, device=q.device,
+        )  # fmt: skip
+
+    def update(self, context_lens: Tensor, query_start: Tensor) -> None:
+        """Makes the lists for a step. `context_lens[S]` and `query_start[S + 1]` are int32, S at most `sequences`."""
+        count = context_lens.shape[0]
+        if count > self.sequences:
+            raise ValueError(f"context_lens has {count} sequences, but the plan was made for {self.sequences}")
+        run(
+            "plan_attention", self._header.device, context_lens.data_ptr(), query_start.data_ptr(), count, self.group,
+            self.window, self.rows, self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(),
+            self._extend.data_ptr(), self.chunks, self.tiles, self.sequences,
+        )  # fmt: skip
+
+    def arguments(self, heads: int, kv_heads: int, head_dim: int, window: int) -> tuple[int | bool, ...]:
+        mine = (self.group * self.kv_heads, self.kv_heads, self.head_dim, self.window)
+        if mine != (heads, kv_heads, head_dim, window):
+            raise ValueError(
+                "plan was made for (heads, kv_heads, head_dim, sliding_window) = "
+                f"{mine}, not {(heads, kv_heads, head_dim, window)}"
+            )
+        return (
+            self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(), self.sequences,
+            self._extend.data_ptr(), self._partial.data_ptr(), self._sums.data_ptr(), self.rows, self.decodes,
+            self.extends,
+        )  # fmt: skip
+
+
+def chunk_tokens() -> int:
+    """Keys of one chunk: how long sequences are split among the multiprocessors."""
+    return int(_cuda.chunk)

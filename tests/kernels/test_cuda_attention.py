@@ -1,0 +1,183 @@
+"""Paged attention on a GPU: against float64, bit for bit where bits are promised, and in graphs."""
+
+import pytest
+import torch
+
+from octavo_kernels import cuda, ops, reference
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.bfloat16, torch.float16]
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
+MIXED = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 64), (1, 511), (1, 512), (1, 513), (1, 3000), (0, 20), (1, 0),
+         (3, 600), (5, 5), (33, 33), (17, 48), (200, 1100), (129, 129)]  # fmt: skip
+
+
+@pytest.fixture
+def gpu_batch(make_batch):
+    """A batch whose cache was written by the GPU, everything else moved there."""
+
+    def make(lengths, **shape):
+        batch = make_batch(lengths, **{"dtype": torch.bfloat16, **shape})
+        blocks, layers, _, kv_heads, _ = batch.cache.shape
+        head_dim = batch.q.shape[-1]
+        cache = ops.empty_cache(blocks, layers, kv_heads, batch.block_size, head_dim, batch.q.dtype, "cuda")
+        cache.fill_(float("nan"))
+        for k, v, table in zip(batch.keys, batch.values, batch.tables, strict=True):
+            position = torch.arange(len(k))
+            slots = table[position // batch.block_size].long() * batch.block_size + position % batch.block_size
+            ops.write_kv(k.cuda(), v.cuda(), cache[:, 1], slots.cuda(), batch.block_size)
+        for name in ("q", "tables", "context_lens", "query_start"):
+            setattr(batch, name, getattr(batch, name).cuda())
+        batch.cache = cache
+        return batch
+
+    return make
+
+
+def check(batch, scale=0.125, sinks=None, **options):
+    out = batch.attend(scale, **options, **({} if sinks is None else {"sinks": sinks.cuda()})).cpu()
+    for i in range(len(batch.keys)):
+        rows = batch.rows(i)
+        expected = reference.attention(
+            batch.q[rows].cpu().double(), batch.keys[i].double(), batch.values[i].double(), scale, sinks=sinks,
+            **options,
+        )  # fmt: skip
+        tolerance = TOLERANCE[batch.q.dtype]
+        torch.testing.assert_close(out[rows].double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", cuda.HEAD_DIMS)
+def test_decode_and_prefill_in_one_call(gpu_batch, dtype, head_dim):
+    check(gpu_batch(MIXED, dtype=dtype, head_dim=head_dim))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (8, 1), (9, 1), (16, 1), (40, 1)])
+def test_head_groups(gpu_batch, heads, kv_heads):
+    check(gpu_batch([(1, 130), (4, 20), (1, 1030), (50, 200)], heads=heads, kv_heads=kv_heads))
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+def test_block_sizes(gpu_batch, block_size):
+    check(gpu_batch([(1, 1), (1, 129), (1, 900), (40, 200)], block_size=block_size))
+
+
+@pytest.mark.parametrize("window", [1, 7, 16, 64, 100, 512, 5000])
+def test_sliding_window(gpu_batch, window):
+    check(gpu_batch(MIXED), sliding_window=window)
+
+
+def test_blocks_before_the_window_are_not_read(gpu_batch):
+    batch = gpu_batch([(2, 1000), (100, 1000)])
+    expected = batch.attend(sliding_window=50)
+    batch.tables[0, : (1000 - 2 - 50) // 16] = -(2**31)
+    batch.tables[1, : (1000 - 100 - 50) // 64 * 4] = -(2**31)
+    assert torch.equal(batch.attend(sliding_window=50), expected)
+
+
+@pytest.mark.parametrize("softcap", [2.0, 50.0])
+def test_softcap(gpu_batch, softcap):
+    check(gpu_batch(MIXED), scale=0.5, softcap=softcap)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_sinks(gpu_batch, window):
+    check(gpu_batch(MIXED), sinks=torch.tensor([-3.0, 0.0, 2.0, 30.0]), sliding_window=window)
+
+
+def test_large_scores_do_not_overflow(gpu_batch):
+    check(gpu_batch([(1, 300), (40, 80)], dtype=torch.float16), scale=30.0)
+
+
+def test_long_context(gpu_batch):
+    check(gpu_batch([(1, 100_000), (70, 20_000)], head_dim=128, heads=8))
+
+
+def test_strided_queries(gpu_batch):
+    batch = gpu_batch([(3, 40), (1, 90), (30, 30)])
+    expected = batch.attend()
+    wide = torch.full((34, 12, 64), float("nan"), dtype=batch.q.dtype, device="cuda")
+    wide[:, 4:8] = batch.q
+    batch.q = wide[:, 4:8]
+    assert torch.equal(batch.attend(), expected)
+
+
+def test_cpu_and_gpu_agree(gpu_batch, make_batch):
+    gpu, cpu = gpu_batch(MIXED), make_batch(MIXED, dtype=torch.bfloat16)
+    torch.testing.assert_close(gpu.attend().cpu(), cpu.attend(), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (16, 1)])
+def test_a_result_does_not_depend_on_the_batch(gpu_batch, heads, kv_heads):
+    """Decodes and prompts, run to run, and each alone against in a batch of 64."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = [(1, int(n)) for n in torch.randint(1, 4000, (56,), generator=generator)]
+    lengths += [(int(n), int(n) + 37) for n in torch.randint(20, 300, (8,), generator=generator)]
+    batch = gpu_batch(lengths, heads=heads, kv_heads=kv_heads, head_dim=128)
+    together = batch.attend()
+    assert torch.equal(batch.attend(), together)
+    for i in range(0, len(lengths), 3):
+        alone = batch.alone(i)
+        alone.query_start = alone.query_start.cuda()
+        assert torch.equal(alone.attend(), together[batch.rows(i)]), lengths[i]
+
+
+def test_a_prompt_cut_into_chunks_gives_the_same_bits(gpu_batch):
+    batch = gpu_batch([(300, 700)])
+    whole = batch.attend()
+    tail = batch.alone(0, last_queries=100)
+    tail.query_start = tail.query_start.cuda()
+    assert torch.equal(tail.attend(), whole[-100:])
+
+
+def test_graph_replay_with_changed_lengths(gpu_batch):
+    """One graph, captured once, serves every batch that fits: lengths, tables and padding change between replays."""
+    lengths = [(1, 2000), (1, 700), (1, 513), (1, 64), (1, 5), (1, 3000)]
+    batch = gpu_batch(lengths, heads=8, kv_heads=2, head_dim=128)
+    plan = cuda.AttentionPlan(sequences=6, tokens=6, chunks=6 * 6, heads=8, kv_heads=2, head_dim=128, max_queries=1)
+    out = torch.zeros_like(batch.q)
+
+    def step():
+        plan.update(batch.context_lens, batch.query_start)
+        ops.paged_attention(
+            batch.q, batch.layer, batch.tables, batch.context_lens, batch.query_start, out, 0.1, plan=plan
+        )
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for scale in (1.0, 0.3, 0.01, 0.7, 0.0):
+        batch.context_lens.copy_((torch.tensor([n for _, n in lengths]) * scale).int())
+        out.fill_(float("nan"))
+        graph.replay()
+        replayed = out.clone()
+        step()
+        assert torch.equal(out, replayed)
+        assert not out.isnan().any()
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+def test_wrong_arguments(gpu_batch):
+    batch = gpu_batch([(1, 20)])
+    with pytest.raises(TypeError, match="KV cache must be bfloat16 or float16"):
+        ops.empty_cache(2, 1, 1, 16, 64, torch.float32, "cuda")
+    with pytest.raises(ValueError, match="head_dim must be one of"):
+        ops.empty_cache(2, 1, 1, 16, 48, torch.float16, "cuda")
+    with pytest.raises(ValueError, match=r"^block_tables is on cpu"):
+        ops.paged_attention(
+            batch.q, batch.layer, batch.tables.cpu(), batch.context_lens, batch.query_start, batch.q.clone(), 1.0
+        )
+    shifted = torch.zeros(4 * 64 + 1, dtype=batch.q.dtype, device="cuda")[1:].view(1, 4, 64)
+    with pytest.raises(ValueError, match=r"^q must start at a multiple of 16 bytes"):
+        ops.paged_attention(
+            shifted, batch.layer, batch.tables, batch.context_lens, batch.query_start, batch.q.clone(), 1.0
+        )
+    plan = cuda.AttentionPlan(sequences=1, tokens=1, chunks=1, heads=4, kv_heads=2, head_dim=64, max_queries=1)
+    with pytest.raises(ValueError, match=r"^plan was made for"):
+        ops.paged_attention(
+            batch.q, batch.layer, batch.tables, batch.context_lens, batch.query_start, batch.q.clone(), 1.0,
+            sliding_window=5, plan=plan,
+        )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Cache writes, rotary embedding, norms, activations and block copies on a GPU, against float64 and the CPU module."""
+
+import pytest
+import torch
+
+from octavo_kernels import cuda, ops, reference
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+HALF = [torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+
+
+def assert_close(got, expected, dtype):
+    torch.testing.assert_close(
+        got.cpu().double(), expected.cpu().double(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
+
+
+def read_cache(layer, slots, heads, head_dim, block_size):
+    """K and V of slots, read as a model would: attention of a query over one key gives that key's value."""
+    dtype, count = layer.dtype, len(slots)
+    value = torch.empty(count, heads, head_dim, dtype=dtype, device="cuda")
+    for i, slot in enumerate(slots.tolist()):  # a table that makes the slot's token the last of its own context
+        offset = slot % block_size
+        ops.paged_attention(
+            torch.zeros(1, heads, head_dim, dtype=dtype, device="cuda"), layer,
+            torch.tensor([[slot // block_size]], dtype=torch.int32, device="cuda"),
+            torch.tensor([offset + 1], dtype=torch.int32, device="cuda"),
+            torch.tensor([0, 1], dtype=torch.int32, device="cuda"), value[i : i + 1], 1.0, block_size,
+            sliding_window=1,
+        )  # fmt: skip
+    return value
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("head_dim", cuda.HEAD_DIMS)
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_written_values_come_back_bit_for_bit(dtype, head_dim, block_size):
+    cache = ops.empty_cache(5, 2, 3, block_size, head_dim, dtype, "cuda").fill_(float("nan"))
+    slots = torch.tensor([block_size, 4 * block_size + 15, -1, 2 * block_size + 7], device="cuda")
+    k = torch.randn(4, 3, head_dim, dtype=dtype, device="cuda")
+    v = torch.randn(4, 3, head_dim, dtype=dtype, device="cuda")
+    ops.write_kv(k, v, cache[:, 1], slots, block_size)
+    kept = torch.tensor([0, 1, 3])
+    assert torch.equal(read_cache(cache[:, 1], slots[kept], 3, head_dim, block_size), v[kept])
+    assert int((~cache.isnan()).sum()) == 2 * 3 * 3 * head_dim  # and nothing else was written
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary"), [(32, 32), (64, 64), (64, 16), (96, 96), (96, 24), (128, 128), (128, 64), (256, 64)]
+)
+def test_rope_write(dtype, interleaved, norm, head_dim, rotary):
+    """q against float64; K through scores: rotated q and k must give the reference's dot products."""
+    tokens, heads, kv_heads, block_size = 37, 6, 2, 16
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim).to(dtype)
+    positions = torch.randint(0, 500, (tokens,))
+    angles = torch.rand(500, rotary // 2) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    q_norm, k_norm = (torch.rand(head_dim).to(dtype) + 0.5 for _ in range(2))
+    slots = torch.randperm(3 * block_size)[:tokens] + block_size
+    cache = ops.empty_cache(4, 1, kv_heads, block_size, head_dim, dtype, "cuda").fill_(float("nan"))
+    q_out = torch.empty(tokens, heads, head_dim, dtype=dtype, device="cuda")
+    norms = {"q_norm": q_norm.cuda(), "k_norm": k_norm.cuda()} if norm else {}
+    ops.rope_write_kv(
+        qkv.cuda(), q_out, cache[:, 0], slots.cuda(), positions.cuda(), cos_sin.cuda(), **norms, eps=1e-5,
+        block_size=block_size, interleaved=interleaved, norm_offset=0.25,
+    )  # fmt: skip
+
+    q, k, v = qkv.double().view(tokens, -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
+    if norm:
+        q = reference.rms_norm(q, q_norm.double(), 1e-5, 0.25)
+        k = reference.rms_norm(k, k_norm.double(), 1e-5, 0.25)
+    q, k = (reference.rope(x, positions, cos_sin.double(), interleaved) for x in (q, k))
+    assert_close(q_out, q, dtype)
+    out = read_cache(cache[:, 0], slots.cuda(), kv_heads, head_dim, block_size)
+    assert torch.equal(out.cpu().double(), v)
+    # K in its place: the rows written raw must leave the very same bytes.
+    expected = ops.empty_cache(4, 1, kv_heads, block_size, head_dim, dtype, "cuda").fill_(float("nan"))
+    ops.write_kv(k.to(dtype).cuda(), v.to(dtype).cuda(), expected[:, 0], slots.cuda(), block_size)
+    torch.testing.assert_close(
+        cache.float(), expected.float(), equal_nan=True, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
+
+
+def test_rope_in_place_and_padding():
+    qkv = torch.randn(5, (4 + 2) * 64, dtype=torch.float16, device="cuda")
+    cos_sin = torch.randn(9, 64, device="cuda")
+    positions = torch.arange(5, device="cuda")
+    slots = torch.full((5,), -1, device="cuda")
+    cache = ops.empty_cache(2, 1, 1, 16, 64, torch.float16, "cuda").fill_(7.0)
+    apart = torch.empty(5, 4, 64, dtype=torch.float16, device="cuda")
+    ops.rope_write_kv(qkv, apart, cache[:, 0], slots, positions, cos_sin)
+    ops.rope_write_kv(qkv, qkv.view(5, 6, 64)[:, :4], cache[:, 0], slots, positions, cos_sin)
+    assert torch.equal(qkv.view(5, 6, 64)[:, :4], apart)
+    assert torch.equal(cache, torch.full_like(cache, 7.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [64, 200, 1024, 4096, 8192, 14336, 20480])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_norms(dtype, width, with_residual):
+    if dtype is torch.float32:
+        width = min(width, 16384)  # the widest row of a block
+    x, residual = (torch.randn(5, width).to(dtype) for _ in range(2))
+    weight, bias = torch.randn(width).to(dtype), torch.randn(width).to(dtype)
+    total = (x.float() + residual.float()).to(dtype) if with_residual else x
+    for expected, call in (
+        (reference.rms_norm(total.double(), weight.double(), 1e-5, 1.0),
+         lambda r: ops.rms_norm(x.cuda(), weight.cuda(), 1e-5, residual=r, offset=1.0)),
+        (reference.layer_norm(total.double(), weight.double(), bias.double(), 1e-5),
+         lambda r: ops.layer_norm(x.cuda(), weight.cuda(), bias.cuda(), 1e-5, residual=r)),
+    ):  # fmt: skip
+        summed = residual.cuda() if with_residual else None
+        torch.testing.assert_close(
+            call(summed).cpu().double(), expected, atol=3 * TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )
+        if summed is not None:
+            assert torch.equal(summed.cpu(), total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("width", [64, 14336])
+def test_activations(dtype, kind, width):
+    x = (torch.randn(7, 2 * width) * 3).to(dtype)
+    assert_close(ops.act_and_mul(x.cuda(), kind), reference.act_and_mul(x.double(), kind), dtype)
+    assert_close(ops.act(x.cuda(), kind), reference.act(x.double(), kind), dtype)
+
+
+def test_copy_blocks():
+    cache = torch.randn(9, 3, 2, 2, 16 * 64, device="cuda").to(torch.bfloat16)
+    expected = cache.clone()
+    for source, target in ((1, 5), (1, 6), (2, 7)):
+        expected[target] = expected[source]
+    ops.copy_blocks(cache, torch.tensor([[1, 5], [1, 6], [2, 7]], device="cuda"))
+    assert torch.equal(cache, expected)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="no CUDA kernel for these types and sizes"):
+        ops.rms_norm(torch.zeros(2, 16, device="cuda").bfloat16()[:, :12], torch.zeros(12, device="cuda").bfloat16(),
+                     out=torch.zeros(2, 16, device="cuda").bfloat16()[:, :12])  # fmt: skip
+    with pytest.raises(ValueError, match=r"^weight is on cpu, but x is on cuda"):
+        ops.rms_norm(torch.zeros(2, 16, device="cuda"), torch.zeros(16))
+    with pytest.raises(ValueError, match=r"^x must start at a multiple of 16 bytes"):
+        ops.rms_norm(torch.zeros(17, device="cuda")[1:].view(1, 16), torch.zeros(16, device="cuda"))
