@@ -49,6 +49,7 @@ def row(operation: str, shape: str, seconds: float, floor: float, peer: tuple[st
 
 def measure(calls: list[Callable[[], object]], replays: int = 15) -> float:
     """Median seconds of one call: the calls are captured in one graph, which is replayed."""
+    torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         calls[0]()
@@ -274,6 +275,20 @@ def prefill_rows() -> list[Row]:
     ]
 
 
+def sample(rows: int, vocab: int, top_k: int, top_p: float) -> Row:
+    n = rotations(rows * vocab * 4)
+    logits = [torch.randn(rows, vocab, device="cuda") * 3 for _ in range(n)]
+    seeds, zeros = torch.arange(rows, device="cuda"), torch.zeros(rows, dtype=torch.int32, device="cuda")
+    ones = torch.ones(rows, device="cuda")
+    columns = (seeds, zeros, zeros, ones, zeros + top_k, ones * top_p, ones * 0.0)
+    seconds = measure([lambda x=x: ops.sample(x, *columns) for x in logits])
+    return row("sample", f"{rows} x {vocab} top-k {top_k} top-p {top_p}", seconds, rows * vocab * 4 / READ)
+
+
+def sample_rows() -> list[Row]:
+    return [sample(rows, 128_256, *limits) for rows in (1, 64) for limits in ((0, 1.0), (50, 0.9), (0, 0.9))]
+
+
 GROUPS: dict[str, Callable[[], list[Row]]] = {
     "decode": partial(decode_table, 32, 8),
     "decode-64/8": partial(decode_table, 64, 8),
@@ -282,6 +297,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "prefill": prefill_rows,
     "fused": fused_rows,
     "copy": copy_rows,
+    "sample": sample_rows,
 }
 
 

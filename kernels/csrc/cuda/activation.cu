@@ -19,6 +19,8 @@ template <class T, Activation kind>
 __global__ void __launch_bounds__(kThreads) activation_kernel(const __grid_constant__ ActivationArgs a) {
   constexpr int N = 16 / sizeof(T);
   using Vector = Elements<T, N>;
+  wait_for_previous_kernel();
+  launch_next_kernel();
   const T* x = static_cast<const T*>(a.x) + int64_t(blockIdx.y) * a.x_stride;
   T* out = static_cast<T*>(a.out) + int64_t(blockIdx.y) * a.out_stride;
   const int vectors = a.width / N, first = blockIdx.x * kThreads * kVectors + threadIdx.x;
@@ -50,11 +52,12 @@ cudaError_t launch(const ActivationArgs& args, cudaStream_t stream) {
   ActivationArgs a = args;
   for (; a.rows > 0; a.rows -= most) {
     const dim3 grid{unsigned((a.width + span - 1) / span), unsigned(a.rows < most ? a.rows : most), 1};
-    activation_kernel<T, kind><<<grid, kThreads, 0, stream>>>(a);
+    const cudaError_t error = launch_after(activation_kernel<T, kind>, grid, kThreads, 0, stream, a);
+    if (error != cudaSuccess) return error;
     a.x = static_cast<const T*>(a.x) + most * a.x_stride;
     a.out = static_cast<T*>(a.out) + most * a.out_stride;
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 }  // namespace

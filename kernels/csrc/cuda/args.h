@@ -44,6 +44,7 @@ struct FoldItem {
 
 struct PlanHeader {
   int decode_items, extend_items;
+  int next_decode;  // how many items of a launch have been handed out beyond the first two of each block; zero between
 };
 
 struct PlanArgs {
@@ -67,7 +68,7 @@ struct AttentionArgs {
   Cache cache;
   const int32_t* tables;
   int64_t table_stride;
-  const PlanHeader* header;
+  PlanHeader* header;
   const DecodeItem* decode;
   const FoldItem* folds;
   int sequences;  // of `folds`
@@ -127,6 +128,29 @@ struct ActivationArgs {
   int width;
 };
 
+struct SampleArgs {
+  const float* logits;
+  int64_t stride, rows;
+  int vocab;
+  const int64_t* seeds;
+  const int32_t *indices, *positions;
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p;
+  int64_t* tokens;
+};
+
+struct LogprobArgs {
+  const float* logits;
+  int64_t stride, rows;
+  int vocab;
+  const int64_t* tokens;
+  int top;
+  float* chosen;     // [rows]
+  int64_t* top_ids;  // [rows, top]
+  float* top_values;
+};
+
 // Each returns the error of its launch. A shape that a kernel does not cover is cudaErrorInvalidValue.
 cudaError_t plan_attention(const PlanArgs&, cudaStream_t);
 cudaError_t decode_attention(const AttentionArgs&, cudaStream_t);
@@ -135,6 +159,8 @@ cudaError_t write_cache(const WriteArgs&, cudaStream_t);
 cudaError_t copy_blocks(void* cache, int64_t block_bytes, const int64_t* pairs, int64_t count, cudaStream_t);
 cudaError_t rms_norm(const NormArgs&, cudaStream_t);
 cudaError_t layer_norm(const NormArgs&, cudaStream_t);
+cudaError_t sample(const SampleArgs&, cudaStream_t);
+cudaError_t logprobs(const LogprobArgs&, cudaStream_t);
 cudaError_t activation(const ActivationArgs&, cudaStream_t);
 
 }  // namespace octavo

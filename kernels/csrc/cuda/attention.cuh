@@ -36,36 +36,5 @@ __device__ inline void clear_values(uint32_t values, int rows, int low, int high
 #endif
 }
 
-struct Device {
-  int major, multiprocessors, shared_per_multiprocessor, shared_per_block;
-};
-
-inline cudaError_t describe(Device& d) {
-  int device;
-  cudaError_t error = cudaGetDevice(&device);
-  auto get = [&](int& value, cudaDeviceAttr attribute) {
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, device);
-  };
-  get(d.major, cudaDevAttrComputeCapabilityMajor);
-  get(d.multiprocessors, cudaDevAttrMultiProcessorCount);
-  get(d.shared_per_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  get(d.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  return error;
-}
-
-// Launches a kernel that may begin before the previous one of the stream ends, where the device can do that; the kernel
-// calls `wait_for_previous_kernel` before it reads what that one wrote.
-template <class... Parameters, class... Arguments>
-cudaError_t launch_after(const Device& device, void (*kernel)(Parameters...), dim3 grid, int threads,
-                         cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(threads), config.stream = stream;
-  config.attrs = &overlap, config.numAttrs = device.major >= 9 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 }  // namespace
 }  // namespace octavo

@@ -6,168 +6,135 @@
 namespace octavo {
 namespace {
 
-constexpr int kWriteWarps = 8;
-template <int E>
-constexpr int heads_per_warp = E == 8 ? 2 : 4;  // their loads are in flight together
+constexpr int kWriteThreads = 512;
 
-template <class V, class T>
-__device__ inline V load(const T* p) {
-  return *reinterpret_cast<const V*>(p);
+// A thread takes two units of U elements of one head: two that rotate with each other, or the two that lie half a head
+// apart. Where a head's threads are no power of two, some idle.
+template <int D, int U>
+struct Share {
+  static constexpr int kUsed = D / (2 * U);
+  static constexpr int kThreads = kUsed <= 2 ? 2 : kUsed <= 4 ? 4 : kUsed <= 8 ? 8 : kUsed <= 16 ? 16 : 32;
+  int first, second;
+  bool paired;  // the units rotate with each other
+
+  __device__ Share(const WriteArgs& a, int thread) {
+    const int half = a.rotary_dim / 2 / U;
+    paired = false;
+    if (!a.cos_sin || a.interleaved) {
+      first = thread, second = thread + kUsed;
+    } else if (thread < half) {
+      first = thread, second = thread + half, paired = true;
+    } else {
+      first = 2 * thread, second = first + 1;
+    }
+  }
+};
+
+template <int U>
+__device__ void turn(float (&x)[U], float (&y)[U], const float* cosine, const float* sine) {
+  using Floats = Elements<float, U>;
+  const Floats c = *reinterpret_cast<const Floats*>(cosine), s = *reinterpret_cast<const Floats*>(sine);
+#pragma unroll
+  for (int j = 0; j < U; ++j) {
+    const float low = x[j] * c.at[j] - y[j] * s.at[j];
+    y[j] = y[j] * c.at[j] + x[j] * s.at[j];
+    x[j] = low;
+  }
 }
 
-// One lane's part of a token's heads [q | k | v].
-template <class T, int E>
-struct Lane {
-  const WriteArgs& a;
-  int64_t token;
-  int lane;
-
-  __device__ const T* source(int head) const {
-    if (head < a.heads) return static_cast<const T*>(a.q) + token * a.q_stride + head * a.head_dim;
-    head -= a.heads;
-    if (head < a.kv_heads) return static_cast<const T*>(a.k) + token * a.k_stride + head * a.head_dim;
-    return static_cast<const T*>(a.v) + token * a.v_stride + (head - a.kv_heads) * a.head_dim;
+template <int U>
+__device__ void turn_neighbours(float (&x)[U], const float* cosine, const float* sine) {
+#pragma unroll
+  for (int j = 0; j < U; j += 2) {
+    const float low = x[j] * cosine[j / 2] - x[j + 1] * sine[j / 2];
+    x[j + 1] = x[j + 1] * cosine[j / 2] + x[j] * sine[j / 2];
+    x[j] = low;
   }
-  __device__ const T* norm(int head) const {
-    return static_cast<const T*>(head < a.heads ? a.q_norm : head < a.heads + a.kv_heads ? a.k_norm : nullptr);
-  }
-  __device__ void store(int head, int64_t slot, const Elements<T, E>& x) const {
-    const int element = lane * E;
-    if (head < a.heads) {
-      T* row = static_cast<T*>(a.q_out) + token * a.q_out_stride + head * a.head_dim;
-      *reinterpret_cast<Elements<T, E>*>(row + element) = x;
-      return;
-    }
-    if (slot < 0) return;
-    const bool value = head >= a.heads + a.kv_heads;
-    const int offset = int(slot) & (a.cache.block_size - 1);
-    T* row = static_cast<T*>(a.cache.data) + (slot >> (__ffs(a.cache.block_size) - 1)) * a.cache.block_stride +
-             (value ? a.cache.kv_stride : 0) + (head - a.heads - (value ? a.kv_heads : 0)) * a.cache.head_stride +
-             offset * a.head_dim;
-    if constexpr (8 % E == 0) {  // all in one 16-byte unit
-      *reinterpret_cast<Elements<T, E>*>(row + swizzle(32 * E, offset, element / 8) * 8 + element % 8) = x;
-    } else {
-#pragma unroll
-      for (int j = 0; j < E; ++j) row[swizzle(32 * E, offset, (element + j) / 8) * 8 + (element + j) % 8] = x.at[j];
-    }
-  }
-};
+}
 
-// Cosines, signed sines and norm weights of a lane's elements and of those they are rotated with.
-template <class T, int E>
-struct Rotation {
-  float cosine[E], sine[E];
-  int other[E];  // the elements that the lane's are rotated with
-  bool whole;    // they are one run
+template <class T, int D, int U, bool norms>
+__global__ void __launch_bounds__(kWriteThreads) write_kernel(const __grid_constant__ WriteArgs a) {
+  using Vector = Elements<T, U>;
+  using Part = Share<D, U>;
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  const int64_t token = blockIdx.x;
+  const int index = blockIdx.y * blockDim.x + threadIdx.x, head = index / Part::kThreads, thread = index % Part::kThreads;
+  const bool real = head < a.heads + 2 * a.kv_heads && thread < Part::kUsed;
+  const bool query = head < a.heads, value = head >= a.heads + a.kv_heads;
+  const int kv_head = head - a.heads - (value ? a.kv_heads : 0);
+  const Part part(a, thread);
+  const int64_t slot = a.slots[token];
 
-  Rotation() = default;
-  __device__ Rotation(const WriteArgs& a, int element, int64_t position) {
-    const int half = a.rotary_dim / 2;
-    const float* row = a.cos_sin + position * a.cos_sin_stride;
-    whole = !a.interleaved && half % E == 0;
-    if (whole) {
-      const bool rotated = element < a.rotary_dim, low = element < half;
-      const int angle = low ? element : element - half;
-      using Floats = Elements<float, E>;
-      Floats c{}, s{};
-      if (rotated) c = load<Floats>(row + angle), s = load<Floats>(row + half + angle);
-#pragma unroll
-      for (int j = 0; j < E; ++j) {
-        cosine[j] = rotated ? c.at[j] : 1.0f;
-        sine[j] = rotated ? (low ? -s.at[j] : s.at[j]) : 0.0f;
-        other[j] = (rotated ? low ? element + half : element - half : element) + j;
-      }
-      return;
-    }
-#pragma unroll
-    for (int j = 0; j < E; ++j) {
-      const int d = element + j;
-      const bool rotated = d < a.rotary_dim, minus = a.interleaved ? d % 2 == 0 : d < half;
-      const int angle = rotated ? (a.interleaved ? d / 2 : d < half ? d : d - half) : 0;
-      cosine[j] = rotated ? row[angle] : 1.0f;
-      sine[j] = rotated ? (minus ? -row[half + angle] : row[half + angle]) : 0.0f;
-      other[j] = rotated ? (a.interleaved ? d ^ 1 : d < half ? d + half : d - half) : d;
-    }
+  Vector low{}, high{};
+  if (real) {
+    const T* row = query ? static_cast<const T*>(a.q) + token * a.q_stride + head * D
+                         : static_cast<const T*>(value ? a.v : a.k) + token * (value ? a.v_stride : a.k_stride) + kv_head * D;
+    low = *reinterpret_cast<const Vector*>(row + part.first * U);
+    high = *reinterpret_cast<const Vector*>(row + part.second * U);
   }
-  // The elements of a row that the lane's are rotated with.
-  __device__ Elements<T, E> partners(const T* row) const {
-    if (whole) return load<Elements<T, E>>(row + other[0]);
-    Elements<T, E> out;
+  const T* norm = static_cast<const T*>(!norms || value ? nullptr : query ? a.q_norm : a.k_norm);
+  if (a.cos_sin || norms) {
+    float x[U], y[U];
 #pragma unroll
-    for (int j = 0; j < E; ++j) out.at[j] = row[other[j]];
-    return out;
-  }
-};
-
-// A block takes one token, a warp a few of its heads, a lane E consecutive elements of each.
-template <class T, int E, bool rotates, bool norms>
-__global__ void __launch_bounds__(kWriteWarps * 32) write_kernel(const __grid_constant__ WriteArgs a) {
-  using Vector = Elements<T, E>;
-  constexpr int D = 32 * E, H = heads_per_warp<E>;
-  const int all_heads = a.heads + 2 * a.kv_heads, normed = a.heads + a.kv_heads;
-  const int first = (blockIdx.y * blockDim.x + threadIdx.x) / 32 * H, element = threadIdx.x % 32 * E;
-  const Lane<T, E> self{a, blockIdx.x, int(threadIdx.x % 32)};
-  const int64_t slot = a.slots[blockIdx.x];
-
-  Vector own[H], other[H];
+    for (int j = 0; j < U; ++j) x[j] = to_float(low.at[j]), y[j] = to_float(high.at[j]);
+    if constexpr (norms) {
+      float squares = 0.0f;
 #pragma unroll
-  for (int i = 0; i < H; ++i)
-    if (first + i < all_heads) own[i] = load<Vector>(self.source(first + i) + element);
-  const Rotation<T, E> rotation = [&] {
-    if constexpr (rotates) return Rotation<T, E>(a, element, a.positions[blockIdx.x]);
-    else return Rotation<T, E>();
-  }();
-  if constexpr (rotates) {
+      for (int j = 0; j < U; ++j) squares += x[j] * x[j] + y[j] * y[j];
+      const float inverse = rsqrtf(warp_sum<Part::kThreads>(squares) / float(D) + a.eps);
+      if (norm && real) {
+        const Vector scale = *reinterpret_cast<const Vector*>(norm + part.first * U);
+        const Vector other = *reinterpret_cast<const Vector*>(norm + part.second * U);
 #pragma unroll
-    for (int i = 0; i < H; ++i)
-      if (first + i < normed) other[i] = rotation.partners(self.source(first + i));
-  }
-  __syncwarp();  // all loads come before any store: q_out may be q
-
-#pragma unroll
-  for (int i = 0; i < H; ++i) {
-    const int head = first + i;
-    if (head >= all_heads) return;
-    Vector out = own[i];
-    const T* norm = norms ? self.norm(head) : nullptr;
-    if (head < normed && (rotates || norm)) {
-      float x[E], y[E];
-#pragma unroll
-      for (int j = 0; j < E; ++j) x[j] = to_float(own[i].at[j]), y[j] = rotates ? to_float(other[i].at[j]) : 0.0f;
-      if (norm) {
-        float squares = 0.0f;
-#pragma unroll
-        for (int j = 0; j < E; ++j) squares += x[j] * x[j];
-        const float inverse = rsqrtf(warp_sum(squares) / float(D) + a.eps);
-        const Vector weight = load<Vector>(norm + element);
-#pragma unroll
-        for (int j = 0; j < E; ++j) x[j] *= inverse * (to_float(weight.at[j]) + a.norm_offset);
-        if constexpr (rotates) {
-          const Vector weights = rotation.partners(norm);
-#pragma unroll
-          for (int j = 0; j < E; ++j) y[j] *= inverse * (to_float(weights.at[j]) + a.norm_offset);
+        for (int j = 0; j < U; ++j) {
+          x[j] *= inverse * (to_float(scale.at[j]) + a.norm_offset);
+          y[j] *= inverse * (to_float(other.at[j]) + a.norm_offset);
         }
       }
-#pragma unroll
-      for (int j = 0; j < E; ++j)
-        out.at[j] = from_float<T>(rotates ? x[j] * rotation.cosine[j] + y[j] * rotation.sine[j] : x[j]);
     }
-    self.store(head, slot, out);
+    if (a.cos_sin && real && !value) {
+      const float *cosine = a.cos_sin + a.positions[token] * a.cos_sin_stride, *sine = cosine + a.rotary_dim / 2;
+      if (part.paired) turn(x, y, cosine + part.first * U, sine + part.first * U);
+      if (a.interleaved && part.first * U < a.rotary_dim)
+        turn_neighbours(x, cosine + part.first * U / 2, sine + part.first * U / 2);
+      if (a.interleaved && part.second * U < a.rotary_dim)
+        turn_neighbours(y, cosine + part.second * U / 2, sine + part.second * U / 2);
+    }
+    if (!value) {
+#pragma unroll
+      for (int j = 0; j < U; ++j) low.at[j] = from_float<T>(x[j]), high.at[j] = from_float<T>(y[j]);
+    }
   }
+  __syncwarp();  // a head's loads come before its stores: q_out may be q
+  if (!real || (!query && slot < 0)) return;
+  if (query) {
+    T* row = static_cast<T*>(a.q_out) + token * a.q_out_stride + head * D;
+    *reinterpret_cast<Vector*>(row + part.first * U) = low;
+    *reinterpret_cast<Vector*>(row + part.second * U) = high;
+    return;
+  }
+  const int offset = int(slot) & (a.cache.block_size - 1);
+  T* row = static_cast<T*>(a.cache.data) + (slot >> (__ffs(a.cache.block_size) - 1)) * a.cache.block_stride +
+           (value ? a.cache.kv_stride : 0) + kv_head * a.cache.head_stride + offset * D;
+  auto place = [&](int unit) { return row + swizzle(D, offset, unit * U / 8) * 8 + unit * U % 8; };
+  *reinterpret_cast<Vector*>(place(part.first)) = low;
+  *reinterpret_cast<Vector*>(place(part.second)) = high;
 }
 
-template <class T, int E>
+template <class T, int D, int U>
 cudaError_t launch_write(const WriteArgs& a, cudaStream_t stream) {
-  constexpr int H = heads_per_warp<E>;
-  const int warps = (a.heads + 2 * a.kv_heads + H - 1) / H, parts = (warps + kWriteWarps - 1) / kWriteWarps;
-  const dim3 blocks{unsigned(a.tokens), unsigned(parts), 1};
-  const int threads = (warps + parts - 1) / parts * 32;
-  const bool norms = a.q_norm || a.k_norm;
-  if (a.cos_sin && norms) write_kernel<T, E, true, true><<<blocks, threads, 0, stream>>>(a);
-  else if (a.cos_sin) write_kernel<T, E, true, false><<<blocks, threads, 0, stream>>>(a);
-  else if (norms) write_kernel<T, E, false, true><<<blocks, threads, 0, stream>>>(a);
-  else write_kernel<T, E, false, false><<<blocks, threads, 0, stream>>>(a);
-  return cudaGetLastError();
+  const int threads = (a.heads + 2 * a.kv_heads) * Share<D, U>::kThreads;
+  const int parts = (threads + kWriteThreads - 1) / kWriteThreads, warps = ((threads + parts - 1) / parts + 31) / 32;
+  auto kernel = a.q_norm || a.k_norm ? write_kernel<T, D, U, true> : write_kernel<T, D, U, false>;
+  return launch_after(kernel, dim3(unsigned(a.tokens), parts), warps * 32, 0, stream, a);
+}
+
+template <class T, int D>
+cudaError_t launch_write(const WriteArgs& a, cudaStream_t stream) {
+  if (!a.cos_sin || a.rotary_dim % 16 == 0) return launch_write<T, D, 8>(a, stream);
+  if (a.rotary_dim % 8 == 0) return launch_write<T, D, 4>(a, stream);
+  return cudaErrorInvalidValue;
 }
 
 constexpr int kCopyThreads = 256, kCopyUnroll = 8;
@@ -175,6 +142,8 @@ constexpr int64_t kCopyBytes = int64_t(kCopyThreads) * kCopyUnroll * 16;
 
 __global__ void __launch_bounds__(kCopyThreads)
     copy_kernel(char* cache, int64_t block_bytes, const int64_t* pairs) {
+  wait_for_previous_kernel();
+  launch_next_kernel();
   const int4* source = reinterpret_cast<const int4*>(cache + pairs[2 * blockIdx.y] * block_bytes);
   int4* target = reinterpret_cast<int4*>(cache + pairs[2 * blockIdx.y + 1] * block_bytes);
   const int64_t first = blockIdx.x * kCopyBytes / 16 + threadIdx.x, end = block_bytes / 16;
@@ -194,11 +163,11 @@ cudaError_t write_cache(const WriteArgs& a, cudaStream_t stream) {
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     switch (a.head_dim) {
-      case 32: return launch_write<T, 1>(a, stream);
-      case 64: return launch_write<T, 2>(a, stream);
-      case 96: return launch_write<T, 3>(a, stream);
-      case 128: return launch_write<T, 4>(a, stream);
-      case 256: return launch_write<T, 8>(a, stream);
+      case 32: return launch_write<T, 32>(a, stream);
+      case 64: return launch_write<T, 64>(a, stream);
+      case 96: return launch_write<T, 96>(a, stream);
+      case 128: return launch_write<T, 128>(a, stream);
+      case 256: return launch_write<T, 256>(a, stream);
       default: return cudaErrorInvalidValue;
     }
   });
@@ -208,9 +177,11 @@ cudaError_t copy_blocks(void* cache, int64_t block_bytes, const int64_t* pairs, 
   const int64_t slices = (block_bytes + kCopyBytes - 1) / kCopyBytes, most = 32768;
   for (int64_t done = 0; done < count; done += most) {
     const dim3 grid{unsigned(slices), unsigned(std::min(most, count - done)), 1};
-    copy_kernel<<<grid, kCopyThreads, 0, stream>>>(static_cast<char*>(cache), block_bytes, pairs + 2 * done);
+    const cudaError_t error =
+        launch_after(copy_kernel, grid, kCopyThreads, 0, stream, static_cast<char*>(cache), block_bytes, pairs + 2 * done);
+    if (error != cudaSuccess) return error;
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 }  // namespace octavo

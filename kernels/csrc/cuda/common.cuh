@@ -130,6 +130,14 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Named barriers: `arrive` does not wait.
+__device__ inline void barrier_sync(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void barrier_arrive(int id, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define OCTAVO_BULK_COPY 1
 #else
@@ -154,17 +162,74 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+// L2 policy for what is read once a step: it must not push out what other kernels are about to read.
+__device__ inline uint64_t read_once_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 // Copies contiguous bytes (a multiple of 16) and reports them to the barrier.
 __device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
-// Programmatic dependent launch.
-__device__ inline void launch_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                                 uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
 // Orders earlier plain accesses to shared memory before later bulk copies into it.
 __device__ inline void fence_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif
+
+// Programmatic dependent launch; nothing on chips before Hopper. A kernel first waits, then lets the next one begin, so
+// what lies before a kernel's own wait runs after all but the last of its predecessors have ended.
+__device__ inline void launch_next_kernel() {
+#if OCTAVO_BULK_COPY
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_previous_kernel() {
+#if OCTAVO_BULK_COPY
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+struct Device {
+  int major, multiprocessors, shared_per_multiprocessor, shared_per_block;
+};
+
+inline cudaError_t describe(Device& d) {
+  int device;
+  cudaError_t error = cudaGetDevice(&device);
+  auto get = [&](int& value, cudaDeviceAttr attribute) {
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, device);
+  };
+  get(d.major, cudaDevAttrComputeCapabilityMajor);
+  get(d.multiprocessors, cudaDevAttrMultiProcessorCount);
+  get(d.shared_per_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  get(d.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  return error;
+}
+
+// Launches a kernel that may begin before the previous one of the stream ends, where the device can do that. Such a
+// kernel calls `wait_for_previous_kernel` before it touches memory, and `launch_next_kernel` to let its successor begin.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
+                         const Arguments&... arguments) {
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = dim3(threads), config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream, config.attrs = &overlap, config.numAttrs = device.major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
 
 }  // namespace octavo

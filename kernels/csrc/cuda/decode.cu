@@ -30,63 +30,103 @@ __device__ Range range_of(const AttentionArgs& a, const DecodeItem& it) {
   return {begin, max(begin, min(it.context, (it.chunk + 1) * kChunk))};
 }
 
-// Walks the slices of one warp over all its items, ahead of the arithmetic.
+// The items of a block. With bulk copies the first two are its own and the others are drawn from a counter, two items
+// ahead, so that a block with a slow path to memory takes fewer. Who computes an item does not change its result.
+struct Queue {
+  static constexpr int kLength = 4;
+  const int* drawn;  // shared memory: item n lies at n % kLength
+  int total;
+
+  __device__ int at(int n) const {
+    return n < 2 || !OCTAVO_BULK_COPY ? int(blockIdx.x) + n * int(gridDim.x) : drawn[n % kLength];
+  }
+};
+
+// Walks the slices of one warp over the items of its block, ahead of the arithmetic.
 template <class T, int D>
 struct Feeder {
   const AttentionArgs& a;
-  const int total, warp, lane;
-  int item, slice, slices, head, begin;
-  int block;  // lane i: the block that holds slice i of this item
+  const Queue& queue;
+  const int warp, lane;
+  int item, slice, slices, head, begin;  // `item`: the place in the queue that follows the slices at hand
+  int block;                             // lane i: the block that holds slice i
 
-  __device__ Feeder(const AttentionArgs& args, int items, int first)
-      : a(args), total(items), warp(threadIdx.x / 32), lane(threadIdx.x % 32), item(first) {
-    open();
-  }
+  __device__ Feeder(const AttentionArgs& args, const Queue& items)
+      : a(args), queue(items), warp(threadIdx.x / 32), lane(threadIdx.x % 32), item(0), slice(0), slices(0), head(0),
+        begin(0), block(0) {}
 
-  __device__ void open() {
-    slice = 0, slices = 0, head = 0, begin = 0, block = 0;
-    for (; item < total; item += gridDim.x) {
-      const DecodeItem it = a.decode[item / a.kv_heads];
+  // Whether there is a slice to bring, up to the item after the `current` one: further ones are not drawn yet.
+  __device__ bool ready(int current) {
+    if (slice < slices) return true;
+    for (; item <= current + 1 || !OCTAVO_BULK_COPY;) {
+      const int index = queue.at(item);
+      if (index >= queue.total) return false;
+      ++item;
+      const DecodeItem it = a.decode[index / a.kv_heads];
       const Range range = range_of(a, it);
-      slices = range.slices(warp);
-      if (slices <= 0) continue;
-      head = item % a.kv_heads;
+      slice = 0, slices = max(range.slices(warp), 0);
+      if (slices == 0) continue;
+      head = index % a.kv_heads;
       begin = range.begin + warp * kSlice;
       if (lane < slices)
         block = a.tables[it.sequence * a.table_stride + (begin + lane * kWarps * kSlice) / a.cache.block_size];
-      return;
+      return true;
     }
+    return false;
   }
 
   __device__ void feed(uint32_t stage, [[maybe_unused]] uint32_t barrier) {
-    if (item < total) {
-      const int token = begin + slice * kWarps * kSlice;
-      const T* k = static_cast<const T*>(a.cache.data) +
-                   int64_t(__shfl_sync(~0u, block, slice)) * a.cache.block_stride + head * a.cache.head_stride +
-                   (token & (a.cache.block_size - 1)) * D;
-      const T* v = k + a.cache.kv_stride;
-      constexpr int bytes = slice_bytes<T, D>;
+    const int token = begin + slice * kWarps * kSlice;
+    const T* k = static_cast<const T*>(a.cache.data) +
+                 int64_t(__shfl_sync(~0u, block, slice)) * a.cache.block_stride + head * a.cache.head_stride +
+                 (token & (a.cache.block_size - 1)) * D;
+    const T* v = k + a.cache.kv_stride;
+    constexpr int bytes = slice_bytes<T, D>;
 #if OCTAVO_BULK_COPY
-      if (lane == 0) {
-        barrier_expect(barrier, 2 * bytes);
-        copy_bulk(stage, k, bytes, barrier);
-        copy_bulk(stage + bytes, v, bytes, barrier);
-      }
+    if (lane == 0) {
+      barrier_expect(barrier, 2 * bytes);
+      const uint64_t policy = read_once_policy();
+      copy_bulk(stage, k, bytes, barrier, policy);
+      copy_bulk(stage + bytes, v, bytes, barrier, policy);
+    }
 #else
 #pragma unroll
-      for (int i = 0; i < bytes; i += 512) {
-        copy16(stage + i + lane * 16, reinterpret_cast<const char*>(k) + i + lane * 16);
-        copy16(stage + bytes + i + lane * 16, reinterpret_cast<const char*>(v) + i + lane * 16);
-      }
-#endif
-      if (++slice == slices) {
-        item += gridDim.x;
-        open();
-      }
+    for (int i = 0; i < bytes; i += 512) {
+      copy16(stage + i + lane * 16, reinterpret_cast<const char*>(k) + i + lane * 16);
+      copy16(stage + bytes + i + lane * 16, reinterpret_cast<const char*>(v) + i + lane * 16);
     }
-#if !OCTAVO_BULK_COPY
-    commit_copies();  // also when nothing is left: the ring counts groups
 #endif
+    ++slice;
+  }
+};
+
+// The slices of one warp that are in shared memory or on their way there.
+template <class T, int D>
+struct Ring {
+  static constexpr int kStageBytes = 2 * slice_bytes<T, D>;
+  const uint32_t slots, barriers;
+  const int stages;
+  int filled = 0, write = 0, read = 0;
+  uint32_t parity = 0;
+
+  __device__ Ring(uint32_t memory, uint32_t full, int count) : slots(memory), barriers(full), stages(count) {}
+
+  __device__ void fill(Feeder<T, D>& feeder, int current) {
+    while (filled < stages) {
+      if (feeder.ready(current)) feeder.feed(slots + write * kStageBytes, barriers + write * 8);
+      else if (OCTAVO_BULK_COPY) return;
+#if !OCTAVO_BULK_COPY
+      commit_copies();  // also when nothing is left: groups are counted
+#endif
+      ++filled;
+      if (++write == stages) write = 0;
+    }
+  }
+  __device__ uint32_t wait() const;
+  __device__ void release() {
+    __syncwarp();
+    --filled;
+    if (++read == stages) read = 0, parity ^= 1;
   }
 };
 
@@ -103,6 +143,18 @@ __device__ void wait_ring(int stages) {
   }
 }
 #endif
+
+// Waits for the oldest slice and gives its place.
+template <class T, int D>
+__device__ uint32_t Ring<T, D>::wait() const {
+#if OCTAVO_BULK_COPY
+  barrier_wait(barriers + read * 8, parity);
+#else
+  wait_ring(stages);
+  __syncwarp();
+#endif
+  return slots + read * kStageBytes;
+}
 
 // Softmax state of one warp: a thread holds row lane / 4 (and, with R = 2, row lane / 4 + 8) of every n-tile.
 template <int D, int R>
@@ -294,27 +346,26 @@ __device__ void write_partial(const AttentionArgs& a, const DecodeItem& it, int 
   }
 }
 
-constexpr int kFoldThreads = 128;
-
-// Folds the chunks of one query row. Groups of D / 4 threads take every n-th chunk, then merge in order.
-template <class T, int D>
-__global__ void __launch_bounds__(kFoldThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
-  constexpr int groups = kFoldThreads / (D / 4);
-  __shared__ float4 outputs[groups][D / 4];
-  __shared__ float2 sums[groups];
-#if OCTAVO_BULK_COPY
-  wait_for_previous_kernel();
-#endif
+// Folds the chunks of one query row: the n-th of kGroups groups takes every kGroups-th chunk from n on, then the groups
+// merge in order. The number of threads, chosen by the batch, only says how many groups run at a time.
+template <class T, int D, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
+  constexpr int kGroups = 8, kAtOnce = kThreads / (D / 4) < kGroups ? kThreads / (D / 4) : kGroups;
+  __shared__ float4 outputs[kGroups][D / 4];
+  __shared__ float2 sums[kGroups];
   const FoldItem it = a.folds[blockIdx.x];
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) a.header->next_decode = 0;
   const int head = blockIdx.y / a.partial_rows, row = blockIdx.y % a.partial_rows, group = a.heads / a.kv_heads;
   if (it.chunks <= 1 || row >= it.queries * group) return;
   const int part = threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
   const int64_t first = partial_row(a, it.first_slot, head) + row, step = int64_t(a.kv_heads) * a.partial_rows;
-  if (part < groups) {
+  for (int n = part; part < kAtOnce && n < kGroups; n += kAtOnce) {
     float m = kNoScore, l = 0.0f;
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-    for (int c = part; c < it.chunks; c += groups) {
+#pragma unroll 4
+    for (int c = n; c < it.chunks; c += kGroups) {
       const float2 sum = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
       const float4 x = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
       const float top = fmaxf(m, sum.x), old_weight = fast_exp2(m - top), weight = fast_exp2(sum.x - top);
@@ -323,17 +374,17 @@ __global__ void __launch_bounds__(kFoldThreads) fold_kernel(const __grid_constan
       o.z = o.z * old_weight + x.z * weight, o.w = o.w * old_weight + x.w * weight;
       m = top;
     }
-    outputs[part][column / 4] = o;
-    if (column == 0) sums[part] = make_float2(m, l);
+    outputs[n][column / 4] = o;
+    if (column == 0) sums[n] = make_float2(m, l);
   }
   __syncthreads();
   if (part > 0) return;
   float m = kNoScore, l = 0.0f;
 #pragma unroll
-  for (int i = 0; i < groups; ++i) m = fmaxf(m, sums[i].x);
+  for (int i = 0; i < kGroups; ++i) m = fmaxf(m, sums[i].x);
   float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-  for (int i = 0; i < groups; ++i) {
+  for (int i = 0; i < kGroups; ++i) {
     const float weight = fast_exp2(sums[i].x - m);
     const float4 x = outputs[i][column / 4];
     l += sums[i].y * weight;
@@ -345,70 +396,93 @@ __global__ void __launch_bounds__(kFoldThreads) fold_kernel(const __grid_constan
   *reinterpret_cast<uint2*>(out) = make_uint2(pack<T>(o.x * factor, o.y * factor), pack<T>(o.z * factor, o.w * factor));
 }
 
+template <class T, int D>
+cudaError_t launch_fold(const AttentionArgs& a, cudaStream_t stream) {
+  const dim3 rows(a.sequences, a.kv_heads * a.partial_rows);
+  if (rows.x * rows.y > 1024) return launch_after(fold_kernel<T, D, 64>, rows, 64, 0, stream, a);
+  return launch_after(fold_kernel<T, D, 256>, rows, 256, 0, stream, a);
+}
+
 // R = 1: at most eight query rows; R = 2: at most sixteen.
 template <class T, int D, int R>
 __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
     decode_kernel(const __grid_constant__ AttentionArgs a, const int stages) {
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(8) uint64_t barriers[kWarps][kMaxStages];
+  __shared__ int drawn[Queue::kLength];
   const int warp = threadIdx.x / 32, group = a.heads / a.kv_heads;
-  constexpr int stage_bytes = 2 * slice_bytes<T, D>;
-  const uint32_t ring = shared_address(shared) + warp * stages * stage_bytes;
-  const uint32_t full = shared_address(barriers[warp]);
+  constexpr int stage_bytes = Ring<T, D>::kStageBytes;
+  Ring<T, D> ring(shared_address(shared) + warp * stages * stage_bytes, shared_address(barriers[warp]), stages);
   float* merge = reinterpret_cast<float*>(shared + kWarps * stages * stage_bytes);
 
 #if OCTAVO_BULK_COPY
-  launch_next_kernel();  // the fold may take its places; it waits for this kernel's end
   if (threadIdx.x % 32 == 0) {
-    for (int i = 0; i < stages; ++i) barrier_init(full + i * 8, 1);
+    for (int i = 0; i < stages; ++i) barrier_init(ring.barriers + i * 8, 1);
     fence_bulk();
   }
   __syncwarp();
 #endif
-  const int total = a.header->decode_items * a.kv_heads;
-  Feeder<T, D> feeder(a, total, blockIdx.x);
-  for (int i = 0; i < stages; ++i) feeder.feed(ring + i * stage_bytes, full + i * 8);
-  int stage = 0;
-  [[maybe_unused]] uint32_t parity = 0;
+  const Queue queue{drawn, a.header->decode_items * a.kv_heads};
+  Feeder<T, D> feeder(a, queue);
+  feeder.ready(0);
+  wait_for_previous_kernel();
+  launch_next_kernel();
 
-  for (int item = blockIdx.x; item < total; item += gridDim.x) {
-    const DecodeItem it = a.decode[item / a.kv_heads];
-    const int head = item % a.kv_heads, rows = it.queries * group;
+  int index = queue.at(0);
+  if (index >= queue.total) return;
+  DecodeItem it = a.decode[index / a.kv_heads];
+  Queries<T, D> queries(a, it, index % a.kv_heads, it.queries * group);
+  for (int n = 0;; ++n) {
+    [[maybe_unused]] int later = 0;
+#if OCTAVO_BULK_COPY
+    if (threadIdx.x == 0) later = atomicAdd(&a.header->next_decode, 1) + 2 * int(gridDim.x);
+#endif
+    ring.fill(feeder, n);
     const Range range = range_of(a, it);
-    const Queries<T, D> queries(a, it, head, rows);
     State<D, R> st;
     st.clear();
     for (int token = range.begin + warp * kSlice; token < range.end; token += kWarps * kSlice) {
-#if OCTAVO_BULK_COPY
-      barrier_wait(full + stage * 8, parity);
-#else
-      wait_ring(stages);
-      __syncwarp();
-#endif
-      attend<T, D, R>(a, it, group, ring + stage * stage_bytes, token, queries, st);
-      __syncwarp();
-      feeder.feed(ring + stage * stage_bytes, full + stage * 8);
-      if (++stage == stages) stage = 0, parity ^= 1;
+      attend<T, D, R>(a, it, group, ring.wait(), token, queries, st);
+      ring.release();
+      ring.fill(feeder, n);
     }
+    if (OCTAVO_BULK_COPY && threadIdx.x == 0) drawn[(n + 2) % Queue::kLength] = later;
 #pragma unroll
     for (int r = 0; r < R; ++r) st.l[r] = warp_sum<4>(st.l[r]);
 
-    // Warps 2 and 3 go into 0 and 1, then 1 into 0.
-    float* buffer = merge + (warp & 1) * State<D, R>::kFloats * 32;
-    if (warp >= 2) st.store(buffer);
-    __syncthreads();
-    if (warp < 2) st.fold(buffer);
-    if (warp == 1) st.store(buffer);
-    __syncthreads();
-    if (warp == 0) {
-      st.fold(merge + State<D, R>::kFloats * 32);
-      if (it.chunks == 1) {
-        write_result<T, D, R>(a, it, head, rows, st);
-      } else {
-        write_partial<D, R>(a, it, head, rows, st);
-      }
+    // The next item's queries come while this one's warps merge.
+    const DecodeItem done = it;
+    const int head = index % a.kv_heads, rows = done.queries * group;
+    index = queue.at(n + 1);
+    const bool more = index < queue.total;
+    if (more) {
+      it = a.decode[index / a.kv_heads];
+      queries = Queries<T, D>(a, it, index % a.kv_heads, it.queries * group);
     }
-    __syncthreads();
+    // Warps 2 and 3 go into 0 and 1, then 1 into 0. Whoever has handed over goes on with the next item at once.
+    enum { kFree = 1, kHalves, kQuarter };
+    constexpr int floats = State<D, R>::kFloats * 32;
+    if (warp >= 2) {
+      if (n > 0) barrier_sync(kFree, kWarps * 32);
+      st.store(merge + (warp - 2) * floats);
+    }
+    barrier_sync(kHalves, kWarps * 32);
+    if (warp < 2) {
+      st.fold(merge + warp * floats);
+      if (more) barrier_arrive(kFree, kWarps * 32);
+    }
+    if (warp == 1) {
+      // Warp 0 has read the last item's: it has passed the barrier above.
+      st.store(merge + 2 * floats);
+      barrier_arrive(kQuarter, 64);
+    }
+    if (warp == 0) {
+      barrier_sync(kQuarter, 64);
+      st.fold(merge + 2 * floats);
+      if (done.chunks == 1) write_result<T, D, R>(a, done, head, rows, st);
+      else write_partial<D, R>(a, done, head, rows, st);
+    }
+    if (!more) break;
   }
 }
 
@@ -417,7 +491,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   constexpr int reserved = 1024 + kWarps * kMaxStages * 8 + 16;  // by the system, and the static variables
-  constexpr int merge_bytes = 2 * State<D, R>::kFloats * 32 * 4, ring_bytes = kWarps * 2 * slice_bytes<T, D>;
+  constexpr int merge_bytes = 3 * State<D, R>::kFloats * 32 * 4, ring_bytes = kWarps * 2 * slice_bytes<T, D>;
   auto stages_for = [&](int per_multiprocessor) {
     const int room = std::min(device.shared_per_multiprocessor / per_multiprocessor - reserved,
                               device.shared_per_block - reserved);
@@ -429,9 +503,9 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   auto kernel = decode_kernel<T, D, R>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  kernel<<<device.multiprocessors * resident, kWarps * 32, bytes, stream>>>(a, stages);
-  if (error = cudaGetLastError(); error != cudaSuccess) return error;
-  return launch_after(device, fold_kernel<T, D>, dim3(a.sequences, a.kv_heads * a.partial_rows), kFoldThreads, stream, a);
+  error = launch_after(kernel, dim3(device.multiprocessors * resident), kWarps * 32, bytes, stream, a, stages);
+  if (error != cudaSuccess) return error;
+  return launch_fold<T, D>(a, stream);
 }
 
 template <class T, int D>

@@ -14,7 +14,7 @@ constexpr int kSlices = kKeys / kSlice;
 
 // Warps of a block: a thread holds 2 tiles of 16 rows, or one where the output would not fit into its registers.
 template <int D>
-constexpr int warps = D <= 128 ? 4 : 8;
+constexpr int warps = D <= 64 || D == 128 ? 4 : 8;
 template <int D>
 constexpr int row_tiles = kExtendRows / 16 / warps<D>;
 
@@ -179,6 +179,8 @@ __global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? 2 : 1) extend_kernel
   }
   __syncthreads();
 #endif
+  wait_for_previous_kernel();
+  launch_next_kernel();
   // Scores s stand for s * unit in the log2 domain.
   const float unit = (a.softcap > 0.0f ? a.softcap : a.scale) * kLog2e;
   const int total = a.header->extend_items * a.kv_heads;
@@ -315,8 +317,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   const int resident = D <= 128 && 2 * (bytes + 1088) <= device.shared_per_multiprocessor ? 2 : 1;
-  kernel<<<device.multiprocessors * resident, warps<D> * 32, bytes, stream>>>(a);
-  return cudaGetLastError();
+  return launch_after(kernel, dim3(device.multiprocessors * resident), warps<D> * 32, bytes, stream, a);
 }
 
 }  // namespace

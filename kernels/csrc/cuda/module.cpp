@@ -151,4 +151,22 @@ PYBIND11_MODULE(_cuda, m) {
                            at<void>(out), out_stride,       rows,  width};
     check("activation", activation(a, stream_at(stream)));
   });
+  m.def("sample", [](Address logits, int64_t stride, int64_t rows, int vocab, Address seeds, Address indices,
+                     Address positions, Address temperature, Address top_k, Address top_p, Address min_p, Address tokens,
+                     Address stream) {
+    const SampleArgs a{at<float>(logits),     stride,
+                       rows,                  vocab,
+                       at<int64_t>(seeds),    at<int32_t>(indices),
+                       at<int32_t>(positions), at<float>(temperature),
+                       at<int32_t>(top_k),    at<float>(top_p),
+                       at<float>(min_p),      at<int64_t>(tokens)};
+    check("sample", sample(a, stream_at(stream)));
+  });
+  m.def("logprobs", [](Address logits, int64_t stride, int64_t rows, int vocab, Address tokens, int top, Address chosen,
+                       Address top_ids, Address top_values, Address stream) {
+    const LogprobArgs a{at<float>(logits), stride,           rows,                 vocab,
+                        at<int64_t>(tokens), top,              at<float>(chosen), at<int64_t>(top_ids),
+                        at<float>(top_values)};
+    check("logprobs", logprobs(a, stream_at(stream)));
+  });
 }

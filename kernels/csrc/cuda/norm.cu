@@ -22,6 +22,8 @@ __global__ void __launch_bounds__(1024) norm_kernel(const __grid_constant__ Norm
   constexpr int N = 16 / sizeof(T);
   using Vector = Elements<T, N>;
   __shared__ float scratch[2][32];
+  wait_for_previous_kernel();
+  launch_next_kernel();
   const int64_t row = blockIdx.x;
   const int vectors = a.width / N;
   const Vector* x = reinterpret_cast<const Vector*>(static_cast<const T*>(a.x) + row * a.x_stride);
@@ -95,13 +97,12 @@ cudaError_t launch(const NormArgs& a, cudaStream_t stream) {
     const int vectors = a.width / N, held = vectors <= 256 ? 1 : vectors <= 2048 ? 2 : 4;
     const int threads = ((vectors + held - 1) / held + 31) / 32 * 32;
     if (threads > 1024) return cudaErrorInvalidValue;
-    const unsigned rows = unsigned(a.rows);
+    const dim3 rows{unsigned(a.rows)};
     switch (held) {
-      case 1: norm_kernel<T, 1, kind><<<rows, threads, 0, stream>>>(a); break;
-      case 2: norm_kernel<T, 2, kind><<<rows, threads, 0, stream>>>(a); break;
-      default: norm_kernel<T, 4, kind><<<rows, threads, 0, stream>>>(a); break;
+      case 1: return launch_after(norm_kernel<T, 1, kind>, rows, threads, 0, stream, a);
+      case 2: return launch_after(norm_kernel<T, 2, kind>, rows, threads, 0, stream, a);
+      default: return launch_after(norm_kernel<T, 4, kind>, rows, threads, 0, stream, a);
     }
-    return cudaGetLastError();
   });
 }
 

@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const PlanArgs a) {
   __shared__ Counts starts[kThreads];
   __shared__ int buckets[kBuckets], highest;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  wait_for_previous_kernel();  // and no early launch of the next: attention reads the lists before it waits
   if (threadIdx.x < kBuckets) buckets[threadIdx.x] = 0;
   if (threadIdx.x == 0) highest = 0;
   Counts all = {0, 0, 0};
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const PlanArgs a) {
   }
   const bool fits = all.full + all.rest <= a.decode_capacity && all.tiles <= a.extend_capacity;
   if (!fits) __trap();  // the caller sized the lists: never answer with part of the keys
-  if (threadIdx.x == 0) *a.header = {all.full + all.rest, all.tiles};
+  if (threadIdx.x == 0) *a.header = {all.full + all.rest, all.tiles, 0};
   for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {0, 0, 0, 0};
   __syncthreads();
 
@@ -143,8 +144,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const PlanArgs a) {
 }  // namespace
 
 cudaError_t plan_attention(const PlanArgs& a, cudaStream_t stream) {
-  plan_kernel<<<1, kThreads, 0, stream>>>(a);
-  return cudaGetLastError();
+  return launch_after(plan_kernel, dim3(1), kThreads, 0, stream, a);
 }
 
 }  // namespace octavo
