@@ -58,6 +58,9 @@ def _check_layout(name: str, tensor: Tensor) -> None:
 
 def _run(operation: str, tensors: dict[str, Tensor | None], *arguments: object) -> None:
     """Calls the module of the device that all tensors must share."""
+    if all(tensor is None or tensor.is_cpu for tensor in tensors.values()):
+        getattr(_cpu, operation)(*arguments)
+        return
     given = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     device = next(iter(given.values()))
     for name, other in given.items():
@@ -65,10 +68,7 @@ def _run(operation: str, tensors: dict[str, Tensor | None], *arguments: object) 
             raise ValueError(f"{name} is on {other}; there are kernels for the CPU and for CUDA")
         if other != device:
             raise ValueError(f"{name} is on {other}, but {next(iter(given))} is on {device}")
-    if device.type == "cpu":
-        getattr(_cpu, operation)(*arguments)
-    else:
-        cuda.run(operation, device, *arguments)
+    cuda.run(operation, device, *arguments)
 
 
 def _check_heads(name: str, tensor: Tensor) -> None:

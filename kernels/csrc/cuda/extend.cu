@@ -164,8 +164,14 @@ __device__ void mask(const AttentionArgs& a, const Tile& t, int token, float (&s
     }
 }
 
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890)
+constexpr int kResident = 1;  // as many blocks as the shared memory of these chips holds
+#else
+constexpr int kResident = 2;
+#endif
+
 template <class T, int D>
-__global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? 2 : 1) extend_kernel(const __grid_constant__ AttentionArgs a) {
+__global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? kResident : 1) extend_kernel(const __grid_constant__ AttentionArgs a) {
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(8) uint64_t barriers[kStages];
   constexpr int M = row_tiles<D>;
