@@ -18,7 +18,7 @@ from octavo.models import JobStatus, Result
 from octavo.server import EmbeddedServer
 
 JOBS = 200
-FLAGS = {"model": "demo", "dtype": "float32", "num_blocks": 2048, "threads": 1, "token_budget": 512}
+FLAGS = {"model": "demo", "num_blocks": 2048, "threads": 1, "token_budget": 512}
 
 Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
 

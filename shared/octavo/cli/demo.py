@@ -29,7 +29,6 @@ def demo() -> None:
     environment = {
         "OCTAVO_LEASE": str(_LEASE_S),
         "OCTAVO_LOG_LEVEL": "warning",
-        "OCTAVO_DTYPE": "float32",  # in the half types a prefill may round otherwise than the steps it repeats
         "OCTAVO_KV_MEMORY": "0.25",  # two workers may share one GPU
     }
     plan = Plan("demo", 2, "127.0.0.1", port, None, environment)
