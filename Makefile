@@ -2,6 +2,9 @@
 PYTHON ?= python3
 # The CPU build here or on a machine with its own package index; on a GPU machine: make demo TORCH=torch (see README).
 TORCH ?= torch==2.13.0
+# The CUDA kernels take minutes to compile: left out where there is no GPU, unless asked for with CUDA=1.
+CUDA ?= $(wildcard /dev/nvidiactl)
+export CMAKE_ARGS := $(if $(CUDA),,-DOCTAVO_CUDA=OFF)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 KERNELS := $(shell find kernels -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu*' -o -name '*.py' -o -name '*.t*ml' -o -name 'CMakeLists.txt' \))
