@@ -88,19 +88,39 @@ def test_a_sequence_does_not_feel_its_neighbours(level, make_batch, dtype):
         assert torch.equal(together[batch.rows(i)], batch.alone(i).attend())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 90}, {"softcap": 5.0}], ids=str)
-def test_a_decode_step_equals_the_same_row_of_a_prefill(level, make_batch, dtype, options):
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 64), (3, 3, 128), (40, 1, 80), (16, 2, 40)])
+def test_a_decode_step_equals_the_same_row_of_a_prefill(level, make_batch, dtype, options, heads, kv_heads, head_dim):
     """Recomputing a sequence after preemption must not change a bit of what follows."""
-    batch = make_batch([(620, 620)], heads=6, dtype=dtype)
+    batch = make_batch([(620, 620)], heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
     prefill = batch.attend(**options)
     for last in (1, 2, 11, 60):
         assert torch.equal(prefill[-last:], batch.alone(0, last).attend(**options))
-    for length in (1, 16, 17, 513, 600):
+    for length in (1, 16, 17, 31, 64, 127, 128, 129, 255, 513, 600):
         earlier = batch.alone(0)
         earlier.q, earlier.context_lens = batch.q[length - 1 : length], torch.tensor([length], dtype=torch.int32)
         earlier.query_start = torch.tensor([0, 1], dtype=torch.int32)
         assert torch.equal(prefill[length - 1 : length], earlier.attend(**options))
+
+
+@pytest.mark.parametrize("scale", [0.125, -0.5, 40.0])
+@pytest.mark.parametrize(("heads", "head_dim", "block_size"), [(2, 16, 16), (6, 48, 32), (34, 80, 16), (2, 128, 64)])
+def test_bf16_shapes(level, make_batch, scale, heads, head_dim, block_size):
+    batch = make_batch(
+        [(1, 1), (1, 33), (1, 700), (90, 90), (70, 300), (5, 515)],
+        heads=heads, head_dim=head_dim, block_size=block_size, dtype=torch.bfloat16,
+    )  # fmt: skip
+    check(batch, scale=scale)
+    check(batch, scale=scale, sliding_window=45)
+
+
+def test_a_decode_step_equals_the_same_row_whether_its_context_is_cut_or_not(level, make_batch, threads):
+    """Long sequences are cut for lack of others: a batch of many must give the same bits."""
+    batch = make_batch([(1, 1500)] * 40, heads=2, kv_heads=1, head_dim=32, dtype=torch.bfloat16)
+    ops.set_num_threads(1)
+    together = batch.attend()
+    assert all(torch.equal(together[i : i + 1], batch.alone(i).attend()) for i in (0, 17, 39))
 
 
 def test_threads_do_not_change_a_bit(level, make_batch, threads):

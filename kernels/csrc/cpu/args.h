@@ -156,10 +156,13 @@ struct LogprobArgs {
 
 struct Kernels {
   void (*write)(const WriteArgs&, int64_t token_begin, int64_t token_end);
-  // Floats that an item of this many query tokens needs, and those of one partial result.
+  // Query rows (tokens times grouped heads) that an item should have; floats that an item of this many query tokens
+  // needs, and those of one partial result.
+  int (*attention_rows)(const AttentionArgs&);
   size_t (*attention_scratch)(const AttentionArgs&, int tokens);
   size_t (*attention_partial)(const AttentionArgs&, int tokens);
-  void (*attention)(const AttentionArgs&, const AttentionItem&, float* scratch);
+  // `next`: what this thread computes afterwards, if known.
+  void (*attention)(const AttentionArgs&, const AttentionItem&, const AttentionItem* next, float* scratch);
   void (*attention_merge)(const AttentionArgs&, const AttentionItem&, const float* const* partials, float* scratch);
   LinearPlan (*linear_plan)(const LinearArgs&);
   void (*linear_pack)(const LinearArgs&, void* packed, int64_t row_begin, int64_t row_end);

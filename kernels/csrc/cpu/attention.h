@@ -1,333 +1,41 @@
-// Paged attention: online softmax over tiles, one state a chunk, chunks folded in ascending order.
-//
-// A query row never sees how many other rows, chunks or sequences are in the call: its scores are sums over the head
-// dimension in order, its output sums over keys in order, and tiles and chunks lie on absolute positions.
+// The entry points of attention_kernel.h, after any specialisations.
 #pragma once
 
-#include "cache.h"
+#include "attention_kernel.h"
 
 namespace octavo {
 namespace {
 
-constexpr float kNoScore = -1e30f;  // running maximum of a row that has seen no key
-constexpr int kSegments = kTile / kSegment;
-constexpr int kColumns = kSegment / W;  // vectors of scores in a segment
-
-// Softmax state of all rows of an item: sum of weights * V (unnormalised), maximum (log2 domain), sum of weights.
-struct State {
-  float *o, *m, *l;
-};
-
-struct Shape {
-  int rows, group, width, padded;  // padded: head_dim rounded up to whole vectors
-  Shape(const AttentionArgs& a, int tokens)
-      : rows(tokens * (a.heads / a.kv_heads)),
-        group(a.heads / a.kv_heads),
-        width(a.head_dim),
-        padded(int(round_up(a.head_dim, W))) {}
-  size_t state() const { return size_t(rows) * size_t(padded + 2); }
-  // Both states, queries, scores, and a tile of K and V in float32.
-  size_t total() const { return 2 * state() + size_t(rows) * size_t(padded + kTile) + 2 * tile(); }
-  size_t tile() const { return size_t(kTile) * size_t(padded); }
-};
-
-inline State state_at(float* p, const Shape& s) {
-  float* m = p + size_t(s.rows) * s.padded;
-  return {p, m, m + s.rows};
+int attention_rows(const AttentionArgs& a) {
+  int rows = 0;
+  with_dtype(a.dtype, [&](auto tag) { rows = Attend<decltype(tag)>::rows(a); });
+  return rows;
 }
-
-inline void clear(const State& st, const Shape& s) {
-  for (int i = 0; i < s.rows * s.padded; i += W) vstore(st.o + i, vset(0.0f));
-  for (int r = 0; r < s.rows; ++r) st.m[r] = kNoScore, st.l[r] = 0.0f;
+size_t attention_scratch(const AttentionArgs& a, int tokens) {
+  size_t floats = 0;
+  with_dtype(a.dtype, [&](auto tag) { floats = Attend<decltype(tag)>::scratch(Shape(a, tokens)); });
+  return floats;
 }
-
-inline float exp2_scalar(float x) {
-  alignas(64) float out[W];
-  vstore(out, exp2v(vset(x)));
-  return out[0];
+size_t attention_partial(const AttentionArgs& a, int tokens) {
+  return size_t(round_up(int64_t(Shape(a, tokens).state()), 16));
 }
-
-// total := total (+) part
-inline void fold(const State& total, const State& part, const Shape& s) {
-  for (int r = 0; r < s.rows; ++r) {
-    float m = total.m[r] > part.m[r] ? total.m[r] : part.m[r];
-    float old_weight = exp2_scalar(total.m[r] - m), new_weight = exp2_scalar(part.m[r] - m);
-    float *to = total.o + r * s.padded, *po = part.o + r * s.padded;
-    for (int i = 0; i < s.padded; i += W)
-      vstore(to + i, vfma(vload(po + i), vset(new_weight), vload(to + i) * vset(old_weight)));
-    total.l[r] = total.l[r] * old_weight + part.l[r] * new_weight;
-    total.m[r] = m;
-  }
-}
-
-template <class T>
-inline void finish(const AttentionArgs& a, const AttentionItem& it, const State& st, const Shape& s) {
-  const int64_t first = a.query_start[it.sequence] + it.token;
-  for (int r = 0; r < s.rows; ++r) {
-    const int head = it.kv_head * s.group + r % s.group;
-    float *o = st.o + r * s.padded, l = st.l[r], scale = 1.0f;
-    if (a.sinks) {
-      float sink = a.sinks[head] * kLog2e, m = st.m[r] > sink ? st.m[r] : sink;
-      scale = exp2_scalar(st.m[r] - m);
-      l = l * scale + exp2_scalar(sink - m);
-    }
-    // A row without keys gives zeros.
-    Vec factor = vset(l == 0.0f ? 0.0f : scale / l);
-    for (int i = 0; i < s.padded; i += W) vstore(o + i, vload(o + i) * factor);
-    narrow_row(o, static_cast<T*>(a.out) + (first + r / s.group) * a.out_stride + head * s.width, s.width);
-  }
-}
-
-// Keys [begin, end) that a row sees.
-struct Span {
-  int begin, end;
-};
-
-inline Span row_span(const AttentionArgs& a, const AttentionItem& it, int token) {
-  const int queries = a.query_start[it.sequence + 1] - a.query_start[it.sequence];
-  const int position = a.context_lens[it.sequence] - queries + it.token + token;
-  int begin = a.window > 0 ? position - a.window + 1 : 0;
-  return {begin > 0 ? begin : 0, position + 1 > 0 ? position + 1 : 0};
-}
-
-// scores[R][segments * 16] = q[R][width] . K[width][segments * 16]
-template <class T, int R, int S>
-inline void score_block(const float* q, int q_stride, const T* const* keys, int width, int bs, float* scores) {
-  Vec acc[R][S * kColumns];
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < S * kColumns; ++c) acc[r][c] = vset(0.0f);
-  const T* k[S];
-  for (int i = 0; i < S; ++i) k[i] = keys[i];
-  for (int d = 0; d < width; ++d) {
-    Vec column[S * kColumns];
-#pragma GCC unroll 16
-    for (int c = 0; c < S * kColumns; ++c) column[c] = vload(k[c / kColumns] + c % kColumns * W);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      Vec value = vset(q[r * q_stride + d]);
-#pragma GCC unroll 16
-      for (int c = 0; c < S * kColumns; ++c) acc[r][c] = vfma(value, column[c], acc[r][c]);
-    }
-    for (int i = 0; i < S; ++i) k[i] += bs;
-  }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < S * kColumns; ++c) vstore(scores + r * kTile + c * W, acc[r][c]);
-}
-
-// o[R][N * W] += weights[R][begin..end) . V[begin..end)[N * W]; `lanes` < W only for a partial last vector (N = 1).
-template <class T, int R, int N>
-inline void value_block(float* o, int o_stride, const float* weights, const T* const* values, int v_stride, int begin,
-                        int end, int lanes) {
-  Vec acc[R][N];
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) acc[r][n] = vload(o + r * o_stride + n * W);
-  for (int segment = begin / kSegment; segment * kSegment < end; ++segment) {
-    const int first = segment * kSegment;
-    const int lo = begin > first ? begin : first, hi = end < first + kSegment ? end : first + kSegment;
-    const T* v = values[segment] + (lo - first) * v_stride;
-    for (int j = lo; j < hi; ++j, v += v_stride) {
-      Vec row[N];
-      if (N == 1 && lanes < W) {
-        row[0] = vload_n(v, lanes);
-      } else {
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) row[n] = vload(v + n * W);
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        Vec weight = vset(weights[r * kTile + j]);
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) acc[r][n] = vfma(weight, row[n], acc[r][n]);
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) vstore(o + r * o_stride + n * W, acc[r][n]);
-}
-
-template <class T, int R>
-inline void score_rows(const float* q, int q_stride, const T* const* keys, int segments, int width, int bs,
-                       float* scores) {
-  for (int i = 0; i < segments; i += kScoreSegments)
-    score_block<T, R, kScoreSegments>(q, q_stride, keys + i, width, bs, scores + i * kSegment);
-}
-
-template <class T, int R>
-inline void value_rows(float* o, int o_stride, const float* weights, const T* const* values, int v_stride, int width,
-                       int begin, int end) {
-  const T* v[kSegments];
-  int i = 0;
-  for (; i + kValueVectors * W <= width; i += kValueVectors * W) {
-    for (int s = 0; s < kSegments; ++s) v[s] = values[s] + i;
-    value_block<T, R, kValueVectors>(o + i, o_stride, weights, v, v_stride, begin, end, W);
-  }
-  for (; i < width; i += W) {
-    for (int s = 0; s < kSegments; ++s) v[s] = values[s] + i;
-    value_block<T, R, 1>(o + i, o_stride, weights, v, v_stride, begin, end, width - i < W ? width - i : W);
-  }
-}
-
-// Calls f(first row, std::integral_constant-like R) for groups of nearly equal size.
-template <int R>
-struct Rows {
-  static constexpr int value = R;
-};
-template <int R, class F>
-inline void call_rows(int rows, int first, F&& f) {
-  if (rows == R) return f(first, Rows<R>{});
-  if constexpr (R > 1) call_rows<R - 1>(rows, first, f);
-}
-template <class F>
-inline void for_row_groups(int rows, F&& f) {
-  const int groups = (rows + kScoreRows - 1) / kScoreRows;
-  for (int g = 0, first = 0; g < groups; ++g) {
-    int n = (rows - first + groups - g - 1) / (groups - g);
-    call_rows<kScoreRows>(n, first, f);
-    first += n;
-  }
-}
-
-// Turns a row of raw scores into weights relative to the new maximum and rescales the row's state.
-inline void soften(const AttentionArgs& a, float* scores, float* o, float& m, float& l, int lo, int hi, int padded) {
-  constexpr int n = kTile / W;
-  Vec v[n], top = vset(kNoScore), iota = viota();
-  for (int c = 0; c < n; ++c) {
-    v[c] = vload(scores + c * W);
-    if (a.softcap > 0.0f) v[c] = tanhv(v[c]) * vset(a.softcap * kLog2e);
-    if (lo > c * W || hi < (c + 1) * W) {
-      Vec index = iota + vset(float(c * W));
-      Mask seen = mask_and(vge(index, vset(float(lo))), vlt(index, vset(float(hi))));
-      v[c] = vselect(seen, v[c], vset(-__builtin_inff()));
-    }
-    top = vmax(top, v[c]);
-  }
-  float tile_max = vmax_all(top), new_m = m > tile_max ? m : tile_max;
-  Vec sum = vset(0.0f);
-  for (int c = 0; c < n; ++c) {
-    Vec p = exp2v(v[c] - vset(new_m));
-    vstore(scores + c * W, p);
-    sum = sum + p;
-  }
-  if (new_m != m) {
-    float old_weight = exp2_scalar(m - new_m);
-    for (int i = 0; i < padded; i += W) vstore(o + i, vload(o + i) * vset(old_weight));
-    l *= old_weight;
-    m = new_m;
-  }
-  l += vsum(sum);
-}
-
-// Where a tile's keys ([width][k_stride]) and values ([16][v_stride]) lie, segment by segment.
-template <class T>
-struct Tile {
-  const T *keys[kSegments], *values[kSegments];
-  int k_stride, v_stride;
-};
-
-template <class T>
-inline Tile<T> find_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, int base, Span all) {
-  const int bs = a.cache.block_size;
-  const int32_t* table = a.tables + it.sequence * a.table_stride;
-  Tile<T> tile;
-  tile.k_stride = bs, tile.v_stride = s.width;
-  for (int i = 0; i < kSegments; ++i) {
-    // Segments that nobody sees are computed from a seen one and masked: their table entries may not exist.
-    int token = base + i * kSegment;
-    if (token + kSegment <= all.begin || token >= all.end)
-      token = (all.begin > base ? all.begin : base) / kSegment * kSegment;
-    const T* block = static_cast<const T*>(a.cache.data) + int64_t(table[token / bs]) * a.cache.block_stride +
-                     it.kv_head * a.cache.head_stride;
-    tile.keys[i] = block + token % bs;
-    tile.values[i] = block + a.cache.kv_stride + token % bs * s.width;
-  }
-  return tile;
-}
-
-// The same tile in float32: many rows of queries would otherwise widen it again and again.
-template <class T>
-inline Tile<float> widen_tile(const Tile<T>& tile, const Shape& s, float* memory) {
-  Tile<float> wide;
-  wide.k_stride = kSegment, wide.v_stride = s.padded;
-  for (int i = 0; i < kSegments; ++i) {
-    float* keys = memory + size_t(i) * kSegment * s.width;
-    float* values = memory + s.tile() + size_t(i) * kSegment * s.padded;
-    for (int d = 0; d < s.width; ++d) widen_row(tile.keys[i] + d * tile.k_stride, keys + d * kSegment, kSegment);
-    for (int j = 0; j < kSegment; ++j) widen_row(tile.values[i] + j * tile.v_stride, values + j * s.padded, s.width);
-    wide.keys[i] = keys, wide.values[i] = values;
-  }
-  return wide;
-}
-
-template <class T>
-void attend_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, const float* q, const State& st,
-                 float* scores, const Tile<T>& tile, int base, Span all) {
-  const int lo = all.begin > base ? all.begin - base : 0;
-  const int hi = all.end < base + kTile ? all.end - base : kTile;
-  const int segments = int(round_up((hi + kSegment - 1) / kSegment, kScoreSegments));
-  for_row_groups(s.rows, [&](int first, auto count) {
-    constexpr int R = decltype(count)::value;
-    score_rows<T, R>(q + first * s.padded, s.padded, tile.keys, segments, s.width, tile.k_stride,
-                     scores + first * kTile);
+void attention(const AttentionArgs& a, const AttentionItem& it, const AttentionItem* next, float* scratch) {
+  with_dtype(a.dtype, [&](auto tag) {
+    [[maybe_unused]] const typename Attend<decltype(tag)>::Mode mode;
+    Attend<decltype(tag)>::run(a, it, next, Shape(a, it.tokens), scratch);
   });
-  for (int r = 0; r < s.rows; ++r) {
-    Span span = row_span(a, it, r / s.group);
-    soften(a, scores + r * kTile, st.o + r * s.padded, st.m[r], st.l[r], span.begin - base, span.end - base, s.padded);
-  }
-  for_row_groups(s.rows, [&](int first, auto count) {
-    constexpr int R = decltype(count)::value;
-    value_rows<T, R>(st.o + first * s.padded, s.padded, scores + first * kTile, tile.values, tile.v_stride, s.width,
-                     lo, hi);
-  });
-}
-
-template <class T>
-void attention_typed(const AttentionArgs& a, const AttentionItem& it, float* scratch) {
-  const Shape s(a, it.tokens);
-  float* q = scratch;
-  float* scores = q + size_t(s.rows) * s.padded;
-  float* wide = scores + size_t(s.rows) * kTile;
-  float* states = wide + 2 * s.tile();
-  State total = state_at(states, s), part = state_at(it.partial ? it.partial : states + s.state(), s);
-  const float scale = a.softcap > 0.0f ? a.scale / a.softcap : a.scale * kLog2e;
-  const int64_t first = a.query_start[it.sequence] + it.token;
-  for (int r = 0; r < s.rows; ++r) {
-    const int head = it.kv_head * s.group + r % s.group;
-    float* row = q + r * s.padded;
-    widen_row(static_cast<const T*>(a.q) + (first + r / s.group) * a.q_stride + head * s.width, row, s.width);
-    for (int i = 0; i < s.width; ++i) row[i] *= scale;
-  }
-  const Span all = {row_span(a, it, 0).begin, row_span(a, it, it.tokens - 1).end};
-  if (!it.partial) clear(total, s);
-  for (int chunk = it.chunk; chunk < it.chunk_end; ++chunk) {
-    clear(part, s);
-    for (int tile = chunk * (kChunk / kTile); tile < (chunk + 1) * (kChunk / kTile); ++tile) {
-      const int base = tile * kTile;
-      if (base + kTile <= all.begin || base >= all.end) continue;
-      const Tile<T> found = find_tile<T>(a, it, s, base, all);
-      if (sizeof(T) < sizeof(float) && s.rows > 2 * kScoreRows)
-        attend_tile<float>(a, it, s, q, part, scores, widen_tile(found, s, wide), base, all);
-      else
-        attend_tile<T>(a, it, s, q, part, scores, found, base, all);
-    }
-    if (!it.partial) fold(total, part, s);
-  }
-  if (!it.partial) finish<T>(a, it, total, s);
-}
-
-size_t attention_scratch(const AttentionArgs& a, int tokens) { return Shape(a, tokens).total(); }
-size_t attention_partial(const AttentionArgs& a, int tokens) { return size_t(round_up(int64_t(Shape(a, tokens).state()), 16)); }
-
-void attention(const AttentionArgs& a, const AttentionItem& it, float* scratch) {
-  with_dtype(a.dtype, [&](auto tag) { attention_typed<decltype(tag)>(a, it, scratch); });
 }
 
 void attention_merge(const AttentionArgs& a, const AttentionItem& it, const float* const* partials, float* scratch) {
   const Shape s(a, it.tokens);
   State total = state_at(scratch, s);
-  clear(total, s);
-  for (int chunk = it.chunk; chunk < it.chunk_end; ++chunk)
-    fold(total, state_at(const_cast<float*>(partials[chunk - it.chunk]), s), s);
-  with_dtype(a.dtype, [&](auto tag) { finish<decltype(tag)>(a, it, total, s); });
+  with_dtype(a.dtype, [&](auto tag) {
+    [[maybe_unused]] const typename Attend<decltype(tag)>::Mode mode;
+    clear(total, s);
+    for (int chunk = it.chunk; chunk < it.chunk_end; ++chunk)
+      fold(total, state_at(const_cast<float*>(partials[chunk - it.chunk]), s), s);
+    finish<decltype(tag)>(a, it, total, s);
+  });
 }
 
 }  // namespace

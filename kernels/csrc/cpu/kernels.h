@@ -12,8 +12,8 @@ namespace octavo {
 namespace {
 
 constexpr Kernels level_kernels() {
-  return {write,  attention_scratch, attention_partial, attention,  attention_merge, linear_plan, linear_pack,
-          linear, rms_norm,          layer_norm,        activation, sample,          logprobs};
+  return {write,  attention_rows, attention_scratch, attention_partial, attention, attention_merge, linear_plan,
+          linear_pack, linear, rms_norm, layer_norm, activation, sample, logprobs};
 }
 
 }  // namespace

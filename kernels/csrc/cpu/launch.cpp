@@ -16,8 +16,8 @@ int64_t rows_per_task(int64_t elements_per_row) {
   return std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, elements_per_row));
 }
 
-// Query rows (tokens times grouped heads) of one item: enough to reuse each key and value from registers.
-constexpr int kRowsPerItem = 32;
+// Sequences times KV heads, below which there would be too few items to share out evenly.
+constexpr int64_t kItemsPerThread = 8;
 
 struct Plan {
   std::vector<AttentionItem> items;
@@ -30,11 +30,13 @@ struct Plan {
   int most_tokens = 1;
 };
 
-// Items are (sequence, KV head, tile of query tokens), over all of its chunks. A long sequence with few query rows, a
-// decode step above all, is cut into one item a chunk, merged afterwards in ascending order; the arithmetic is the same.
+// Items are (sequence, KV head, tile of query tokens), over all of its chunks. Where they are few, a long sequence with
+// few query rows, a decode step above all, is cut into one item a chunk, merged afterwards in ascending order; the
+// arithmetic is the same.
 Plan plan_attention(const AttentionArgs& a) {
   Plan plan;
-  const int group = a.heads / a.kv_heads, tile = std::max(1, kRowsPerItem / group);
+  const int group = a.heads / a.kv_heads, tile = std::max(1, kernels().attention_rows(a) / group);
+  const bool few = int64_t(a.sequences) * a.kv_heads < kItemsPerThread * num_threads();
   for (int s = 0; s < a.sequences; ++s) {
     const int queries = a.query_start[s + 1] - a.query_start[s], context = a.context_lens[s];
     for (int token = 0; token < queries; token += tile) {
@@ -43,7 +45,7 @@ Plan plan_attention(const AttentionArgs& a) {
       const int first = context - queries + token, end = std::max(0, first + tokens);
       const int begin = a.window > 0 ? std::max(0, first - a.window + 1) : 0;
       const int chunk = begin / kChunk, chunk_end = (end + kChunk - 1) / kChunk;
-      const bool split = queries <= tile && chunk_end - chunk > 1;
+      const bool split = few && queries <= tile && chunk_end - chunk > 1;
       for (int h = 0; h < a.kv_heads; ++h) {
         AttentionItem item = {s, h, token, tokens, chunk, chunk_end, nullptr};
         if (!split) {
@@ -88,9 +90,15 @@ void launch_attention(const AttentionArgs& a) {
     return int64_t(x.tokens) * (x.chunk_end - x.chunk) > int64_t(y.tokens) * (y.chunk_end - y.chunk);
   });
   const size_t bytes = k.attention_scratch(a, plan.most_tokens) * sizeof(float);
-  parallel_for(int64_t(plan.items.size()), [&](int64_t i) {
-    k.attention(a, plan.items[size_t(i)], static_cast<float*>(scratch(Slot::local, bytes)));
-  });
+  const int64_t count = int64_t(plan.items.size());
+  parallel_ranges(count, std::clamp<int64_t>(count / (kItemsPerThread * num_threads()), 1, 8),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t i = begin; i < end; ++i) {
+                      const AttentionItem* item = &plan.items[size_t(i)];
+                      float* memory = static_cast<float*>(scratch(Slot::local, bytes));
+                      k.attention(a, *item, i + 1 < end ? item + 1 : nullptr, memory);
+                    }
+                  });
   parallel_ranges(int64_t(plan.merges.size()), 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto& merge = plan.merges[size_t(i)];
@@ -119,7 +127,8 @@ void launch_linear(const LinearArgs& a) {
   const int64_t across = count(a.columns, plan.columns);
   parallel_for(across * count(a.rows, plan.rows), [&](int64_t i) {
     const int64_t row = i / across * plan.rows, column = i % across * plan.columns;
-    const LinearBlock block = {row, std::min(row + plan.rows, a.rows), column, std::min(column + plan.columns, a.columns)};
+    const LinearBlock block = {row, std::min(row + plan.rows, a.rows), column,
+                               std::min(column + plan.columns, a.columns)};
     k.linear(packed, block, plan.scratch > 0 ? scratch(Slot::local, plan.scratch) : nullptr);
   });
 }

@@ -1,6 +1,7 @@
-// AVX-512 with tile registers: products of bf16 by tiles of 16 rows of the weight and 16 rows of x.
+// AVX-512 with tile registers, for products of bf16 and attention over it.
 #include "simd_avx512.h"
-// The specialisation follows what it specialises.
+// Specialisations follow what they specialise.
+#include "attention_amx.h"
 #include "linear_amx.h"
 
 #include "kernels.h"

@@ -1,5 +1,5 @@
-// bf16 products in tile registers. One operand is tiles of rows as they stand (16 rows of 32 values), the other tiles of
-// pairs: 16 pairs of values for each of 16 rows.
+// bf16 products in tile registers. One operand is tiles of rows as they stand (16 rows of 32 values), the other tiles
+// of pairs: 16 pairs of values for each of 16 rows.
 //
 // Few rows of x: the weights are used where they are, x is packed into pairs. Many rows: the weights of 32 columns are
 // packed into pairs, x is only copied tile after tile (tile loads from rows far apart are slow, and here repeated).
@@ -15,67 +15,15 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kPair = 2 * kTileSide;      // rows and columns of a block of four tiles of sums
-constexpr int64_t kTileSums = kTileSide * kTileSide;
 constexpr int64_t kPairSums = kPair * kPair;  // floats
 constexpr int64_t kFewRows = 64;
 constexpr int64_t kBlockRows = 512, kBlockColumns = 256;
 constexpr int64_t kWholeDepth = 1024, kPartDepth = 512, kSliceDepth = 320;
 
-// Pairs of bf16 from two vectors of floats, the first in the lower halves.
-inline UVec narrow_pairs(Vec low, Vec high) {
-  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                                              21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(interleave, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
-}
 inline Vec widen_low(UVec pairs) { return from_bits(ushl<16>(pairs)); }
 inline Vec widen_high(UVec pairs) { return from_bits(uand(pairs, uset(0xffff0000u))); }
 inline Vec lower_halves(UVec halves) { return widen(_mm512_castsi512_si256(halves), bf16{}); }
 inline Vec upper_halves(UVec halves) { return widen(_mm512_extracti64x4_epi64(halves, 1), bf16{}); }
-
-// One or two tiles a step of 32 values.
-struct TilePair {
-  const bf16 *first, *second;
-  int64_t step;    // elements
-  int64_t stride;  // bytes
-};
-
-// sums[A][2][16][16] (+)= a (rows) . b (pairs); `beside(step)` is done while tiles multiply. Tile numbers are
-// immediates: sums 0 to 3, a 4 and 5, b 6 and 7.
-template <int A, int B, class F>
-inline void multiply(const TilePair& a, const TilePair& b, int64_t steps, float* sums, bool fresh, F beside) {
-  if (fresh) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, sums, 64);
-    if (B == 2) _tile_loadd(1, sums + kTileSums, 64);
-    if (A == 2) _tile_loadd(2, sums + 2 * kTileSums, 64);
-    if (A == 2 && B == 2) _tile_loadd(3, sums + 3 * kTileSums, 64);
-  }
-  TilePair p = a, q = b;
-  for (int64_t i = 0; i < steps; ++i) {
-    _tile_loadd(6, q.first, q.stride);
-    _tile_loadd(4, p.first, p.stride);
-    _tile_dpbf16ps(0, 4, 6);
-    if (A == 2) {
-      _tile_loadd(5, p.second, p.stride);
-      _tile_dpbf16ps(2, 5, 6);
-    }
-    if (B == 2) {
-      _tile_loadd(7, q.second, q.stride);
-      _tile_dpbf16ps(1, 4, 7);
-      if (A == 2) _tile_dpbf16ps(3, 5, 7);
-    }
-    p.first += p.step, p.second += p.step, q.first += q.step, q.second += q.step;
-    beside(i);
-  }
-  _tile_stored(0, sums, 64);
-  if (B == 2) _tile_stored(1, sums + kTileSums, 64);
-  if (A == 2) _tile_stored(2, sums + 2 * kTileSums, 64);
-  if (A == 2 && B == 2) _tile_stored(3, sums + 3 * kTileSums, 64);
-}
 
 // Sums of 32 columns (two tiles, 512 floats apart) by 16 rows of x into the output, with bias and residual.
 inline void store_columns(const LinearArgs& a, const float* sums, int64_t t, int64_t n, int64_t n_end) {
@@ -98,7 +46,7 @@ inline void store_columns(const LinearArgs& a, const float* sums, int64_t t, int
     Vec even = vload(pair), odd = vload(pair + W);
     if (a.bias) even = even + vset(bias[2 * i]), odd = odd + vset(bias[2 * i + 1]);
     if (a.residual) even = even + widen_low(v[i]), odd = odd + widen_high(v[i]);
-    v[i] = narrow_pairs(even, odd);
+    v[i] = interleave(narrow_both(even, odd));
   }
   transpose16(v);
   bf16* out = static_cast<bf16*>(a.out) + t * a.out_stride + n;
@@ -126,7 +74,7 @@ struct Incoming {
       if (pairs) transpose16(v);
       for (int i = 0; i < kTileSide; ++i) _mm512_store_si512(copy + next * kTile + i * kTileDepth, v[i]);
     }
-    __asm__ volatile("" ::: "memory");  // tile loads do not tell the compiler that they read
+    tile_fence();
   }
   TilePair from(int64_t depth) const {
     const bf16* first = copy + (depth - k) * kPair;
@@ -155,7 +103,7 @@ struct Outgoing {
       __builtin_prefetch(out + kAhead * a.out_stride, 1);
       if (a.bias) add(low, high, static_cast<const bf16*>(a.bias) + n);
       if (a.residual) add(low, high, static_cast<const bf16*>(a.residual) + (t + row) * a.residual_stride + n);
-      _mm512_mask_storeu_epi16(out, columns, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+      _mm512_mask_storeu_epi16(out, columns, narrow_both(low, high));
     }
   }
 
@@ -203,7 +151,8 @@ struct Linear<bf16> {
   }
 
  private:
-  static void nothing(int64_t) {}
+  // [2][2][16][16]
+  static TileSums block_sums(float* sums) { return {sums, 2 * kTileSums, kTileSums, 64}; }
 
   static TilePair x_panels(const LinearArgs& a, int64_t t, int64_t k) {
     const int64_t depth = round_up(a.depth, kTileDepth);
@@ -225,9 +174,9 @@ struct Linear<bf16> {
       for (int64_t t = b.row; t < b.row_end; t += kPair) {
         const bool two = t + kTileSide < b.row_end;
         if (two)
-          multiply<2, 2>(weights, x_panels(a, t, 0), steps, sums, true, nothing);
+          multiply<2, 2>(weights, x_panels(a, t, 0), steps, block_sums(sums), true, nothing);
         else
-          multiply<2, 1>(weights, x_panels(a, t, 0), steps, sums, true, nothing);
+          multiply<2, 1>(weights, x_panels(a, t, 0), steps, block_sums(sums), true, nothing);
         store_columns(a, sums, t, n, b.column_end);
         if (two) store_columns(a, sums + kTileSums, t + kTileSide, n, b.column_end);
       }
@@ -240,7 +189,8 @@ struct Linear<bf16> {
   static void run_many(const LinearArgs& a, const LinearBlock& b, bf16* copy) {
     const Cuts cuts(a);
     const int64_t pairs = (b.row_end - b.row + kPair - 1) / kPair;
-    const int64_t panels = (b.column_end - b.column + kPair - 1) / kPair, parts = (cuts.depth + cuts.part - 1) / cuts.part;
+    const int64_t panels = (b.column_end - b.column + kPair - 1) / kPair;
+    const int64_t parts = (cuts.depth + cuts.part - 1) / cuts.part;
     float* memory = reinterpret_cast<float*>(copy + 2 * cuts.part * kPair);
     auto incoming = [&](int64_t pass) {
       const int64_t k = pass / panels * cuts.part, n = b.column + pass % panels * kPair;
@@ -262,11 +212,11 @@ struct Linear<bf16> {
         float* sums = panel;
         for (int64_t t = b.row; t < b.row_end; t += kPair, sums += kPairSums) {
           after.pack(in_share);
-          auto beside = [&](int64_t) { out.store(out_share); };
+          auto beside = [&] { out.store(out_share); };
           if (t + kTileSide < b.row_end)
-            multiply<2, 2>(x_panels(a, t, k), weights, steps, sums, k == 0, beside);
+            multiply<2, 2>(x_panels(a, t, k), weights, steps, block_sums(sums), k == 0, beside);
           else
-            multiply<1, 2>(x_panels(a, t, k), weights, steps, sums, k == 0, beside);
+            multiply<1, 2>(x_panels(a, t, k), weights, steps, block_sums(sums), k == 0, beside);
         }
       }
       out.store(out.rows);

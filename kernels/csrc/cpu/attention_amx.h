@@ -1,0 +1,323 @@
+// bf16 attention in tile registers, for decode and prefill alike: scores are q . K, and outputs weights . V with the
+// weights rounded to bf16. K and V of a tile of keys are first put into pairs; many rows of queries share that.
+//
+// A row's sums do not depend on the rows beside it, and keys that it does not see add zeros. Denormals are flushed
+// throughout, as tiles do: whether a tile of unseen keys was added leaves no trace.
+#pragma once
+
+#include "attention_kernel.h"
+#include "tile.h"
+
+namespace octavo {
+namespace {
+
+class FlushDenormals {
+ public:
+  FlushDenormals() { _mm_setcsr(before_ | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(before_); }
+
+ private:
+  const unsigned before_ = _mm_getcsr();
+};
+
+// 2^x by the series around 0 (2.4e-6 off at most); zero below 2^-126; NaN stays NaN.
+inline Vec exp2_series(Vec x) {
+  const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT), f = x - n;
+  Vec p = vset(1.333355815e-3f);
+  p = vfma(p, f, vset(9.618129108e-3f));
+  p = vfma(p, f, vset(5.550410866e-2f));
+  p = vfma(p, f, vset(2.402265070e-1f));
+  p = vfma(p, f, vset(6.931471806e-1f));
+  p = vfma(p, f, vset(1.0f));
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, vset(-126.0f), _CMP_NLT_UQ), p, n);
+}
+
+// Lanes [lo, hi) of sixteen.
+inline Mask lanes(int lo, int hi) {
+  auto below = [](int n) { return n <= 0 ? 0u : n >= W ? 0xffffu : (1u << n) - 1; };
+  return Mask(below(hi) & ~below(lo));
+}
+
+// Sixteen values from each of two places.
+inline UVec two_rows(const bf16* first, const bf16* second) {
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+// Where a segment's keys and values lie.
+struct Segment {
+  const bf16 *keys, *values;
+  Segment(const AttentionArgs& a, const AttentionItem& it, int token) {
+    const int bs = a.cache.block_size;
+    const bf16* block = static_cast<const bf16*>(a.cache.data) +
+                        int64_t(a.tables[it.sequence * a.table_stride + token / bs]) * a.cache.block_stride +
+                        it.kv_head * a.cache.head_stride;
+    keys = block + token % bs, values = block + a.cache.kv_stride + token % bs * a.head_dim;
+  }
+};
+
+// The keys [token, end) of an item, brought into the cache line by line: blocks lie on pages of their own, which the
+// hardware does not foresee.
+struct Ahead {
+  const AttentionItem* item = nullptr;
+  int token = 0, end = 0, line = 0;
+
+  void fetch(const AttentionArgs& a, int lines) {
+    const int of_segment = a.head_dim / 2;
+    while (lines > 0 && token < end) {
+      const Segment at(a, *item, token);
+      for (; lines > 0 && line < of_segment; --lines, ++line) {
+        __builtin_prefetch(at.keys + 2 * line * a.cache.block_size, 0, 2);
+        __builtin_prefetch(at.values + line * kTileDepth, 0, 2);
+      }
+      if (line == of_segment) line = 0, token += kSegment;
+    }
+  }
+};
+
+struct TileAttention {
+  // Of a tile of keys from `base`, those that somebody sees.
+  struct Keys {
+    int base, lo, hi;
+    bool none(int segment) const { return (segment + 1) * kSegment <= lo || segment * kSegment >= hi; }
+  };
+
+  static constexpr int kKeys = 128, kRows = 2 * kTileSide;  // of a tile; rows that multiply at a time
+  static constexpr int kLines = 16;  // of K and of V, to expect beside a step
+  static constexpr int64_t kTileSize = kTileSide * kTileDepth;
+
+  const AttentionArgs& a;
+  const AttentionItem& it;
+  const AttentionItem* next;  // null: none
+  const Shape& s;
+  const Span all;
+  const int steps;  // of the head dimension
+  const float scale;
+  float* scores;  // [kRows][kKeys]
+  bf16 *q, *weights, *keys, *values;
+
+  static int head_steps(int width) { return (width + kTileDepth - 1) / kTileDepth; }
+  static int64_t q_size(const Shape& s) { return round_up(s.rows, kRows) * head_steps(s.width) * kTileDepth; }
+  static int64_t keys_size(const Shape& s) { return int64_t(kKeys) * head_steps(s.width) * kTileDepth; }
+  // Two pairs of tiles across the head at least.
+  static int64_t values_size(const Shape& s) { return int64_t(kKeys) * (s.width > 64 ? s.width : 64); }
+
+  static size_t scratch(const Shape& s) {
+    return size_t(kRows * kKeys) + size_t(q_size(s) + kRows * kKeys + keys_size(s) + values_size(s)) / 2;
+  }
+
+  TileAttention(const AttentionArgs& args, const AttentionItem& item, const AttentionItem* following,
+                const Shape& shape, float* memory)
+      : a(args), it(item), next(following), s(shape), all(item_span(args, item)), steps(head_steps(shape.width)),
+        scale(args.softcap > 0.0f ? args.scale / args.softcap : args.scale * kLog2e), scores(memory),
+        q(reinterpret_cast<bf16*>(scores + kRows * kKeys)), weights(q + q_size(s)), keys(weights + kRows * kKeys),
+        values(keys + keys_size(s)) {
+    const int64_t first = a.query_start[it.sequence] + it.token;
+    for (int r = 0; r < s.rows; ++r) {
+      const bf16* in = static_cast<const bf16*>(a.q) + (first + r / s.group) * a.q_stride +
+                       (it.kv_head * s.group + r % s.group) * s.width;
+      bf16* out = q + r / kTileSide * steps * kTileSize + r % kTileSide * kTileDepth;
+      for (int i = 0; i < s.width; i += kTileDepth, out += kTileSize)
+        _mm512_store_si512(out, _mm512_maskz_loadu_epi16(first_halves(s.width - i), in + i));
+    }
+  }
+
+  // Adds the keys [base, base + kKeys) to the state.
+  void add(const State& st, int base) {
+    const Keys seen = {base, all.begin > base ? all.begin - base : 0, all.end < base + kKeys ? all.end - base : kKeys};
+    const bool shared = s.rows > kRows;
+    if (shared) {
+      const int across = s.width / kTileSide;
+      for (int i = seen.lo / kTileDepth * 2; i * kSegment < round_up(seen.hi, kTileDepth); ++i) {
+        pack_keys(seen, i, keys + i * steps * kTileSize);
+        pack_values(seen, i, 0, across, values + i / 2 * across * kTileSize);
+      }
+      tile_fence();
+    }
+    look_ahead(base + kKeys);
+    for (int row = 0; row < s.rows; row += kRows) {
+      const int count = s.rows - row < kRows ? s.rows - row : kRows;
+      const int last = row_span(a, it, (row + count - 1) / s.group).end - base;  // that the block's last row sees
+      if (last <= 0) continue;
+      configure(count);
+      const Keys block = {base, seen.lo, last < seen.hi ? last : seen.hi};
+      if (count > kTileSide)
+        shared ? add_rows<2, true>(st, block, row, count) : add_rows<2, false>(st, block, row, count);
+      else
+        shared ? add_rows<1, true>(st, block, row, count) : add_rows<1, false>(st, block, row, count);
+    }
+  }
+
+ private:
+  // To the tile after this one, or the next item's first.
+  void look_ahead(int base) {
+    const int limit = it.chunk_end * kChunk < all.end ? it.chunk_end * kChunk : all.end;
+    if (base < limit) {
+      ahead_ = {&it, base, limit < base + kKeys ? limit : base + kKeys, 0};
+    } else if (next) {
+      const Span span = item_span(a, *next);
+      const int first = next->chunk * kChunk > span.begin ? next->chunk * kChunk : span.begin / kSegment * kSegment;
+      const int end = first / kKeys * kKeys + kKeys;
+      ahead_ = {next, first, span.end < end ? span.end : end, 0};
+    }
+  }
+
+  int configured_ = 0;
+  Ahead ahead_;
+
+  void configure(int rows) {
+    if (rows == configured_) return;
+    const TileConfig config(rows < kTileSide ? rows : kTileSide, rows > kTileSide ? rows - kTileSide : kTileSide);
+    _tile_loadconfig(&config);
+    configured_ = rows;
+  }
+
+  // A segment of K as [step][16 pairs of the head][16 keys][2]. What nobody sees is left out: it is masked.
+  void pack_keys(const Keys& seen, int segment, bf16* out) const {
+    if (seen.none(segment)) return;
+    const int bs = a.cache.block_size;
+    const bf16* k = Segment(a, it, seen.base + segment * kSegment).keys;
+    if (bs == kSegment) {
+      for (int d = 0; d < s.width; d += 2, out += kTileDepth)
+        _mm512_store_si512(out, interleave(_mm512_loadu_si512(k + d * kSegment)));
+    } else {
+      for (int d = 0; d < s.width; d += 2, out += kTileDepth)
+        _mm512_store_si512(out, interleave(two_rows(k + d * bs, k + (d + 1) * bs)));
+    }
+    for (int d = s.width; d < steps * kTileDepth; d += 2, out += kTileDepth) _mm512_store_si512(out, uset(0));
+  }
+
+  // A segment of V, tiles [first, last) of the head: half of [tile][16 pairs of keys][16][2]. What nobody sees is zero.
+  void pack_values(const Keys& seen, int segment, int first, int last, bf16* out) const {
+    constexpr __mmask32 evens = 0x55555555u, odds = 0xaaaaaaaau;
+    out += segment % 2 * (kTileSize / 2);
+    if (seen.none(segment)) {  // the table's entry may not exist
+      for (int i = 0; i < last - first; ++i)
+        for (int j = 0; j < kSegment; j += 2) _mm512_store_si512(out + i * kTileSize + j * kTileSide, uset(0));
+      return;
+    }
+    const bf16* v = Segment(a, it, seen.base + segment * kSegment).values + first * kTileSide;
+    for (int j = 0; j < kSegment; j += 2) {
+      const int key = segment * kSegment + j;
+      const __mmask32 keep = (key >= seen.lo && key < seen.hi ? evens : 0) |
+                             (key + 1 >= seen.lo && key + 1 < seen.hi ? odds : 0);
+      const bf16 *even = v + j * s.width, *odd = even + s.width;
+      for (int i = 0; i < last - first; ++i)
+        _mm512_store_si512(out + i * kTileSize + j * kTileSide, interleave(two_rows(even + i * W, odd + i * W), keep));
+    }
+  }
+
+  // Rows [row, row + count). K and V are packed already where blocks of rows share them, else bit by bit when they are
+  // used, into little memory.
+  template <int A, bool shared>
+  void add_rows(const State& st, const Keys& seen, int row, int count) {
+    auto beside = [&] { ahead_.fetch(a, kLines); };
+    const int begin = seen.lo / kTileDepth, end = (seen.hi + kTileDepth - 1) / kTileDepth;  // steps of 32 keys
+    const bf16* queries = q + row / kTileSide * steps * kTileSize;
+    for (int i = 2 * begin; i < 2 * end; i += 2) {
+      bf16* k = keys + (shared ? i : i % 4) * steps * kTileSize;
+      if (!shared) {
+        pack_keys(seen, i, k);
+        pack_keys(seen, i + 1, k + steps * kTileSize);
+        tile_fence();
+      }
+      multiply<A, 2>({queries, queries + steps * kTileSize, kTileSize, 64}, {k, k + steps * kTileSize, kTileSize, 64},
+                     steps, {scores + i * kSegment, kTileSide * kKeys, kSegment, kKeys * 4}, true, beside);
+    }
+    tile_fence();
+    for (int r = 0; r < count; ++r) {
+      const Span span = row_span(a, it, (row + r) / s.group);
+      const int lo = span.begin - seen.base, hi = span.end - seen.base, i = row + r;
+      float* o = st.o + i * s.padded;
+      bf16* out = weights + r / kTileSide * (kKeys / kTileDepth) * kTileSize + r % kTileSide * kTileDepth;
+      if (begin == 0 && end == kKeys / kTileDepth && lo <= 0 && hi >= kKeys)
+        soften<true>(scores + r * kKeys, out, o, st.m[i], st.l[i], 0, end, 0, kKeys);
+      else
+        soften<false>(scores + r * kKeys, out, o, st.m[i], st.l[i], begin, end, lo, hi);
+    }
+    tile_fence();
+    const bf16* w = weights + begin * kTileSize;
+    const int across = s.width / kTileSide, pitch = shared ? across : 2;
+    for (int i = 0; i < across; i += 2) {
+      bf16* v = values + (shared ? i : i % 4 * (kKeys / kTileDepth)) * kTileSize;
+      if (!shared) {
+        for (int j = 2 * begin; j < 2 * end; ++j)
+          pack_values(seen, j, i, i + 2 < across ? i + 2 : across, v + j / 2 * pitch * kTileSize);
+        tile_fence();
+      }
+      v += begin * pitch * kTileSize;
+      const TilePair left = {w, w + kKeys / kTileDepth * kTileSize, kTileSize, 64};
+      const TilePair right = {v, v + kTileSize, pitch * kTileSize, 64};
+      const TileSums sums = {st.o + row * s.padded + i * kTileSide, int64_t(kTileSide) * s.padded, kTileSide,
+                             s.padded * 4};
+      if (i + 1 < across)
+        multiply<A, 2>(left, right, end - begin, sums, false, beside);
+      else
+        multiply<A, 1>(left, right, end - begin, sums, false, beside);
+    }
+    tile_fence();
+  }
+
+  // Turns a row of scores into weights relative to the new maximum and rescales the row's state; keys in steps of 32.
+  template <bool whole>
+  void soften(float* row, bf16* out, float* o, float& m, float& l, int begin, int end, int lo, int hi) const {
+    Vec top = vset(kNoScore), v[whole ? kKeys / W : 1];
+#pragma GCC unroll 8
+    for (int c = whole ? 0 : 2 * begin; c < (whole ? kKeys / W : 2 * end); ++c) {
+      Vec x = vload(row + c * W) * vset(scale);
+      if (a.softcap > 0.0f) x = tanhv(x) * vset(a.softcap * kLog2e);
+      if (!whole) x = vselect(lanes(lo - c * W, hi - c * W), x, vset(-__builtin_inff()));
+      if (whole)
+        v[c] = x;
+      else
+        vstore(row + c * W, x);
+      top = vmax(top, x);
+    }
+    const float tile_max = vmax_all(top), new_m = m > tile_max ? m : tile_max;
+    Vec sum = vset(0.0f);
+#pragma GCC unroll 4
+    for (int c = whole ? 0 : 2 * begin; c < (whole ? kKeys / W : 2 * end); c += 2) {
+      const Vec low = exp2_series((whole ? v[c] : vload(row + c * W)) - vset(new_m));
+      const Vec high = exp2_series((whole ? v[c + 1] : vload(row + c * W + W)) - vset(new_m));
+      _mm512_store_si512(out + c / 2 * kTileSize, narrow_both(low, high));
+      sum = sum + low;
+      sum = sum + high;
+    }
+    if (new_m != m) {
+      const Vec old_weight = exp2_series(vset(m - new_m));
+      for (int i = 0; i < s.padded; i += W) vstore(o + i, vload(o + i) * old_weight);
+      l *= _mm512_cvtss_f32(old_weight);
+      m = new_m;
+    }
+    l += vsum(sum);
+  }
+};
+
+// Heads that are not whole tiles wide keep to vectors.
+template <>
+struct Attend<bf16> {
+  using Mode = FlushDenormals;
+
+  static bool by_tiles(int width) { return width % kTileSide == 0; }
+
+  static int rows(const AttentionArgs& a) { return by_tiles(a.head_dim) ? 128 : AttendVectors<bf16>::rows(a); }
+
+  static size_t scratch(const Shape& s) {
+    return by_tiles(s.width) ? 2 * s.state() + TileAttention::scratch(s) : AttendVectors<bf16>::scratch(s);
+  }
+
+  static void run(const AttentionArgs& a, const AttentionItem& it, const AttentionItem* next, const Shape& s,
+                  float* scratch) {
+    if (!by_tiles(s.width)) return AttendVectors<bf16>::run(a, it, next, s, scratch);
+    TileAttention tiles(a, it, next, s, scratch);
+    for_chunks<bf16>(a, it, s, scratch + TileAttention::scratch(s), [&](int chunk, const State& part) {
+      for (int base = chunk * kChunk; base < (chunk + 1) * kChunk; base += TileAttention::kKeys)
+        if (base + TileAttention::kKeys > tiles.all.begin && base < tiles.all.end) tiles.add(part, base);
+    });
+    _tile_release();
+  }
+};
+
+}  // namespace
+}  // namespace octavo
