@@ -10,8 +10,9 @@ written in place and returned; where `out` is None a new tensor is made. A tenso
 one of the wrong shape, stride or device `ValueError`; both name the argument. The values inside index tensors (slots,
 block tables, lengths, positions) are not checked: they are the caller's to keep in range.
 
-Every operation computes each row (token) with an arithmetic that depends neither on the other rows, nor on how many
-there are, nor on the number of threads: results are equal bit for bit however sequences are batched or prompts are cut.
+On the CPU every operation computes each row (token) with an arithmetic that depends neither on the other rows, nor on
+how many there are, nor on the number of threads: results are equal bit for bit however sequences are batched or prompts
+are cut.
 """
 
 from __future__ import annotations
@@ -313,7 +314,7 @@ def linear(
 ) -> Tensor:
     """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), summed in float32.
 
-    Weights are read in checkpoint order; a row's result depends neither on the other rows nor on their number.
+    Weights are taken in checkpoint order.
     """
     dtype = _float_type("x", x)
     rows, depth = _rows("x", x)

@@ -25,8 +25,11 @@ def test_linear(level, dtype, rows, columns, depth):
         assert ((ops.linear(x, weight, b, residual=r).double() - expected).abs() <= bound).all()
 
 
-def test_result_may_go_into_the_residual(level):
-    x, weight, residual = torch.randn(3, 64), torch.randn(40, 64), torch.randn(3, 40)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "depth"), [(3, 64), (70, 64), (70, 1100)])
+def test_result_may_go_into_the_residual(level, dtype, rows, depth):
+    x, weight = torch.randn(rows, depth).to(dtype), torch.randn(40, depth).to(dtype)
+    residual = torch.randn(rows, 40).to(dtype)
     expected = ops.linear(x, weight, residual=residual)
     out = ops.linear(x, weight, out=residual, residual=residual)
     assert out is residual

@@ -204,7 +204,7 @@ struct Linear<bf16> {
       Incoming<true> after = incoming(pass + 1);
       const int64_t all_steps = now.tiles / 2, slice = cuts.slice / kTileDepth;
       const int64_t in_share = 1 + after.tiles / ((all_steps + slice - 1) / slice * pairs);
-      const int64_t out_share = 1 + out.rows / (all_steps * pairs);
+      const int64_t out_share = 1 + out.rows / ((all_steps + slice - 1) / slice * pairs);
       float* panel = memory + (parts > 1 ? pass % panels : pass % 2) * pairs * kPairSums;
       for (int64_t step = 0; step < all_steps; step += slice) {
         const int64_t k = now.k + step * kTileDepth, steps = step + slice < all_steps ? slice : all_steps - step;
@@ -212,11 +212,11 @@ struct Linear<bf16> {
         float* sums = panel;
         for (int64_t t = b.row; t < b.row_end; t += kPair, sums += kPairSums) {
           after.pack(in_share);
-          auto beside = [&] { out.store(out_share); };
+          out.store(out_share);
           if (t + kTileSide < b.row_end)
-            multiply<2, 2>(x_panels(a, t, k), weights, steps, block_sums(sums), k == 0, beside);
+            multiply<2, 2>(x_panels(a, t, k), weights, steps, block_sums(sums), k == 0, nothing);
           else
-            multiply<1, 2>(x_panels(a, t, k), weights, steps, block_sums(sums), k == 0, beside);
+            multiply<1, 2>(x_panels(a, t, k), weights, steps, block_sums(sums), k == 0, nothing);
         }
       }
       out.store(out.rows);
