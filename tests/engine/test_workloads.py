@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from engine_driver import Driver, expected_tokens, make_request
+from engine_driver import Driver, expected_beams, expected_tokens, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_worker.messages import AddRequest
+from octavo_worker.memory.block_pool import BlockPool
+from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
+from octavo_worker.messages import AddRequest, BeamOptions
 
 CONTEXT = 200
 
@@ -19,6 +21,8 @@ def random_request(rng: random.Random, name: str, prefixes: list[list[int]]) -> 
     shared = rng.choice([*prefixes, []])
     prompt = shared[: rng.randint(0, len(shared))] + [rng.randrange(50) for _ in range(rng.randint(1, 30))]
     max_tokens, n = rng.randint(1, 40), rng.choice([1, 1, 1, 2, 4])
+    if rng.random() < 0.2:
+        return random_beams(rng, name, prompt)
     options = {
         "seed": rng.randrange(3),
         "salt": rng.choice([b"", b"", b"tenant"]),
@@ -34,37 +38,86 @@ def random_request(rng: random.Random, name: str, prefixes: list[list[int]]) -> 
     return request
 
 
-def run_workload(seed: int, *, usable_blocks: int, block_size: int) -> Driver:
+def random_beams(rng: random.Random, name: str, prompt: list[int]) -> AddRequest:
+    width = rng.randint(1, 6)
+    options = BeamOptions(width, rng.choice([0.0, 1.0, 2.0]), rng.choice([True, False, "never"]))
+    stops = [rng.randrange(997) for _ in range(rng.choice([0, 60]))]
+    return make_request(
+        name,
+        prompt,
+        max_tokens=rng.randint(1, 40),
+        n=rng.randint(1, width),
+        priority=rng.randrange(3),
+        min_tokens=rng.choice([0, 3]) if rng.random() < 0.5 else 0,
+        stop_token_ids=stops,
+        beam=options,
+    )
+
+
+class MixedPolicy(PreemptionPolicy):
+    """Swaps or recomputes by chance."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__("swap")
+        self._rng = rng
+
+    def decide(self, victim: Victim, host: BlockPool | None) -> Decision:
+        return super().decide(victim, host) if self._rng.random() < 0.5 else Decision.CHEAPER
+
+
+def run_workload(
+    seed: int,
+    *,
+    usable_blocks: int,
+    block_size: int,
+    host_blocks: int = 0,
+    policy: PreemptionPolicy | None = None,
+    count: int = 25,
+    abort_rate: float = 0.02,
+    max_running: int = 8,
+) -> Driver:
     rng = random.Random(seed)
     driver = Driver.create(
         usable_blocks + 1,
         block_size,
-        runner={"max_model_len": CONTEXT},
-        token_budget=rng.choice([9, 32, 256]),
-        max_running=8,
+        runner={"max_model_len": CONTEXT, "num_host_blocks": host_blocks},
+        policy=policy,
+        token_budget=rng.choice([max_running + 1, 32, 256]),
+        max_running=max_running,
         watermark=rng.choice([0.0, 0.1]),
     )
     prefixes = [[rng.randrange(50) for _ in range(rng.randint(20, 60))] for _ in range(3)]
-    requests = {str(i): random_request(rng, str(i), prefixes) for i in range(25)}
+    requests = {str(i): random_request(rng, str(i), prefixes) for i in range(count)}
     arriving, aborted = list(requests.values()), set()
     while arriving or driver.scheduler.has_requests or driver.scheduler.has_output:
         for _ in range(rng.choice([0, 0, 1, 3])):
             if arriving:
                 driver.add(arriving.pop())
-        if rng.random() < 0.02:
+        if rng.random() < abort_rate:
             request = requests[rng.choice(list(requests))]
             index = rng.choice([None, *(s.index for s in request.sequences)])
-            aborted.update((request.id, s.index) for s in request.sequences if index in (None, s.index))
+            if index is None or request.sampling.beam is None:
+                aborted.update((request.id, s.index) for s in request.sequences if index in (None, s.index))
             driver.scheduler.abort(request.id, index)
         driver.step()
-    assert driver.scheduler.pool.used == 0
+    assert driver.scheduler.pool.used == driver.scheduler.pool.quarantined == 0
+    if driver.scheduler.residency.host is not None:
+        assert driver.scheduler.residency.host.used == driver.scheduler.residency.host.quarantined == 0
     check_tokens(driver, requests, aborted)
     return driver
 
 
 def check_tokens(driver: Driver, requests: dict[str, AddRequest], aborted: set[tuple[str, int]]) -> None:
+    beams = {
+        name: expected_beams(request, max_model_len=CONTEXT)
+        for name, request in requests.items()
+        if request.sampling.beam is not None
+    }
     for (name, index), tokens in driver.tokens.items():
-        expected = expected_tokens(requests[name], index, max_model_len=CONTEXT)
+        if name in beams:
+            expected = beams[name][index]
+        else:
+            expected = expected_tokens(requests[name], index, max_model_len=CONTEXT)
         if name in driver.failed:
             assert driver.failed[name].code == "pool_too_small"
         if (name, index) in aborted or name in driver.failed:
@@ -88,12 +141,53 @@ def test_any_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, block_size)
     run_workload(seed, usable_blocks=usable_blocks, block_size=block_size)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    usable_blocks=st.integers(6, 60),
+    host_blocks=st.sampled_from([2, 6, 20, 300]),
+    block_size=st.sampled_from([1, 2, 4, 16]),
+    mode=st.sampled_from(["swap", "mixed"]),
+)
+def test_any_host_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, host_blocks, block_size, mode):
+    policy = MixedPolicy(random.Random(seed)) if mode == "mixed" else PreemptionPolicy("swap")
+    run_workload(seed, usable_blocks=usable_blocks, block_size=block_size, host_blocks=host_blocks, policy=policy)
+
+
+@pytest.mark.parametrize("mode", ["none", "recompute", "swap", "mixed"])
+def test_500_requests_get_the_tokens_of_no_paging(mode):
+    """Greedy or seeded, parallel samples and beams: with a large pool, and with each way of preemption."""
+    policy = MixedPolicy(random.Random(1)) if mode == "mixed" else PreemptionPolicy(mode if mode != "none" else "auto")
+    driver = run_workload(
+        2024,
+        usable_blocks=2000 if mode == "none" else 45,
+        block_size=8,
+        host_blocks=80 if mode in ("swap", "mixed") else 0,
+        policy=policy,
+        count=500,
+        abort_rate=0.0,
+        max_running=24,
+    )
+    stats = driver.scheduler.stats()
+    assert not driver.failed
+    assert (stats.preemptions > 100) == (mode != "none")
+    assert (stats.swapped_out > 50) == (mode in ("swap", "mixed"))
+    assert (stats.recomputed_tokens > 500) == (mode in ("recompute", "mixed"))
+
+
 def test_failing_steps_change_no_token():
     """Steps are abandoned at random: what they would have written is computed again."""
     rng = random.Random(5)
-    driver = Driver.create(24, 8, runner={"max_model_len": CONTEXT}, token_budget=40, max_running=8)
+    driver = Driver.create(
+        24,
+        8,
+        runner={"max_model_len": CONTEXT, "num_host_blocks": 40},
+        policy=PreemptionPolicy("swap"),
+        token_budget=40,
+        max_running=8,
+    )
     prefixes = [[rng.randrange(50) for _ in range(40)]]
-    requests = {str(i): random_request(rng, str(i), prefixes) for i in range(12)}
+    requests = {str(i): random_request(rng, str(i), prefixes) for i in range(20)}
     for request in requests.values():
         driver.add(request)
     abandoned = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.engine.scheduler import Scheduler
@@ -24,7 +25,9 @@ class Answers:
 class Engine:
     """One scheduler; its prefix cache lives as long as it does, so every engine starts cold."""
 
-    def __init__(self, runner: ModelRunner, *, num_blocks: int | None = None, token_budget: int = 512) -> None:
+    def __init__(
+        self, runner: ModelRunner, *, num_blocks: int | None = None, token_budget: int = 512, **options: Any
+    ) -> None:
         self.runner = runner
         self.scheduler = Scheduler(
             num_blocks=num_blocks or runner.num_blocks,
@@ -33,6 +36,7 @@ class Engine:
             vocab_size=runner.vocab_size,
             token_budget=token_budget,
             max_running=64,
+            **options,
         )
 
     def run(self, requests: Sequence[AddRequest]) -> Answers:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fake_runner import FakeRunner, next_token
+from fake_runner import FakeRunner, candidates, next_token
 
+from octavo_worker.decoding.beam import BeamSearch
+from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.plan import StepError
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import AddRequest, EngineSampling, RequestFailed, RequestStarted, SequenceInput, StepOutput
@@ -46,6 +48,20 @@ def expected_tokens(request: AddRequest, index: int, *, vocab_size: int = 997, m
     return output
 
 
+def expected_beams(request: AddRequest, *, vocab_size: int = 997, max_model_len: int = 4096) -> list[list[int]]:
+    """The beams of the fake model without an engine."""
+    sampling, prompt = request.sampling, request.prompt
+    assert sampling.beam is not None
+    rules = StopRules.of(sampling, prompt_len=len(prompt), max_model_len=max_model_len, vocab_size=vocab_size)
+    search = BeamSearch(sampling.beam, rules)
+    live: list[list[int]] = [[]]
+    while live:
+        forbidden = rules.forbidden(len(live[0]))
+        said = [candidates([*prompt, *tokens], search.num_candidates, vocab_size, forbidden) for tokens in live]
+        live = [[*live[parent], token] for parent, token in search.advance(live, said)]
+    return [found.tokens for found in search.results(len(request.sequences))]
+
+
 @dataclass
 class Driver:
     """A scheduler and a fake runner over the same pool, with everything they said so far."""
@@ -62,6 +78,7 @@ class Driver:
         cls, num_blocks: int, block_size: int = 16, *, runner: dict[str, Any] | None = None, **scheduler: Any
     ) -> Driver:
         fake = FakeRunner(num_blocks, block_size, **(runner or {}))
+        scheduler.setdefault("num_host_blocks", fake.num_host_blocks)
         options = {"token_budget": 256, "max_running": 32, "watermark": 0.0} | scheduler
         return cls(
             Scheduler(

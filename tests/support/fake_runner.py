@@ -10,7 +10,16 @@ import time
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from octavo_worker.engine.plan import Sampled, SampleSpec, SequenceResult, SequenceStep, StepError, StepPlan, StepResult
+from octavo_worker.engine.plan import (
+    Sampled,
+    SampleSpec,
+    SequenceResult,
+    SequenceStep,
+    Speeds,
+    StepError,
+    StepPlan,
+    StepResult,
+)
 from octavo_worker.messages import Logprob
 
 
@@ -21,6 +30,21 @@ def next_token(history: Sequence[int], seed: int, index: int, vocab_size: int, f
     while token in forbidden:
         token = (token + 1) % vocab_size
     return token
+
+
+def candidates(
+    history: Sequence[int], count: int, vocab_size: int, forbidden: Sequence[int] = ()
+) -> list[tuple[int, float]]:
+    """The fake model's `count` most likely tokens after `history`, best first."""
+    found: dict[int, float] = {}
+    state, logprob = repr(list(history)).encode(), 0.0
+    while len(found) < min(count, vocab_size - len(forbidden)):
+        state = blake2b(state, digest_size=8).digest()
+        token = int.from_bytes(state[:4], "big") % vocab_size
+        if token not in found and token not in forbidden:
+            logprob -= int.from_bytes(state[4:], "big") / 2**31
+            found[token] = logprob
+    return list(found.items())
 
 
 def score(history: Sequence[int], target: int) -> float:
@@ -41,6 +65,8 @@ class FakeRunner:
         vocab_size: int = 997,
         step_seconds: float = 0.0,
         poison: int | None = None,
+        num_host_blocks: int = 0,
+        speeds: Speeds | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -48,6 +74,10 @@ class FakeRunner:
         self.vocab_size = vocab_size
         self.plans = 0
         self.tokens_computed = 0
+        self.num_host_blocks = num_host_blocks
+        self.speeds = speeds
+        self.blocks_swapped = 0
+        self._host: list[list[tuple[int, int] | None]] = [[] for _ in range(num_host_blocks)]
         self._kv: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
         self._step_seconds = step_seconds
         self._poison = poison
@@ -56,6 +86,7 @@ class FakeRunner:
         time.sleep(self._step_seconds)
         self.plans += 1
         self.tokens_computed += plan.num_tokens
+        self._swap_in(plan)
         self._copy(plan.copies)
         written: set[int] = set()
         for position, step in enumerate(plan.sequences):
@@ -64,7 +95,23 @@ class FakeRunner:
             if self._poison in step.tokens:
                 raise StepError(position, "token that this model cannot compute")
             self._write(step, written)
+        self._swap_out(plan)
         return StepResult([self._answer(step) for step in plan.sequences])
+
+    def _swap_in(self, plan: StepPlan) -> None:
+        size = self.block_size
+        hosts = [host for _, host in plan.swap_out] + [host for host, _ in plan.swap_in]
+        assert len(hosts) == len(set(hosts)), "a host block takes part in two copies"
+        for host, device in plan.swap_in:
+            assert len(self._host[host]) == size, "a host block is read that was never written"
+            self._kv[device * size : (device + 1) * size] = self._host[host]
+        self.blocks_swapped += len(hosts)
+
+    def _swap_out(self, plan: StepPlan) -> None:
+        """As late as the contract allows: whoever reuses a block too early spoils what is copied."""
+        size = self.block_size
+        for device, host in plan.swap_out:
+            self._host[host] = self._kv[device * size : (device + 1) * size]
 
     def _copy(self, copies: list[tuple[int, int]]) -> None:
         size = self.block_size
@@ -111,6 +158,8 @@ class FakeRunner:
     def _sample(self, spec: SampleSpec, history: list[int]) -> Sampled:
         assert spec.position == len(history), "the sampled position does not follow the history"
         assert [*spec.prompt, *spec.output] == history, "tokens for penalties are not the history"
+        if spec.candidates:
+            return Sampled(0, None, candidates(history, spec.candidates, self.vocab_size, spec.forbidden))
         token = next_token(history, spec.params.seed, spec.index, self.vocab_size, spec.forbidden)
         logprob = None if spec.params.logprobs is None else Logprob(score(history, token))
         return Sampled(token, logprob)

@@ -21,6 +21,18 @@ class SequenceInput(Message):
     tokens: list[int] = []
 
 
+class BeamOptions(Message):
+    """Search for the most likely sequences with `width` beams instead of sampling.
+
+    A finished sequence scores the sum of its log-probabilities over (its length ** `length_penalty`). `early_stopping`:
+    True ends with `width` finished sequences, False when a live one is unlikely to do better, "never" when it cannot.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+
 class EngineSampling(Message):
     """`octavo.SamplingParams` as the engine needs it: no text, all defaults resolved.
 
@@ -42,6 +54,7 @@ class EngineSampling(Message):
     stop_token_ids: list[int] = []
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    beam: BeamOptions | None = None
 
 
 class AddRequest(Message):
@@ -50,6 +63,9 @@ class AddRequest(Message):
     With `sampling.max_tokens` 0 the request ends with its `RequestStarted`; otherwise each sequence ends with the
     `TokenOutput` that has a `finish_reason`, or all of them with one `RequestFailed`. An id may be used again once its
     request has ended or was aborted.
+
+    With `sampling.beam` the sequences are the best ones found, sequence 0 the best of all. They have no tokens yet, and
+    all of theirs come at once at the end; there may be fewer than asked for only if the vocabulary is tiny.
     """
 
     id: str
@@ -62,7 +78,10 @@ class AddRequest(Message):
 
 
 class Abort(Message):
-    """Agent to engine: stop these. `index` None means all sequences of the request. Nothing more is sent about them."""
+    """Agent to engine: stop these. `index` None means all sequences of the request. Nothing more is sent about them.
+
+    A beam search is stopped as a whole only: an `index` of one is ignored.
+    """
 
     id: str
     index: int | None = None
@@ -124,9 +143,13 @@ class RequestFailed(Message):
 class EngineStats(Message):
     """The engine's state after a step: gauges, and counters since its start.
 
-    Blocks: free (empty) + used (referenced) + cached (unreferenced, but the prefix cache may revive them) = all.
-    Tokens: `prompt_tokens` were asked for by admitted requests, `cached_tokens` of those came from the prefix cache,
-    `recomputed_tokens` had been computed before a preemption and were computed again.
+    Blocks: free (empty) + used (referenced) + cached (unreferenced, but the prefix cache may revive them) + quarantined
+    (unreferenced, but a copy to the host still reads them) = all. `host_free_blocks` of `host_blocks` in CPU memory are
+    free. Tokens: `prompt_tokens` were asked for by admitted requests, `cached_tokens` of those came from the prefix
+    cache, `recomputed_tokens` had been computed before a preemption and were computed again, `restored_tokens` came
+    back from CPU memory. Of the `preemptions` (of sequences), `swapped_out` kept their memory on the host; the others
+    were to be recomputed, because that was cheaper, the host's pool was full, or there was nothing to keep or nowhere
+    to keep it.
     """
 
     running: int = 0
@@ -141,6 +164,15 @@ class EngineStats(Message):
     recomputed_tokens: int = 0
     generated_tokens: int = 0
     step_ms: float = 0.0
+    swapped: int = 0
+    quarantined_blocks: int = 0
+    host_blocks: int = 0
+    host_free_blocks: int = 0
+    restored_tokens: int = 0
+    swapped_out: int = 0
+    recompute_cheaper: int = 0
+    recompute_host_full: int = 0
+    recompute_no_choice: int = 0
 
 
 class StepOutput(Message):

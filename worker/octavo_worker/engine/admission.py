@@ -35,7 +35,18 @@ def _bad_shape(request: AddRequest, limits: Limits) -> RequestFailed | None:
     if len(indices) > limits.max_running:
         message = f"n is {len(indices)}: this worker runs at most {limits.max_running} sequences at once"
         return RequestFailed(request.id, "invalid_request", message, "n")
-    return None
+    return _bad_beams(request, limits) if request.sampling.beam is not None else None
+
+
+def _bad_beams(request: AddRequest, limits: Limits) -> RequestFailed | None:
+    assert request.sampling.beam is not None
+    width, wanted = request.sampling.beam.width, len(request.sequences)
+    message = None
+    if not wanted <= width <= limits.max_running:
+        message = f"beam_width is {width}: use {wanted} (n) to {limits.max_running}, what this worker runs at once"
+    elif any(sequence.tokens for sequence in request.sequences):
+        message = "a beam search starts from its prompt: give no generated tokens"
+    return None if message is None else RequestFailed(request.id, "invalid_request", message, "beam_width")
 
 
 def _bad_ids(request: AddRequest, limits: Limits) -> RequestFailed | None:

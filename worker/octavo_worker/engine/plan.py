@@ -20,6 +20,10 @@ class SampleSpec:
     The noise is a pure function of (`params.seed`, `index`, `position`, token id). `prompt` and `output` are the
     tokens that penalties look at; both are references, not copies. `forbidden` ids (stop ids before `min_tokens`)
     get a logit of minus infinity.
+
+    With `candidates` the answer lists that many of the most likely tokens instead of choosing one: natural
+    log-probabilities of the raw logits, to which bias, penalties and `forbidden` are applied afterwards, as
+    transformers does in a beam search. Ids at minus infinity are left out.
     """
 
     params: EngineSampling
@@ -28,6 +32,7 @@ class SampleSpec:
     prompt: Sequence[int]
     output: Sequence[int]
     forbidden: Sequence[int] = ()
+    candidates: int = 0
 
 
 @dataclass(slots=True)
@@ -50,7 +55,13 @@ class SequenceStep:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step of the model: block copies first (copy-on-write), then all sequences in one ragged batch.
+    """One step of the model: swaps to the host, swaps from the host, block copies (copy-on-write), in this order, then
+    all sequences in one ragged batch. There may be swaps only.
+
+    `swap_out` lists (device block, host block), `swap_in` (host block, device block): whole blocks, all layers. Blocks
+    that are swapped out are not reused before the step is committed, nor are their host blocks, so a runner may copy
+    them while it computes: a sequence that goes on in such a block writes only where nothing was stored. What is
+    swapped in may be read by this step already.
 
     The first `num_decodes` of `sequences` are decodes of exactly one token, the others are prefill chunks. No block is
     both source and target of copies. Within each layer the runner writes the keys and values of *all* sequences before
@@ -60,6 +71,8 @@ class StepPlan:
     sequences: list[SequenceStep]
     num_decodes: int
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source block, target block)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -68,8 +81,12 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Sampled:
+    """The chosen token. For a spec with `candidates`: those, best first as (token, log-probability), `token` is
+    moot."""
+
     token: int
     logprob: Logprob | None = None
+    candidates: Sequence[tuple[int, float]] = ()
 
 
 @dataclass(slots=True)
@@ -96,16 +113,28 @@ class StepError(Exception):
         self.sequence = sequence
 
 
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Measured when a model is loaded: bytes a block, bytes a second to the host and back, prompt tokens a second."""
+
+    block_bytes: int
+    link: float
+    prefill: float
+
+
 class ModelRunner(Protocol):
     """What the engine asks of a model. The attributes are fixed after construction.
 
-    `num_blocks` counts the null block 0, which is never handed out. `execute` raises `StepError` if one sequence is to
-    blame, anything else ends the engine process.
+    `num_blocks` and `num_host_blocks` (0: no swapping) count the null block 0, which is never handed out. `speeds` is
+    None if they were not measured. `execute` returns once all copies are done, and raises `StepError` if one sequence
+    is to blame, anything else ends the engine process.
     """
 
     num_blocks: int
+    num_host_blocks: int
     block_size: int
     max_model_len: int
     vocab_size: int
+    speeds: Speeds | None
 
     def execute(self, plan: StepPlan) -> StepResult: ...

@@ -15,6 +15,7 @@ from octavo_worker.engine.loop import EngineLoop
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.memory.cost import CostModel, PreemptionPolicy
 
 
 def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner], options: ModelOptions) -> None:
@@ -28,10 +29,18 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
         vocab_size=runner.vocab_size,
         token_budget=options.token_budget,
         max_running=options.max_running,
+        num_host_blocks=runner.num_host_blocks,
+        policy=preemption_policy(options, runner),
     )
     gc.freeze()  # what the model brought stays for good: later collections need not walk it
     loop = EngineLoop(EngineChannel(sock), runner, scheduler, check_integrity=options.check_integrity)
     loop.run(load_seconds=time.perf_counter() - began)
+
+
+def preemption_policy(options: ModelOptions, runner: ModelRunner) -> PreemptionPolicy:
+    speeds = runner.speeds
+    costs = None if speeds is None else CostModel(speeds.block_bytes, speeds.link, speeds.prefill)
+    return PreemptionPolicy(options.preemption, costs)
 
 
 def ignore_signals() -> None:

@@ -1,54 +1,82 @@
-"""Who runs: sequences that compute their prompt, and sequences that decode."""
+"""Who runs: sequences that compute their prompt, sequences that decode, and beams that wait for each other."""
 
 from __future__ import annotations
 
 from bisect import insort
-from operator import attrgetter
 
-from octavo_worker.engine.sequence import Sequence, State
-
-by_order = attrgetter("order")
+from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 
 
 class RunningBatch:
     """The admitted sequences, `prefilling` and `decoding`, each sorted by (class, arrival, index).
 
-    `width` counts the sequences that they are or will fork into.
+    Beams that were preempted compute their tokens again one after the other; those that are done are `holding` until
+    the last of their group is. `width` counts the sequences that all of these are or will fork into.
     """
 
     def __init__(self) -> None:
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
+        self.holding: list[Sequence] = []
         self.width = 0
 
     def __len__(self) -> int:
-        return len(self.prefilling) + len(self.decoding)
+        return len(self.prefilling) + len(self.decoding) + len(self.holding)
 
-    def admit(self, sequence: Sequence, position: int) -> None:
-        """Start computing a prompt, as the one at `position`."""
+    def admit(self, sequence: Sequence) -> None:
+        """Let a waiting sequence run: compute its prompt, or go on decoding if it was swapped while it did."""
         sequence.state = State.RUNNING
         self.width += sequence.width
-        self.prefilling.insert(position, sequence)
+        insort(self.decoding if sequence.decodes else self.prefilling, sequence, key=by_order)
 
-    def leave_prompt(self, sequence: Sequence, children: list[Sequence]) -> None:
-        """A prompt is computed: it decodes from now on, and so do its forks, which were counted in its width."""
+    def hold(self, sequence: Sequence) -> None:
+        """A beam's tokens are computed; it waits for the others of its group."""
         self.prefilling.remove(sequence)
-        for decoding in (sequence, *children):
-            insort(self.decoding, decoding, key=by_order)
+        insort(self.holding, sequence, key=by_order)
+
+    def unhold(self, sequence: Sequence) -> None:
+        """A beam, whether it was held or not, decodes."""
+        if not sequence.decodes:
+            self.holding.remove(sequence)
+            self._decode(sequence)
+
+    def narrow(self, sequence: Sequence) -> list[int]:
+        """Leave a sequence its first index. Returns the others."""
+        others = sequence.indices[1:]
+        del sequence.indices[1:]
+        self.width -= len(others)
+        return others
+
+    def join(self, fork: Sequence) -> None:
+        """A new fork decodes."""
+        self.width += fork.width
+        self._decode(fork)
+
+    def _decode(self, sequence: Sequence) -> None:
+        sequence.decodes = True
+        insort(self.decoding, sequence, key=by_order)
+
+    def leave_prompt(self, sequence: Sequence) -> None:
+        """A prompt is computed: it decodes from now on."""
+        self.prefilling.remove(sequence)
+        self._decode(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        (self.prefilling if sequence in self.prefilling else self.decoding).remove(sequence)
+        kind = self.decoding if sequence.decodes else self.prefilling
+        (self.holding if sequence in self.holding else kind).remove(sequence)
         self.width -= sequence.width
 
-    def victim(self) -> Sequence:
-        """Who gives way when memory runs out: the last in order, of either kind."""
-        return max((kind[-1] for kind in (self.prefilling, self.decoding) if kind), key=by_order)
+    def last(self) -> Request:
+        """Who gives way when memory runs out: the request of the last sequence in order. Of a group that holds, at
+        least one computes."""
+        return max((kind[-1] for kind in (self.prefilling, self.decoding) if kind), key=by_order).request
 
     def check_integrity(self, expected: set[Sequence]) -> None:
         """`AssertionError` unless exactly `expected` run, in order and counted."""
-        if len(self) != len(expected) or {*self.prefilling, *self.decoding} != expected:
+        kinds = (self.prefilling, self.decoding, self.holding)
+        if len(self) != len(expected) or {sequence for kind in kinds for sequence in kind} != expected:
             raise AssertionError("running sequences and their requests disagree")
         if self.width != sum(sequence.width for sequence in expected):
             raise AssertionError("width of the batch is wrong")
-        if any(sorted(kind, key=by_order) != kind for kind in (self.prefilling, self.decoding)):
+        if any(sorted(kind, key=by_order) != kind for kind in kinds):
             raise AssertionError("running sequences are out of order")

@@ -8,14 +8,15 @@ from collections.abc import Callable
 
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.admission import Limits, refusal
+from octavo_worker.engine.beam_group import BeamGroup
 from octavo_worker.engine.deadlines import Deadlines
 from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
-from octavo_worker.engine.running import RunningBatch, by_order
-from octavo_worker.engine.sequence import Request, Sequence, State
+from octavo_worker.engine.residency import Residency
+from octavo_worker.engine.running import RunningBatch
+from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 from octavo_worker.engine.waiting import WaitingQueue
-from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.block_table import BlockTable
-from octavo_worker.memory.prefix_cache import PrefixCache
+from octavo_worker.memory.cost import Decision, PreemptionPolicy
 from octavo_worker.messages import (
     AddRequest,
     EngineStats,
@@ -39,10 +40,14 @@ class Scheduler:
        Admission takes the blocks of all present tokens (not of the output to come) and keeps `watermark` of the pool
        free for those that run.
 
-    When a decode finds no block, the sequence that is last in (class, arrival, index) is preempted: it loses its
-    blocks, goes back to the front of its class and is recomputed, helped by what the prefix cache still holds. Victims
-    are taken one sequence at a time, so parallel samples of a request shrink from the last index on. The order of
-    planning guarantees that a victim has not been planned yet. A step that preempts admits nobody.
+    When a decode finds no block, the request that is last in order gives way with all its sequences: parallel samples
+    and beams are preempted and restored as one gang. `policy` says whether their memory moves to the host or is given
+    up and computed again, helped by what the prefix cache still holds. Only samples that are alone in the batch shrink,
+    from the last index on; beams that are alone and do not fit fail. A group gets the blocks for its next tokens at
+    once, so the order of planning guarantees that a victim has not been planned yet. Blocks that a swap frees can be
+    used once the step is over, until then who needs them sits out. A step that preempts admits nobody, and who was
+    preempted comes back only when there is a block for every running sequence left over: nobody is preempted again
+    before a block's worth of tokens.
 
     Blocks are published in the prefix cache when the step that fills them is planned, so equal prompts share within
     that step (see `StepPlan`). `commit` takes the step's result, `abandon` undoes a step that failed. All work is
@@ -59,14 +64,16 @@ class Scheduler:
         token_budget: int = 2048,
         max_running: int = 256,
         watermark: float = 0.01,
+        num_host_blocks: int = 0,
+        policy: PreemptionPolicy | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if token_budget <= max_running:
             raise ValueError(
                 f"token_budget ({token_budget}) must exceed max_running ({max_running}), or prompts would starve"
             )
-        self.pool = BlockPool(num_blocks)
-        self.cache = PrefixCache(self.pool, block_size)
+        self.residency = Residency(num_blocks, block_size, num_host_blocks, policy or PreemptionPolicy())
+        self.pool, self.cache = self.residency.pool, self.residency.cache
         self.limits = Limits(max_model_len, vocab_size, max_running, self.pool.total * block_size)
         self._block_size = block_size
         self._token_budget = token_budget
@@ -79,9 +86,9 @@ class Scheduler:
         self._running = RunningBatch()
         self._in_flight: StepPlan | None = None
         self._planned: list[Sequence] = []  # parallel to the plan's sequences
-        self._newly_published: list[int] = []
+        self._sitting_out = False  # somebody waits for blocks that the step under way sets free
         self._output = StepOutput([], [], [], EngineStats())
-        self._steps = self._preemptions = self._generated = 0
+        self._steps = self._generated = 0
 
     # What the agent asks for
 
@@ -114,7 +121,7 @@ class Scheduler:
             return
         if index is None:
             self._end_request(request)
-        elif (sequence := request.sequences.get(index)) is None:
+        elif request.beam is not None or (sequence := request.sequences.get(index)) is None:
             return
         elif sequence.width > 1:
             sequence.indices.remove(index)
@@ -122,6 +129,9 @@ class Scheduler:
             if sequence.state is State.RUNNING:
                 self._running.width -= 1
         else:
+            if sequence.state is State.RUNNING and not sequence.decodes:
+                # Siblings that compute as well may share blocks that this one was going to fill.
+                self._preempt([sibling for sibling in request.members(State.RUNNING) if not sibling.decodes])
             self._end_sequence(sequence)
 
     @property
@@ -140,7 +150,7 @@ class Scheduler:
         return bool(self._output.tokens or self._output.started or self._output.failed)
 
     def stats(self) -> EngineStats:
-        counters = self.cache.counters
+        counters, decisions, host = self.cache.counters, self.residency.decisions, self.residency.host
         return EngineStats(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -148,11 +158,17 @@ class Scheduler:
             used_blocks=self.pool.used,
             cached_blocks=self.pool.cached,
             steps=self._steps,
-            preemptions=self._preemptions,
+            preemptions=decisions.total(),
             prompt_tokens=counters.queried,
             cached_tokens=counters.hit,
             recomputed_tokens=counters.recomputed,
             generated_tokens=self._generated,
+            swapped=self.residency.swapped,
+            quarantined_blocks=self.pool.quarantined,
+            host_blocks=0 if host is None else host.total,
+            host_free_blocks=0 if host is None else host.free,
+            restored_tokens=counters.restored,
+            **{decision.value: decisions[decision] for decision in Decision},
         )
 
     def check_integrity(self) -> None:
@@ -160,9 +176,8 @@ class Scheduler:
         sequences = {seq for request in self._requests.values() for seq in request.sequences.values()}
         running = {seq for seq in sequences if seq.state is State.RUNNING}
         self._running.check_integrity(running)
-        if len(self._waiting) != len(sequences) - len(running):
-            raise AssertionError("waiting sequences and the queue disagree")
-        self.pool.check_integrity(sequence.table.blocks for sequence in sequences)
+        self._waiting.check_integrity(sequences - running)
+        self.residency.check_integrity(sequences)
 
     # One step
 
@@ -172,12 +187,13 @@ class Scheduler:
             raise RuntimeError("the previous plan was neither committed nor abandoned")
         self._expire()
         self._planned = []
-        self._newly_published = []
+        self._sitting_out = False
+        self.residency.begin_step()
         plan = StepPlan([], 0)
-        preemptions = self._preemptions
+        preemptions = self.residency.decisions.total()
         self._plan_decodes(plan)
-        self._plan_prompts(plan, admit=self._preemptions == preemptions)
-        if not self._planned:
+        self._plan_prompts(plan, admit=self.residency.decisions.total() == preemptions)
+        if not self._planned and not plan.swap_out and not plan.swap_in:
             return None
         self._in_flight = plan
         return plan
@@ -185,6 +201,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Take over what the runner computed for `plan`."""
         planned = self._land(plan)
+        self.residency.settle()
         self._steps += 1
         for position, (sequence, answer) in enumerate(zip(planned, result.sequences, strict=True)):
             if sequence.state is not State.RUNNING:  # ended earlier in this loop, with its request
@@ -193,20 +210,22 @@ class Scheduler:
                 self._commit_chunk(sequence, plan.sequences[position], answer)
                 continue
             sequence.computed += 1
-            if self._append(sequence, answer.samples[0]):
+            if sequence.request.beam is not None:
+                self._offer(sequence, answer.samples[0])
+            elif self._append(sequence, answer.samples[0]):
                 sequence.advance_decode()
 
     def abandon(self, plan: StepPlan, *, culprit: int | None = None, message: str = "") -> None:
-        """Undo a step that failed: nothing that it wrote is trusted, all its sequences compute again.
+        """Undo a step that failed: nothing that it wrote is trusted, all its groups compute again.
 
         `culprit` is the position in the plan of a sequence whose request fails with `message`.
         """
         planned = self._land(plan)
-        for block in self._newly_published:
-            self.pool.unpublish(block)
-        for sequence in sorted(planned, key=by_order, reverse=True):
-            if sequence.state is State.RUNNING:
-                self._preempt(sequence)
+        swapped = self.residency.undo()
+        for request in {sequence.request: None for sequence in (*planned, *swapped)}:
+            self._preempt(request.members(State.RUNNING))
+        for sequence in swapped:
+            self.residency.free(sequence)
         if culprit is not None:
             self._fail(planned[culprit].request, "step_failed", message)
 
@@ -227,33 +246,52 @@ class Scheduler:
         position = 0
         while position < len(decoding):  # preemption shortens the list from its end
             sequence = decoding[position]
-            position += 1
-            step = sequence.step
-            if not self._make_writable(sequence, step.start, plan):
+            if len(sequence.request.sequences) > 1:
+                position = self._plan_group(position, plan)
                 continue
-            if (step.start + 1) % size == 0:
-                self._publish(sequence, step.start + 1)
-            plan.sequences.append(step)
+            start = sequence.step.start
+            slot = start // size
+            blocks = sequence.table.blocks
+            if slot == len(blocks) or self.pool.refs[blocks[slot]] > 1:
+                if not self._make_room([sequence], plan):
+                    position += sequence.state is State.RUNNING
+                    continue
+                self.residency.make_writable(sequence, start, plan)
+            position += 1
+            if (start + 1) % size == 0:
+                self.residency.publish(sequence, start + 1)
+            plan.sequences.append(sequence.step)
             self._planned.append(sequence)
         plan.num_decodes = len(plan.sequences)
 
-    def _make_writable(self, sequence: Sequence, position: int, plan: StepPlan) -> bool:
-        """Give `sequence` a block of its own at `position`. False if it had to be preempted itself."""
-        table, slot = sequence.table, position // self._block_size
-        while True:
-            grows = slot == len(table.blocks)
-            if not grows and self.pool.refs[table.blocks[slot]] == 1:
-                return True
-            if self.pool.available:
-                if grows:
-                    table.reserve(position + 1)
-                else:
-                    plan.copies.append(table.unshare(position))
-                return True
-            victim = self._running.victim()
-            self._preempt(victim)
-            if victim is sequence:
+    def _plan_group(self, position: int, plan: StepPlan) -> int:
+        """Plan the decodes of a request from `position` on, all or none. Returns the position after them."""
+        decoding = self._running.decoding
+        request = decoding[position].request
+        while members := _members_from(decoding, position, request):
+            if not self._make_room(members, plan):
+                return position + len(_members_from(decoding, position, request))
+            if all(member.state is State.RUNNING for member in members):
+                break
+        for member in members:
+            self.residency.make_writable(member, member.step.start, plan)
+            self.residency.publish(member, member.step.start + 1)
+            plan.sequences.append(member.step)
+            self._planned.append(member)
+        return position + len(members)
+
+    def _make_room(self, members: list[Sequence], plan: StepPlan) -> bool:
+        """Preempt others until every member can take its next block. False if none of them can run in this step: they
+        gave way themselves, or what they need is still being copied. True as well when some of them gave way."""
+        needed = self.residency.growth(members)
+        while needed and (self._sitting_out or self.pool.available < needed):
+            if self._sitting_out or self.pool.available + self.pool.quarantined >= needed:
+                self._sitting_out = True
                 return False
+            self._give_way(plan)
+            if any(member.state is not State.RUNNING for member in members):
+                return members[0].state is State.RUNNING
+        return True
 
     def _plan_prompts(self, plan: StepPlan, *, admit: bool) -> None:
         prefilling, budget = self._running.prefilling, self._token_budget - plan.num_decodes
@@ -262,7 +300,7 @@ class Scheduler:
             running = prefilling[position] if position < len(prefilling) else None
             waiting = self._waiting.head() if admit else None
             if waiting is not None and (running is None or waiting.order < running.order):
-                admit = self._admit(waiting, position)
+                admit = self._admit(waiting.request, plan)
             elif running is not None:
                 budget -= self._plan_chunk(running, plan, budget)
                 position += 1
@@ -280,85 +318,87 @@ class Scheduler:
         if request.prompt_scorer is sequence and start < len(request.prompt) - 1:
             step.prompt_logprobs = request.sampling.prompt_logprobs
             step.targets = request.prompt[start + 1 : end + 1]
-        self._publish(sequence, end)
+        self.residency.publish(sequence, end)
         plan.sequences.append(step)
         self._planned.append(sequence)
         return end - start
 
-    def _publish(self, sequence: Sequence, computed: int) -> None:
-        """Offer the blocks that are full once the first `computed` tokens are written."""
-        full = computed // self._block_size
-        self._extend_digests(sequence, full)
-        for slot in range(sequence.published, full):
-            block = sequence.table.blocks[slot]
-            if self.pool.publish(block, sequence.digests[slot + 1]):
-                self._newly_published.append(block)
-        sequence.published = full
-
-    def _extend_digests(self, sequence: Sequence, blocks: int) -> None:
-        digests, size = sequence.digests, self._block_size
-        if not digests:
-            digests.append(self.cache.root(sequence.request.salt))
-        known = len(digests) - 1
-        if known < blocks:
-            self.cache.extend_digests(digests, sequence.slice(known * size, blocks * size))
-
     # Admission and preemption
 
-    def _admit(self, sequence: Sequence, position: int) -> bool:
-        """Let the head of the queue run as the prompt at `position`. False if it must wait."""
-        if not self._take_blocks(sequence):
-            return False
-        self._waiting.remove(sequence)
-        self._running.admit(sequence, position)
-        return True
-
-    def _take_blocks(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence the blocks of all its tokens, shared where possible. False if it must wait."""
+    def _admit(self, request: Request, plan: StepPlan) -> bool:
+        """Let the waiting sequences of a request run, all or none. False if they must wait."""
+        gang = request.members(State.WAITING)
         alone = len(self._running) == 0
-        spare = self.pool.available - (0 if alone else self._watermark)
-        if self._running.width + sequence.width > self.limits.max_running or spare <= 0:
-            return False
-        length = sequence.length
-        hits = self._find_prefix(sequence, length)
-        revived = sum(self.pool.refs[block] == 0 for block in hits)
-        needed = -(-length // self._block_size) - len(hits) + revived
-        tails = sequence.width - 1  # each parallel sample but one needs a last block of its own right away
-        if not alone and needed + tails > spare:
-            return False
-        sequence.table.adopt(hits)
-        sequence.table.reserve(length)
-        sequence.published = len(hits)
-        sequence.computed = len(hits) * self._block_size
-        self._count_admission(sequence)
-        return True
+        fitting = gang if self._enter(gang, plan) else []
+        while alone and not fitting and len(gang) > 1 and request.beam is None:
+            gang = gang[:-1]  # samples need not run together, if this is what it takes to run at all
+            fitting = gang if self._enter(gang, plan) else []
+        if alone and not fitting and request.beam is not None and not self.pool.quarantined:
+            self._fail_beams(request)
+            return True
+        for sequence in fitting:
+            self._waiting.remove(sequence)
+            self._running.admit(sequence)
+            self._count_admission(sequence)
+        return bool(fitting)
 
-    def _find_prefix(self, sequence: Sequence, length: int) -> list[int]:
-        request = sequence.request
-        if request.sampling.prompt_logprobs is not None and request.prompt_scorer is None and not request.started:
-            return []  # every position of the prompt must be computed to be scored
-        self._extend_digests(sequence, length // self._block_size)
-        return self.cache.match(sequence.digests, length)
+    def _enter(self, gang: list[Sequence], plan: StepPlan) -> bool:
+        """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too much.
+
+        Besides the watermark, each parallel sample but one gets a last block of its own right away, and nobody comes
+        back from a preemption without a block to grow into for all that will run.
+        """
+        width = self._running.width + sum(sequence.width for sequence in gang)
+        if width > self.limits.max_running:
+            return False
+        spare = self.pool.available
+        if len(self._running):
+            spare -= self._watermark + sum(sequence.width - 1 for sequence in gang)
+            spare -= width if any(sequence.peak or sequence.host for sequence in gang) else 0
+        if spare <= 0:
+            return False
+        placement = self.residency.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
+        if placement.needed > spare:
+            return False
+        self.residency.enter(placement, plan)
+        return True
 
     def _count_admission(self, sequence: Sequence) -> None:
         request, hit, counters = sequence.request, sequence.computed, self.cache.counters
-        counters.recomputed += max(0, sequence.peak - hit)
-        if sequence.peak == 0:
+        if sequence.peak == 0 and not sequence.decodes:
             counters.queried += sequence.length
             counters.hit += hit
         if request.cached_tokens is None:
             request.cached_tokens = min(hit, len(request.prompt))
-        if request.sampling.prompt_logprobs is not None and request.prompt_scorer is None and not request.started:
+        if _wants_scores(request):
             request.prompt_scorer = sequence
             request.prompt_logprobs = [None]
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self._stop_running(sequence)
-        sequence.peak = max(sequence.peak, sequence.computed)
-        sequence.forget()
-        sequence.state = State.WAITING
-        self._waiting.push_front(sequence)
-        self._preemptions += 1
+    def _give_way(self, plan: StepPlan) -> None:
+        """Preempt the request that is last in order."""
+        request = self._running.last()
+        gang = request.members(State.RUNNING)
+        if len(gang) == len(self._running) > 1:
+            if request.beam is not None:
+                self._fail_beams(request)
+                return
+            gang = gang[-1:]
+        self._preempt(gang, plan)
+
+    def _preempt(self, gang: list[Sequence], plan: StepPlan | None = None) -> None:
+        """Take the memory of running sequences of one request and put them back to the front of their class."""
+        if not gang:
+            return
+        for sequence in reversed(gang):
+            self._running.remove(sequence)
+        if self.residency.evict(gang, plan) is not Decision.SWAP:
+            for sequence in gang:
+                self._stop_scoring(sequence)
+        if gang[0].request.beam is not None:
+            gang[0].request.beam.withdraw()
+        for sequence in reversed(gang):
+            sequence.state = State.WAITING
+            self._waiting.push_front(sequence)
 
     # Committing
 
@@ -372,11 +412,14 @@ class Scheduler:
         self._start(sequence)
         if not step.samples:
             self._end_request(request)
-            return
-        tokens = {spec.index: token for spec, token in zip(step.samples, answer.samples, strict=True)}
-        for decoding in (sequence, *self._fork(sequence)):
-            if decoding.state is State.RUNNING and self._append(decoding, tokens[decoding.indices[0]]):
-                decoding.prepare_decode()
+        elif request.beam is not None:
+            self._running.hold(sequence)
+            self._offer(sequence, answer.samples[0])
+        else:
+            tokens = {spec.index: token for spec, token in zip(step.samples, answer.samples, strict=True)}
+            for decoding in (sequence, *self._fork(sequence)):
+                if decoding.state is State.RUNNING and self._append(decoding, tokens[decoding.indices[0]]):
+                    decoding.prepare_decode()
 
     def _start(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -389,12 +432,63 @@ class Scheduler:
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
         """Let a computed prompt decode. Its first index keeps the sequence, every other gets a fork."""
-        first, *others = sequence.indices
-        sequence.indices = [first]
-        children = [sequence.fork(index) for index in others]
-        sequence.request.sequences.update(zip(others, children, strict=True))
-        self._running.leave_prompt(sequence, children)
+        children = [sequence.fork(index) for index in self._running.narrow(sequence)]
+        self._running.leave_prompt(sequence)
+        for child in children:
+            self._join(child)
         return children
+
+    def _join(self, fork: Sequence) -> None:
+        fork.request.sequences[fork.indices[0]] = fork
+        self._running.join(fork)
+
+    # Beams
+
+    def _offer(self, member: Sequence, sampled: Sampled) -> None:
+        """Take what the model says after one live hypothesis; after all of them, let the search go on or end."""
+        request, beam = member.request, member.request.beam
+        assert beam is not None
+        if not beam.offer(member, sampled.candidates):
+            return
+        choices = beam.choose()
+        if choices:
+            self._continue_beams(request, beam, choices)
+            return
+        for index, found in enumerate(beam.results()):
+            reasons = [None] * (len(found.tokens) - 1) + [found.reason]
+            for token, reason in zip(found.tokens, reasons, strict=True):
+                self._output.tokens.append(TokenOutput(request.id, index, token, None, reason))
+            self._generated += len(found.tokens)
+        self._end_request(request)
+
+    def _continue_beams(self, request: Request, beam: BeamGroup, choices: list[tuple[Sequence, int]]) -> None:
+        """Each chosen parent continues as the first of its children, the others fork from it; the rest is dropped."""
+        parents = dict.fromkeys(parent for parent, _ in choices)
+        spare = [index for parent in parents for index in self._running.narrow(parent)]
+        for member in beam.members:
+            if member not in parents:
+                spare += member.indices
+                self._running.remove(member)
+                self._release(member)
+        for index in spare:
+            del request.sequences[index]
+        beam.members = []
+        for parent, _ in choices:
+            child = parent.fork(spare.pop()) if parent in beam.members else parent
+            if child is not parent:
+                self._join(child)
+            beam.members.append(child)
+        for member, (_, token) in zip(beam.members, choices, strict=True):
+            self._running.unhold(member)
+            member.output.append(token)
+            member.prepare_decode()
+        self._check_pool(beam.members[0])
+
+    def _fail_beams(self, request: Request) -> None:
+        message = (
+            f"its {request.sampling.beam.width if request.sampling.beam else 0} beams exceed this worker's KV memory"
+        )
+        self._fail(request, "pool_too_small", f"{message}: give it a larger cache, lower beam_width or max_tokens")
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> bool:
         """Report a new token. Whether the sequence goes on after it."""
@@ -407,36 +501,47 @@ class Scheduler:
         if reason is not None:
             self._end_sequence(sequence)
             return False
-        if sequence.length > self.limits.pool_tokens:
-            message = f"{sequence.length} tokens exceed this worker's KV memory of {self.limits.pool_tokens} tokens"
-            self._fail(request, "pool_too_small", f"{message}: give it a larger cache or lower max_tokens")
-            return False
-        return True
+        return self._check_pool(sequence)
+
+    def _check_pool(self, sequence: Sequence) -> bool:
+        """Whether the sequence can go on at all: its request fails if no memory of this worker can hold it."""
+        if sequence.length <= self.limits.pool_tokens:
+            return True
+        message = f"{sequence.length} tokens exceed this worker's KV memory of {self.limits.pool_tokens} tokens"
+        self._fail(sequence.request, "pool_too_small", f"{message}: give it a larger cache or lower max_tokens")
+        return False
 
     # Ends
 
     def _first_sequences(self, request: Request, inputs: list[SequenceInput]) -> list[Sequence]:
         """One sequence for each that has published tokens, one in common for those that start from the prompt."""
         outputs = [([given.index], list(given.tokens)) for given in inputs if given.tokens]
-        if fresh := sorted(given.index for given in inputs if not given.tokens):
+        fresh = sorted(given.index for given in inputs if not given.tokens)
+        if request.sampling.beam is not None:
+            fresh = list(range(request.sampling.beam.width))
+        if fresh:
             outputs.append((fresh, []))
         tables = (BlockTable(self.pool, self._block_size) for _ in outputs)
         sequences = [Sequence(request, *output, table) for output, table in zip(outputs, tables, strict=True)]
         return sorted(sequences, key=by_order)
 
-    def _stop_running(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
+    def _stop_scoring(self, sequence: Sequence) -> None:
         if sequence.request.prompt_scorer is sequence:
             sequence.request.prompt_scorer = None
+
+    def _release(self, sequence: Sequence) -> None:
+        """The sequence is over, whatever held it."""
+        self._stop_scoring(sequence)
+        self.residency.free(sequence)
+        sequence.state = State.FINISHED
 
     def _end_sequence(self, sequence: Sequence) -> None:
         request = sequence.request
         if sequence.state is State.RUNNING:
-            self._stop_running(sequence)
-            sequence.forget()
+            self._running.remove(sequence)
         elif sequence.state is State.WAITING:
             self._waiting.remove(sequence)
-        sequence.state = State.FINISHED
+        self._release(sequence)
         for index in sequence.indices:
             del request.sequences[index]
         if not request.sequences:
@@ -449,3 +554,16 @@ class Scheduler:
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._end_request(request)
         self._output.failed.append(RequestFailed(request.id, code, message))
+
+
+def _members_from(decoding: list[Sequence], position: int, request: Request) -> list[Sequence]:
+    """The decoding sequences of `request`, which begin at `position`."""
+    end = position
+    while end < len(decoding) and decoding[end].request is request:
+        end += 1
+    return decoding[position:end]
+
+
+def _wants_scores(request: Request) -> bool:
+    """Whether its prompt's log-probabilities are asked for, and nobody computes them yet."""
+    return request.sampling.prompt_logprobs is not None and request.prompt_scorer is None and not request.started

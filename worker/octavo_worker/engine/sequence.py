@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from enum import Enum
+from operator import attrgetter
 
+from octavo_worker.decoding.beam import BeamSearch
 from octavo_worker.decoding.stop import StopRules
+from octavo_worker.engine.beam_group import BeamGroup
 from octavo_worker.engine.plan import SampleSpec, SequenceStep
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import AddRequest, EngineSampling, Logprob
 
 Order = tuple[int, int, int]  # (priority class, arrival, index): smaller runs first and is preempted last
+
+by_order = attrgetter("order")
 
 
 class State(Enum):
@@ -21,11 +26,13 @@ class State(Enum):
 class Request:
     """A job: its prompt, its rules, and those of its sequences that have not ended.
 
-    `sequences` is keyed by sequence index; several indices share one `Sequence` until they leave the prompt.
+    `sequences` is keyed by sequence index; several indices share one `Sequence` until they leave the prompt. With
+    `beam` they are the live hypotheses of its search, and their indices mean nothing outside.
     """
 
     __slots__ = (
         "arrival",
+        "beam",
         "cached_tokens",
         "deadline",
         "id",
@@ -50,10 +57,18 @@ class Request:
         self.rules = rules
         self.arrival = arrival
         self.sequences: dict[int, Sequence] = {}
+        self.beam: BeamGroup | None = None
+        if message.sampling.beam is not None:
+            self.beam = BeamGroup(BeamSearch(message.sampling.beam, rules), len(message.sequences))
         self.started = False
         self.cached_tokens: int | None = None
         self.prompt_logprobs: list[Logprob | None] | None = None
         self.prompt_scorer: Sequence | None = None  # the sequence that computes the prompt's log-probabilities
+
+    def members(self, state: State) -> list[Sequence]:
+        """Its sequences in `state`, in their order."""
+        found = (sequence for sequence in dict.fromkeys(self.sequences.values()) if sequence.state is state)
+        return sorted(found, key=by_order)
 
 
 class Sequence:
@@ -66,12 +81,15 @@ class Sequence:
 
     `computed` tokens have their keys and values in `table`; the others are to be computed. `digests` belong to the
     prefix cache: the root, then one for each full block whose content is known; `published` counts the blocks that
-    were offered to it.
+    were offered to it. `host` are the blocks in CPU memory that hold the `computed` tokens of a swapped sequence, whose
+    table is empty meanwhile. `decodes` once its prompt is computed, until it has to be computed again.
     """
 
     __slots__ = (
         "computed",
+        "decodes",
         "digests",
+        "host",
         "indices",
         "order",
         "output",
@@ -93,6 +111,8 @@ class Sequence:
         self.computed = 0
         self.published = 0
         self.peak = 0  # tokens that were computed before the last preemption
+        self.host: list[int] = []
+        self.decodes = False
         self.state = State.WAITING
         self.step = SequenceStep([], 0, table.blocks)
 
@@ -119,9 +139,13 @@ class Sequence:
         """What to choose once all present tokens are computed."""
         request = self.request
         forbidden = request.rules.forbidden(len(self.output))
+        if request.beam is not None:
+            wanted, indices = request.beam.search.num_candidates, self.indices[:1]
+        else:
+            wanted, indices = 0, self.indices
         return [
-            SampleSpec(request.sampling, index, self.length, request.prompt, self.output, forbidden)
-            for index in self.indices
+            SampleSpec(request.sampling, index, self.length, request.prompt, self.output, forbidden, wanted)
+            for index in indices
         ]
 
     def prepare_decode(self) -> None:
@@ -140,13 +164,8 @@ class Sequence:
 
     def fork(self, index: int) -> Sequence:
         """A running sibling that shares all computed tokens."""
-        child = Sequence(self.request, [index], [], self.table.fork())
+        child = Sequence(self.request, [index], list(self.output), self.table.fork())
         child.digests = list(self.digests)
         child.computed, child.published = self.computed, self.published
         child.state = State.RUNNING
         return child
-
-    def forget(self) -> None:
-        """Give the memory back; everything must be computed again."""
-        self.table.free()
-        self.computed = self.published = 0

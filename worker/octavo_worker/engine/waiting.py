@@ -38,3 +38,8 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         del self._classes[sequence.request.priority][sequence]
+
+    def check_integrity(self, expected: set[Sequence]) -> None:
+        """`AssertionError` unless exactly `expected` wait."""
+        if {sequence for queue in self._classes for sequence in queue} != expected:
+            raise AssertionError("waiting sequences and their requests disagree")

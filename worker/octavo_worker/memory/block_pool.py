@@ -15,10 +15,11 @@ class BlockPool:
     """Reference-counted blocks 1 .. `num_blocks` - 1; block 0 is the null block and never handed out.
 
     A block is *used* (references > 0), *cached* (no reference, but its content is published under a hash and may be
-    revived) or *free*. Cached and free blocks share one intrusive doubly linked list, so taking any of them out costs
-    O(1). Reuse goes from the head: blocks without a hash are pushed to the head (the last freed is the warmest),
-    blocks with a hash to the tail, which makes eviction least recently used. Free a sequence's blocks last first, and
-    the ends of prefixes are evicted before their beginnings.
+    revived), *free*, or *quarantined* (no reference, but a copy in flight still reads or writes it). Cached and free
+    blocks share one intrusive doubly linked list, so taking any of them out costs O(1). Reuse goes from the head:
+    blocks without a hash are pushed to the head (the last freed is the warmest), blocks with a hash to the tail, which
+    makes eviction least recently used. Free a sequence's blocks last first, and the ends of prefixes are evicted before
+    their beginnings.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -33,6 +34,8 @@ class BlockPool:
         self._prev = [num_blocks - 1, *range(num_blocks - 1)]
         self._available = num_blocks - 1
         self._cached = 0
+        self._guarded: set[int] = set()
+        self._quarantine: dict[int, None] = {}  # in the order of release
 
     @property
     def total(self) -> int:
@@ -53,8 +56,12 @@ class BlockPool:
         return self._available - self._cached
 
     @property
+    def quarantined(self) -> int:
+        return len(self._quarantine)
+
+    @property
     def used(self) -> int:
-        return self.total - self._available
+        return self.total - self._available - len(self._quarantine)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks with one reference each, evicting cached ones if need be. `OutOfBlocks` takes none."""
@@ -77,8 +84,11 @@ class BlockPool:
             if self.refs[block] == 0:
                 if self._hash[block] is None:
                     raise ValueError(f"block {block} is free: only used and cached blocks can be shared")
-                self._unlink(block)
-                self._cached -= 1
+                if block in self._guarded:
+                    del self._quarantine[block]
+                else:
+                    self._unlink(block)
+                    self._cached -= 1
             self.refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -106,9 +116,26 @@ class BlockPool:
         if self._hash[block] is None:
             return
         self._forget(block)
-        if self.refs[block] == 0:
+        if self.refs[block] == 0 and block not in self._guarded:
             self._cached -= 1
             self._unlink(block)
+            self._put_back(block)
+
+    def guard(self, blocks: Iterable[int]) -> None:
+        """A copy that involves these used blocks begins: released from now on, they are quarantined until `settle`.
+
+        The content of a quarantined block stays findable, and reading it is safe.
+        """
+        for block in blocks:
+            if self.refs[block] == 0:
+                raise ValueError(f"block {block} is not in use: nothing protects it from being overwritten already")
+            self._guarded.add(block)
+
+    def settle(self) -> None:
+        """All copies are done: quarantined blocks can be handed out again."""
+        released, self._quarantine = self._quarantine, {}
+        self._guarded.clear()
+        for block in released:
             self._put_back(block)
 
     def find(self, digest: bytes) -> int | None:
@@ -134,7 +161,9 @@ class BlockPool:
         if any(self._prev[self._next[block]] != block for block in [NULL_BLOCK, *order]):
             raise AssertionError("free list is not linked both ways")
         idle = {block for block in range(1, self.num_blocks) if self.refs[block] == 0}
-        if idle != set(order) or self.refs[NULL_BLOCK] != 0:
+        if idle & self._guarded != set(self._quarantine):
+            raise AssertionError("quarantine and reference counts disagree")
+        if idle - self._guarded != set(order) or self.refs[NULL_BLOCK] != 0:
             raise AssertionError("free list and reference counts disagree")
         if sum(self._hash[block] is not None for block in order) != self._cached:
             raise AssertionError("count of cached blocks is wrong")
@@ -154,7 +183,9 @@ class BlockPool:
                 raise AssertionError(f"block {block} has {actual} references, tables hold {expected}")
 
     def _put_back(self, block: int) -> None:
-        if self._hash[block] is None:
+        if block in self._guarded:
+            self._quarantine[block] = None
+        elif self._hash[block] is None:
             self._link(block, NULL_BLOCK, self._next[NULL_BLOCK])
         else:
             self._cached += 1

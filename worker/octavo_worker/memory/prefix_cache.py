@@ -14,11 +14,13 @@ DIGEST_BYTES = 16
 
 @dataclass(slots=True)
 class PrefixCounters:
-    """Tokens since the start. `hit` of `queried` were found; `recomputed` had been computed before a preemption."""
+    """Tokens since the start. `hit` of `queried` were found; of those that a preemption had taken, `recomputed` were
+    computed again, `restored` came back from the host, the others were found."""
 
     queried: int = 0
     hit: int = 0
     recomputed: int = 0
+    restored: int = 0
 
 
 class PrefixCache:

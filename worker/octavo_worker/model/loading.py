@@ -44,7 +44,9 @@ def load_runner(options: ModelOptions) -> PagedRunner:
             max_model_len,
             num_blocks - 1,
         )
-    return PagedRunner(model, num_blocks, options.block_size, max_model_len)
+    host_blocks = options.host_cache_bytes // block_bytes
+    num_host_blocks = host_blocks + 1 if host_blocks else 0  # as everywhere, block 0 is never used
+    return PagedRunner(model, num_blocks, options.block_size, max_model_len, num_host_blocks=num_host_blocks)
 
 
 def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalModel, int]:

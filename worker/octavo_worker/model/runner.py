@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
+from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, Speeds, StepPlan, StepResult
 from octavo_worker.messages import Logprob
 from octavo_worker.model.batch import Batch, ragged_batch
 from octavo_worker.model.sampler import logprobs, sample
@@ -38,21 +38,32 @@ class CausalModel(Protocol):
 
 
 class PagedRunner:
-    """Runs plans on one device against one paged KV cache."""
+    """Runs plans on one device against one paged KV cache.
 
-    def __init__(self, model: CausalModel, num_blocks: int, block_size: int, max_model_len: int) -> None:
+    `num_host_blocks` (0: none) more blocks lie in a second pool of the same layout, where preempted sequences wait.
+    """
+
+    speeds: Speeds | None = None
+
+    def __init__(
+        self, model: CausalModel, num_blocks: int, block_size: int, max_model_len: int, *, num_host_blocks: int = 0
+    ) -> None:
         self.model = model
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = model.vocab_size
-        shape = (num_blocks, model.num_layers, model.num_kv_heads, block_size, model.head_dim)
-        self.kv_cache = ops.empty_cache(*shape, model.dtype, model.device)
+        shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
+        self.kv_cache = ops.empty_cache(num_blocks, *shape, model.dtype, model.device)
+        self.host_cache = self.kv_cache.new_empty((num_host_blocks, *self.kv_cache.shape[1:]), device="cpu")
         model.bind(self.kv_cache, block_size, max_model_len)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Raises `StepError` for a sequence whose tokens the model cannot embed."""
+        _move(self.kv_cache, self.host_cache, plan.swap_out)
+        _move(self.host_cache, self.kv_cache, plan.swap_in)
         if plan.copies:
             ops.copy_blocks(self.kv_cache, torch.tensor(plan.copies, dtype=torch.int64))
         if not plan.sequences:
@@ -99,3 +110,10 @@ class PagedRunner:
                     answer += logprobs(logits, targets, counts)
             answers.append(answer)
         return answers
+
+
+def _move(source: Tensor, target: Tensor, pairs: list[tuple[int, int]]) -> None:
+    """Copies whole blocks, all layers, from one pool to the other."""
+    if pairs:
+        sources, targets = torch.tensor(pairs, dtype=torch.int64).unbind(1)
+        target.index_copy_(0, targets, source[sources])

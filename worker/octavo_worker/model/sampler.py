@@ -16,14 +16,21 @@ from octavo_worker.messages import Logprob
 def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
     """One token for each spec from its row of `logits[B, vocab]` (float32; changed in place).
 
-    Log-probabilities are of the raw logits: before bias, penalties, temperature and filters.
+    Log-probabilities are of the raw logits: before bias, penalties, temperature and filters. A spec that asks for
+    candidates gets those instead.
     """
+    beams = [row for row, spec in enumerate(specs) if spec.candidates]
+    if beams:
+        logits[beams] = torch.log_softmax(logits[beams], dim=-1)
     wanted = [row for row, spec in enumerate(specs) if spec.params.logprobs is not None]
     raw = logits[wanted] if wanted else None
     for row, spec in enumerate(specs):
         adjust(logits[row], spec)
     tokens = _choose(logits, specs)
     sampled = [Sampled(token) for token in tokens]
+    if beams:
+        for row, found in zip(beams, _candidates(logits[beams], [specs[row].candidates for row in beams]), strict=True):
+            sampled[row].candidates = found
     if raw is not None:
         counts = [specs[row].params.logprobs or 0 for row in wanted]
         for row, logprob in zip(wanted, logprobs(raw, [tokens[row] for row in wanted], counts), strict=True):
@@ -37,6 +44,16 @@ def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> li
     chosen, ids, values = (x.tolist() for x in ops.logprobs(logits, torch.tensor(tokens, dtype=torch.int64), most))
     return [
         Logprob(chosen[i], list(zip(ids[i][:count], values[i][:count], strict=True))) for i, count in enumerate(counts)
+    ]
+
+
+def _candidates(scores: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """The `counts[i]` best tokens of each row of `scores[B, vocab]` with their scores, without those at -inf."""
+    values, ids = torch.topk(scores, min(max(counts), scores.shape[1]), dim=-1)
+    rows = zip(ids.tolist(), values.tolist(), counts, strict=True)
+    return [
+        [(token, value) for token, value in zip(ids[:count], values[:count], strict=True) if value > -torch.inf]
+        for ids, values, count in rows
     ]
 
 

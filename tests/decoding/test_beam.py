@@ -1,0 +1,70 @@
+"""Which hypotheses a beam search keeps, on scores small enough to check by hand."""
+
+from __future__ import annotations
+
+from octavo_worker.decoding.beam import BeamSearch
+from octavo_worker.decoding.stop import StopRules
+from octavo_worker.messages import BeamOptions
+
+EOS = 9
+
+
+def search(width: int, *, limit: int = 10, min_tokens: int = 0, **options: object) -> BeamSearch:
+    return BeamSearch(BeamOptions(width, **options), StopRules(frozenset({EOS}), min_tokens, limit))
+
+
+def test_children_of_one_parent_may_take_all_places():
+    beams = search(2)
+    assert beams.advance([[]], [[(1, -0.1), (2, -2.0), (3, -3.0)]]) == [(0, 1), (0, 2)]
+    assert beams.advance([[1], [2]], [[(4, -0.1), (5, -0.2), (6, -9.0)], [(7, -0.1), (8, -1.0), (6, -2.0)]]) == [
+        (0, 4),
+        (0, 5),
+    ]
+
+
+def test_an_end_below_the_width_is_dropped_and_its_place_goes_to_the_next():
+    beams = search(2)
+    assert beams.advance([[]], [[(1, -0.1), (2, -0.2), (EOS, -0.3)]]) == [(0, 1), (0, 2)]
+    assert beams.results(2) == []
+    assert beams.advance([[1], [2]], [[(EOS, -0.1), (3, -1.0), (4, -2.0)], [(5, -3.0), (6, -4.0), (7, -5.0)]]) == [
+        (0, 3),
+        (0, 4),
+    ]
+    assert [found.tokens for found in beams.results(2)] == [[1, EOS]]
+
+
+def test_early_stopping_ends_with_enough_finished_ones():
+    said = [[(EOS, -0.1), (1, -0.2), (2, -0.3)]]
+    beams = search(1, early_stopping=True)
+    assert beams.advance([[]], said) == []
+    assert [(found.tokens, found.reason) for found in beams.results(1)] == [([EOS], "stop")]
+
+
+def test_never_goes_on_while_a_long_one_may_still_win():
+    said = [[(EOS, -0.3), (1, -0.31)]]
+    assert search(1, early_stopping=False).advance([[]], said) == []
+    assert search(1, early_stopping="never", length_penalty=1.0).advance([[]], said) == [(0, 1)]
+    assert search(1, early_stopping="never", length_penalty=-1.0).advance([[]], said) == []
+
+
+def test_the_limit_finishes_everything():
+    beams = search(2, limit=1)
+    assert beams.advance([[]], [[(1, -0.1), (2, -0.2), (3, -0.3)]]) == []
+    assert [(found.tokens, found.reason) for found in beams.results(2)] == [([1], "length"), ([2], "length")]
+
+
+def test_the_length_penalty_chooses_between_short_and_long():
+    def winner(penalty: float) -> list[int]:
+        beams = search(2, limit=3, length_penalty=penalty, early_stopping="never")
+        live, said = [[]], [[(EOS, -1.0), (1, -1.1), (2, -9.0)]]
+        while live:
+            live = [[*live[parent], token] for parent, token in beams.advance(live, said)]
+            said = [[(1, -0.2), (2, -8.0), (3, -9.0)]] * len(live)
+        return beams.results(1)[0].tokens
+
+    assert winner(0.0) == [EOS]
+    assert winner(2.0) == [1, 1, 1]
+
+
+def test_equal_scores_go_by_parent_then_token():
+    assert search(2).advance([[]], [[(7, -1.0), (3, -1.0), (5, -1.0)]]) == [(0, 3), (0, 5)]

@@ -1,0 +1,74 @@
+"""What a preemption costs: moving blocks over the link, or computing tokens again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from octavo_worker.memory.block_pool import BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """What a preemption takes from its victims: `blocks` that only they hold in their present form, and `tokens` that
+    would have to be computed again because nobody else keeps them."""
+
+    blocks: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Measured at start-up, for one device and one model.
+
+    A swap moves every block twice, out now and back later: t = 2 * (latency + blocks * `block_bytes` / `link`). A
+    recomputation takes tokens / `prefill`; its attention, which grows with the square of the length, is left out, so
+    long victims are recomputed a little too readily. Bytes, bytes a second, tokens a second, seconds.
+    """
+
+    block_bytes: int
+    link: float
+    prefill: float
+    latency: float = 50e-6
+
+    def swap_seconds(self, victim: Victim) -> float:
+        return 2 * (self.latency + victim.blocks * self.block_bytes / self.link)
+
+    def recompute_seconds(self, victim: Victim) -> float:
+        return victim.tokens / self.prefill
+
+
+class Decision(StrEnum):
+    """What becomes of a victim's memory, and why. The names are those of the counters in `EngineStats`."""
+
+    SWAP = "swapped_out"
+    CHEAPER = "recompute_cheaper"
+    HOST_FULL = "recompute_host_full"
+    NO_CHOICE = "recompute_no_choice"
+
+
+Mode = Literal["auto", "swap", "recompute"]
+
+
+class PreemptionPolicy:
+    """Swaps a victim where that is cheaper than computing it again.
+
+    `mode` "swap" and "recompute" take the choice away where there is one; without `costs` "auto" swaps, because over
+    any link in use today moving a token's keys and values is cheaper than computing them.
+    """
+
+    def __init__(self, mode: Mode = "auto", costs: CostModel | None = None) -> None:
+        self._mode = mode
+        self._costs = costs
+
+    def decide(self, victim: Victim, host: BlockPool | None) -> Decision:
+        """`host` is the pool in CPU memory that a swap would take blocks from."""
+        if host is None or self._mode == "recompute" or victim.blocks == 0:
+            return Decision.NO_CHOICE
+        if victim.blocks > host.available:
+            return Decision.HOST_FULL
+        costs = self._costs
+        if self._mode == "auto" and costs and costs.recompute_seconds(victim) <= costs.swap_seconds(victim):
+            return Decision.CHEAPER
+        return Decision.SWAP
