@@ -40,9 +40,19 @@ class SamplingParams(Frozen):
     `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0`, `top_p=1` and
     `min_p=0` switch the filters off; they apply in the order top-k, top-p, min-p. Without a `seed` the job gets a
     random one at submission, so that a takeover continues the same random stream.
+
+    `best_of` samples that many sequences and delivers the `n` with the best mean log-probability, the best first.
+    `beam_width` searches for the most likely sequences instead of sampling and delivers the `n` best; a sequence scores
+    the sum of its log-probabilities over (its length ** `length_penalty`), and `early_stopping` says when the search
+    ends: True with `beam_width` finished sequences, False when a better one is unlikely, "never" when it is impossible.
+    Both deliver everything at the end, and a takeover starts them over.
     """
 
     n: int = Field(1, ge=1, le=MAX_SEQUENCES)
+    best_of: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
+    beam_width: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
+    length_penalty: float = Field(1.0, ge=-10.0, le=10.0)
+    early_stopping: bool | Literal["never"] = False
     max_tokens: int | None = Field(256, ge=0, le=1 << 24)
     min_tokens: int = Field(0, ge=0, le=1 << 24)
     temperature: float = Field(1.0, ge=0.0, le=2.0)
@@ -74,6 +84,37 @@ class SamplingParams(Frozen):
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens})")
         return self
+
+    @model_validator(mode="after")
+    def _sampling_or_search(self) -> Self:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of ({self.best_of}) is less than n ({self.n})")
+        if self.beam_width is None:
+            if self.length_penalty != 1.0 or self.early_stopping is not False:
+                raise ValueError("length_penalty and early_stopping belong to a beam search: give beam_width as well")
+            return self
+        if self.beam_width < self.n:
+            raise ValueError(f"beam_width ({self.beam_width}) is less than n ({self.n})")
+        if refused := [name for name in _NOT_WITH_BEAMS if getattr(self, name) != _default(name)]:
+            raise ValueError(f"a beam search takes no {', '.join(refused)}: leave that out")
+        return self
+
+    @property
+    def width(self) -> int:
+        """Sequences that run at the same time."""
+        return self.beam_width or self.best_of or self.n
+
+    @property
+    def is_held_back(self) -> bool:
+        """Nothing is delivered before everything is generated: only then is it known which sequences are the best."""
+        return self.beam_width is not None or (self.best_of or 0) > self.n
+
+
+_NOT_WITH_BEAMS = ("best_of", "temperature", "top_k", "top_p", "min_p", "stop", "logprobs")
+
+
+def _default(name: str) -> Any:
+    return SamplingParams.model_fields[name].default
 
 
 class Message(Frozen):

@@ -169,7 +169,7 @@ class Cell:
                 f"the request has {len(body)} bytes, the limit is {MAX_BODY_BYTES}: shorten the prompt"
             )
         prompt_tokens = _estimate_prompt_tokens(request)
-        new_tokens = request.sampling.n * (
+        new_tokens = request.sampling.width * (
             _UNBOUNDED_TOKENS if request.sampling.max_tokens is None else request.sampling.max_tokens
         )
         return self._call(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from pydantic import ValidationError
 
@@ -17,6 +17,10 @@ class SamplingFields(TypedDict, total=False):
     """The fields of `SamplingParams`, to be given one by one."""
 
     n: int
+    best_of: int | None
+    beam_width: int | None
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
     max_tokens: int | None
     min_tokens: int
     temperature: float

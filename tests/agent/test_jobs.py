@@ -167,3 +167,57 @@ def test_a_cancelled_job_sends_nothing_new_but_settles_what_may_be_stored():
     assert job.unsent() == []
     assert job.terminal().usage.completion_tokens == 1
     assert [chunk.token_ids for chunk in job.result_chunks()] == [(50,)]
+
+
+def finish(job: ActiveJob, tokens: list[list[int]], scores: list[float]) -> None:
+    """Every token of sequence i has the log-probability `scores[i]`."""
+    for index, (ids, score) in enumerate(zip(tokens, scores, strict=True)):
+        for at, token in enumerate(ids, 1):
+            reason = "length" if at == len(ids) else None
+            job.accept(TokenOutput(job.request_id, index, token, Logprob(score), reason))
+
+
+def test_best_of_delivers_the_best_by_mean_logprob_once_all_are_there():
+    job, server = new_job(2, best_of=4), Server()
+    finish(job, [[50] * 9, [51] * 2], [-0.1, -0.4])
+    assert job.unsent() == []
+    assert not job.is_over
+    tokens = [[50] * 9, [51] * 2, [52] * 3, [53] * 2]
+    rest = new_job(2, best_of=4)
+    finish(rest, tokens, [-0.1, -0.4, -0.2, -0.3])
+    assert rest.is_over
+    server.append(rest.unsent())
+    assert by_sequence(server.chunks).keys() == {0, 1}
+    assert [by_sequence(server.chunks)[i][0] for i in (0, 1)] == [[50] * 9, [52] * 3]
+    assert all(chunk.logprobs is None for chunk in server.chunks), "nobody asked for log-probabilities"
+    assert rest.terminal().usage.completion_tokens == 12
+
+
+def test_a_takeover_of_beams_starts_over_and_sends_only_what_is_missing():
+    tokens = [[50, 51, 52], [60, 61]]
+    whole, job = Server(), new_job(2, beam_width=3)
+    finish(job, tokens, [-1.0, -1.0])
+    whole.append(job.unsent())
+    for offset in range(whole.offset + 1):
+        server, successor = Server(), new_job(2, beam_width=3, offset=offset)
+        server.chunks, server.offset = whole.until(offset), offset
+        successor.restore(server.chunks)
+        request = successor.engine_request(EngineSampling(seed=1, max_tokens=10), deadline=None)
+        assert [sequence.tokens for sequence in request.sequences] == [[], []]
+        assert successor.open_sequences == 3
+        finish(successor, tokens, [-1.0, -1.0])
+        server.append(successor.unsent())
+        assert by_sequence(server.chunks) == by_sequence(whole.chunks)
+        assert by_sequence(successor.result_chunks()) == by_sequence(whole.chunks)
+
+
+def test_beams_that_are_cancelled_after_a_takeover_keep_what_was_published():
+    server, job = Server(), new_job(1, beam_width=2)
+    finish(job, [[50, 51]], [-1.0])
+    server.append(job.unsent())
+    successor = new_job(1, beam_width=2, offset=1)
+    successor.restore(server.until(1))
+    successor.end(JobStatus.CANCELLED)
+    assert successor.unsent() == []
+    assert successor.terminal().usage.completion_tokens == 1
+    assert [chunk.token_ids for chunk in successor.result_chunks()] == [(50,)]

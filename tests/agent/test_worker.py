@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from queue_client import Queue, expected
+from engine_driver import expected_beams, make_request
+from fake_runner import score
+from queue_client import VOCABULARY, Queue, expected
 from tokenizers import Tokenizer
 
 import octavo_worker
 from octavo.models import JobStatus
+from octavo_worker.messages import BeamOptions
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,19 @@ def test_answers_every_sequence_and_stores_stream_and_result(queue: Queue, start
     assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (3, 40)
     result = queue.wait(three)
     assert [list(s.token_ids) for s in result.sequences] == [expected([5, 6], 25, seed=9, index=i) for i in range(3)]
+
+
+def test_beams_and_the_best_of_several_samples(queue: Queue, start_worker):
+    beams = queue.submit((7, 8, 9), sampling=sampling(20, beam_width=4, n=3))
+    best = queue.submit((5, 6), seed=9, sampling=sampling(12, best_of=5, n=2))
+    start_worker()
+    search = make_request("", (7, 8, 9), max_tokens=20, n=3, beam=BeamOptions(4))
+    assert [list(s.token_ids) for s in queue.wait(beams).sequences] == expected_beams(search, vocab_size=VOCABULARY)
+    samples = [expected([5, 6], 12, seed=9, index=i) for i in range(5)]
+    samples.sort(key=lambda ids: sum(score([5, 6, *ids[:i]], ids[i]) for i in range(12)), reverse=True)
+    result = queue.wait(best)
+    assert [list(s.token_ids) for s in result.sequences] == samples[:2]
+    assert all(s.logprobs is None for s in result.sequences)
 
 
 def test_text_prompts_and_messages_are_tokenised_without_control_tokens_of_users(queue: Queue, start_worker, tokenizer):

@@ -76,6 +76,9 @@ class GenerationBody(_Body):
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
     min_tokens: int | None = Field(None, ge=0, le=1 << 24)
+    beam_width: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
+    length_penalty: float | None = Field(None, ge=-10.0, le=10.0)
+    early_stopping: bool | Literal["never"] | None = None
     ignore_eos: bool = False
     stop_token_ids: Annotated[tuple[TokenId, ...], Field(max_length=MAX_STOP_STRINGS)] | None = None
     include_stop_str_in_output: bool = False
@@ -180,12 +183,10 @@ class CompletionRequest(GenerationBody):
     max_tokens: int | None = Field(16, ge=0, le=1 << 24)
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool = False
-    best_of: int | None = Field(None, ge=1)
+    best_of: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
 
     @model_validator(mode="after")
     def _supported_combinations(self) -> Self:
-        if self.best_of is not None and self.best_of != self.n:
-            raise ValueError(f"best_of is supported only where it equals n ({self.n}): leave it out")
         if self.stream and self.max_tokens == 0:
             raise ValueError("max_tokens 0 leaves nothing to stream: use stream: false")
         if self.stream and self.echo and (self.logprobs is not None or not isinstance(self.prompts[0], str)):
@@ -209,6 +210,7 @@ class CompletionRequest(GenerationBody):
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=(self.logprobs or 0) if wants_prompt else None,
+            best_of=self.best_of,
         )
         return [
             JobRequest(

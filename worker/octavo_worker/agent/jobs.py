@@ -31,6 +31,7 @@ class GeneratedSequence:
         self.ids: list[int] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprob] = []
+        self.score = 0.0  # sum of the engine's log-probabilities, if it sends any
         self.finish_reason: FinishReason | None = None
         self.placed = 0  # tokens that have their place in the stream
         self._text = text
@@ -70,6 +71,9 @@ class ActiveJob:
     longer chunks and not more of them; what has its place keeps it, so that any suffix can be sent again. Offsets
     count the tokens of all sequences. `request_id` names this ownership towards the engine: late messages about an
     earlier one of the same job cannot be mistaken for it.
+
+    A job that is held back (best_of, beam search) places nothing before all of its sequences are generated and the best
+    of them are chosen. A takeover generates them again; what an earlier owner stored is not sent a second time.
     """
 
     def __init__(self, claim: Claim) -> None:
@@ -80,6 +84,9 @@ class ActiveJob:
         self.stored = 0  # tokens that the server holds, by its last reply
         self.in_engine = False
         self.is_computed = False  # the engine has its prompt in memory
+        self._tokenizer: Tokenizer | None = None
+        self._held_back = claim.request.sampling.is_held_back
+        self._earlier: list[Chunk] = []  # what an earlier owner of a job that is held back stored
         self._ending: tuple[JobStatus, JobError | None] | None = None
         self._runs: list[tuple[int, int, int, int]] = []  # (offset, sequence, its first token, count)
         self._placed = 0
@@ -89,27 +96,35 @@ class ActiveJob:
 
     def begin(self, prompt: list[int], *, tokenizer: Tokenizer | None, token_bytes: Callable[[int], bytes]) -> None:
         """The prompt's token ids are known. `tokenizer` None: all text stays empty."""
-        sampling = self.claim.request.sampling
         self.prompt = prompt
         self._token_bytes = token_bytes
-        for index in range(sampling.n):
+        self._tokenizer = tokenizer
+        self.sequences = self._new_sequences()
+
+    def _new_sequences(self) -> list[GeneratedSequence]:
+        sampling, sequences = self.claim.request.sampling, []
+        for index in range(sampling.n if sampling.beam_width is not None else sampling.width):
             text = TextStream(
-                tokenizer,
-                prompt,
+                self._tokenizer,
+                self.prompt,
                 stop=sampling.stop,
                 include_stop=sampling.include_stop_str_in_output,
                 skip_special_tokens=sampling.skip_special_tokens,
                 min_tokens=sampling.min_tokens,
             )
-            self.sequences.append(GeneratedSequence(index, text))
+            sequences.append(GeneratedSequence(index, text))
+        return sequences
 
     # What goes to the engine
 
     @property
     def open_sequences(self) -> int:
-        if not self.sequences:
-            return self.claim.request.sampling.n
-        return sum(sequence.finish_reason is None for sequence in self.sequences)
+        """Sequences of the engine's batch that this job is."""
+        sampling = self.claim.request.sampling
+        unfinished = [s for s in self.sequences if s.finish_reason is None]
+        if not self.sequences or (unfinished and sampling.beam_width is not None):
+            return sampling.width
+        return len(unfinished)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -123,6 +138,15 @@ class ActiveJob:
 
     def restore(self, chunks: Iterable[Chunk]) -> None:
         """Continue after `chunks`, the stream as earlier owners left it. Raises MalformedMessage."""
+        if self._held_back:
+            self._earlier = list(chunks)
+            if any(chunk.index >= self.claim.request.sampling.n for chunk in self._earlier):
+                raise MalformedMessage("the stream has tokens of a sequence that was not asked for")
+            self.stored = sum(len(chunk.token_ids) for chunk in self._earlier)
+        else:
+            self._take_over(chunks)
+
+    def _take_over(self, chunks: Iterable[Chunk]) -> None:
         for chunk in chunks:
             if chunk.index >= len(self.sequences):
                 raise MalformedMessage(f"the stream has tokens of sequence {chunk.index} of {len(self.sequences)}")
@@ -160,12 +184,21 @@ class ActiveJob:
         sequence = self.sequences[output.index]
         if self._ending is not None or sequence.finish_reason is not None:
             return False  # surplus: the engine was a step ahead of a stop string or a cancel
-        logprob = None if output.logprob is None else self._logprob(output.token, output.logprob)
+        logprob = None
+        if output.logprob is not None:
+            sequence.score += output.logprob.logprob
+            if self.claim.request.sampling.logprobs is not None:
+                logprob = self._logprob(output.token, output.logprob)
         sequence.add(output.token, logprob, output.finish_reason)
         return sequence.finish_reason is not None and output.finish_reason is None
 
     def end(self, status: JobStatus, error: JobError | None = None) -> None:
         """End the job here and now: tokens that were never sent are dropped."""
+        if self._held_back and self._ending is None:
+            self._held_back = False
+            if self.prompt:
+                self.sequences = self._new_sequences()
+                self._take_over(self._earlier)  # what readers may have seen stays part of the result
         self._ending = self._ending or (status, error)
 
     # What goes to the server
@@ -177,7 +210,9 @@ class ActiveJob:
 
     def unsent(self) -> list[Append]:
         """Everything that the server is not known to hold, in stream order."""
-        if self._ending is None:
+        if self._held_back and self.is_generated:
+            self._choose()
+        if self._ending is None and not self._held_back:
             for sequence in self.sequences:
                 if (count := len(sequence.ids) - sequence.placed) > 0:
                     self._place(sequence, sequence.placed, count)
@@ -205,6 +240,16 @@ class ActiveJob:
         if self._ending is None and self.claim.request.sampling.max_tokens == 0:
             return [Chunk(index=sequence.index, finish_reason="length") for sequence in self.sequences]
         return [chunk for _, chunk in self._chunks(0, self._placed, max(1, self._placed))]
+
+    def _choose(self) -> None:
+        """Everything is generated: keep the best, in their order. Beams come in their order."""
+        sampling = self.claim.request.sampling
+        if sampling.beam_width is None:
+            self.sequences.sort(key=lambda s: s.score / max(1, len(s.ids)), reverse=True)  # stable: equals by index
+        self.sequences = self.sequences[: sampling.n]
+        for index, sequence in enumerate(self.sequences):
+            sequence.index = index
+        self._held_back = False
 
     def _place(self, sequence: GeneratedSequence, first: int, count: int) -> None:
         last = self._runs[-1] if self._runs else None

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from octavo.models import SamplingParams
-from octavo_worker.messages import EngineSampling
+from octavo_worker.messages import BeamOptions, EngineSampling
 
 
 def resolve_sampling(
     params: SamplingParams, *, seed: int, eos_token_ids: Iterable[int], max_model_len: int
 ) -> EngineSampling:
-    """Fill in every default: the job's seed, the model's end-of-sequence ids, and the context as the longest output."""
+    """Fill in every default: the job's seed, the model's end-of-sequence ids, and the context as the longest output.
+
+    The log-probabilities of chosen tokens are what `best_of` is decided by.
+    """
+    logprobs = params.logprobs
+    if params.is_held_back and params.beam_width is None and logprobs is None:
+        logprobs = 0
+    beam = None
+    if params.beam_width is not None:
+        beam = BeamOptions(params.beam_width, params.length_penalty, params.early_stopping)
     stop_ids = set(params.stop_token_ids)
     if not params.ignore_eos:
         stop_ids.update(eos_token_ids)
@@ -19,7 +28,7 @@ def resolve_sampling(
         seed=seed,
         max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
         min_tokens=params.min_tokens,
-        temperature=params.temperature,
+        temperature=0.0 if beam is not None else params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
@@ -28,6 +37,7 @@ def resolve_sampling(
         frequency_penalty=params.frequency_penalty,
         logit_bias=dict(params.logit_bias),
         stop_token_ids=sorted(stop_ids),
-        logprobs=params.logprobs,
+        logprobs=logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        beam=beam,
     )
