@@ -51,10 +51,20 @@ _REQUEST_BUCKETS = (
     7680,
 )
 
-_WORKER_GAUGES = {"running": "octavo_num_requests_running", "waiting": "octavo_num_requests_waiting"}
+_WORKER_GAUGES = {
+    "running": "octavo_num_requests_running",
+    "waiting": "octavo_num_requests_waiting",
+    "swapped": "octavo_num_requests_swapped",
+}
 _WORKER_COUNTERS = {
     "steps": "octavo_engine_steps",
     "preemptions": "octavo_num_preemptions",
+    "swapped_out": "octavo_preemptions_swapped_out",
+    "recompute_cheaper": "octavo_preemptions_recompute_cheaper",
+    "recompute_host_full": "octavo_preemptions_recompute_host_full",
+    "recompute_no_choice": "octavo_preemptions_recompute_no_choice",
+    "recomputed_tokens": "octavo_tokens_recomputed",
+    "restored_tokens": "octavo_tokens_restored",
     "prompt_tokens": "octavo_prompt_tokens",
     "cached_tokens": "octavo_prompt_tokens_cached",
     "generated_tokens": "octavo_generation_tokens",
@@ -186,7 +196,7 @@ def _workers(workers: list[WorkerInfo]) -> Iterable[Metric]:
     for worker in workers:
         at = [worker.id, worker.model]
         up.add_metric(at, 1)
-        for state in ("free", "used", "cached"):
+        for state in ("free", "used", "shared", "cached", "quarantined", "host", "host_free"):
             if (count := worker.stats.get(f"{state}_blocks")) is not None:
                 blocks.add_metric([*at, state], float(count))
         for key, family in (gauges | counters).items():

@@ -1,8 +1,9 @@
-"""Any order of allocate, append, fork, free, preempt, cache hit and evict keeps the books and the contents right."""
+"""Any order of allocate, append, fork, free, preempt, swap, restore, beam step, cache hit and evict keeps the books and
+the contents right."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,21 +19,34 @@ SALTS = (b"one", b"two")
 
 @dataclass(eq=False)
 class Writer:
-    """A sequence as a memory manager sees it. `stored` of its `tokens` are in the array; preempted: none."""
+    """A sequence as a memory manager sees it. `stored` of its `tokens` are in the array; preempted: none.
+
+    A swapped one has its blocks in `host`; `arriving` while the copies back are under way.
+    """
 
     salt: bytes
     tokens: list[int]
     table: BlockTable
     digests: list[bytes]
     stored: int = 0
+    host: list[int] = field(default_factory=list)
+    arriving: bool = False
+
+    @property
+    def present(self) -> bool:
+        return not self.host and not self.arriving
 
 
 class Memory(RuleBasedStateMachine):
     """Sequences write their tokens into an array through their tables; each must always read its own back."""
 
-    @initialize(num_blocks=st.integers(4, 14))
-    def start(self, num_blocks: int) -> None:
+    @initialize(num_blocks=st.integers(4, 14), host_blocks=st.integers(2, 14))
+    def start(self, num_blocks: int, host_blocks: int) -> None:
         self.pool = BlockPool(num_blocks)
+        self.host_pool = BlockPool(host_blocks)
+        self.host_array: list[int | None] = [None] * (host_blocks * SIZE)
+        self.outgoing: list[tuple[int, int]] = []  # (block, host block), copied when the step settles
+        self.incoming: list[tuple[int, int]] = []
         self.cache = PrefixCache(self.pool, SIZE)
         self.array: list[int | None] = [None] * (num_blocks * SIZE)
         self.writers: list[Writer] = []
@@ -49,7 +63,10 @@ class Memory(RuleBasedStateMachine):
     @rule(data=st.data(), token=st.integers(0, 1))
     def append(self, data: st.DataObject, token: int) -> None:
         writer = data.draw(st.sampled_from(self.writers))
-        if writer.stored < len(writer.tokens):
+        self._append(writer, token)
+
+    def _append(self, writer: Writer, token: int) -> None:
+        if writer.stored < len(writer.tokens) or not writer.present:
             return
         position = len(writer.tokens)
         try:
@@ -70,29 +87,100 @@ class Memory(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from(self.writers))
-        if parent.stored == len(parent.tokens):
-            child = Writer(parent.salt, list(parent.tokens), parent.table.fork(), list(parent.digests), parent.stored)
-            self.writers.append(child)
+        if parent.stored == len(parent.tokens) and parent.present:
+            self._fork(parent)
+
+    def _fork(self, parent: Writer) -> Writer:
+        child = Writer(parent.salt, list(parent.tokens), parent.table.fork(), list(parent.digests), parent.stored)
+        self.writers.append(child)
+        return child
+
+    @precondition(lambda self: len(self.writers) > 1)
+    @rule(data=st.data())
+    def beam_step(self, data: st.DataObject) -> None:
+        """One hypothesis dies, another has two children: both append to what they share."""
+        parent, dying = data.draw(st.permutations(self.writers))[:2]
+        if parent.stored == len(parent.tokens) and parent.present:
+            self._end(dying)
+            child = self._fork(parent)
+            self._append(parent, 0)
+            self._append(child, 1)
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data(), together=st.integers(1, 3))
+    def swap_out(self, data: st.DataObject, together: int) -> None:
+        """A gang leaves; what its members share is copied once, and nobody gets the blocks before that is done."""
+        gang = [w for w in data.draw(st.permutations(self.writers))[:together] if w.present and w.stored]
+        blocks = list(dict.fromkeys(b for w in gang for b in w.table.blocks[: -(-w.stored // SIZE)]))
+        if not gang or len(blocks) > self.host_pool.available:
+            return
+        image = dict(zip(blocks, self.host_pool.allocate(len(blocks)), strict=True))
+        self.pool.guard(blocks)
+        self.host_pool.guard(image.values())
+        for writer in gang:
+            writer.host = [image[b] for b in writer.table.blocks[: -(-writer.stored // SIZE)]]
+            self.host_pool.acquire(writer.host)
+            writer.table.free()
+        self.host_pool.release(image.values())
+        self.outgoing += image.items()
+
+    @precondition(lambda self: any(w.host for w in self.writers))
+    @rule(data=st.data())
+    def swap_in(self, data: st.DataObject) -> None:
+        writer = data.draw(st.sampled_from([w for w in self.writers if w.host]))
+        if any(host in writer.host for _, host in self.outgoing):
+            return  # who leaves in a step does not return in it
+        try:
+            writer.table.reserve(len(writer.tokens))
+        except OutOfBlocks:
+            assert writer.table.blocks == []
+            return
+        arriving = list(zip(writer.host, writer.table.blocks, strict=False))
+        self.incoming += arriving
+        self.pool.guard(block for _, block in arriving)
+        self.host_pool.guard(writer.host)
+        self.host_pool.release(reversed(writer.host))
+        writer.host, writer.arriving = [], True
+
+    @rule()
+    def settle(self) -> None:
+        """The copies are made as late as possible: nobody may have touched their sources or targets before."""
+        for host, block in self.incoming:
+            self.array[block * SIZE : (block + 1) * SIZE] = self.host_array[host * SIZE : (host + 1) * SIZE]
+        for block, host in self.outgoing:
+            self.host_array[host * SIZE : (host + 1) * SIZE] = self.array[block * SIZE : (block + 1) * SIZE]
+        self.outgoing, self.incoming = [], []
+        self.pool.settle()
+        self.host_pool.settle()
+        for writer in self.writers:
+            writer.arriving = False
 
     @precondition(lambda self: self.writers)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        writer = data.draw(st.sampled_from(self.writers))
+        self._end(data.draw(st.sampled_from(self.writers)))
+
+    def _end(self, writer: Writer) -> None:
         self.writers.remove(writer)
+        self._drop(writer)
+
+    def _drop(self, writer: Writer) -> None:
         writer.table.free()
+        self.host_pool.release(reversed(writer.host))
+        writer.host, writer.stored = [], 0
 
     @precondition(lambda self: self.writers)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
         writer = data.draw(st.sampled_from(self.writers))
-        writer.table.free()
-        writer.stored = 0
+        if not writer.arriving:
+            self._drop(writer)
 
     @precondition(lambda self: self.writers)
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
         writer = data.draw(st.sampled_from(self.writers))
-        if writer.stored == 0:
+        if writer.stored == 0 and writer.present:
             self._restore(writer)
 
     @rule(count=st.integers(1, 6))
@@ -155,11 +243,13 @@ class Memory(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         self.pool.check_integrity(writer.table.blocks for writer in self.writers)
-        assert self.pool.free + self.pool.used + self.pool.cached == self.pool.total
+        self.host_pool.check_integrity(writer.host for writer in self.writers)
+        pool = self.pool
+        assert pool.free + pool.used + pool.cached + pool.quarantined == pool.total
 
     @invariant()
     def everybody_reads_back_what_was_written(self) -> None:
-        for writer in self.writers:
+        for writer in filter(lambda writer: writer.present, self.writers):
             read = [self.array[writer.table.blocks[p // SIZE] * SIZE + p % SIZE] for p in range(writer.stored)]
             assert read == writer.tokens[: writer.stored]
 
@@ -172,4 +262,4 @@ class Memory(RuleBasedStateMachine):
 
 
 TestMemory = Memory.TestCase
-TestMemory.settings = settings(max_examples=150, stateful_step_count=70, deadline=None)
+TestMemory.settings = settings(max_examples=250, stateful_step_count=70, deadline=None)

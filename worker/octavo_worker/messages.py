@@ -144,7 +144,8 @@ class EngineStats(Message):
     """The engine's state after a step: gauges, and counters since its start.
 
     Blocks: free (empty) + used (referenced) + cached (unreferenced, but the prefix cache may revive them) + quarantined
-    (unreferenced, but a copy to the host still reads them) = all. `host_free_blocks` of `host_blocks` in CPU memory are
+    (unreferenced, but a copy to the host still reads them) = all; `shared_blocks` of the used ones have several
+    references. `host_free_blocks` of `host_blocks` in CPU memory are
     free. Tokens: `prompt_tokens` were asked for by admitted requests, `cached_tokens` of those came from the prefix
     cache, `recomputed_tokens` had been computed before a preemption and were computed again, `restored_tokens` came
     back from CPU memory. Of the `preemptions` (of sequences), `swapped_out` kept their memory on the host; the others
@@ -165,6 +166,7 @@ class EngineStats(Message):
     generated_tokens: int = 0
     step_ms: float = 0.0
     swapped: int = 0
+    shared_blocks: int = 0
     quarantined_blocks: int = 0
     host_blocks: int = 0
     host_free_blocks: int = 0

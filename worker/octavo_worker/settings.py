@@ -32,6 +32,12 @@ class WorkerSettings(BaseSettings):
         None, gt=0, description="Blocks of 16 tokens in the KV cache; goes before --kv-memory."
     )
     kv_memory: float | None = Field(None, gt=0, description="GiB of the KV cache; by default what is free.")
+    swap_memory: float = Field(
+        0.0, ge=0, description="GiB of CPU memory for preempted sequences; 0 computes them again."
+    )
+    preemption: Literal["auto", "swap", "recompute"] = Field(
+        "auto", description="What becomes of a preempted sequence's memory; `auto` takes what is cheaper."
+    )
     max_running: int = Field(256, gt=0, description="Most sequences in the running batch.")
     token_budget: int = Field(TOKEN_BUDGET, gt=0, description="Most tokens in one step, more than --max-running.")
     threads: int | None = Field(None, gt=0, description="CPU threads of the engine; by default one a core.")

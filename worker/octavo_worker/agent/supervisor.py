@@ -72,6 +72,8 @@ def _options(settings: WorkerSettings, folder: str) -> str:
         device=settings.device,
         kv_cache_bytes=None if settings.kv_memory is None else round(settings.kv_memory * 2**30),
         num_blocks=settings.num_blocks,
+        host_cache_bytes=round(settings.swap_memory * 2**30),
+        preemption=settings.preemption,
         max_model_len=settings.max_model_len,
         token_budget=settings.token_budget,
         max_running=settings.max_running,

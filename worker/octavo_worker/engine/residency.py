@@ -90,6 +90,7 @@ class Residency:
         """Take what was found. The caller has made sure that it fits."""
         loads = placement.take()
         plan.swap_in += loads
+        self.pool.guard(block for _, block in loads)  # should their owner be aborted before they have arrived
         loaded = dict(loads)
         for member, shared in zip(placement.members, placement.shared, strict=True):
             if member.host:

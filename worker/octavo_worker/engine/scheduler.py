@@ -164,6 +164,7 @@ class Scheduler:
             recomputed_tokens=counters.recomputed,
             generated_tokens=self._generated,
             swapped=self.residency.swapped,
+            shared_blocks=self.pool.shared,
             quarantined_blocks=self.pool.quarantined,
             host_blocks=0 if host is None else host.total,
             host_free_blocks=0 if host is None else host.free,

@@ -34,6 +34,7 @@ class BlockPool:
         self._prev = [num_blocks - 1, *range(num_blocks - 1)]
         self._available = num_blocks - 1
         self._cached = 0
+        self._shared = 0
         self._guarded: set[int] = set()
         self._quarantine: dict[int, None] = {}  # in the order of release
 
@@ -50,6 +51,11 @@ class BlockPool:
     @property
     def cached(self) -> int:
         return self._cached
+
+    @property
+    def shared(self) -> int:
+        """Used blocks with more than one reference."""
+        return self._shared
 
     @property
     def free(self) -> int:
@@ -89,6 +95,8 @@ class BlockPool:
                 else:
                     self._unlink(block)
                     self._cached -= 1
+            elif self.refs[block] == 1:
+                self._shared += 1
             self.refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -100,6 +108,8 @@ class BlockPool:
             self.refs[block] = left
             if left == 0:
                 self._put_back(block)
+            elif left == 1:
+                self._shared -= 1
 
     def publish(self, block: int, digest: bytes) -> bool:
         """Make a used block findable. False, and no change, if another block already holds this content."""
@@ -122,7 +132,7 @@ class BlockPool:
             self._put_back(block)
 
     def guard(self, blocks: Iterable[int]) -> None:
-        """A copy that involves these used blocks begins: released from now on, they are quarantined until `settle`.
+        """A copy from or to these used blocks begins: released from now on, they are quarantined until `settle`.
 
         The content of a quarantined block stays findable, and reading it is safe.
         """
@@ -167,6 +177,8 @@ class BlockPool:
             raise AssertionError("free list and reference counts disagree")
         if sum(self._hash[block] is not None for block in order) != self._cached:
             raise AssertionError("count of cached blocks is wrong")
+        if sum(count > 1 for count in self.refs) != self._shared:
+            raise AssertionError("count of shared blocks is wrong")
         published = {digest: block for block, digest in enumerate(self._hash) if digest is not None}
         if published != self._by_hash:
             raise AssertionError("hash index and blocks disagree")

@@ -16,6 +16,7 @@ from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.runner import CausalModel, PagedRunner
+from octavo_worker.model.speeds import measure_speeds
 from octavo_worker.model.transformers_route import load_transformers, reject
 from octavo_worker.model.weights import Checkpoint, RandomWeights, load_weights
 
@@ -46,7 +47,10 @@ def load_runner(options: ModelOptions) -> PagedRunner:
         )
     host_blocks = options.host_cache_bytes // block_bytes
     num_host_blocks = host_blocks + 1 if host_blocks else 0  # as everywhere, block 0 is never used
-    return PagedRunner(model, num_blocks, options.block_size, max_model_len, num_host_blocks=num_host_blocks)
+    runner = PagedRunner(model, num_blocks, options.block_size, max_model_len, num_host_blocks=num_host_blocks)
+    if num_host_blocks:
+        runner.speeds = measure_speeds(runner)
+    return runner
 
 
 def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalModel, int]:
