@@ -63,7 +63,7 @@ def test_blocks_are_in_quarantine_until_the_copy_is_done():
 
 def test_a_full_host_pool_means_recomputing():
     driver = swapping(8, 2)
-    first, second = two_that_do_not_fit(driver)
+    _, second = two_that_do_not_fit(driver)
     stats = driver.scheduler.stats()
     assert (stats.swapped_out, stats.recompute_host_full) == (0, 1)
     driver.run()

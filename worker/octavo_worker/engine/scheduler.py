@@ -9,11 +9,12 @@ from collections.abc import Callable
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.admission import Limits, refusal
 from octavo_worker.engine.beam_group import BeamGroup
-from octavo_worker.engine.deadlines import Deadlines
+from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
 from octavo_worker.engine.residency import Residency
 from octavo_worker.engine.running import RunningBatch
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
+from octavo_worker.engine.timers import Timers
 from octavo_worker.engine.waiting import WaitingQueue
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.memory.cost import Decision, PreemptionPolicy
@@ -33,9 +34,12 @@ class Scheduler:
 
     `plan` builds one step in this order:
 
-    1. Every decoding sequence gets its token. `token_budget` exceeds `max_running`, so prompts never delay a decode and
+    0. While requests of lower classes keep the head of the queue from a slot or from memory, the last of them gives
+    way. 1. Every decoding sequence gets its token. `token_budget` exceeds `max_running`, so prompts never delay a
+    decode and
        decodes always leave room for prompts.
-    2. What is left of the budget goes to prompts in the order of (class, arrival, index): those that run continue,
+    2. What is left of the budget goes to prompts in the order of (class, deadline, arrival, index): those that run
+    continue,
        those that wait are admitted when their turn comes. Nobody overtakes a sequence that finds no slot or no blocks.
        Admission takes the blocks of all present tokens (not of the output to come) and keeps `watermark` of the pool
        free for those that run.
@@ -48,6 +52,8 @@ class Scheduler:
     used once the step is over, until then who needs them sits out. A step that preempts admits nobody, and who was
     preempted comes back only when there is a block for every running sequence left over: nobody is preempted again
     before a block's worth of tokens.
+
+    Within a class the earliest deadline goes first. Who waits for `aging_s` seconds rises by a class.
 
     Blocks are published in the prefix cache when the step that fills them is planned, so equal prompts share within
     that step (see `StepPlan`). `commit` takes the step's result, `abandon` undoes a step that failed. All work is
@@ -66,6 +72,7 @@ class Scheduler:
         watermark: float = 0.01,
         num_host_blocks: int = 0,
         policy: PreemptionPolicy | None = None,
+        aging_s: float = 30.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if token_budget <= max_running:
@@ -81,7 +88,9 @@ class Scheduler:
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
-        self._deadlines = Deadlines(self._requests)
+        self._deadlines = Timers(self._requests)
+        self._aging = Timers(self._requests)
+        self._aging_s = aging_s
         self._waiting = WaitingQueue()
         self._running = RunningBatch()
         self._in_flight: StepPlan | None = None
@@ -109,7 +118,10 @@ class Scheduler:
         self._arrivals += 1
         request = Request(message, rules, self._arrivals)
         self._requests[request.id] = request
-        self._deadlines.add(request)
+        if request.deadline is not None:
+            self._deadlines.add(request, request.deadline)
+        if request.priority > 0:
+            self._aging.add(request, self._clock() + self._aging_s)
         for sequence in self._first_sequences(request, message.sequences):
             request.sequences.update(dict.fromkeys(sequence.indices, sequence))
             self._waiting.push(sequence)
@@ -186,11 +198,14 @@ class Scheduler:
         """The next step, or None when nothing is left to run. Every plan ends with `commit` or `abandon`."""
         if self._in_flight is not None:
             raise RuntimeError("the previous plan was neither committed nor abandoned")
-        self._expire()
+        now = self._clock()
+        self._expire(now)
+        self._age(now)
         self._planned = []
         self._sitting_out = False
         self.residency.begin_step()
         plan = StepPlan([], 0)
+        self._make_way(plan)
         preemptions = self.residency.decisions.total()
         self._plan_decodes(plan)
         self._plan_prompts(plan, admit=self.residency.decisions.total() == preemptions)
@@ -238,9 +253,31 @@ class Scheduler:
 
     # Planning
 
-    def _expire(self) -> None:
-        for request in self._deadlines.take_passed(self._clock()):
+    def _expire(self, now: float) -> None:
+        for request in self._deadlines.take_due(now):
             self._fail(request, "deadline", "the job's deadline passed before it was finished")
+
+    def _age(self, now: float) -> None:
+        """Whoever waited for long rises by a class, and keeps it, so that no class starves another."""
+        for request in self._aging.take_due(now):
+            waiting = request.members(State.WAITING)
+            if len(waiting) == len(set(request.sequences.values())):
+                for sequence in waiting:
+                    self._waiting.remove(sequence)
+                request.priority -= 1
+                for sequence in waiting:
+                    sequence.reorder()
+                    self._waiting.push(sequence)
+            if request.priority > 0:
+                self._aging.add(request, now + self._aging_s)
+
+    def _make_way(self, plan: StepPlan) -> None:
+        """Preempt requests of lower classes while they keep the head of the queue from a slot or from memory."""
+        head = self._waiting.head()
+        while head is not None and len(self._running) and self._running.last().priority > head.request.priority:
+            if self._fit(head.request.members(State.WAITING), self.pool.available + self.pool.quarantined) is not None:
+                return
+            self._preempt(self._running.last().members(State.RUNNING), plan)
 
     def _plan_decodes(self, plan: StepPlan) -> None:
         decoding, size = self._running.decoding, self._block_size
@@ -344,25 +381,31 @@ class Scheduler:
         return bool(fitting)
 
     def _enter(self, gang: list[Sequence], plan: StepPlan) -> bool:
-        """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too much.
+        """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
+        much."""
+        placement = self._fit(gang, self.pool.available)
+        if placement is None:
+            return False
+        self.residency.enter(placement, plan)
+        return True
+
+    def _fit(self, gang: list[Sequence], available: int) -> Placement | None:
+        """Where waiting sequences would find their blocks among `available` ones; None without enough slots or blocks.
 
         Besides the watermark, each parallel sample but one gets a last block of its own right away, and nobody comes
         back from a preemption without a block to grow into for all that will run.
         """
         width = self._running.width + sum(sequence.width for sequence in gang)
         if width > self.limits.max_running:
-            return False
-        spare = self.pool.available
+            return None
+        spare = available
         if len(self._running):
             spare -= self._watermark + sum(sequence.width - 1 for sequence in gang)
-            spare -= width if any(sequence.peak or sequence.host for sequence in gang) else 0
+            spare -= width if any(sequence.peak for sequence in gang) else 0
         if spare <= 0:
-            return False
+            return None
         placement = self.residency.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
-        if placement.needed > spare:
-            return False
-        self.residency.enter(placement, plan)
-        return True
+        return placement if placement.needed <= spare else None
 
     def _count_admission(self, sequence: Sequence) -> None:
         request, hit, counters = sequence.request, sequence.computed, self.cache.counters
@@ -399,7 +442,7 @@ class Scheduler:
             gang[0].request.beam.withdraw()
         for sequence in reversed(gang):
             sequence.state = State.WAITING
-            self._waiting.push_front(sequence)
+            self._waiting.push(sequence)
 
     # Committing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from operator import attrgetter
 
@@ -12,7 +13,7 @@ from octavo_worker.engine.plan import SampleSpec, SequenceStep
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import AddRequest, EngineSampling, Logprob
 
-Order = tuple[int, int, int]  # (priority class, arrival, index): smaller runs first and is preempted last
+Order = tuple[int, float, int, int]  # (class, deadline, arrival, index): smaller runs first and is preempted last
 
 by_order = attrgetter("order")
 
@@ -86,6 +87,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_index",
         "computed",
         "decodes",
         "digests",
@@ -104,7 +106,8 @@ class Sequence:
     def __init__(self, request: Request, indices: list[int], output: list[int], table: BlockTable) -> None:
         self.request = request
         self.indices = indices
-        self.order: Order = (request.priority, request.arrival, indices[0])
+        self._index = indices[0]
+        self.reorder()
         self.output = output
         self.table = table
         self.digests: list[bytes] = []
@@ -115,6 +118,12 @@ class Sequence:
         self.decodes = False
         self.state = State.WAITING
         self.step = SequenceStep([], 0, table.blocks)
+
+    def reorder(self) -> None:
+        """Take the order that follows from the request's class; the sequence must be in no sorted list."""
+        request = self.request
+        deadline = math.inf if request.deadline is None else request.deadline
+        self.order: Order = (request.priority, deadline, request.arrival, self._index)
 
     @property
     def length(self) -> int:

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left, insort
 
-from octavo_worker.engine.sequence import Sequence
+from octavo_worker.engine.sequence import Sequence, by_order
 
 PRIORITIES = (0, 1, 2)  # high, normal, batch
 
 
 class WaitingQueue:
-    """First come first served within a priority class, high classes first. Every operation costs O(1).
+    """Waiting sequences in their order: high classes first, then the earliest deadline, then first come first served.
 
-    Nobody overtakes the head: a long request is not starved by short ones behind it. A preempted sequence comes back
-    to the front of its class.
+    Nobody overtakes the head: a long request is not starved by short ones behind it. A preempted sequence comes back to
+    where its order puts it, before those that came later. Operations move memory, at 10,000 waiting about 10 us.
     """
 
     def __init__(self) -> None:
-        self._classes: tuple[OrderedDict[Sequence, None], ...] = tuple(OrderedDict() for _ in PRIORITIES)
+        self._sequences: list[Sequence] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._classes))
+        return len(self._sequences)
 
     def push(self, sequence: Sequence) -> None:
-        self._classes[sequence.request.priority][sequence] = None
-
-    def push_front(self, sequence: Sequence) -> None:
-        queue = self._classes[sequence.request.priority]
-        queue[sequence] = None
-        queue.move_to_end(sequence, last=False)
+        insort(self._sequences, sequence, key=by_order)
 
     def head(self) -> Sequence | None:
-        for queue in self._classes:
-            if queue:
-                return next(iter(queue))
-        return None
+        return self._sequences[0] if self._sequences else None
 
     def remove(self, sequence: Sequence) -> None:
-        del self._classes[sequence.request.priority][sequence]
+        """Call it before the order of the sequence changes. `ValueError` if it does not wait."""
+        position = bisect_left(self._sequences, sequence.order, key=by_order)
+        if position == len(self._sequences) or self._sequences[position] is not sequence:
+            raise ValueError("this sequence does not wait")
+        del self._sequences[position]
 
     def check_integrity(self, expected: set[Sequence]) -> None:
-        """`AssertionError` unless exactly `expected` wait."""
-        if {sequence for queue in self._classes for sequence in queue} != expected:
+        """`AssertionError` unless exactly `expected` wait, in order."""
+        if len(self) != len(expected) or set(self._sequences) != expected:
             raise AssertionError("waiting sequences and their requests disagree")
+        if sorted(self._sequences, key=by_order) != self._sequences:
+            raise AssertionError("waiting sequences are out of order")

@@ -1,4 +1,4 @@
-"""Which requests have run out of time, without looking at all of them in every step."""
+"""Which requests something is due for, without looking at all of them in every step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from octavo_worker.engine.sequence import Request
 
 
-class Deadlines:
-    """A heap of (deadline, arrival, request id) beside the scheduler's table of living requests.
+class Timers:
+    """A heap of (time, arrival, request id) beside the scheduler's table of living requests.
 
     Entries of ended requests are dropped when their time comes, or in bulk once they outnumber the living.
     """
@@ -18,22 +18,20 @@ class Deadlines:
         self._living = living
         self._heap: list[tuple[float, int, str]] = []
 
-    def add(self, request: Request) -> None:
-        if request.deadline is None:
-            return
-        heapq.heappush(self._heap, (request.deadline, request.arrival, request.id))
+    def add(self, request: Request, due: float) -> None:
+        heapq.heappush(self._heap, (due, request.arrival, request.id))
         if len(self._heap) > 2 * len(self._living) + 64:
             self._heap = [entry for entry in self._heap if self._find(entry) is not None]
             heapq.heapify(self._heap)
 
-    def take_passed(self, now: float) -> list[Request]:
-        """Living requests whose deadline is not after `now`; each is returned once."""
-        passed = []
+    def take_due(self, now: float) -> list[Request]:
+        """Living requests whose time is not after `now`; each entry is returned once."""
+        due = []
         while self._heap and self._heap[0][0] <= now:
             request = self._find(heapq.heappop(self._heap))
             if request is not None:
-                passed.append(request)
-        return passed
+                due.append(request)
+        return due
 
     def _find(self, entry: tuple[float, int, str]) -> Request | None:
         _, arrival, request_id = entry
