@@ -75,7 +75,7 @@ def test_a_full_host_pool_means_recomputing():
 def test_a_swapped_sequence_that_ends_frees_its_host_blocks_within_a_step(end):
     now = 100.0
     driver = swapping(8, 20, clock=lambda: now)
-    first, _ = two_that_do_not_fit(driver, deadline=200.0)
+    first, _ = two_that_do_not_fit(driver, deadline=200.0, priority=2)
     assert driver.scheduler.stats().host_free_blocks < 20
     if end == "abort":
         driver.scheduler.abort("second")

@@ -82,7 +82,7 @@ def run_workload(
         block_size,
         runner={"max_model_len": CONTEXT, "num_host_blocks": host_blocks},
         policy=policy,
-        token_budget=rng.choice([max_running + 1, 32, 256]),
+        token_budget=max_running + rng.choice([1, 24, 248]),
         max_running=max_running,
         watermark=rng.choice([0.0, 0.1]),
     )
@@ -166,7 +166,7 @@ def test_500_requests_get_the_tokens_of_no_paging(mode):
         policy=policy,
         count=500,
         abort_rate=0.0,
-        max_running=24,
+        max_running=512 if mode == "none" else 24,
     )
     stats = driver.scheduler.stats()
     assert not driver.failed
