@@ -177,11 +177,17 @@ class JobError(Frozen):
 
 
 class Usage(Frozen):
-    """Tokens of a finished job. `completion_tokens` equals the tokens stored in its stream."""
+    """Tokens of a finished job. `completion_tokens` equals the tokens stored in its stream.
+
+    `cached_tokens` of the prompt were found in the prefix cache. Of what preemptions took from it, `recomputed_tokens`
+    were computed again and `restored_tokens` came back from CPU memory.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    restored_tokens: int = 0
 
 
 class TopLogprob(Frozen):

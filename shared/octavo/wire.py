@@ -264,7 +264,13 @@ def _terminal_fields(terminal: Terminal) -> list[Any]:
     usage = terminal.usage
     return [
         terminal.status.value,
-        [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens],
+        [
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.cached_tokens,
+            usage.recomputed_tokens,
+            usage.restored_tokens,
+        ],
         None if terminal.error is None else _error_fields(terminal.error),
         None if terminal.prompt_logprobs is None else [_logprob_fields(item) for item in terminal.prompt_logprobs],
         terminal.prompt_token_ids,
@@ -273,14 +279,12 @@ def _terminal_fields(terminal: Terminal) -> list[Any]:
 
 def _terminal(fields: list[Any]) -> Terminal:
     status, usage, error, prompt_logprobs, prompt_token_ids = _fields(fields, 2, 5)
-    prompt_tokens, completion_tokens, cached_tokens = _fields(_ints(usage), 3, 3)
+    counts = dict(zip(Usage.model_fields, (count or 0 for count in _fields(_ints(usage), 3, 5)), strict=True))
     return _model(
         Terminal,
         {
             "status": status,
-            "usage": Usage(
-                prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached_tokens=cached_tokens
-            ),
+            "usage": Usage(**counts),
             "error": None if error is None else _error(_list(error)),
             "prompt_logprobs": None if prompt_logprobs is None else [_logprob(x) for x in _list(prompt_logprobs)],
             "prompt_token_ids": None if prompt_token_ids is None else _ints(prompt_token_ids),

@@ -44,7 +44,8 @@ def test_a_swapped_sequence_comes_back_without_computing_anything_again():
     assert driver.runner.tokens_computed - computed == left, "one token computed for each that was missing"
     stats = driver.scheduler.stats()
     assert stats.recomputed_tokens == 0
-    assert stats.restored_tokens > 0
+    assert stats.restored_tokens == driver.resumed["second"].restored > 0
+    assert "first" not in driver.resumed
     assert stats.host_free_blocks == stats.host_blocks == 20
 
 

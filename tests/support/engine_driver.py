@@ -12,7 +12,15 @@ from octavo_worker.decoding.beam import BeamSearch
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.plan import StepError
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.messages import AddRequest, EngineSampling, RequestFailed, RequestStarted, SequenceInput, StepOutput
+from octavo_worker.messages import (
+    AddRequest,
+    EngineSampling,
+    RequestFailed,
+    RequestResumed,
+    RequestStarted,
+    SequenceInput,
+    StepOutput,
+)
 
 
 def make_request(
@@ -72,6 +80,7 @@ class Driver:
     reasons: dict[tuple[str, int], str] = field(default_factory=dict)
     started: dict[str, RequestStarted] = field(default_factory=dict)
     failed: dict[str, RequestFailed] = field(default_factory=dict)
+    resumed: dict[str, RequestResumed] = field(default_factory=dict)  # the latest of each request
 
     @classmethod
     def create(
@@ -126,6 +135,8 @@ class Driver:
         for started in output.started:
             assert started.id not in self.started, "a request started twice"
             self.started[started.id] = started
+        for resumed in output.resumed:
+            self.resumed[resumed.id] = resumed
         for failed in output.failed:
             assert failed.id not in self.failed, "a request failed twice"
             self.failed[failed.id] = failed

@@ -127,6 +127,15 @@ class RequestStarted(Message):
     prompt_logprobs: list[Logprob | None] | None = None
 
 
+class RequestResumed(Message):
+    """Engine to agent: preempted sequences of a request are back. `recomputed` tokens are computed a second time,
+    `restored` ones came back from CPU memory; what the prefix cache had kept is in neither."""
+
+    id: str
+    recomputed: int
+    restored: int
+
+
 class RequestFailed(Message):
     """Engine to agent: this request cannot run or was dropped, with all its sequences.
 
@@ -184,6 +193,7 @@ class StepOutput(Message):
     started: list[RequestStarted]
     failed: list[RequestFailed]
     stats: EngineStats
+    resumed: list[RequestResumed] = []
 
 
 ToEngine = AddRequest | Abort | Shutdown

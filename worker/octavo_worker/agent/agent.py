@@ -125,6 +125,9 @@ class Agent:
                 job.started(started)
                 if job.is_over:
                     self.publisher.add(job)
+        for resumed in output.resumed:
+            if (job := self._jobs.get(resumed.id)) is not None:
+                job.resumed(resumed)
         for token in output.tokens:
             if (job := self._jobs.get(token.id)) is not None:
                 if job.accept(token):

@@ -11,7 +11,15 @@ from octavo.errors import MalformedMessage
 from octavo.models import Chunk, FinishReason, JobError, JobStatus, Terminal, TokenLogprob, TopLogprob, Usage
 from octavo.protocol import Append, Claim
 from octavo_worker.decoding.text import TextStream
-from octavo_worker.messages import AddRequest, EngineSampling, Logprob, RequestStarted, SequenceInput, TokenOutput
+from octavo_worker.messages import (
+    AddRequest,
+    EngineSampling,
+    Logprob,
+    RequestResumed,
+    RequestStarted,
+    SequenceInput,
+    TokenOutput,
+)
 
 MAX_CHUNK_TOKENS = 256
 """Most tokens in one stream entry; more than one only after the server was slow or away."""
@@ -91,7 +99,7 @@ class ActiveJob:
         self._runs: list[tuple[int, int, int, int]] = []  # (offset, sequence, its first token, count)
         self._placed = 0
         self._token_bytes: Callable[[int], bytes] = _no_bytes
-        self._cached_tokens = 0
+        self._cached_tokens = self._recomputed_tokens = self._restored_tokens = 0
         self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
     def begin(self, prompt: list[int], *, tokenizer: Tokenizer | None, token_bytes: Callable[[int], bytes]) -> None:
@@ -179,6 +187,10 @@ class ActiveJob:
             pairs = zip(self.prompt, message.prompt_logprobs, strict=True)
             self._prompt_logprobs = tuple(self._logprob(token, logprob) for token, logprob in pairs)
 
+    def resumed(self, message: RequestResumed) -> None:
+        self._recomputed_tokens += message.recomputed
+        self._restored_tokens += message.restored
+
     def accept(self, output: TokenOutput) -> bool:
         """Take one token. True if its sequence ended here without the engine knowing: abort it there."""
         sequence = self.sequences[output.index]
@@ -223,7 +235,13 @@ class ActiveJob:
 
     def terminal(self) -> Terminal:
         """The stream's last entry, once `is_over`."""
-        usage = Usage(prompt_tokens=len(self.prompt), completion_tokens=self._placed, cached_tokens=self._cached_tokens)
+        usage = Usage(
+            prompt_tokens=len(self.prompt),
+            completion_tokens=self._placed,
+            cached_tokens=self._cached_tokens,
+            recomputed_tokens=self._recomputed_tokens,
+            restored_tokens=self._restored_tokens,
+        )
         if self._ending is not None:
             status, error = self._ending
             return Terminal(status=status, usage=usage, error=error)

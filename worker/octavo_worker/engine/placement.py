@@ -25,6 +25,8 @@ class Placement:
         self._computing: dict[bytes, int] = {}  # digest -> slot, see `_slots`
         self._loading: dict[bytes | int, int] = {}  # digest, or host block of a partly filled one -> slot
         self.loads: dict[int, int] = {}  # slot -> host block
+        self.restored = 0  # tokens in those
+        self.recomputed = 0  # tokens that were computed before a preemption and are to be computed again
         self.shared: list[int] = []  # for each member, how many leading blocks it need not compute
         self._slots: list[list[int]] = []  # a block, or -n for the n-th new one
         for member in members:
@@ -56,6 +58,7 @@ class Placement:
                 break
             slots.append(slot)
         self.shared.append(len(slots))
+        self.recomputed += max(0, member.peak - len(slots) * size)
         for digest in shareable[len(slots) :]:
             slots.append(self._add())
             self._computing.setdefault(digest, slots[-1])
@@ -72,6 +75,7 @@ class Placement:
             if not slot:
                 slot = self._loading[source] = self._add()
                 self.loads[slot] = host
+                self.restored += min(size, member.computed - position * size)
             slots.append(slot)
         self.shared.append(full)
         length = member.computed if member.decodes else member.length

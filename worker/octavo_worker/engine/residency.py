@@ -97,10 +97,10 @@ class Residency:
                 self._leave_host(member)
                 self._moved.append(member)
             else:
-                self.cache.counters.recomputed += max(0, member.peak - shared * self._block_size)
                 member.computed = shared * self._block_size
             member.published = shared
-        self._count_restored(placement)
+        self.cache.counters.restored += placement.restored
+        self.cache.counters.recomputed += placement.recomputed
         self._publish_loaded(placement.members, set(loaded.values()))
 
     def _publish_loaded(self, members: list[Sequence], loaded: set[int]) -> None:
@@ -108,9 +108,6 @@ class Residency:
             for block, digest in zip(member.table.blocks[: member.published], member.digests[1:], strict=False):
                 if block in loaded and self.pool.hash_of(block) is None:
                     self._offer(block, digest)
-
-    def _count_restored(self, placement: Placement) -> None:
-        self.cache.counters.restored += len(placement.loads) * self._block_size
 
     # Going
 

@@ -22,6 +22,7 @@ from octavo_worker.messages import (
     AddRequest,
     EngineStats,
     RequestFailed,
+    RequestResumed,
     RequestStarted,
     SequenceInput,
     StepOutput,
@@ -159,7 +160,7 @@ class Scheduler:
     @property
     def has_output(self) -> bool:
         """Whether anything waits to be taken apart from statistics."""
-        return bool(self._output.tokens or self._output.started or self._output.failed)
+        return bool(self._output.tokens or self._output.started or self._output.failed or self._output.resumed)
 
     def stats(self) -> EngineStats:
         counters, decisions, host = self.cache.counters, self.residency.decisions, self.residency.host
@@ -387,6 +388,9 @@ class Scheduler:
         if placement is None:
             return False
         self.residency.enter(placement, plan)
+        if any(sequence.peak for sequence in gang):
+            back = RequestResumed(gang[0].request.id, placement.recomputed, placement.restored)
+            self._output.resumed.append(back)
         return True
 
     def _fit(self, gang: list[Sequence], available: int) -> Placement | None:
