@@ -87,6 +87,23 @@ class Abort(Message):
     index: int | None = None
 
 
+class PinPrefix(Message):
+    """Agent to engine: keep the full blocks of these tokens in memory under a name, in place of what it kept before.
+
+    They are computed if nobody has done so. A request `pin:<name>` starts or fails when that is settled.
+    """
+
+    name: str
+    tokens: list[int]
+    salt: bytes = b""
+
+
+class UnpinPrefix(Message):
+    """Agent to engine: leave the prefix of that name to the cache. Unknown names are fine."""
+
+    name: str
+
+
 class Shutdown(Message):
     """Agent to engine: exit now."""
 
@@ -154,7 +171,7 @@ class EngineStats(Message):
 
     Blocks: free (empty) + used (referenced) + cached (unreferenced, but the prefix cache may revive them) + quarantined
     (unreferenced, but a copy to the host still reads them) = all; `shared_blocks` of the used ones have several
-    references. `host_free_blocks` of `host_blocks` in CPU memory are
+    references, `pinned_blocks` one that keeps them resident. `host_free_blocks` of `host_blocks` in CPU memory are
     free. Tokens: `prompt_tokens` were asked for by admitted requests, `cached_tokens` of those came from the prefix
     cache, `recomputed_tokens` had been computed before a preemption and were computed again, `restored_tokens` came
     back from CPU memory. Of the `preemptions` (of sequences), `swapped_out` kept their memory on the host; the others
@@ -176,6 +193,7 @@ class EngineStats(Message):
     step_ms: float = 0.0
     swapped: int = 0
     shared_blocks: int = 0
+    pinned_blocks: int = 0
     quarantined_blocks: int = 0
     host_blocks: int = 0
     host_free_blocks: int = 0
@@ -196,5 +214,5 @@ class StepOutput(Message):
     resumed: list[RequestResumed] = []
 
 
-ToEngine = AddRequest | Abort | Shutdown
+ToEngine = AddRequest | Abort | PinPrefix | UnpinPrefix | Shutdown
 ToAgent = Ready | StepOutput

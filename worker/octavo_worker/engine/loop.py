@@ -7,7 +7,7 @@ import time
 from octavo_worker.channel import EngineChannel
 from octavo_worker.engine.plan import ModelRunner, StepError, StepPlan
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.messages import Abort, AddRequest, Ready, Shutdown, ToEngine
+from octavo_worker.messages import Abort, AddRequest, PinPrefix, Ready, Shutdown, ToEngine, UnpinPrefix
 
 
 class EngineLoop:
@@ -62,6 +62,10 @@ class EngineLoop:
                 self._scheduler.add(message)
             case Abort():
                 self._scheduler.abort(message.id, message.index)
+            case PinPrefix():
+                self._scheduler.pin(message)
+            case UnpinPrefix():
+                self._scheduler.residency.pins.unpin(message.name)
             case Shutdown():
                 self._stopping = True
 

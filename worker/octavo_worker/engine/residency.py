@@ -10,6 +10,7 @@ from octavo_worker.engine.plan import StepPlan
 from octavo_worker.engine.sequence import Sequence
 from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
+from octavo_worker.memory.pins import PinnedPrefixes
 from octavo_worker.memory.prefix_cache import PrefixCache
 
 
@@ -23,6 +24,7 @@ class Residency:
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int, policy: PreemptionPolicy) -> None:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, block_size)
+        self.pins = PinnedPrefixes(self.pool)
         self.host = BlockPool(num_host_blocks) if num_host_blocks else None
         self.decisions: Counter[Decision] = Counter()
         self.swapped = 0  # sequences on the host
@@ -45,6 +47,9 @@ class Residency:
     def undo(self) -> list[Sequence]:
         """The step failed: nothing that it wrote can be found any more. Returns the sequences that it swapped."""
         for block in self._published:
+            digest = self.pool.hash_of(block)
+            if digest is not None:
+                self.pins.lost(digest)
             self.pool.unpublish(block)
         self.settle()
         return self._moved
@@ -175,9 +180,20 @@ class Residency:
 
     # The prefix cache
 
+    def pin(self, name: str, tokens: list[int], salt: bytes) -> bool:
+        """Keep the full blocks of a prefix. Whether they are all computed already. `ValueError` if that is too much."""
+        digests = [self.cache.root(salt)]
+        self.cache.extend_digests(digests, tokens)
+        if 2 * (self.pins.num_wanted + len(digests) - 1) > self.pool.total:
+            raise ValueError(
+                f"{len(digests) - 1} more blocks pinned would be over half of the pool's {self.pool.total}"
+            )
+        return self.pins.pin(name, digests[1:])
+
     def _offer(self, block: int, digest: bytes) -> None:
         if self.pool.publish(block, digest):
             self._published.append(block)
+            self.pins.published(block, digest)
 
     def _extend_digests(self, sequence: Sequence, blocks: int) -> None:
         digests, size = sequence.digests, self._block_size
@@ -190,7 +206,7 @@ class Residency:
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Verify all accounts of both pools. `AssertionError` if one is wrong."""
         sequences = list(sequences)
-        self.pool.check_integrity(sequence.table.blocks for sequence in sequences)
+        self.pool.check_integrity([*(sequence.table.blocks for sequence in sequences), self.pins.blocks])
         if self.host is not None:
             self.host.check_integrity(sequence.host for sequence in sequences)
         if any(sequence.host and sequence.table.blocks for sequence in sequences):

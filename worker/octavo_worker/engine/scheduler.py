@@ -20,7 +20,9 @@ from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.memory.cost import Decision, PreemptionPolicy
 from octavo_worker.messages import (
     AddRequest,
+    EngineSampling,
     EngineStats,
+    PinPrefix,
     RequestFailed,
     RequestResumed,
     RequestStarted,
@@ -147,6 +149,21 @@ class Scheduler:
                 self._preempt([sibling for sibling in request.members(State.RUNNING) if not sibling.decodes])
             self._end_sequence(sequence)
 
+    def pin(self, message: PinPrefix) -> None:
+        """Keep a prefix resident; what is not computed yet is computed as a request of its own."""
+        request_id = f"pin:{message.name}"
+        self.abort(request_id)
+        try:
+            is_here = self.residency.pin(message.name, message.tokens, message.salt)
+        except ValueError as error:
+            self._output.failed.append(RequestFailed(request_id, "invalid_request", str(error), "tokens"))
+            return
+        if is_here:
+            self._output.started.append(RequestStarted(request_id, len(message.tokens)))
+            return
+        sampling = EngineSampling(seed=0, max_tokens=0)
+        self.add(AddRequest(request_id, message.tokens, [SequenceInput(0)], sampling, salt=message.salt))
+
     @property
     def has_requests(self) -> bool:
         return bool(self._requests)
@@ -177,6 +194,7 @@ class Scheduler:
             recomputed_tokens=counters.recomputed,
             generated_tokens=self._generated,
             swapped=self.residency.swapped,
+            pinned_blocks=len(self.residency.pins.blocks),
             shared_blocks=self.pool.shared,
             quarantined_blocks=self.pool.quarantined,
             host_blocks=0 if host is None else host.total,
@@ -372,6 +390,8 @@ class Scheduler:
         while alone and not fitting and len(gang) > 1 and request.beam is None:
             gang = gang[:-1]  # samples need not run together, if this is what it takes to run at all
             fitting = gang if self._enter(gang, plan) else []
+        if alone and not fitting and self._let_pins_go():
+            return True
         if alone and not fitting and request.beam is not None and not self.pool.quarantined:
             self._fail_beams(request)
             return True
@@ -426,12 +446,21 @@ class Scheduler:
         """Preempt the request that is last in order."""
         request = self._running.last()
         gang = request.members(State.RUNNING)
+        if len(gang) == len(self._running) and self._let_pins_go():
+            return
         if len(gang) == len(self._running) > 1:
             if request.beam is not None:
                 self._fail_beams(request)
                 return
             gang = gang[-1:]
         self._preempt(gang, plan)
+
+    def _let_pins_go(self) -> bool:
+        """Leave pinned prefixes to the cache, for the only request that runs. Whether that frees anything."""
+        if not self.residency.pins.blocks:
+            return False
+        self.residency.pins.let_go()
+        return True
 
     def _preempt(self, gang: list[Sequence], plan: StepPlan | None = None) -> None:
         """Take the memory of running sequences of one request and put them back to the front of their class."""

@@ -1,0 +1,70 @@
+"""Prefixes that are kept resident under a name, such as the system prompt of an application."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo_worker.memory.block_pool import BlockPool
+
+
+class PinnedPrefixes:
+    """Holds a reference to every published block of a pinned prefix, so that it is never evicted.
+
+    A pin names contents, not blocks: what is not in the cache yet is held as soon as somebody computes it. Pins are a
+    wish, not a reservation: `let_go` gives the blocks back when a request could not run otherwise; they are held again
+    when they are published again.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._names: dict[str, list[bytes]] = {}
+        self._wanted: dict[bytes, int] = {}  # digest -> names that want it
+        self._held: dict[bytes, int] = {}  # digest -> block
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks that are held."""
+        return list(self._held.values())
+
+    @property
+    def num_wanted(self) -> int:
+        """Blocks that are held when everything is in the cache."""
+        return len(self._wanted)
+
+    def pin(self, name: str, digests: Sequence[bytes]) -> bool:
+        """Keep the blocks with these digests, instead of what `name` kept before. Whether all of them are here."""
+        self._names[name], before = list(digests), self._names.get(name, [])
+        for digest in digests:
+            self._wanted[digest] = self._wanted.get(digest, 0) + 1
+            block = self._pool.find(digest)
+            if block is not None:
+                self.published(block, digest)
+        self._forget(before)
+        return all(digest in self._held for digest in digests)
+
+    def unpin(self, name: str) -> None:
+        """Unknown names are fine."""
+        self._forget(self._names.pop(name, []))
+
+    def published(self, block: int, digest: bytes) -> None:
+        """A block became findable: hold it if it is wanted."""
+        if digest in self._wanted and digest not in self._held:
+            self._pool.acquire((block,))
+            self._held[digest] = block
+
+    def lost(self, digest: bytes) -> None:
+        """The content turned out to be wrong: the block is no longer of use."""
+        if (block := self._held.pop(digest, None)) is not None:
+            self._pool.release((block,))
+
+    def let_go(self) -> None:
+        """Leave everything to the cache, ends of prefixes first to be evicted."""
+        self._pool.release(reversed(self._held.values()))
+        self._held.clear()
+
+    def _forget(self, digests: Sequence[bytes]) -> None:
+        for digest in reversed(digests):
+            self._wanted[digest] -= 1
+            if not self._wanted[digest]:
+                del self._wanted[digest]
+                self.lost(digest)
