@@ -9,13 +9,11 @@ from collections.abc import Callable
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.admission import Limits, refusal
 from octavo_worker.engine.beam_group import BeamGroup
-from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
 from octavo_worker.engine.residency import Residency
-from octavo_worker.engine.running import RunningBatch
+from octavo_worker.engine.roster import GroupTooLarge, Roster
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 from octavo_worker.engine.timers import Timers
-from octavo_worker.engine.waiting import WaitingQueue
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.memory.cost import Decision, PreemptionPolicy
 from octavo_worker.messages import (
@@ -24,7 +22,6 @@ from octavo_worker.messages import (
     EngineStats,
     PinPrefix,
     RequestFailed,
-    RequestResumed,
     RequestStarted,
     SequenceInput,
     StepOutput,
@@ -87,15 +84,14 @@ class Scheduler:
         self.limits = Limits(max_model_len, vocab_size, max_running, self.pool.total * block_size)
         self._block_size = block_size
         self._token_budget = token_budget
-        self._watermark = math.ceil(watermark * self.pool.total)
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._deadlines = Timers(self._requests)
         self._aging = Timers(self._requests)
         self._aging_s = aging_s
-        self._waiting = WaitingQueue()
-        self._running = RunningBatch()
+        self._roster = Roster(self.residency, max_running=max_running, watermark=math.ceil(watermark * self.pool.total))
+        self._running, self._waiting = self._roster.running, self._roster.waiting
         self._in_flight: StepPlan | None = None
         self._planned: list[Sequence] = []  # parallel to the plan's sequences
         self._sitting_out = False  # somebody waits for blocks that the step under way sets free
@@ -146,7 +142,7 @@ class Scheduler:
         else:
             if sequence.state is State.RUNNING and not sequence.decodes:
                 # Siblings that compute as well may share blocks that this one was going to fill.
-                self._preempt([sibling for sibling in request.members(State.RUNNING) if not sibling.decodes])
+                self._roster.preempt([sibling for sibling in request.members(State.RUNNING) if not sibling.decodes])
             self._end_sequence(sequence)
 
     def pin(self, message: PinPrefix) -> None:
@@ -172,12 +168,13 @@ class Scheduler:
         """Everything that happened since the last call, with the state now."""
         output, self._output = self._output, StepOutput([], [], [], EngineStats())
         output.stats = self.stats()
+        output.resumed, self._roster.resumed = self._roster.resumed, []
         return output
 
     @property
     def has_output(self) -> bool:
         """Whether anything waits to be taken apart from statistics."""
-        return bool(self._output.tokens or self._output.started or self._output.failed or self._output.resumed)
+        return bool(self._output.tokens or self._output.started or self._output.failed)
 
     def stats(self) -> EngineStats:
         counters, decisions, host = self.cache.counters, self.residency.decisions, self.residency.host
@@ -224,7 +221,7 @@ class Scheduler:
         self._sitting_out = False
         self.residency.begin_step()
         plan = StepPlan([], 0)
-        self._make_way(plan)
+        self._roster.make_way(plan)
         preemptions = self.residency.decisions.total()
         self._plan_decodes(plan)
         self._plan_prompts(plan, admit=self.residency.decisions.total() == preemptions)
@@ -258,7 +255,7 @@ class Scheduler:
         planned = self._land(plan)
         swapped = self.residency.undo()
         for request in {sequence.request: None for sequence in (*planned, *swapped)}:
-            self._preempt(request.members(State.RUNNING))
+            self._roster.preempt(request.members(State.RUNNING))
         for sequence in swapped:
             self.residency.free(sequence)
         if culprit is not None:
@@ -279,24 +276,8 @@ class Scheduler:
     def _age(self, now: float) -> None:
         """Whoever waited for long rises by a class, and keeps it, so that no class starves another."""
         for request in self._aging.take_due(now):
-            waiting = request.members(State.WAITING)
-            if len(waiting) == len(set(request.sequences.values())):
-                for sequence in waiting:
-                    self._waiting.remove(sequence)
-                request.priority -= 1
-                for sequence in waiting:
-                    sequence.reorder()
-                    self._waiting.push(sequence)
-            if request.priority > 0:
+            if self._roster.age(request):
                 self._aging.add(request, now + self._aging_s)
-
-    def _make_way(self, plan: StepPlan) -> None:
-        """Preempt requests of lower classes while they keep the head of the queue from a slot or from memory."""
-        head = self._waiting.head()
-        while head is not None and len(self._running) and self._running.last().priority > head.request.priority:
-            if self._fit(head.request.members(State.WAITING), self.pool.available + self.pool.quarantined) is not None:
-                return
-            self._preempt(self._running.last().members(State.RUNNING), plan)
 
     def _plan_decodes(self, plan: StepPlan) -> None:
         decoding, size = self._running.decoding, self._block_size
@@ -364,6 +345,20 @@ class Scheduler:
             else:
                 break
 
+    def _admit(self, request: Request, plan: StepPlan) -> bool:
+        """Whether the queue's head went, so that the next may be tried."""
+        try:
+            return self._roster.admit(request, plan)
+        except GroupTooLarge as error:
+            self._fail_beams(error.request)
+            return True
+
+    def _give_way(self, plan: StepPlan) -> None:
+        try:
+            self._roster.give_way(plan)
+        except GroupTooLarge as error:
+            self._fail_beams(error.request)
+
     def _plan_chunk(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
         """Compute up to `budget` tokens that are known but not computed. Their blocks are there since admission."""
         request, start = sequence.request, sequence.computed
@@ -379,103 +374,6 @@ class Scheduler:
         plan.sequences.append(step)
         self._planned.append(sequence)
         return end - start
-
-    # Admission and preemption
-
-    def _admit(self, request: Request, plan: StepPlan) -> bool:
-        """Let the waiting sequences of a request run, all or none. False if they must wait."""
-        gang = request.members(State.WAITING)
-        alone = len(self._running) == 0
-        fitting = gang if self._enter(gang, plan) else []
-        while alone and not fitting and len(gang) > 1 and request.beam is None:
-            gang = gang[:-1]  # samples need not run together, if this is what it takes to run at all
-            fitting = gang if self._enter(gang, plan) else []
-        if alone and not fitting and self._let_pins_go():
-            return True
-        if alone and not fitting and request.beam is not None and not self.pool.quarantined:
-            self._fail_beams(request)
-            return True
-        for sequence in fitting:
-            self._waiting.remove(sequence)
-            self._running.admit(sequence)
-            self._count_admission(sequence)
-        return bool(fitting)
-
-    def _enter(self, gang: list[Sequence], plan: StepPlan) -> bool:
-        """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
-        much."""
-        placement = self._fit(gang, self.pool.available)
-        if placement is None:
-            return False
-        self.residency.enter(placement, plan)
-        if any(sequence.peak for sequence in gang):
-            back = RequestResumed(gang[0].request.id, placement.recomputed, placement.restored)
-            self._output.resumed.append(back)
-        return True
-
-    def _fit(self, gang: list[Sequence], available: int) -> Placement | None:
-        """Where waiting sequences would find their blocks among `available` ones; None without enough slots or blocks.
-
-        Besides the watermark, each parallel sample but one gets a last block of its own right away, and nobody comes
-        back from a preemption without a block to grow into for all that will run.
-        """
-        width = self._running.width + sum(sequence.width for sequence in gang)
-        if width > self.limits.max_running:
-            return None
-        spare = available
-        if len(self._running):
-            spare -= self._watermark + sum(sequence.width - 1 for sequence in gang)
-            spare -= width if any(sequence.peak for sequence in gang) else 0
-        if spare <= 0:
-            return None
-        placement = self.residency.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
-        return placement if placement.needed <= spare else None
-
-    def _count_admission(self, sequence: Sequence) -> None:
-        request, hit, counters = sequence.request, sequence.computed, self.cache.counters
-        if sequence.peak == 0 and not sequence.decodes:
-            counters.queried += sequence.length
-            counters.hit += hit
-        if request.cached_tokens is None:
-            request.cached_tokens = min(hit, len(request.prompt))
-        if _wants_scores(request):
-            request.prompt_scorer = sequence
-            request.prompt_logprobs = [None]
-
-    def _give_way(self, plan: StepPlan) -> None:
-        """Preempt the request that is last in order."""
-        request = self._running.last()
-        gang = request.members(State.RUNNING)
-        if len(gang) == len(self._running) and self._let_pins_go():
-            return
-        if len(gang) == len(self._running) > 1:
-            if request.beam is not None:
-                self._fail_beams(request)
-                return
-            gang = gang[-1:]
-        self._preempt(gang, plan)
-
-    def _let_pins_go(self) -> bool:
-        """Leave pinned prefixes to the cache, for the only request that runs. Whether that frees anything."""
-        if not self.residency.pins.blocks:
-            return False
-        self.residency.pins.let_go()
-        return True
-
-    def _preempt(self, gang: list[Sequence], plan: StepPlan | None = None) -> None:
-        """Take the memory of running sequences of one request and put them back to the front of their class."""
-        if not gang:
-            return
-        for sequence in reversed(gang):
-            self._running.remove(sequence)
-        if self.residency.evict(gang, plan) is not Decision.SWAP:
-            for sequence in gang:
-                self._stop_scoring(sequence)
-        if gang[0].request.beam is not None:
-            gang[0].request.beam.withdraw()
-        for sequence in reversed(gang):
-            sequence.state = State.WAITING
-            self._waiting.push(sequence)
 
     # Committing
 
@@ -602,13 +500,9 @@ class Scheduler:
         sequences = [Sequence(request, *output, table) for output, table in zip(outputs, tables, strict=True)]
         return sorted(sequences, key=by_order)
 
-    def _stop_scoring(self, sequence: Sequence) -> None:
-        if sequence.request.prompt_scorer is sequence:
-            sequence.request.prompt_scorer = None
-
     def _release(self, sequence: Sequence) -> None:
         """The sequence is over, whatever held it."""
-        self._stop_scoring(sequence)
+        self._roster.stop_scoring(sequence)
         self.residency.free(sequence)
         sequence.state = State.FINISHED
 
@@ -639,8 +533,3 @@ def _members_from(decoding: list[Sequence], position: int, request: Request) -> 
     while end < len(decoding) and decoding[end].request is request:
         end += 1
     return decoding[position:end]
-
-
-def _wants_scores(request: Request) -> bool:
-    """Whether its prompt's log-probabilities are asked for, and nobody computes them yet."""
-    return request.sampling.prompt_logprobs is not None and request.prompt_scorer is None and not request.started

@@ -1,0 +1,160 @@
+"""Who runs and who waits, and what moves requests from one to the other."""
+
+from __future__ import annotations
+
+from octavo_worker.engine.placement import Placement
+from octavo_worker.engine.plan import StepPlan
+from octavo_worker.engine.residency import Residency
+from octavo_worker.engine.running import RunningBatch
+from octavo_worker.engine.sequence import Request, Sequence, State
+from octavo_worker.engine.waiting import WaitingQueue
+from octavo_worker.memory.cost import Decision
+from octavo_worker.messages import RequestResumed
+
+
+class GroupTooLarge(Exception):
+    """The beams of a request have all of the memory, and it is not enough."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.id)
+        self.request = request
+
+
+class Roster:
+    """Admits what waits, preempts what runs: whole groups, within slots and memory. `resumed` collects who came
+    back."""
+
+    def __init__(self, residency: Residency, *, max_running: int, watermark: int) -> None:
+        self.residency = residency
+        self.running = RunningBatch()
+        self.waiting = WaitingQueue()
+        self.resumed: list[RequestResumed] = []
+        self._max_running = max_running
+        self._watermark = watermark
+
+    def make_way(self, plan: StepPlan) -> None:
+        """Preempt requests of lower classes while they keep the head of the queue from a slot or from memory."""
+        head = self.waiting.head()
+        while head is not None and len(self.running) and self.running.last().priority > head.request.priority:
+            if (
+                self._fit(
+                    head.request.members(State.WAITING), self.residency.pool.available + self.residency.pool.quarantined
+                )
+                is not None
+            ):
+                return
+            self.preempt(self.running.last().members(State.RUNNING), plan)
+
+    def admit(self, request: Request, plan: StepPlan) -> bool:
+        """Let the waiting sequences of a request run, all or none. False if they must wait."""
+        gang = request.members(State.WAITING)
+        alone = len(self.running) == 0
+        fitting = gang if self._enter(gang, plan) else []
+        while alone and not fitting and len(gang) > 1 and request.beam is None:
+            gang = gang[:-1]  # samples need not run together, if this is what it takes to run at all
+            fitting = gang if self._enter(gang, plan) else []
+        if alone and not fitting and self._let_pins_go():
+            return True
+        if alone and not fitting and request.beam is not None and not self.residency.pool.quarantined:
+            raise GroupTooLarge(request)
+        for sequence in fitting:
+            self.waiting.remove(sequence)
+            self.running.admit(sequence)
+            self._count_admission(sequence)
+        return bool(fitting)
+
+    def _enter(self, gang: list[Sequence], plan: StepPlan) -> bool:
+        """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
+        much."""
+        placement = self._fit(gang, self.residency.pool.available)
+        if placement is None:
+            return False
+        self.residency.enter(placement, plan)
+        if any(sequence.peak for sequence in gang):
+            back = RequestResumed(gang[0].request.id, placement.recomputed, placement.restored)
+            self.resumed.append(back)
+        return True
+
+    def _fit(self, gang: list[Sequence], available: int) -> Placement | None:
+        """Where waiting sequences would find their blocks among `available` ones; None without enough slots or blocks.
+
+        Besides the watermark, each parallel sample but one gets a last block of its own right away, and nobody comes
+        back from a preemption without a block to grow into for all that will run.
+        """
+        width = self.running.width + sum(sequence.width for sequence in gang)
+        if width > self._max_running:
+            return None
+        spare = available
+        if len(self.running):
+            spare -= self._watermark + sum(sequence.width - 1 for sequence in gang)
+            spare -= width if any(sequence.peak for sequence in gang) else 0
+        if spare <= 0:
+            return None
+        placement = self.residency.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
+        return placement if placement.needed <= spare else None
+
+    def _count_admission(self, sequence: Sequence) -> None:
+        request, hit, counters = sequence.request, sequence.computed, self.residency.cache.counters
+        if sequence.peak == 0 and not sequence.decodes:
+            counters.queried += sequence.length
+            counters.hit += hit
+        if request.cached_tokens is None:
+            request.cached_tokens = min(hit, len(request.prompt))
+        if _wants_scores(request):
+            request.prompt_scorer = sequence
+            request.prompt_logprobs = [None]
+
+    def give_way(self, plan: StepPlan) -> None:
+        """Preempt the request that is last in order."""
+        request = self.running.last()
+        gang = request.members(State.RUNNING)
+        if len(gang) == len(self.running) and self._let_pins_go():
+            return
+        if len(gang) == len(self.running) > 1:
+            if request.beam is not None:
+                raise GroupTooLarge(request)
+            gang = gang[-1:]
+        self.preempt(gang, plan)
+
+    def _let_pins_go(self) -> bool:
+        """Leave pinned prefixes to the cache, for the only request that runs. Whether that frees anything."""
+        if not self.residency.pins.blocks:
+            return False
+        self.residency.pins.let_go()
+        return True
+
+    def preempt(self, gang: list[Sequence], plan: StepPlan | None = None) -> None:
+        """Take the memory of running sequences of one request and put them back to the front of their class."""
+        if not gang:
+            return
+        for sequence in reversed(gang):
+            self.running.remove(sequence)
+        if self.residency.evict(gang, plan) is not Decision.SWAP:
+            for sequence in gang:
+                self.stop_scoring(sequence)
+        if gang[0].request.beam is not None:
+            gang[0].request.beam.withdraw()
+        for sequence in reversed(gang):
+            sequence.state = State.WAITING
+            self.waiting.push(sequence)
+
+    def age(self, request: Request) -> bool:
+        """Let a request rise by a class if nothing of it runs. Whether it can rise further later."""
+        waiting = request.members(State.WAITING)
+        if len(waiting) == len(set(request.sequences.values())):
+            for sequence in waiting:
+                self.waiting.remove(sequence)
+            request.priority -= 1
+            for sequence in waiting:
+                sequence.reorder()
+                self.waiting.push(sequence)
+        return request.priority > 0
+
+    def stop_scoring(self, sequence: Sequence) -> None:
+        if sequence.request.prompt_scorer is sequence:
+            sequence.request.prompt_scorer = None
+
+
+def _wants_scores(request: Request) -> bool:
+    """Whether its prompt's log-probabilities are asked for, and nobody computes them yet."""
+    return request.sampling.prompt_logprobs is not None and request.prompt_scorer is None and not request.started
