@@ -34,16 +34,14 @@ class Roster:
 
     def make_way(self, plan: StepPlan) -> None:
         """Preempt requests of lower classes while they keep the head of the queue from a slot or from memory."""
-        head = self.waiting.head()
-        while head is not None and len(self.running) and self.running.last().priority > head.request.priority:
-            if (
-                self._fit(
-                    head.request.members(State.WAITING), self.residency.pool.available + self.residency.pool.quarantined
-                )
-                is not None
-            ):
+        head, pool = self.waiting.head(), self.residency.pool
+        if head is None:
+            return
+        gang = head.request.members(State.WAITING) if len(self.running) else []
+        while len(self.running) and (last := self.running.last()).priority > head.request.priority:
+            if self._fit(gang, pool.available + pool.quarantined) is not None:
                 return
-            self.preempt(self.running.last().members(State.RUNNING), plan)
+            self.preempt(last.members(State.RUNNING), plan)
 
     def admit(self, request: Request, plan: StepPlan) -> bool:
         """Let the waiting sequences of a request run, all or none. False if they must wait."""
