@@ -105,3 +105,21 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
 def test_models_without_paged_attention_are_refused(tmp_path: Path, config: PreTrainedConfig, reason: str) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
         load_runner(dummy(saved(tmp_path, config), max_model_len=32))
+
+
+def test_a_host_pool_has_the_blocks_that_fit_and_measured_speeds(tmp_path: Path) -> None:
+    runner = load_runner(dummy(folder_of(tmp_path), num_blocks=30, host_cache_bytes=10 * BLOCK_BYTES + 5))
+    assert runner.num_host_blocks == 11  # block 0 is never used
+    assert runner.speeds is not None
+    assert runner.speeds.block_bytes == BLOCK_BYTES
+    assert runner.speeds.link > 0
+    assert runner.speeds.prefill > 0
+
+
+def test_without_a_host_pool_nothing_is_measured(tmp_path: Path) -> None:
+    runner = load_runner(dummy(folder_of(tmp_path), num_blocks=30))
+    assert (runner.num_host_blocks, runner.speeds) == (0, None)
+
+
+def test_a_host_pool_without_room_for_a_block_is_none(tmp_path: Path) -> None:
+    assert load_runner(dummy(folder_of(tmp_path), num_blocks=30, host_cache_bytes=BLOCK_BYTES - 1)).num_host_blocks == 0
