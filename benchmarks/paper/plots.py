@@ -27,10 +27,12 @@ def _save(path: Path) -> None:
 
 
 def _batches(figures: dict[str, Any], path: Path) -> None:
-    _, axes = plt.subplots(2, len(figures), figsize=(9, 6), squeeze=False)
+    _, axes = plt.subplots(2, len(figures), figsize=(4.5 * len(figures), 7), squeeze=False)
     for column, (trace, policies) in enumerate(figures.items()):
         for row, (key, title) in enumerate((("mean_batch", "sequences in the batch"), ("waste", "memory wasted"))):
-            bars = axes[row][column].bar(list(policies), [p[key] for p in policies.values()])
+            bars = axes[row][column].bar(
+                [name.replace("_", "\n") for name in policies], [p[key] for p in policies.values()]
+            )
             axes[row][column].bar_label(bars)
             axes[row][column].set_title(f"{trace}: {title}")
     _save(path)
@@ -79,7 +81,7 @@ def _preemption(figures: dict[str, Any], path: Path) -> None:
 
 def _prefixes(figures: dict[str, Any], path: Path) -> None:
     for trace, rates in figures.items():
-        shares = {float(share): rate for share, rate in rates.items() if share != "unlimited"}
+        shares = {float(share): rate for share, rate in rates.items() if share[0].isdigit()}
         (line,) = plt.plot([100 * share for share in shares], list(shares.values()), marker="o", label=trace)
         plt.axhline(rates["unlimited"], linestyle=":", color=line.get_color())
     plt.xscale("log", base=2)
