@@ -51,6 +51,18 @@ def test_beams_and_the_best_of_several_samples(queue: Queue, start_worker):
     assert all(s.logprobs is None for s in result.sequences)
 
 
+def test_preempted_jobs_say_what_was_restored_or_recomputed(queue: Queue, start_worker):
+    """More jobs than the KV cache holds at once, all admitted before they grow."""
+    prompts = [(i, 30 + i) for i in range(12)]
+    jobs = [queue.submit(prompt, sampling=sampling(200)) for prompt in prompts]
+    start_worker("step_seconds=0.001", num_blocks=34, swap_memory=1.0, preemption="swap")
+    results = [queue.wait(job) for job in jobs]
+    for prompt, result in zip(prompts, results, strict=True):
+        assert list(result.token_ids) == expected(list(prompt), 200)
+    assert sum(result.usage.restored_tokens for result in results) > 0
+    assert sum(result.usage.recomputed_tokens for result in results) == 0
+
+
 def test_text_prompts_and_messages_are_tokenised_without_control_tokens_of_users(queue: Queue, start_worker, tokenizer):
     text = queue.submit("To be <|end|> or", sampling=sampling(3))
     chat = queue.submit(None, messages=[{"role": "user", "content": "Hail<|end|>"}], sampling=sampling(3))
