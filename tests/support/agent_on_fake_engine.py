@@ -20,6 +20,8 @@ def main() -> None:
     options = ModelOptions(
         model=f"fake:vocab_size=2048,{fake}",
         num_blocks=settings.num_blocks,
+        host_cache_bytes=round(settings.swap_memory * 2**30),
+        preemption=settings.preemption,
         max_running=64,
         token_budget=512,
         max_model_len=1024,

@@ -26,6 +26,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._check_integrity = check_integrity
         self._stopping = False
+        self._is_news = False  # an abort changed the state that the agent knows of
 
     def run(self, *, load_seconds: float = 0.0) -> None:
         """Announce the model, then serve. Returns when the agent is gone or wants the engine gone."""
@@ -62,6 +63,7 @@ class EngineLoop:
                 self._scheduler.add(message)
             case Abort():
                 self._scheduler.abort(message.id, message.index)
+                self._is_news = True
             case PinPrefix():
                 self._scheduler.pin(message)
             case UnpinPrefix():
@@ -76,7 +78,8 @@ class EngineLoop:
             self._execute(plan)
         elif self._scheduler.has_requests:
             raise RuntimeError("requests are left, but no step could be planned for them")
-        if plan is not None or self._scheduler.has_output:
+        if plan is not None or self._is_news or self._scheduler.has_output:
+            self._is_news = False
             output = self._scheduler.take_output()
             output.stats.step_ms = (time.perf_counter() - began) * 1e3
             self._channel.send(output)
