@@ -98,6 +98,7 @@ def test_sigterm_lets_jobs_finish_within_the_grace_period(queue: Queue, start_wo
     job = queue.submit(PROMPT, sampling=sampling(100))
     until(lambda: queue.stored(job) > 5)
     worker.send(signal.SIGTERM)
+    until(lambda: "leaving" in worker.log)
     late = queue.submit(PROMPT, sampling=sampling(5))
     assert worker.wait() == 0
     assert list(queue.wait(job).token_ids) == expected(list(PROMPT), 100)
