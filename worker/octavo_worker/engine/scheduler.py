@@ -35,14 +35,13 @@ class Scheduler:
     `plan` builds one step in this order:
 
     0. While requests of lower classes keep the head of the queue from a slot or from memory, the last of them gives
-    way. 1. Every decoding sequence gets its token. `token_budget` exceeds `max_running`, so prompts never delay a
-    decode and
-       decodes always leave room for prompts.
+       way.
+    1. Every decoding sequence gets its token. `token_budget` exceeds `max_running`, so prompts never delay a decode
+       and decodes always leave room for prompts.
     2. What is left of the budget goes to prompts in the order of (class, deadline, arrival, index): those that run
-    continue,
-       those that wait are admitted when their turn comes. Nobody overtakes a sequence that finds no slot or no blocks.
-       Admission takes the blocks of all present tokens (not of the output to come) and keeps `watermark` of the pool
-       free for those that run.
+       continue, those that wait are admitted when their turn comes. Nobody overtakes a sequence that finds no slot or
+       no blocks. Admission takes the blocks of all present tokens (not of the output to come) and keeps `watermark` of
+       the pool free for those that run.
 
     When a decode finds no block, the request that is last in order gives way with all its sequences: parallel samples
     and beams are preempted and restored as one gang. `policy` says whether their memory moves to the host or is given
