@@ -60,8 +60,8 @@ def _first_token(engine: EngineBench, running: ServiceBench, console: Console) -
     alone, served = [], []
     for number in track(range(FIRST_TOKEN_RUNS), description="first token", console=console, transient=True):
         prompt = [(7 * number + 13 * position) % min(997, engine.vocab_size) for position in range(128)]
-        alone.append(engine.run([Work(prompt, 4)]).first_token[0])
-        served.append(running.first_token_seconds(Work(prompt, 4)))
+        alone.append(engine.run([Work(prompt, 1)]).first_token[0])
+        served.append(running.first_token_seconds(Work(prompt, 1)))
     return {
         "workload": "first token, 128 in",
         "engine_ttft_ms": round(1e3 * median(alone), 2),
