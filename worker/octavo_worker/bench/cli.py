@@ -132,5 +132,5 @@ def service(
     from octavo_worker.bench.compare import compare_service
 
     with _options(model, threads, max_model_len) as options:
-        vocab_and_rows = compare_service(options, lambda vocab: _works(family, workloads, vocab), rounds, _console)
-    _show(report("service", vocab_and_rows, model=model, family=family), as_json, out)
+        rows = compare_service(options, lambda vocab: _works(family, workloads, vocab), rounds, _console)
+    _show(report("service", rows, model=model, family=family), as_json, out)
