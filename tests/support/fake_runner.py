@@ -79,6 +79,7 @@ class FakeRunner:
         self.blocks_swapped = 0
         self._host: list[list[tuple[int, int] | None]] = [[] for _ in range(num_host_blocks)]
         self._kv: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+        self._tables: dict[int, list[int]] = {}  # by stay: the block table of its last step
         self._step_seconds = step_seconds
         self._poison = poison
 
@@ -94,6 +95,7 @@ class FakeRunner:
             assert (position < plan.num_decodes) <= (len(step.tokens) == 1), "decodes come first, one token each"
             if self._poison in step.tokens:
                 raise StepError(position, "token that this model cannot compute")
+            self._remember(step)
             self._write(step, written)
         self._swap_out(plan)
         return StepResult([self._answer(step) for step in plan.sequences])
@@ -121,6 +123,13 @@ class FakeRunner:
         for source, target in copies:
             assert target != 0, "the null block is a target"
             self._kv[target * size : (target + 1) * size] = self._kv[source * size : (source + 1) * size]
+
+    def _remember(self, step: SequenceStep) -> None:
+        """Of a table that was seen before, only what lies from the block written next on may be new."""
+        assert step.stay > 0, "a step without the number of its stay"
+        known = self._tables.get(step.stay, [])[: step.start // self.block_size]
+        assert list(step.block_table[: len(known)]) == known, "a block table changed within a stay"
+        self._tables[step.stay] = list(step.block_table)
 
     def _slot(self, step: SequenceStep, position: int) -> int:
         block = step.block_table[position // self.block_size]

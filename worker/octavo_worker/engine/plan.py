@@ -43,6 +43,11 @@ class SequenceStep:
     token's logits: nothing for a chunk that does not reach the end of the prompt, one for an ordinary step, several
     when parallel sequences leave a prompt together. `prompt_logprobs` asks for log-probabilities of the tokens that
     follow each computed position inside the prompt (`targets[i]` is the token after position `start + i`).
+
+    `stay` numbers one stay of one sequence in the running batch, from the step that admits it to its end or its
+    preemption; no other stay ever has that number. Between two steps of a stay the block table only grows, or gets a
+    copy of the block that is written next: a runner that remembers the stay needs to look at nothing else. 0 is a step
+    that nobody should remember.
     """
 
     tokens: Sequence[int]
@@ -51,6 +56,7 @@ class SequenceStep:
     samples: list[SampleSpec] = field(default_factory=list)
     prompt_logprobs: int | None = None
     targets: Sequence[int] = ()
+    stay: int = 0
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
@@ -19,6 +20,7 @@ class RunningBatch:
         self.decoding: list[Sequence] = []
         self.holding: list[Sequence] = []
         self.width = 0
+        self._stays = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self.prefilling) + len(self.decoding) + len(self.holding)
@@ -26,6 +28,7 @@ class RunningBatch:
     def admit(self, sequence: Sequence) -> None:
         """Let a waiting sequence run: compute its prompt, or go on decoding if it was swapped while it did."""
         sequence.state = State.RUNNING
+        sequence.step.stay = sequence.stay = next(self._stays)
         self.width += sequence.width
         insort(self.decoding if sequence.decodes else self.prefilling, sequence, key=by_order)
 
@@ -49,6 +52,7 @@ class RunningBatch:
 
     def join(self, fork: Sequence) -> None:
         """A new fork decodes."""
+        fork.stay = next(self._stays)
         self.width += fork.width
         self._decode(fork)
 

@@ -363,7 +363,7 @@ class Scheduler:
         request, start = sequence.request, sequence.computed
         length = sequence.length
         end = min(length, start + budget)
-        step = SequenceStep(sequence.slice(start, end), start, sequence.table.blocks)
+        step = SequenceStep(sequence.slice(start, end), start, sequence.table.blocks, stay=sequence.stay)
         if end == length and request.rules.limit > 0:
             step.samples = sequence.samples()
         if request.prompt_scorer is sequence and start < len(request.prompt) - 1:

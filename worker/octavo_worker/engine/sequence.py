@@ -99,6 +99,7 @@ class Sequence:
         "published",
         "request",
         "state",
+        "stay",
         "step",
         "table",
     )
@@ -117,6 +118,7 @@ class Sequence:
         self.host: list[int] = []
         self.decodes = False
         self.state = State.WAITING
+        self.stay = 0
         self.step = SequenceStep([], 0, table.blocks)
 
     def reorder(self) -> None:
@@ -159,7 +161,9 @@ class Sequence:
 
     def prepare_decode(self) -> None:
         """Point the reusable step at the last token, which is the only one not computed."""
-        self.step = SequenceStep([self.output[-1]], self.length - 1, self.table.blocks, self.samples())
+        self.step = SequenceStep(
+            [self.output[-1]], self.length - 1, self.table.blocks, self.samples(), stay=self.stay
+        )
 
     def advance_decode(self) -> None:
         """The same one token later, touching only what changed: this runs for every sequence in every step."""
