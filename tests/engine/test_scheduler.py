@@ -42,7 +42,7 @@ def test_budget_chunks_a_long_prompt_while_decodes_go_on():
         plan = driver.scheduler.plan()
         assert [len(step.tokens) for step in plan.sequences] == [1, chunk]
         assert plan.num_decodes == 1
-        driver.scheduler.commit(plan, driver.runner.execute(plan))
+        driver.scheduler.commit(plan, driver.runner.launch(plan).result())
     driver.record(driver.scheduler.take_output())
     driver.run()
     assert_complete(driver, short, long)
@@ -88,7 +88,7 @@ def test_urgent_prompt_goes_before_the_rest_of_a_long_one():
     driver.add(urgent)
     plan = driver.scheduler.plan()
     assert [(step.start, len(step.tokens)) for step in plan.sequences] == [(0, 30), (50, 20)]
-    driver.scheduler.commit(plan, driver.runner.execute(plan))
+    driver.scheduler.commit(plan, driver.runner.launch(plan).result())
     driver.record(driver.scheduler.take_output())
     driver.run()
     assert_complete(driver, long, urgent)
@@ -222,7 +222,7 @@ def test_burst_of_equal_prompts_shares_within_one_step():
     plan = driver.scheduler.plan()
     assert [len(step.tokens) for step in plan.sequences] == [50, 2, 2, 2]
     assert driver.scheduler.pool.used == 4 + 3
-    driver.scheduler.commit(plan, driver.runner.execute(plan))
+    driver.scheduler.commit(plan, driver.runner.launch(plan).result())
     driver.record(driver.scheduler.take_output())
     driver.run()
     assert_complete(driver, *requests)
@@ -243,12 +243,12 @@ def test_parallel_samples_compute_the_prompt_once_and_share_it():
     plan = driver.scheduler.plan()
     assert plan.num_tokens == 40
     assert [spec.index for spec in plan.sequences[0].samples] == [0, 1, 2, 3]
-    driver.scheduler.commit(plan, driver.runner.execute(plan))
+    driver.scheduler.commit(plan, driver.runner.launch(plan).result())
     driver.record(driver.scheduler.take_output())
     assert driver.scheduler.pool.used == 3
     plan = driver.scheduler.plan()
     assert len(plan.copies) == 3  # the last owner of the shared tail writes in place
-    driver.scheduler.commit(plan, driver.runner.execute(plan))
+    driver.scheduler.commit(plan, driver.runner.launch(plan).result())
     driver.record(driver.scheduler.take_output())
     assert driver.scheduler.pool.used == 2 + 4
     driver.run()
@@ -262,7 +262,7 @@ def test_parallel_samples_of_a_block_aligned_prompt_need_no_copy():
     driver.step()
     plan = driver.scheduler.plan()
     assert plan.copies == []
-    driver.scheduler.commit(plan, driver.runner.execute(plan))
+    driver.scheduler.commit(plan, driver.runner.launch(plan).result())
     driver.record(driver.scheduler.take_output())
     driver.run()
     assert_complete(driver, request)

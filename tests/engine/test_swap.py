@@ -54,11 +54,11 @@ def test_blocks_are_in_quarantine_until_the_copy_is_done():
     driver.add(make_request("first", range(12), max_tokens=20))
     driver.add(make_request("second", range(100, 112), max_tokens=20))
     while (plan := driver.scheduler.plan()) is not None and not plan.swap_out:
-        driver.scheduler.commit(plan, driver.runner.execute(plan))
+        driver.scheduler.commit(plan, driver.runner.launch(plan).result())
     assert driver.scheduler.pool.quarantined == len(plan.swap_out)
     leaving = {device for device, _ in plan.swap_out}
     assert not leaving & {block for step in plan.sequences for block in step.block_table}
-    driver.scheduler.commit(plan, driver.runner.execute(plan))
+    driver.scheduler.commit(plan, driver.runner.launch(plan).result())
     assert driver.scheduler.pool.quarantined == 0
 
 
@@ -96,7 +96,7 @@ def test_a_failed_step_with_a_swap_recomputes_both_who_left_and_who_ran():
     driver.add(first)
     driver.add(second)
     while not (plan := driver.scheduler.plan()).swap_out:
-        driver.scheduler.commit(plan, driver.runner.execute(plan))
+        driver.scheduler.commit(plan, driver.runner.launch(plan).result())
         driver.record(driver.scheduler.take_output())
     driver.scheduler.abandon(plan)
     assert driver.scheduler.stats().swapped == 0

@@ -36,7 +36,7 @@ def sampled(position: int) -> SampleSpec:
 
 def score(runner: PagedRunner, *steps: SequenceStep, copies: list[tuple[int, int]] | None = None) -> list[float]:
     """Log-probability of each sequence's next token: a fingerprint of everything it attended to."""
-    result = runner.execute(StepPlan(list(steps), 0, copies or []))
+    result = runner.launch(StepPlan(list(steps), 0, copies or [])).result()
     return [s.logprob.logprob for answer in result.sequences for s in answer.samples if s.logprob is not None]
 
 
@@ -61,7 +61,7 @@ def test_copies_come_before_the_tokens(runner: PagedRunner) -> None:
 
 def test_a_plan_of_copies_alone_is_carried_out(runner: PagedRunner) -> None:
     whole = score(runner, SequenceStep(PROMPT[:16], 0, [6], []), SequenceStep(PROMPT, 0, [6, 7], [sampled(20)]))
-    assert runner.execute(StepPlan([], 0, [(6, 8)])).sequences == []
+    assert runner.launch(StepPlan([], 0, [(6, 8)])).result().sequences == []
     assert score(runner, SequenceStep(PROMPT[16:], 16, [8, 7], [sampled(20)])) == whole
 
 
@@ -71,7 +71,7 @@ def test_answers_come_in_order_and_only_where_asked(runner: PagedRunner) -> None
         SequenceStep([4, 5], 0, [2]),
         SequenceStep([6, 7], 0, [3], [sampled(2), sampled(2)], prompt_logprobs=2, targets=[7]),
     ]
-    result = runner.execute(StepPlan(steps, 1))
+    result = runner.launch(StepPlan(steps, 1)).result()
     assert [len(s.samples) for s in result.sequences] == [1, 0, 2]
     assert [len(s.prompt_logprobs) for s in result.sequences] == [0, 0, 1]
     assert len(result.sequences[2].prompt_logprobs[0].top) == 2
@@ -86,5 +86,5 @@ def test_more_tokens_than_the_budget_still_run(runner: PagedRunner) -> None:
 def test_a_token_outside_the_vocabulary_blames_its_sequence(runner: PagedRunner, token: int) -> None:
     steps = [SequenceStep([3], 0, [1], [sampled(1)]), SequenceStep([2, token], 0, [2], [sampled(2)])]
     with pytest.raises(StepError, match="vocabulary") as failure:
-        runner.execute(StepPlan(steps, 0))
+        runner.launch(StepPlan(steps, 0)).result()
     assert failure.value.sequence == 1

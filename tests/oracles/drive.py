@@ -47,7 +47,7 @@ class Engine:
             answers.tokens[request.id] = {s.index: list(s.tokens) for s in request.sequences}
             answers.logprobs[request.id] = {s.index: [] for s in request.sequences}
         while (plan := self.scheduler.plan()) is not None:
-            self.scheduler.commit(plan, self.runner.execute(plan))
+            self.scheduler.commit(plan, self.runner.launch(plan).result())
             self._collect(answers)
         self._collect(answers)
         self.scheduler.check_integrity()

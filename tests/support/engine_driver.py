@@ -109,7 +109,7 @@ class Driver:
         plan = self.scheduler.plan()
         if plan is not None:
             try:
-                self.scheduler.commit(plan, self.runner.execute(plan))
+                self.scheduler.commit(plan, self.runner.launch(plan).result())
             except StepError as error:
                 self.scheduler.abandon(plan, culprit=error.sequence, message=str(error))
         output = self.scheduler.take_output()

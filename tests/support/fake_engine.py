@@ -14,7 +14,7 @@ import socket
 from fake_runner import FakeRunner
 
 from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import StepPlan, StepResult
+from octavo_worker.engine.plan import Done, StepPlan
 from octavo_worker.engine.process import ignore_signals, serve
 
 
@@ -22,12 +22,12 @@ class CrashingRunner(FakeRunner):
     crash_after = 0
     crash_token = -1
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Done:
         if any(self.crash_token in step.tokens for step in plan.sequences):
             os.abort()
         if self.crash_after and self.plans + 1 >= self.crash_after:
             raise RuntimeError("the fake model fails as it was told to")
-        return super().execute(plan)
+        return super().launch(plan)
 
 
 def load_runner(options: ModelOptions) -> FakeRunner:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from octavo_worker.engine.plan import (
+    Done,
     Sampled,
     SampleSpec,
     SequenceResult,
@@ -56,6 +57,8 @@ def score(history: Sequence[int], target: int) -> float:
 class FakeRunner:
     """Executes plans on a fake KV array and checks that they keep the contract of `octavo_worker.engine.plan`."""
 
+    asynchronous = False
+
     def __init__(
         self,
         num_blocks: int,
@@ -83,7 +86,13 @@ class FakeRunner:
         self._step_seconds = step_seconds
         self._poison = poison
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Done:
+        try:
+            return Done(self._compute(plan))
+        except StepError as error:
+            return Done(error)
+
+    def _compute(self, plan: StepPlan) -> StepResult:
         time.sleep(self._step_seconds)
         self.plans += 1
         self.tokens_computed += plan.num_tokens

@@ -78,7 +78,7 @@ class EngineBench:
         plan = scheduler.plan()
         if plan is None:
             raise RuntimeError("requests are left, but no step could be planned for them")
-        scheduler.commit(plan, self._runner.execute(plan))
+        scheduler.commit(plan, self._runner.launch(plan).result())
         output = scheduler.take_output()
         if output.failed:
             raise RuntimeError(f"a benchmark request failed: {output.failed[0].message}")

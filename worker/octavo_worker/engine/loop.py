@@ -86,7 +86,7 @@ class EngineLoop:
 
     def _execute(self, plan: StepPlan) -> None:
         try:
-            result = self._runner.execute(plan)
+            result = self._runner.launch(plan).result()
         except StepError as error:
             self._scheduler.abandon(plan, culprit=error.sequence, message=str(error))
         except BaseException:

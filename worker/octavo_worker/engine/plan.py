@@ -1,7 +1,11 @@
 """The contract between the scheduler and the model runner: a `StepPlan` goes in, a `StepResult` comes out.
 
 Everything in a plan is borrowed: token lists and block tables are references to the scheduler's own, and the step
-objects are reused. A runner reads them during `execute` and keeps nothing of them afterwards.
+objects are reused. A runner reads them during `launch` and keeps nothing of them afterwards.
+
+The engine may launch a step while the one before it still runs: two at most are under way. Their effects are those of
+running one after the other, in the order of their launch: whatever a step swaps, copies or writes comes after all that
+the step before it reads or writes. That order is what allows a block to be handed on while a step that uses it runs.
 """
 
 from __future__ import annotations
@@ -12,6 +16,9 @@ from typing import Protocol
 
 from octavo_worker.messages import EngineSampling, Logprob
 
+UNKNOWN = -1
+"""Stands for a token that is still being chosen, see `SequenceStep.follows`."""
+
 
 @dataclass(slots=True)
 class SampleSpec:
@@ -19,7 +26,7 @@ class SampleSpec:
 
     The noise is a pure function of (`params.seed`, `index`, `position`, token id). `prompt` and `output` are the
     tokens that penalties look at; both are references, not copies. `forbidden` ids (stop ids before `min_tokens`)
-    get a logit of minus infinity.
+    get a logit of minus infinity. Where the step `follows` another, `output` lacks the token that is still under way.
 
     With `candidates` the answer lists that many of the most likely tokens instead of choosing one: natural
     log-probabilities of the raw logits, to which bias, penalties and `forbidden` are applied afterwards, as
@@ -48,6 +55,11 @@ class SequenceStep:
     preemption; no other stay ever has that number. Between two steps of a stay the block table only grows, or gets a
     copy of the block that is written next: a runner that remembers the stay needs to look at nothing else. 0 is a step
     that nobody should remember.
+
+    A decode whose token the step before this one chooses has `tokens` [`UNKNOWN`]. `follows` is then the position of
+    that token among all samples of the plan launched last, counted through its sequences and their `samples`: the
+    runner takes it from there on the device, and adds it to `samples[0].output` where penalties look at that. It never
+    follows a sample with `candidates`.
     """
 
     tokens: Sequence[int]
@@ -57,6 +69,7 @@ class SequenceStep:
     prompt_logprobs: int | None = None
     targets: Sequence[int] = ()
     stay: int = 0
+    follows: int | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +132,28 @@ class StepError(Exception):
         self.sequence = sequence
 
 
+class Launched(Protocol):
+    """A step under way."""
+
+    def result(self) -> StepResult:
+        """Wait until the step is computed and all its copies are done. `StepError` if one sequence is to blame;
+        anything else ends the engine process. Called once for every step, in the order of launches; what a step gave
+        that was launched before the failure of another was known is dropped."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was over when its launch returned."""
+
+    outcome: StepResult | StepError
+
+    def result(self) -> StepResult:
+        if isinstance(self.outcome, StepError):
+            raise self.outcome
+        return self.outcome
+
+
 @dataclass(frozen=True, slots=True)
 class Speeds:
     """Measured when a model is loaded: bytes a block, bytes a second to the host and back, prompt tokens a second."""
@@ -132,8 +167,8 @@ class ModelRunner(Protocol):
     """What the engine asks of a model. The attributes are fixed after construction.
 
     `num_blocks` and `num_host_blocks` (0: no swapping) count the null block 0, which is never handed out. `speeds` is
-    None if they were not measured. `execute` returns once all copies are done, and raises `StepError` if one sequence
-    is to blame, anything else ends the engine process.
+    None if they were not measured. `asynchronous` says that `launch` returns before the step is computed. Only then
+    does the engine run one step ahead, and only such a runner meets steps that follow others.
     """
 
     num_blocks: int
@@ -142,5 +177,8 @@ class ModelRunner(Protocol):
     max_model_len: int
     vocab_size: int
     speeds: Speeds | None
+    asynchronous: bool
 
-    def execute(self, plan: StepPlan) -> StepResult: ...
+    def launch(self, plan: StepPlan) -> Launched:
+        """Start a step. Errors of the step surface from the `result` of what this returns, `StepError` always."""
+        ...

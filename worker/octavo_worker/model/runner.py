@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, Speeds, StepPlan, StepResult
+from octavo_worker.engine.plan import (
+    Done,
+    Sampled,
+    SequenceResult,
+    SequenceStep,
+    Speeds,
+    StepError,
+    StepPlan,
+    StepResult,
+)
 from octavo_worker.messages import Logprob
 from octavo_worker.model.batch import Batch, ragged_batch
 from octavo_worker.model.sampler import logprobs, sample
@@ -43,6 +52,7 @@ class PagedRunner:
     `num_host_blocks` (0: none) more blocks lie in a second pool of the same layout, where preempted sequences wait.
     """
 
+    asynchronous = False
     speeds: Speeds | None = None
 
     def __init__(
@@ -59,9 +69,15 @@ class PagedRunner:
         self.host_cache = self.kv_cache.new_empty((num_host_blocks, *self.kv_cache.shape[1:]), device="cpu")
         model.bind(self.kv_cache, block_size, max_model_len)
 
+    def launch(self, plan: StepPlan) -> Done:
+        """Computes the step. It fails with a `StepError` for a sequence whose tokens the model cannot embed."""
+        try:
+            return Done(self._compute(plan))
+        except StepError as error:
+            return Done(error)
+
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Raises `StepError` for a sequence whose tokens the model cannot embed."""
+    def _compute(self, plan: StepPlan) -> StepResult:
         _move(self.kv_cache, self.host_cache, plan.swap_out)
         _move(self.host_cache, self.kv_cache, plan.swap_in)
         if plan.copies:
