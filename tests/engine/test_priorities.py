@@ -94,4 +94,4 @@ def test_a_sequence_that_runs_does_not_age():
     for _ in range(20):
         driver.step()
         now += 1.0
-    assert driver.scheduler._requests["batch"].priority == 2
+    assert driver.scheduler._requests.find("batch").priority == 2

@@ -114,7 +114,7 @@ def test_parallel_samples_leave_and_return_as_one_and_shared_blocks_are_copied_o
     driver.add(group)
     held = 0
     while driver.scheduler.stats().preemptions == 0:
-        held = len({b for s in driver.scheduler._requests["group"].sequences.values() for b in s.table.blocks})
+        held = len({b for s in driver.scheduler._requests.find("group").sequences.values() for b in s.table.blocks})
         driver.step()
     stats = driver.scheduler.stats()
     assert stats.swapped == 4

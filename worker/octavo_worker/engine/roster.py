@@ -136,6 +136,14 @@ class Roster:
             sequence.state = State.WAITING
             self.waiting.push(sequence)
 
+    def drop(self, sequence: Sequence) -> None:
+        """A sequence that does not wait is over, whatever held it."""
+        if sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+        self.stop_scoring(sequence)
+        self.residency.free(sequence)
+        sequence.state = State.FINISHED
+
     def age(self, request: Request) -> bool:
         """Let a request rise by a class if nothing of it runs. Whether it can rise further later."""
         waiting = request.members(State.WAITING)

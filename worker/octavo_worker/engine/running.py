@@ -50,8 +50,19 @@ class RunningBatch:
         self.width -= len(others)
         return others
 
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """Let a computed prompt decode. Its first index keeps the sequence, every other gets a fork, which is
+        returned."""
+        children = [sequence.fork(index) for index in self.narrow(sequence)]
+        self.prefilling.remove(sequence)
+        self._decode(sequence)
+        for child in children:
+            self.join(child)
+        return children
+
     def join(self, fork: Sequence) -> None:
         """A new fork decodes."""
+        fork.request.sequences[fork.indices[0]] = fork
         fork.stay = next(self._stays)
         self.width += fork.width
         self._decode(fork)
@@ -59,11 +70,6 @@ class RunningBatch:
     def _decode(self, sequence: Sequence) -> None:
         sequence.decodes = True
         insort(self.decoding, sequence, key=by_order)
-
-    def leave_prompt(self, sequence: Sequence) -> None:
-        """A prompt is computed: it decodes from now on."""
-        self.prefilling.remove(sequence)
-        self._decode(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         kind = self.decoding if sequence.decodes else self.prefilling

@@ -161,9 +161,7 @@ class Sequence:
 
     def prepare_decode(self) -> None:
         """Point the reusable step at the last token, which is the only one not computed."""
-        self.step = SequenceStep(
-            [self.output[-1]], self.length - 1, self.table.blocks, self.samples(), stay=self.stay
-        )
+        self.step = SequenceStep([self.output[-1]], self.length - 1, self.table.blocks, self.samples(), stay=self.stay)
 
     def advance_decode(self) -> None:
         """The same one token later, touching only what changed: this runs for every sequence in every step."""

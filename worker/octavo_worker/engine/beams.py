@@ -1,0 +1,52 @@
+"""Beam searches on the running batch: hypotheses fork, go on and are dropped."""
+
+from __future__ import annotations
+
+from octavo_worker.engine.beam_group import BeamGroup
+from octavo_worker.engine.plan import Sampled
+from octavo_worker.engine.requests import Requests
+from octavo_worker.engine.roster import Roster
+from octavo_worker.engine.sequence import Request, Sequence
+
+
+class Beams:
+    """Turns what a search chooses into sequences and block tables."""
+
+    def __init__(self, roster: Roster, requests: Requests) -> None:
+        self._roster = roster
+        self._requests = requests
+
+    def offer(self, member: Sequence, sampled: Sampled) -> None:
+        """Take what the model says after one live hypothesis; after all of them, let the search go on or end."""
+        request, beam = member.request, member.request.beam
+        assert beam is not None
+        if not beam.offer(member, sampled.candidates):
+            return
+        choices = beam.choose()
+        if choices:
+            self._continue(request, beam, choices)
+        else:
+            self._requests.finish(request, [(found.tokens, found.reason) for found in beam.results()])
+
+    def _continue(self, request: Request, beam: BeamGroup, choices: list[tuple[Sequence, int]]) -> None:
+        """Each chosen parent continues as the first of its children, the others fork from it; the rest is dropped."""
+        running = self._roster.running
+        parents = dict.fromkeys(parent for parent, _ in choices)
+        spare = [index for parent in parents for index in running.narrow(parent)]
+        for member in beam.members:
+            if member not in parents:
+                spare += member.indices
+                self._roster.drop(member)
+        for index in spare:
+            del request.sequences[index]
+        beam.members = []
+        for parent, _ in choices:
+            child = parent.fork(spare.pop()) if parent in beam.members else parent
+            if child is not parent:
+                running.join(child)
+            beam.members.append(child)
+        for member, (_, token) in zip(beam.members, choices, strict=True):
+            running.unhold(member)
+            member.output.append(token)
+            member.prepare_decode()
+        self._requests.check_pool(beam.members[0])

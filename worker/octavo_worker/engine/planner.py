@@ -1,0 +1,160 @@
+"""Which sequences run in the next step, on which blocks."""
+
+from __future__ import annotations
+
+from octavo_worker.engine.plan import SequenceStep, StepPlan
+from octavo_worker.engine.requests import Requests
+from octavo_worker.engine.roster import GroupTooLarge, Roster
+from octavo_worker.engine.sequence import Request, Sequence, State
+
+
+class Planner:
+    """Builds a step in this order:
+
+    0. While requests of lower classes keep the head of the queue from a slot or from memory, the last of them gives
+       way.
+    1. Every decoding sequence gets its token. `token_budget` exceeds the slots, so prompts never delay a decode and
+       decodes always leave room for prompts.
+    2. What is left of the budget goes to prompts in the order of (class, deadline, arrival, index): those that run
+       continue, those that wait are admitted when their turn comes. Nobody overtakes a sequence that finds no slot or
+       no blocks. Admission takes the blocks of all present tokens, not of the output to come.
+
+    When a decode finds no block, the request that is last in order gives way with all its sequences: parallel samples
+    and beams are preempted and restored as one gang. Only samples that are alone in the batch shrink, from the last
+    index on; beams that are alone and do not fit fail. A group gets the blocks for its next tokens at once, so the
+    order of planning guarantees that a victim has not been planned yet. Blocks that a swap frees can be used once the
+    step is over, until then who needs them sits out. A step that preempts admits nobody, and who was preempted comes
+    back only when there is a block for every running sequence left over: nobody is preempted again before a block's
+    worth of tokens.
+
+    All work is incremental: a step costs its sequences and new tokens, never the length of contexts or of the queue.
+    """
+
+    def __init__(self, roster: Roster, requests: Requests, token_budget: int) -> None:
+        self._roster = roster
+        self._requests = requests
+        self._residency = roster.residency
+        self._pool = roster.residency.pool
+        self._block_size = roster.residency.cache.block_size
+        self._running, self._waiting = roster.running, roster.waiting
+        self._token_budget = token_budget
+        self._planned: list[Sequence] = []
+        self._sitting_out = False  # somebody waits for blocks that the step under way sets free
+
+    def plan(self) -> tuple[StepPlan, list[Sequence]]:
+        """The next step, and the sequences of its steps in their order."""
+        plan, self._planned = StepPlan([], 0), []
+        self._sitting_out = False
+        self._roster.make_way(plan)
+        preemptions = self._residency.decisions.total()
+        self._plan_decodes(plan)
+        self._plan_prompts(plan, admit=self._residency.decisions.total() == preemptions)
+        return plan, self._planned
+
+    # Decodes
+
+    def _plan_decodes(self, plan: StepPlan) -> None:
+        decoding, size, refs, planned = self._running.decoding, self._block_size, self._pool.refs, self._planned
+        position = 0
+        while position < len(decoding):  # preemption shortens the list from its end
+            sequence = decoding[position]
+            if len(sequence.request.sequences) > 1:
+                position = self._plan_group(position, plan)
+                continue
+            start = sequence.step.start
+            slot = start // size
+            blocks = sequence.table.blocks
+            if slot == len(blocks) or refs[blocks[slot]] > 1:
+                if not self._make_room([sequence], plan):
+                    position += sequence.state is State.RUNNING
+                    continue
+                self._residency.make_writable(sequence, start, plan)
+            position += 1
+            if (start + 1) % size == 0:
+                self._residency.publish(sequence, start + 1)
+            plan.sequences.append(sequence.step)
+            planned.append(sequence)
+        plan.num_decodes = len(plan.sequences)
+
+    def _plan_group(self, position: int, plan: StepPlan) -> int:
+        """Plan the decodes of a request from `position` on, all or none. Returns the position after them."""
+        decoding = self._running.decoding
+        request = decoding[position].request
+        while members := _members_from(decoding, position, request):
+            if not self._make_room(members, plan):
+                return position + len(_members_from(decoding, position, request))
+            if all(member.state is State.RUNNING for member in members):
+                break
+        for member in members:
+            self._residency.make_writable(member, member.step.start, plan)
+            self._residency.publish(member, member.step.start + 1)
+            plan.sequences.append(member.step)
+            self._planned.append(member)
+        return position + len(members)
+
+    def _make_room(self, members: list[Sequence], plan: StepPlan) -> bool:
+        """Preempt others until every member can take its next block. False if none of them can run in this step: they
+        gave way themselves, or what they need is still being copied. True as well when some of them gave way."""
+        needed = self._residency.growth(members)
+        while needed and (self._sitting_out or self._pool.available < needed):
+            if self._sitting_out or self._pool.available + self._pool.quarantined >= needed:
+                self._sitting_out = True
+                return False
+            self._give_way(plan)
+            if any(member.state is not State.RUNNING for member in members):
+                return members[0].state is State.RUNNING
+        return True
+
+    def _give_way(self, plan: StepPlan) -> None:
+        try:
+            self._roster.give_way(plan)
+        except GroupTooLarge as error:
+            self._requests.fail_beams(error.request)
+
+    # Prompts
+
+    def _plan_prompts(self, plan: StepPlan, *, admit: bool) -> None:
+        prefilling, budget = self._running.prefilling, self._token_budget - plan.num_decodes
+        position = 0
+        while budget > 0:
+            running = prefilling[position] if position < len(prefilling) else None
+            waiting = self._waiting.head() if admit else None
+            if waiting is not None and (running is None or waiting.order < running.order):
+                admit = self._admit(waiting.request, plan)
+            elif running is not None:
+                budget -= self._plan_chunk(running, plan, budget)
+                position += 1
+            else:
+                break
+
+    def _admit(self, request: Request, plan: StepPlan) -> bool:
+        """Whether the queue's head went, so that the next may be tried."""
+        try:
+            return self._roster.admit(request, plan)
+        except GroupTooLarge as error:
+            self._requests.fail_beams(error.request)
+            return True
+
+    def _plan_chunk(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
+        """Compute up to `budget` tokens that are known but not computed. Their blocks are there since admission."""
+        request, start = sequence.request, sequence.computed
+        length = sequence.length
+        end = min(length, start + budget)
+        step = SequenceStep(sequence.slice(start, end), start, sequence.table.blocks, stay=sequence.stay)
+        if end == length and request.rules.limit > 0:
+            step.samples = sequence.samples()
+        if request.prompt_scorer is sequence and start < len(request.prompt) - 1:
+            step.prompt_logprobs = request.sampling.prompt_logprobs
+            step.targets = request.prompt[start + 1 : end + 1]
+        self._residency.publish(sequence, end)
+        plan.sequences.append(step)
+        self._planned.append(sequence)
+        return end - start
+
+
+def _members_from(decoding: list[Sequence], position: int, request: Request) -> list[Sequence]:
+    """The decoding sequences of `request`, which begin at `position`."""
+    end = position
+    while end < len(decoding) and decoding[end].request is request:
+        end += 1
+    return decoding[position:end]

@@ -1,0 +1,164 @@
+"""The requests that have not ended, and what the agent is to hear of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from octavo_worker.decoding.stop import StopRules
+from octavo_worker.engine.admission import Limits, refusal
+from octavo_worker.engine.roster import Roster
+from octavo_worker.engine.sequence import Request, Sequence, State, by_order
+from octavo_worker.engine.timers import Timers
+from octavo_worker.memory.block_table import BlockTable
+from octavo_worker.messages import (
+    AddRequest,
+    EngineStats,
+    RequestFailed,
+    RequestStarted,
+    SequenceInput,
+    StepOutput,
+    TokenOutput,
+)
+
+
+class Requests:
+    """Requests come in by `add` and end, with everything they hold, by `end`, `fail` or with their last sequence.
+
+    What the agent is to hear gathers in `output`. `generated` counts tokens.
+    """
+
+    def __init__(
+        self, roster: Roster, limits: Limits, *, aging_s: float = 30.0, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.limits = limits
+        self.output = StepOutput([], [], [], EngineStats())
+        self.generated = 0
+        self._roster = roster
+        self._living: dict[str, Request] = {}
+        self._arrivals = 0
+        self._clock = clock
+        self._deadlines = Timers(self._living)
+        self._aging = Timers(self._living)
+        self._aging_s = aging_s
+
+    def __len__(self) -> int:
+        return len(self._living)
+
+    def find(self, request_id: str) -> Request | None:
+        return self._living.get(request_id)
+
+    def sequences(self) -> set[Sequence]:
+        """All sequences that have not ended."""
+        return {sequence for request in self._living.values() for sequence in request.sequences.values()}
+
+    def take_output(self) -> StepOutput:
+        """What has gathered since the last call."""
+        output, self.output = self.output, StepOutput([], [], [], EngineStats())
+        output.resumed, self._roster.resumed = self._roster.resumed, []
+        return output
+
+    # Beginnings
+
+    def add(self, message: AddRequest) -> None:
+        """Queue a request, or refuse it."""
+        if message.id in self._living:
+            raise ValueError(f"request {message.id} is still running: abort it before adding it again")
+        failure = refusal(message, self.limits)
+        if failure is not None:
+            self.output.failed.append(failure)
+            return
+        rules = StopRules.of(
+            message.sampling,
+            prompt_len=len(message.prompt),
+            max_model_len=self.limits.max_model_len,
+            vocab_size=self.limits.vocab_size,
+        )
+        self._arrivals += 1
+        request = Request(message, rules, self._arrivals)
+        self._living[request.id] = request
+        if request.deadline is not None:
+            self._deadlines.add(request, request.deadline)
+        if request.priority > 0:
+            self._aging.add(request, self._clock() + self._aging_s)
+        for sequence in self._first_sequences(request, message.sequences):
+            request.sequences.update(dict.fromkeys(sequence.indices, sequence))
+            self._roster.waiting.push(sequence)
+
+    def _first_sequences(self, request: Request, inputs: list[SequenceInput]) -> list[Sequence]:
+        """One sequence for each that has published tokens, one in common for those that start from the prompt."""
+        outputs = [([given.index], list(given.tokens)) for given in inputs if given.tokens]
+        fresh = sorted(given.index for given in inputs if not given.tokens)
+        if request.sampling.beam is not None:
+            fresh = list(range(request.sampling.beam.width))
+        if fresh:
+            outputs.append((fresh, []))
+        pool, size = self._roster.residency.pool, self._roster.residency.cache.block_size
+        sequences = [Sequence(request, *output, BlockTable(pool, size)) for output in outputs]
+        return sorted(sequences, key=by_order)
+
+    def start(self, sequence: Sequence) -> None:
+        """A sequence has computed its prompt: report the request's start, unless another's log-probabilities are to
+        come with it."""
+        request = sequence.request
+        if request.started or request.prompt_scorer not in (None, sequence):
+            return
+        request.started = True
+        started = RequestStarted(request.id, request.cached_tokens or 0, request.prompt_logprobs)
+        request.prompt_scorer = request.prompt_logprobs = None
+        self.output.started.append(started)
+
+    # What is due
+
+    def keep_time(self) -> None:
+        """Fail what is past its deadline. Whoever waited for long rises by a class, and keeps it, so that no class
+        starves another."""
+        now = self._clock()
+        for request in self._deadlines.take_due(now):
+            self.fail(request, "deadline", "the job's deadline passed before it was finished")
+        for request in self._aging.take_due(now):
+            if self._roster.age(request):
+                self._aging.add(request, now + self._aging_s)
+
+    # Ends
+
+    def check_pool(self, sequence: Sequence) -> bool:
+        """Whether the sequence can go on at all: its request fails if no memory of this worker can hold it."""
+        if sequence.length <= self.limits.pool_tokens:
+            return True
+        message = f"{sequence.length} tokens exceed this worker's KV memory of {self.limits.pool_tokens} tokens"
+        self.fail(sequence.request, "pool_too_small", f"{message}: give it a larger cache or lower max_tokens")
+        return False
+
+    def fail_beams(self, request: Request) -> None:
+        width = request.sampling.beam.width if request.sampling.beam else 0
+        message = f"its {width} beams exceed this worker's KV memory"
+        self.fail(request, "pool_too_small", f"{message}: give it a larger cache, lower beam_width or max_tokens")
+
+    def fail(self, request: Request, code: str, message: str) -> None:
+        self.end(request)
+        self.output.failed.append(RequestFailed(request.id, code, message))
+
+    def finish(self, request: Request, found: list[tuple[list[int], str]]) -> None:
+        """End a request with sequences that are all known only now, as (tokens, finish reason) by index."""
+        for index, (tokens, reason) in enumerate(found):
+            reasons = [None] * (len(tokens) - 1) + [reason]
+            for token, why in zip(tokens, reasons, strict=True):
+                self.output.tokens.append(TokenOutput(request.id, index, token, None, why))
+            self.generated += len(tokens)
+        self.end(request)
+
+    def end(self, request: Request) -> None:
+        for sequence in dict.fromkeys(request.sequences.values()):
+            self.end_sequence(sequence)
+
+    def end_sequence(self, sequence: Sequence) -> None:
+        """The sequence is over, wherever it is; with the last one its request."""
+        request = sequence.request
+        if sequence.state is State.WAITING:
+            self._roster.waiting.remove(sequence)
+        self._roster.drop(sequence)
+        for index in sequence.indices:
+            del request.sequences[index]
+        if not request.sequences:
+            del self._living[request.id]
