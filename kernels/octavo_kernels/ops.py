@@ -4,6 +4,11 @@ The paged KV cache is one tensor `[num_blocks, layers, 2, kv_heads, block_size *
 What lies inside the last dimension belongs to the kernels (K is stored transposed): Python never reads it.
 `layer_cache = kv_cache[:, layer]` is what the layer's operations take; strides are passed on.
 
+A cache of int8 or float8_e4m3fn goes with data of any dtype. Each token has a float32 scale for K and one for V of each
+KV head: the largest magnitude over 127 (448 for fp8), the largest code. A cell is the value over the scale, rounded to
+nearest, ties to even. The scales lie behind the cells, so the last dimension is `block_size * (head_dim + 4)` bytes, in
+which both the cells and the scales `[block_size]` begin at multiples of 64, and a block stays one piece of memory.
+
 Ragged batches: T tokens of S sequences, `query_start[S + 1]` (int32) gives each sequence's range of rows.
 Index tensors are int32 unless stated. Data are float32, bfloat16 or float16, sums are float32. `out` tensors are
 written in place and returned; where `out` is None a new tensor is made. A tensor of the wrong type raises `TypeError`,
@@ -26,8 +31,11 @@ from octavo_kernels import _cpu, cuda
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
 BLOCK_MULTIPLE = 16
 HEAD_DIM_MULTIPLE = 8
+SCALE_BYTES = 4
 
 Gate = Literal["silu", "gelu", "gelu_tanh"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -111,16 +119,32 @@ def _check_sizes(block_size: int, head_dim: int) -> None:
         )
 
 
-def _cache_layout(
-    cache: Tensor, dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int
-) -> tuple[int, int, int, int, int]:
-    """Address, block, K-to-V and head strides, block size: what the module calls a cache."""
+def _check_cache_type(name: str, dtype: torch.dtype) -> None:
+    if dtype not in DTYPES and dtype not in CELLS:
+        raise TypeError(f"{name} must be float32, bfloat16, float16, int8 or float8_e4m3fn, not {dtype}")
+
+
+def _cells_of_head(block_size: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Elements that K or V of one block and head take, scales included."""
+    return block_size * (head_dim + SCALE_BYTES if dtype in CELLS else head_dim)
+
+
+def _cache_layout(cache: Tensor, dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int) -> tuple[int, ...]:
+    """Address, kind of cells (on the CPU), block, K-to-V and head strides, block size: what a module calls a cache."""
     _check_sizes(block_size, head_dim)
+    if cache.dtype in CELLS:
+        dtype = cache.dtype
     if cache.is_cuda:
         cuda.check_cache(dtype, head_dim, block_size)
-    _check("layer_cache", cache, dtype, (None, 2, kv_heads, block_size * head_dim))
+    _check("layer_cache", cache, dtype, (None, 2, kv_heads, _cells_of_head(block_size, head_dim, dtype)))
     block, kv, head, _ = cache.stride()
-    return cache.data_ptr(), block, kv, head, block_size
+    cells = () if cache.is_cuda else (CELLS.get(dtype, 0),)
+    return cache.data_ptr(), *cells, block, kv, head, block_size
+
+
+def block_bytes(layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one block of a cache of `dtype`, all layers."""
+    return 2 * layers * kv_heads * _cells_of_head(block_size, head_dim, dtype) * dtype.itemsize
 
 
 def empty_cache(
@@ -132,19 +156,20 @@ def empty_cache(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """An uninitialised KV cache `[num_blocks, layers, 2, kv_heads, block_size * head_dim]`.
+    """An uninitialised KV cache `[num_blocks, layers, 2, kv_heads, block_size * head_dim]` (longer in eight bits).
 
-    `block_size` is a multiple of 16, `head_dim` a multiple of 8 up to 512. A block's bytes are contiguous.
+    `dtype` is that of the data to come, or int8 or float8_e4m3fn, which take data of any type. `block_size` is a
+    multiple of 16, `head_dim` a multiple of 8 up to 512. A block's bytes are contiguous.
     """
-    if dtype not in DTYPES:
-        raise TypeError(f"dtype must be float32, bfloat16 or float16, not {dtype}")
+    _check_cache_type("dtype", dtype)
     _check_sizes(block_size, head_dim)
     if torch.device(device).type == "cuda":
         cuda.check_cache(dtype, head_dim, block_size)
     for name, size in (("num_blocks", num_blocks), ("layers", layers), ("kv_heads", kv_heads)):
         if size < 1:
             raise ValueError(f"{name} must be at least 1, not {size}")
-    return torch.empty((num_blocks, layers, 2, kv_heads, block_size * head_dim), dtype=dtype, device=device)
+    cells = _cells_of_head(block_size, head_dim, dtype)
+    return torch.empty((num_blocks, layers, 2, kv_heads, cells), dtype=dtype, device=device)
 
 
 def write_kv(k: Tensor, v: Tensor, layer_cache: Tensor, slots: Tensor, block_size: int = 16) -> None:
@@ -296,7 +321,7 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
 
     Copies run at the same time: no target may appear twice or as a source.
     """
-    _float_type("kv_cache", kv_cache)
+    _check_cache_type("kv_cache", kv_cache.dtype)
     _check("kv_cache", kv_cache, kv_cache.dtype, (None, None, 2, None, None))
     if not kv_cache.is_contiguous():
         raise ValueError("kv_cache must be the whole contiguous cache, not a layer of it")

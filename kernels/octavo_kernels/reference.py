@@ -74,6 +74,14 @@ def attention(
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
+def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cells (`dtype`: int8 or float8_e4m3fn) and float32 scales `[..., 1]` of the rows of `x`, float32, all finite."""
+    most = x.abs().amax(-1, keepdim=True)
+    largest = torch.full_like(most, 127.0 if dtype is torch.int8 else 448.0)  # scalar / tensor would round twice
+    cells = x * torch.where(most < 1e-30, 0.0, largest / most)
+    return (cells.round() if dtype is torch.int8 else cells).to(dtype), torch.where(most < 1e-30, 0.0, most / largest)
+
+
 def philox(seed: int, counters: np.ndarray) -> np.ndarray:
     """Philox4x32-10 of `counters[n, 4]` (uint32): `[n, 4]` uint32."""
     c = counters.astype(np.uint64)

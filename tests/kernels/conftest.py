@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo_kernels import _cpu, cuda, ops
+from octavo_kernels import _cpu, cuda, ops, reference
 
 BLOCK = 16
 
@@ -48,7 +48,8 @@ def threads() -> Iterator[None]:
 
 @dataclass
 class Batch:
-    """Sequences in one paged cache: blocks shuffled, everything unused poisoned with NaN."""
+    """Sequences in one paged cache: blocks shuffled, everything unused poisoned with NaN. `keys` and `values` are what
+    the cache says they are: in eight bits not what was written."""
 
     q: Tensor
     cache: Tensor
@@ -84,6 +85,12 @@ class Batch:
         )  # fmt: skip
 
 
+def as_read(x: Tensor, cells: torch.dtype) -> Tensor:
+    """float64: what becomes of K or V in a cache in eight bits."""
+    quantised, scales = reference.quantise(x.float(), cells)
+    return quantised.double() * scales.double()
+
+
 @pytest.fixture
 def make_batch():
     def make(
@@ -94,6 +101,7 @@ def make_batch():
         dtype: torch.dtype = torch.float32,
         block_size: int = BLOCK,
         seed: int = 0,
+        cells: torch.dtype | None = None,  # of the cache; None: as `dtype`
     ) -> Batch:
         generator = torch.Generator().manual_seed(seed)
 
@@ -102,8 +110,8 @@ def make_batch():
 
         needed = [-(-length // block_size) for _, length in lengths]
         blocks = 1 + sum(needed) + 2
-        cache = ops.empty_cache(blocks, 2, kv_heads, block_size, head_dim, dtype)
-        cache.fill_(float("nan"))
+        cache = ops.empty_cache(blocks, 2, kv_heads, block_size, head_dim, cells or dtype)
+        cache.view(torch.uint8).fill_(0xFF)  # NaN in every type of float
         order = (torch.randperm(blocks - 1, generator=generator) + 1).to(torch.int32)
         tables = torch.full((len(lengths), max([*needed, 1])), -(2**31), dtype=torch.int32)  # reading one would crash
         keys, values, start = [], [], 0
@@ -114,8 +122,8 @@ def make_batch():
             slots = tables[row, position // block_size].long() * block_size + position % block_size
             k, v = randn(length, kv_heads, head_dim), randn(length, kv_heads, head_dim)
             ops.write_kv(k, v, cache[:, 1], slots, block_size)
-            keys.append(k)
-            values.append(v)
+            keys.append(k if cells is None else as_read(k, cells))
+            values.append(v if cells is None else as_read(v, cells))
         queries = torch.tensor([0] + [n for n, _ in lengths]).cumsum(0).to(torch.int32)
         return Batch(
             randn(int(queries[-1]), heads, head_dim),

@@ -4,6 +4,14 @@ import torch
 from octavo_kernels import ops, reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+FP8 = torch.float8_e4m3fn
+CACHES = [
+    *({"dtype": dtype} for dtype in DTYPES),
+    {"dtype": torch.float32, "cells": torch.int8},
+    {"dtype": torch.bfloat16, "cells": torch.int8},
+    {"dtype": torch.bfloat16, "cells": FP8},
+    {"dtype": torch.float16, "cells": FP8},
+]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 MIXED = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 64), (1, 65), (1, 700), (5, 5), (33, 33), (17, 48), (3, 600), (0, 20)]
 
@@ -19,14 +27,33 @@ def check(batch, scale=0.125, sinks=None, tolerance=None, **options):
         torch.testing.assert_close(out[rows].double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_decode_and_prefill_in_one_call(level, make_batch, dtype):
-    check(make_batch(MIXED, dtype=dtype))
+@pytest.mark.parametrize("cache", CACHES, ids=str)
+def test_decode_and_prefill_in_one_call(level, make_batch, cache):
+    check(make_batch(MIXED, **cache))
 
 
 @pytest.mark.parametrize("head_dim", [16, 40, 64, 72, 80, 96, 128, 256])
 def test_head_dims(level, make_batch, head_dim):
     check(make_batch([(1, 100), (9, 70)], head_dim=head_dim))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cells", [torch.int8, FP8], ids=str)
+@pytest.mark.parametrize(("head_dim", "block_size"), [(8, 16), (40, 32), (64, 16), (80, 64), (128, 128)])
+def test_eight_bits(level, make_batch, dtype, cells, head_dim, block_size):
+    """Keys and values as they were rounded when they were written: nothing more is lost."""
+    batch = make_batch(
+        [*MIXED, (90, 90), (70, 300)], heads=6, head_dim=head_dim, block_size=block_size, dtype=dtype, cells=cells
+    )
+    check(batch)
+    check(batch, sliding_window=45)
+    check(batch, softcap=2.0)
+    check(batch, sinks=torch.tensor([-3.0, 0.0, 2.0, 30.0, 1.0, -1.0]), sliding_window=20)
+
+
+@pytest.mark.parametrize("cells", [torch.int8, FP8], ids=str)
+def test_eight_bits_with_large_scores(level, make_batch, cells):
+    check(make_batch([(1, 300), (8, 40)], cells=cells), scale=30.0, tolerance=5e-4)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (8, 1), (9, 3), (40, 1), (16, 2)])
@@ -79,21 +106,21 @@ def test_strided_queries(level, make_batch):
     assert torch.equal(batch.attend(), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_sequence_does_not_feel_its_neighbours(level, make_batch, dtype):
-    batch = make_batch(MIXED, heads=6, dtype=dtype)
+@pytest.mark.parametrize("cache", CACHES, ids=str)
+def test_a_sequence_does_not_feel_its_neighbours(level, make_batch, cache):
+    batch = make_batch(MIXED, heads=6, **cache)
     together = batch.attend()
     assert torch.equal(together, batch.attend()), "run to run"
     for i in range(len(batch.keys)):
         assert torch.equal(together[batch.rows(i)], batch.alone(i).attend())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cache", CACHES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 90}, {"softcap": 5.0}], ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 64), (3, 3, 128), (40, 1, 80), (16, 2, 40)])
-def test_a_decode_step_equals_the_same_row_of_a_prefill(level, make_batch, dtype, options, heads, kv_heads, head_dim):
+def test_a_decode_step_equals_the_same_row_of_a_prefill(level, make_batch, cache, options, heads, kv_heads, head_dim):
     """Recomputing a sequence after preemption must not change a bit of what follows."""
-    batch = make_batch([(620, 620)], heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    batch = make_batch([(620, 620)], heads=heads, kv_heads=kv_heads, head_dim=head_dim, **cache)
     prefill = batch.attend(**options)
     for last in (1, 2, 11, 60):
         assert torch.equal(prefill[-last:], batch.alone(0, last).attend(**options))
@@ -115,16 +142,18 @@ def test_bf16_shapes(level, make_batch, scale, heads, head_dim, block_size):
     check(batch, scale=scale, sliding_window=45)
 
 
-def test_a_decode_step_equals_the_same_row_whether_its_context_is_cut_or_not(level, make_batch, threads):
+@pytest.mark.parametrize("cells", [None, torch.int8], ids=str)
+def test_a_decode_step_equals_the_same_row_whether_its_context_is_cut_or_not(level, make_batch, threads, cells):
     """Long sequences are cut for lack of others: a batch of many must give the same bits."""
-    batch = make_batch([(1, 1500)] * 40, heads=2, kv_heads=1, head_dim=32, dtype=torch.bfloat16)
+    batch = make_batch([(1, 1500)] * 40, heads=2, kv_heads=1, head_dim=32, dtype=torch.bfloat16, cells=cells)
     ops.set_num_threads(1)
     together = batch.attend()
     assert all(torch.equal(together[i : i + 1], batch.alone(i).attend()) for i in (0, 17, 39))
 
 
-def test_threads_do_not_change_a_bit(level, make_batch, threads):
-    batch = make_batch([*MIXED, (1, 3000), (100, 1200)], heads=6)
+@pytest.mark.parametrize("cells", [None, torch.int8], ids=str)
+def test_threads_do_not_change_a_bit(level, make_batch, threads, cells):
+    batch = make_batch([*MIXED, (1, 3000), (100, 1200)], heads=6, cells=cells)
     results = []
     for n in (1, 2, 5):
         ops.set_num_threads(n)

@@ -4,6 +4,7 @@ import torch
 from octavo_kernels import ops, reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
 BLOCK = 16
 
 
@@ -69,6 +70,75 @@ def test_rope_write_kv(level, dtype, interleaved, rotary_dim, norm):
             got_k, got_v = read_back(cache[:, 0], slot, dim)
             torch.testing.assert_close(got_k.double(), expected_k[row], **close)
             assert torch.equal(got_v.double(), v[row])
+
+
+def read_back_eight_bits(layer, slots, head_dim):
+    """(cells as bytes, scales) of K, then of V, of some slots."""
+    raw = layer.view(torch.uint8)
+    cells, scales = raw.split([BLOCK * head_dim, BLOCK * 4], dim=-1)
+    scales = scales.contiguous().view(torch.float32).unflatten(-1, (BLOCK, 1))
+    k = cells[:, 0].unflatten(-1, (head_dim, BLOCK)).transpose(-1, -2)
+    v = cells[:, 1].unflatten(-1, (BLOCK, head_dim))
+    blocks, offsets = slots // BLOCK, slots % BLOCK
+    return [x[blocks, :, offsets] for x in (k, scales[:, 0], v, scales[:, 1])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cells", EIGHT_BITS, ids=str)
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 256])
+def test_eight_bits_of_every_token_and_head(level, dtype, cells, head_dim):
+    """Over ten orders of magnitude, with zeros, all as the reference rounds them; nothing else is touched."""
+    torch.manual_seed(0)
+    cache = ops.empty_cache(6, 2, 3, BLOCK, head_dim, cells)
+    cache.view(torch.uint8).fill_(0xA5)
+    size = torch.logspace(-6, 4, 50)[:, None, None]
+    k, v = ((torch.randn(50, 3, head_dim) * size).to(dtype) for _ in range(2))
+    k[3, 1], v[9] = 0.0, 0.0
+    slots = torch.randperm(6 * BLOCK)[:50]
+    slots[7] = -1
+    ops.write_kv(k, v, cache[:, 1], slots)
+    kept = slots >= 0
+    read = read_back_eight_bits(cache[:, 1], slots[kept], head_dim)
+    for x, (got, scales) in ((k, read[:2]), (v, read[2:])):
+        expected, expected_scales = reference.quantise(x[kept].float(), cells)
+        assert torch.equal(got, expected.view(torch.uint8))
+        assert torch.equal(scales, expected_scales)
+    assert (cache[:, 0].view(torch.uint8) == 0xA5).all()
+    unused = torch.ones(6 * BLOCK, dtype=torch.bool)
+    unused[slots[kept]] = False
+    for left in read_back_eight_bits(cache[:, 1], unused.nonzero()[:, 0], head_dim):
+        assert (left.contiguous().view(torch.uint8) == 0xA5).all()
+
+
+@pytest.mark.parametrize("cells", EIGHT_BITS, ids=str)
+def test_rotated_and_normalised_keys_in_eight_bits(level, cells):
+    """What is rounded is the rotated key in float32, so that no other rounding comes before."""
+    torch.manual_seed(0)
+    qkv, norm = torch.randn(5, 10 * 64).to(torch.bfloat16), torch.randn(64).to(torch.bfloat16)
+    slots, positions = torch.tensor([3, 20, 40, 16, 47]), torch.tensor([0, 9, 5, 77, 99])
+    q = torch.empty(5, 6, 64, dtype=torch.bfloat16)
+    exact = ops.empty_cache(3, 1, 2, BLOCK, 64, torch.float32)
+    ops.rope_write_kv(qkv.float(), q.float(), exact[:, 0], slots, positions, table(100, 48), norm.float(), norm.float())
+    cache = ops.empty_cache(3, 1, 2, BLOCK, 64, cells)
+    ops.rope_write_kv(qkv, q, cache[:, 0], slots, positions, table(100, 48), norm, norm)
+    read = read_back_eight_bits(cache[:, 0], slots, 64)
+    for x, (got, scales) in zip((0, 1), (read[:2], read[2:]), strict=True):
+        values = torch.stack([read_back(exact[:, 0], int(slot), 64)[x] for slot in slots])
+        expected, expected_scales = reference.quantise(values, cells)
+        assert torch.equal(got, expected.view(torch.uint8))
+        assert torch.equal(scales, expected_scales)
+
+
+@pytest.mark.parametrize("cells", EIGHT_BITS, ids=str)
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_broken_token_is_seen_by_what_attends_to_it_alone(level, make_batch, cells, value):
+    batch = make_batch([(4, 40), (4, 40)], cells=cells, head_dim=64)
+    k = torch.zeros(1, 2, 64)
+    k[0, 0, 5] = value
+    slot = batch.tables[1, 38 // BLOCK].long() * BLOCK + 38 % BLOCK
+    ops.write_kv(k, torch.zeros(1, 2, 64), batch.layer, slot[None])
+    broken = batch.attend().isnan().flatten(2).any(-1)
+    assert broken.nonzero().tolist() == [[6, 0], [6, 1], [7, 0], [7, 1]]
 
 
 def test_rope_agrees_with_transformers(level):

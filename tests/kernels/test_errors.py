@@ -58,6 +58,7 @@ CASES = [
     (attention, "out", torch.zeros(3, 4, 32), ValueError),
     (attention, "layer_cache", ops.empty_cache(3, 1, 2, 16, 32, torch.float16)[:, 0], TypeError),
     (attention, "layer_cache", ops.empty_cache(3, 1, 2, 32, 32, torch.float32)[:, 0], ValueError),
+    (attention, "layer_cache", torch.zeros(3, 2, 2, 16 * 32, dtype=torch.int8), ValueError),  # no room for scales
     (attention, "block_tables", torch.zeros(1, 3, dtype=I64), TypeError),
     (attention, "block_tables", torch.zeros(2, 3, dtype=I32), ValueError),
     (attention, "context_lens", torch.ones(1), TypeError),
@@ -105,7 +106,7 @@ def test_the_rest():
     with pytest.raises(ValueError, match=r"^head_dim must be"):
         ops.empty_cache(1, 1, 1, 16, 12, torch.float32)
     with pytest.raises(TypeError, match=r"^dtype must be"):
-        ops.empty_cache(1, 1, 1, 16, 16, torch.int8)
+        ops.empty_cache(1, 1, 1, 16, 16, torch.uint8)
     with pytest.raises(ValueError, match=r"^kv_cache must be the whole"):
         ops.copy_blocks(torch.zeros(2, 2, 2, 1, 16)[:, :1], torch.zeros(1, 2, dtype=I64))
     with pytest.raises(ValueError, match=r"^top_n must be"):

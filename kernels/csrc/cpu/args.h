@@ -10,12 +10,20 @@
 namespace octavo {
 
 enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2 };
+enum class Cells : int { plain = 0, i8 = 1, f8 = 2 };  // of a cache; plain: the dtype of the call
 
 struct bf16 {
   uint16_t bits;
 };
 struct f16 {
   uint16_t bits;
+};
+// Cells of a cache in eight bits: whole numbers, or floats of four exponent and three mantissa bits (e4m3fn).
+struct i8 {
+  int8_t code;
+};
+struct f8 {
+  uint8_t code;
 };
 
 inline constexpr size_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
@@ -28,9 +36,10 @@ inline constexpr int kSegment = 16;  // block sizes are multiples of this
 inline constexpr int kMaxHeadDim = 512;
 
 // Strides are in elements. A block of one layer holds, for each KV head, K transposed [head_dim][block_size] and
-// V [block_size][head_dim].
+// V [block_size][head_dim]. In eight bits each of them is followed by float32 scales [block_size].
 struct Cache {
   void* data;
+  Cells cells;
   int64_t block_stride, kv_stride, head_stride;
   int block_size;
 };

@@ -44,38 +44,49 @@ inline UVec two_rows(const bf16* first, const bf16* second) {
   const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second));
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
+// Codes are exact in bf16.
+template <class C>
+inline UVec two_rows(const C* first, const C* second) {
+  return narrow_both(vload(first), vload(second));
+}
 
-// Where a segment's keys and values lie.
+// Where a segment lies: the block's K and V of one head, and where in them it begins.
+template <class C>
 struct Segment {
-  const bf16 *keys, *values;
-  Segment(const AttentionArgs& a, const AttentionItem& it, int token) {
-    const int bs = a.cache.block_size;
-    const bf16* block = static_cast<const bf16*>(a.cache.data) +
-                        int64_t(a.tables[it.sequence * a.table_stride + token / bs]) * a.cache.block_stride +
-                        it.kv_head * a.cache.head_stride;
-    keys = block + token % bs, values = block + a.cache.kv_stride + token % bs * a.head_dim;
+  const C *k, *v, *keys, *values;
+  int offset;
+  Segment(const AttentionArgs& a, const AttentionItem& it, int token) : offset(token % a.cache.block_size) {
+    k = static_cast<const C*>(a.cache.data) +
+        int64_t(a.tables[it.sequence * a.table_stride + token / a.cache.block_size]) * a.cache.block_stride +
+        it.kv_head * a.cache.head_stride;
+    v = k + a.cache.kv_stride;
+    keys = k + offset, values = v + offset * a.head_dim;
   }
 };
 
 // The keys [token, end) of an item, brought into the cache line by line: blocks lie on pages of their own, which the
 // hardware does not foresee.
+template <class C>
 struct Ahead {
+  static constexpr int kLine = 64 / sizeof(C);
+
   const AttentionItem* item = nullptr;
   int token = 0, end = 0, line = 0;
 
   void fetch(const AttentionArgs& a, int lines) {
-    const int of_segment = a.head_dim / 2;
+    const int of_segment = a.head_dim * kSegment / kLine + kScaled<C>;  // in blocks of 16, scales are the next line
     while (lines > 0 && token < end) {
-      const Segment at(a, *item, token);
+      const Segment<C> at(a, *item, token);
       for (; lines > 0 && line < of_segment; --lines, ++line) {
-        __builtin_prefetch(at.keys + 2 * line * a.cache.block_size, 0, 2);
-        __builtin_prefetch(at.values + line * kTileDepth, 0, 2);
+        __builtin_prefetch(at.keys + line * (kLine / kSegment) * a.cache.block_size, 0, 2);
+        __builtin_prefetch(at.values + line * kLine, 0, 2);
       }
       if (line == of_segment) line = 0, token += kSegment;
     }
   }
 };
 
+template <class C>
 struct TileAttention {
   // Of a tile of keys from `base`, those that somebody sees.
   struct Keys {
@@ -127,6 +138,7 @@ struct TileAttention {
   void add(const State& st, int base) {
     const Keys seen = {base, all.begin > base ? all.begin - base : 0, all.end < base + kKeys ? all.end - base : kKeys};
     const bool shared = s.rows > kRows;
+    if constexpr (kScaled<C>) find_scales(seen);
     if (shared) {
       const int across = s.width / kTileSide;
       for (int i = seen.lo / kTileDepth * 2; i * kSegment < round_up(seen.hi, kTileDepth); ++i) {
@@ -164,7 +176,40 @@ struct TileAttention {
   }
 
   int configured_ = 0;
-  Ahead ahead_;
+  Ahead<C> ahead_;
+  // Of a tile's keys, `scale` included, and of its values; 0 for what nobody sees.
+  alignas(64) float key_scales_[kScaled<C> ? kKeys : 1], value_scales_[kScaled<C> ? kKeys : 1];
+
+  void find_scales(const Keys& seen) {
+    for (int i = 0; i < kKeys / kSegment; ++i) {
+      float *of_keys = key_scales_ + i * kSegment, *of_values = value_scales_ + i * kSegment;
+      if (seen.none(i)) {
+        vstore(of_keys, vset(0.0f)), vstore(of_values, vset(0.0f));
+        continue;
+      }
+      const Segment<C> at(a, it, seen.base + i * kSegment);
+      load_scales(at.k, s.width, a.cache.block_size, at.offset, of_keys);
+      load_scales(at.v, s.width, a.cache.block_size, at.offset, of_values);
+      const Mask kept = lanes(seen.lo - i * kSegment, seen.hi - i * kSegment);
+      vstore(of_keys, vselect(kept, vload(of_keys) * vset(scale), vset(0.0f)));
+      vstore(of_values, vselect(kept, vload(of_values), vset(0.0f)));
+    }
+  }
+
+  // Raw scores of a vector of keys, scaled.
+  Vec scaled(const float* row, int c) const {
+    if constexpr (kScaled<C>)
+      return vload(row + c * W) * vload(key_scales_ + c * W);
+    else
+      return vload(row + c * W) * vset(scale);
+  }
+  // Weights of a vector of keys as their values want them.
+  Vec weighted(Vec p, [[maybe_unused]] int c) const {
+    if constexpr (kScaled<C>)
+      return p * vload(value_scales_ + c * W);
+    else
+      return p;
+  }
 
   void configure(int rows) {
     if (rows == configured_) return;
@@ -177,8 +222,8 @@ struct TileAttention {
   void pack_keys(const Keys& seen, int segment, bf16* out) const {
     if (seen.none(segment)) return;
     const int bs = a.cache.block_size;
-    const bf16* k = Segment(a, it, seen.base + segment * kSegment).keys;
-    if (bs == kSegment) {
+    const C* k = Segment<C>(a, it, seen.base + segment * kSegment).keys;
+    if (!kScaled<C> && bs == kSegment) {
       for (int d = 0; d < s.width; d += 2, out += kTileDepth)
         _mm512_store_si512(out, interleave(_mm512_loadu_si512(k + d * kSegment)));
     } else {
@@ -197,12 +242,12 @@ struct TileAttention {
         for (int j = 0; j < kSegment; j += 2) _mm512_store_si512(out + i * kTileSize + j * kTileSide, uset(0));
       return;
     }
-    const bf16* v = Segment(a, it, seen.base + segment * kSegment).values + first * kTileSide;
+    const C* v = Segment<C>(a, it, seen.base + segment * kSegment).values + first * kTileSide;
     for (int j = 0; j < kSegment; j += 2) {
       const int key = segment * kSegment + j;
       const __mmask32 keep = (key >= seen.lo && key < seen.hi ? evens : 0) |
                              (key + 1 >= seen.lo && key + 1 < seen.hi ? odds : 0);
-      const bf16 *even = v + j * s.width, *odd = even + s.width;
+      const C *even = v + j * s.width, *odd = even + s.width;
       for (int i = 0; i < last - first; ++i)
         _mm512_store_si512(out + i * kTileSize + j * kTileSide, interleave(two_rows(even + i * W, odd + i * W), keep));
     }
@@ -265,7 +310,7 @@ struct TileAttention {
     Vec top = vset(kNoScore), v[whole ? kKeys / W : 1];
 #pragma GCC unroll 8
     for (int c = whole ? 0 : 2 * begin; c < (whole ? kKeys / W : 2 * end); ++c) {
-      Vec x = vload(row + c * W) * vset(scale);
+      Vec x = scaled(row, c);
       if (a.softcap > 0.0f) x = tanhv(x) * vset(a.softcap * kLog2e);
       if (!whole) x = vselect(lanes(lo - c * W, hi - c * W), x, vset(-__builtin_inff()));
       if (whole)
@@ -280,7 +325,7 @@ struct TileAttention {
     for (int c = whole ? 0 : 2 * begin; c < (whole ? kKeys / W : 2 * end); c += 2) {
       const Vec low = exp2_series((whole ? v[c] : vload(row + c * W)) - vset(new_m));
       const Vec high = exp2_series((whole ? v[c + 1] : vload(row + c * W + W)) - vset(new_m));
-      _mm512_store_si512(out + c / 2 * kTileSize, narrow_both(low, high));
+      _mm512_store_si512(out + c / 2 * kTileSize, narrow_both(weighted(low, c), weighted(high, c + 1)));
       sum = sum + low;
       sum = sum + high;
     }
@@ -295,25 +340,28 @@ struct TileAttention {
 };
 
 // Heads that are not whole tiles wide keep to vectors.
-template <>
-struct Attend<bf16> {
+template <class C>
+struct Attend<bf16, C> {
+  using Out = bf16;
   using Mode = FlushDenormals;
+  using Tiles = TileAttention<C>;
+  using Vectors = AttendVectors<bf16, C>;
 
   static bool by_tiles(int width) { return width % kTileSide == 0; }
 
-  static int rows(const AttentionArgs& a) { return by_tiles(a.head_dim) ? 128 : AttendVectors<bf16>::rows(a); }
+  static int rows(const AttentionArgs& a) { return by_tiles(a.head_dim) ? 128 : Vectors::rows(a); }
 
   static size_t scratch(const Shape& s) {
-    return by_tiles(s.width) ? 2 * s.state() + TileAttention::scratch(s) : AttendVectors<bf16>::scratch(s);
+    return by_tiles(s.width) ? 2 * s.state() + Tiles::scratch(s) : Vectors::scratch(s);
   }
 
   static void run(const AttentionArgs& a, const AttentionItem& it, const AttentionItem* next, const Shape& s,
                   float* scratch) {
-    if (!by_tiles(s.width)) return AttendVectors<bf16>::run(a, it, next, s, scratch);
-    TileAttention tiles(a, it, next, s, scratch);
-    for_chunks<bf16>(a, it, s, scratch + TileAttention::scratch(s), [&](int chunk, const State& part) {
-      for (int base = chunk * kChunk; base < (chunk + 1) * kChunk; base += TileAttention::kKeys)
-        if (base + TileAttention::kKeys > tiles.all.begin && base < tiles.all.end) tiles.add(part, base);
+    if (!by_tiles(s.width)) return Vectors::run(a, it, next, s, scratch);
+    Tiles tiles(a, it, next, s, scratch);
+    for_chunks<bf16>(a, it, s, scratch + Tiles::scratch(s), [&](int chunk, const State& part) {
+      for (int base = chunk * kChunk; base < (chunk + 1) * kChunk; base += Tiles::kKeys)
+        if (base + Tiles::kKeys > tiles.all.begin && base < tiles.all.end) tiles.add(part, base);
     });
     _tile_release();
   }

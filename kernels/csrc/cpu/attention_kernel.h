@@ -186,12 +186,15 @@ inline void for_row_groups(int rows, F&& f) {
   }
 }
 
-// Turns a row of raw scores into weights relative to the new maximum and rescales the row's state.
-inline void soften(const AttentionArgs& a, float* scores, float* o, float& m, float& l, int lo, int hi, int padded) {
+// Turns a row of raw scores into weights relative to the new maximum and rescales the row's state. `scales`: of the
+// tile's keys, which the scores still lack, then of its values, which the weights take along; null for none.
+inline void soften(const AttentionArgs& a, float* scores, const float* scales, float* o, float& m, float& l, int lo,
+                   int hi, int padded) {
   constexpr int n = kTile / W;
   Vec v[n], top = vset(kNoScore), iota = viota();
   for (int c = 0; c < n; ++c) {
     v[c] = vload(scores + c * W);
+    if (scales) v[c] = v[c] * vload(scales + c * W);
     if (a.softcap > 0.0f) v[c] = tanhv(v[c]) * vset(a.softcap * kLog2e);
     if (lo > c * W || hi < (c + 1) * W) {
       Vec index = iota + vset(float(c * W));
@@ -204,7 +207,7 @@ inline void soften(const AttentionArgs& a, float* scores, float* o, float& m, fl
   Vec sum = vset(0.0f);
   for (int c = 0; c < n; ++c) {
     Vec p = exp2v(v[c] - vset(new_m));
-    vstore(scores + c * W, p);
+    vstore(scores + c * W, scales ? p * vload(scales + kTile + c * W) : p);
     sum = sum + p;
   }
   if (new_m != m) {
@@ -217,34 +220,41 @@ inline void soften(const AttentionArgs& a, float* scores, float* o, float& m, fl
 }
 
 // Where a tile's keys ([width][k_stride]) and values ([16][v_stride]) lie, segment by segment.
-template <class T>
+template <class C>
 struct Tile {
-  const T *keys[kSegments], *values[kSegments];
+  const C *keys[kSegments], *values[kSegments];
   int k_stride, v_stride;
 };
 
-template <class T>
-inline Tile<T> find_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, int base, Span all) {
+// Also copies the scales of the tile's keys, then of its values, where there are any.
+template <class C>
+inline Tile<C> find_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, int base, Span all,
+                         [[maybe_unused]] float* scales) {
   const int bs = a.cache.block_size;
   const int32_t* table = a.tables + it.sequence * a.table_stride;
-  Tile<T> tile;
+  Tile<C> tile;
   tile.k_stride = bs, tile.v_stride = s.width;
   for (int i = 0; i < kSegments; ++i) {
     // Segments that nobody sees are computed from a seen one and masked: their table entries may not exist.
     int token = base + i * kSegment;
     if (token + kSegment <= all.begin || token >= all.end)
       token = (all.begin > base ? all.begin : base) / kSegment * kSegment;
-    const T* block = static_cast<const T*>(a.cache.data) + int64_t(table[token / bs]) * a.cache.block_stride +
-                     it.kv_head * a.cache.head_stride;
-    tile.keys[i] = block + token % bs;
-    tile.values[i] = block + a.cache.kv_stride + token % bs * s.width;
+    const C* keys = static_cast<const C*>(a.cache.data) + int64_t(table[token / bs]) * a.cache.block_stride +
+                    it.kv_head * a.cache.head_stride;
+    const C* values = keys + a.cache.kv_stride;
+    tile.keys[i] = keys + token % bs;
+    tile.values[i] = values + token % bs * s.width;
+    if constexpr (kScaled<C>) {
+      load_scales(keys, s.width, bs, token % bs, scales + i * kSegment);
+      load_scales(values, s.width, bs, token % bs, scales + kTile + i * kSegment);
+    }
   }
   return tile;
 }
 
 // The same tile in float32: many rows of queries would otherwise widen it again and again.
-template <class T>
-inline Tile<float> widen_tile(const Tile<T>& tile, const Shape& s, float* memory) {
+template <class C>
+inline Tile<float> widen_tile(const Tile<C>& tile, const Shape& s, float* memory) {
   Tile<float> wide;
   wide.k_stride = kSegment, wide.v_stride = s.padded;
   for (int i = 0; i < kSegments; ++i) {
@@ -257,24 +267,25 @@ inline Tile<float> widen_tile(const Tile<T>& tile, const Shape& s, float* memory
   return wide;
 }
 
-template <class T>
+template <class C>
 void attend_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, const float* q, const State& st,
-                 float* scores, const Tile<T>& tile, int base, Span all) {
+                 float* scores, const Tile<C>& tile, const float* scales, int base, Span all) {
   const int lo = all.begin > base ? all.begin - base : 0;
   const int hi = all.end < base + kTile ? all.end - base : kTile;
   const int segments = int(round_up((hi + kSegment - 1) / kSegment, kScoreSegments));
   for_row_groups(s.rows, [&](int first, auto count) {
     constexpr int R = decltype(count)::value;
-    score_rows<T, R>(q + first * s.padded, s.padded, tile.keys, segments, s.width, tile.k_stride,
+    score_rows<C, R>(q + first * s.padded, s.padded, tile.keys, segments, s.width, tile.k_stride,
                      scores + first * kTile);
   });
   for (int r = 0; r < s.rows; ++r) {
     Span span = row_span(a, it, r / s.group);
-    soften(a, scores + r * kTile, st.o + r * s.padded, st.m[r], st.l[r], span.begin - base, span.end - base, s.padded);
+    soften(a, scores + r * kTile, scales, st.o + r * s.padded, st.m[r], st.l[r], span.begin - base, span.end - base,
+           s.padded);
   }
   for_row_groups(s.rows, [&](int first, auto count) {
     constexpr int R = decltype(count)::value;
-    value_rows<T, R>(st.o + first * s.padded, s.padded, scores + first * kTile, tile.values, tile.v_stride, s.width,
+    value_rows<C, R>(st.o + first * s.padded, s.padded, scores + first * kTile, tile.values, tile.v_stride, s.width,
                      lo, hi);
   });
 }
@@ -297,8 +308,10 @@ inline Span item_span(const AttentionArgs& a, const AttentionItem& it) {
   return {row_span(a, it, 0).begin, row_span(a, it, it.tokens - 1).end};
 }
 
-template <class T>
+// Queries and outputs are T, cells of the cache C.
+template <class T, class C>
 struct AttendVectors {
+  using Out = T;
   struct Mode {};  // lives as long as an item or a merge of its parts
 
   // Query rows (tokens times grouped heads) of one item: enough to reuse each key and value from registers.
@@ -323,21 +336,23 @@ struct AttendVectors {
       for (int i = 0; i < s.width; ++i) row[i] *= scale;
     }
     const Span all = item_span(a, it);
+    alignas(64) float memory[2 * kTile];
+    float* scales = kScaled<C> ? memory : nullptr;
     for_chunks<T>(a, it, s, wide + 2 * s.tile(), [&](int chunk, const State& part) {
       for (int base = chunk * kChunk; base < (chunk + 1) * kChunk; base += kTile) {
         if (base + kTile <= all.begin || base >= all.end) continue;
-        const Tile<T> found = find_tile<T>(a, it, s, base, all);
-        if (sizeof(T) < sizeof(float) && s.rows > 2 * kScoreRows)
-          attend_tile<float>(a, it, s, q, part, scores, widen_tile(found, s, wide), base, all);
+        const Tile<C> found = find_tile<C>(a, it, s, base, all, scales);
+        if (sizeof(C) < sizeof(float) && s.rows > 2 * kScoreRows)
+          attend_tile<float>(a, it, s, q, part, scores, widen_tile(found, s, wide), scales, base, all);
         else
-          attend_tile<T>(a, it, s, q, part, scores, found, base, all);
+          attend_tile<C>(a, it, s, q, part, scores, found, scales, base, all);
       }
     });
   }
 };
 
-template <class T>
-struct Attend : AttendVectors<T> {};
+template <class T, class C>
+struct Attend : AttendVectors<T, C> {};
 
 }  // namespace
 }  // namespace octavo

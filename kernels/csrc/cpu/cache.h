@@ -1,8 +1,8 @@
 // QK-norm, rotary embedding and the write into the paged cache, one token at a time.
 #pragma once
 
+#include "codes.h"
 #include "dispatch.h"
-#include "math.h"
 
 namespace octavo {
 namespace {
@@ -63,47 +63,56 @@ inline void rotate(float* x, const float* cos_sin, int rotary_dim, bool interlea
   }
 }
 
+// A head's values, normalised and rotated where that is asked for.
 template <class T>
+inline void prepare_row(const WriteArgs& a, const T* x, const void* norm, const float* cos_sin, float* row) {
+  widen_row(x, row, a.head_dim);
+  if (norm) head_norm(row, static_cast<const T*>(norm), a.head_dim, a.eps, a.norm_offset);
+  if (cos_sin) rotate(row, cos_sin, a.rotary_dim, a.interleaved);
+}
+
+template <class T, class C>
 void write_typed(const WriteArgs& a, int64_t begin, int64_t end) {
   const int D = a.head_dim, bs = a.cache.block_size;
   alignas(64) float row[kMaxHeadDim];
-  alignas(64) T narrow[kMaxHeadDim];
+  alignas(64) C cells[kMaxHeadDim];
   for (int64_t t = begin; t < end; ++t) {
     const float* cos_sin = a.cos_sin ? a.cos_sin + a.positions[t] * a.cos_sin_stride : nullptr;
     if (a.q) {
       const T* q = static_cast<const T*>(a.q) + t * a.q_stride;
       T* out = static_cast<T*>(a.q_out) + t * a.q_out_stride;
       for (int h = 0; h < a.heads; ++h) {
-        widen_row(q + h * D, row, D);
-        if (a.q_norm) head_norm(row, static_cast<const T*>(a.q_norm), D, a.eps, a.norm_offset);
-        if (cos_sin) rotate(row, cos_sin, a.rotary_dim, a.interleaved);
+        prepare_row(a, q + h * D, a.q_norm, cos_sin, row);
         narrow_row(row, out + h * D, D);
       }
     }
     const int64_t slot = a.slots[t];
     if (slot < 0) continue;
-    T* block = static_cast<T*>(a.cache.data) + slot / bs * a.cache.block_stride;
+    C* block = static_cast<C*>(a.cache.data) + slot / bs * a.cache.block_stride;
     const int64_t offset = slot % bs;
     const T* k = static_cast<const T*>(a.k) + t * a.k_stride;
     const T* v = static_cast<const T*>(a.v) + t * a.v_stride;
     for (int h = 0; h < a.kv_heads; ++h) {
-      T* head = block + h * a.cache.head_stride;
-      const T* key = k + h * D;
-      if (a.k_norm || cos_sin) {
-        widen_row(key, row, D);
-        if (a.k_norm) head_norm(row, static_cast<const T*>(a.k_norm), D, a.eps, a.norm_offset);
-        if (cos_sin) rotate(row, cos_sin, a.rotary_dim, a.interleaved);
-        narrow_row(row, narrow, D);
-        key = narrow;
+      C *keys = block + h * a.cache.head_stride, *values = keys + a.cache.kv_stride;
+      prepare_row(a, k + h * D, a.k_norm, cos_sin, row);
+      if constexpr (kScaled<C>)
+        scales_of(keys, D, bs)[offset] = encode_row(row, D, cells);
+      else
+        narrow_row(row, cells, D);
+      for (int d = 0; d < D; ++d) keys[d * bs + offset] = cells[d];
+      if constexpr (kScaled<C>) {
+        widen_row(v + h * D, row, D);
+        scales_of(values, D, bs)[offset] = encode_row(row, D, values + offset * D);
+      } else {
+        __builtin_memcpy(values + offset * D, v + h * D, D * sizeof(T));
       }
-      for (int d = 0; d < D; ++d) head[d * bs + offset] = key[d];
-      __builtin_memcpy(head + a.cache.kv_stride + offset * D, v + h * D, D * sizeof(T));
     }
   }
 }
 
 void write(const WriteArgs& a, int64_t begin, int64_t end) {
-  with_dtype(a.dtype, [&](auto tag) { write_typed<decltype(tag)>(a, begin, end); });
+  with_cells(a.dtype, a.cache.cells,
+             [&](auto tag, auto cell) { write_typed<decltype(tag), decltype(cell)>(a, begin, end); });
 }
 
 }  // namespace

@@ -15,6 +15,18 @@ inline void with_dtype(Dtype dtype, F&& f) {
   }
 }
 
+// Also chooses the type of the cache's cells.
+template <class F>
+inline void with_cells(Dtype dtype, Cells cells, F&& f) {
+  with_dtype(dtype, [&](auto tag) {
+    switch (cells) {
+      case Cells::plain: return f(tag, tag);
+      case Cells::i8: return f(tag, i8{});
+      case Cells::f8: return f(tag, f8{});
+    }
+  });
+}
+
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 }  // namespace

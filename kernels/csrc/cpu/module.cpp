@@ -16,27 +16,28 @@ T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-Cache cache_of(uintptr_t data, int64_t block_stride, int64_t kv_stride, int64_t head_stride, int block_size) {
-  return {at<void>(data), block_stride, kv_stride, head_stride, block_size};
+Cache cache_of(uintptr_t data, int cells, int64_t block_stride, int64_t kv_stride, int64_t head_stride,
+               int block_size) {
+  return {at<void>(data), Cells(cells), block_stride, kv_stride, head_stride, block_size};
 }
 
 void write_kv(int dtype, uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, int64_t tokens, int kv_heads,
-              int head_dim, uintptr_t cache, int64_t block_stride, int64_t kv_stride, int64_t head_stride,
-              int block_size, uintptr_t slots) {
+              int head_dim, uintptr_t cache, int cells, int64_t block_stride, int64_t kv_stride,
+              int64_t head_stride, int block_size, uintptr_t slots) {
   WriteArgs a{};
   a.dtype = Dtype(dtype);
   a.k = at<void>(k), a.k_stride = k_stride, a.v = at<void>(v), a.v_stride = v_stride;
   a.tokens = tokens, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = cache_of(cache, block_stride, kv_stride, head_stride, block_size);
+  a.cache = cache_of(cache, cells, block_stride, kv_stride, head_stride, block_size);
   a.slots = at<int64_t>(slots);
   launch_write(a);
 }
 
 void rope_write_kv(int dtype, uintptr_t qkv, int64_t qkv_stride, uintptr_t q_out, int64_t q_out_stride, int64_t tokens,
-                   int heads, int kv_heads, int head_dim, uintptr_t cache, int64_t block_stride, int64_t kv_stride,
-                   int64_t head_stride, int block_size, uintptr_t slots, uintptr_t positions, uintptr_t cos_sin,
-                   int64_t cos_sin_stride, int rotary_dim, bool interleaved, uintptr_t q_norm, uintptr_t k_norm,
-                   float eps, float norm_offset) {
+                   int heads, int kv_heads, int head_dim, uintptr_t cache, int cells, int64_t block_stride,
+                   int64_t kv_stride, int64_t head_stride, int block_size, uintptr_t slots, uintptr_t positions,
+                   uintptr_t cos_sin, int64_t cos_sin_stride, int rotary_dim, bool interleaved, uintptr_t q_norm,
+                   uintptr_t k_norm, float eps, float norm_offset) {
   WriteArgs a{};
   a.dtype = Dtype(dtype);
   const int64_t item = int64_t(item_size(a.dtype)), k_begin = int64_t(heads) * head_dim * item;
@@ -46,7 +47,7 @@ void rope_write_kv(int dtype, uintptr_t qkv, int64_t qkv_stride, uintptr_t q_out
   a.q_stride = a.k_stride = a.v_stride = qkv_stride;
   a.q_out = at<void>(q_out), a.q_out_stride = q_out_stride;
   a.tokens = tokens, a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = cache_of(cache, block_stride, kv_stride, head_stride, block_size);
+  a.cache = cache_of(cache, cells, block_stride, kv_stride, head_stride, block_size);
   a.slots = at<int64_t>(slots), a.positions = at<int64_t>(positions);
   a.cos_sin = at<float>(cos_sin), a.cos_sin_stride = cos_sin_stride;
   a.rotary_dim = rotary_dim, a.interleaved = interleaved;
@@ -56,15 +57,15 @@ void rope_write_kv(int dtype, uintptr_t qkv, int64_t qkv_stride, uintptr_t q_out
 }
 
 void paged_attention(int dtype, uintptr_t q, int64_t q_stride, uintptr_t out, int64_t out_stride, int heads,
-                     int kv_heads, int head_dim, uintptr_t cache, int64_t block_stride, int64_t kv_stride,
-                     int64_t head_stride, int block_size, uintptr_t tables, int64_t table_stride,
+                     int kv_heads, int head_dim, uintptr_t cache, int cells, int64_t block_stride,
+                     int64_t kv_stride, int64_t head_stride, int block_size, uintptr_t tables, int64_t table_stride,
                      uintptr_t context_lens, uintptr_t query_start, int sequences, float scale, int window,
                      float softcap, uintptr_t sinks) {
   AttentionArgs a{};
   a.dtype = Dtype(dtype);
   a.q = at<void>(q), a.q_stride = q_stride, a.out = at<void>(out), a.out_stride = out_stride;
   a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = cache_of(cache, block_stride, kv_stride, head_stride, block_size);
+  a.cache = cache_of(cache, cells, block_stride, kv_stride, head_stride, block_size);
   a.tables = at<int32_t>(tables), a.table_stride = table_stride;
   a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start), a.sequences = sequences;
   a.scale = scale, a.window = window, a.softcap = softcap, a.sinks = at<float>(sinks);

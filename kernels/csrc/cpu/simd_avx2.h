@@ -28,6 +28,14 @@ inline Vec vload(const bf16* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
 }
 inline Vec vload(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Vec vload(const i8* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+// A code's bits are those of a half with too short an exponent: 2^8 times too small (see Codes<f8>).
+inline Vec vload(const f8* p) {
+  const __m128i codes = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16(short(0xbfff))));
+}
 inline void vstore(float* p, Vec x) { _mm256_storeu_ps(p, x); }
 inline void vstore(bf16* p, Vec x) {
   __m256i u = _mm256_castps_si256(x);

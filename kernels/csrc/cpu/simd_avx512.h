@@ -26,6 +26,12 @@ inline Vec widen(__m256i bits, bf16) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 inline Vec widen(__m256i bits, f16) { return _mm512_cvtph_ps(bits); }
+inline Vec widen(__m128i codes, i8) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)); }
+// A code's bits are those of a half with too short an exponent: 2^8 times too small (see Codes<f8>).
+inline Vec widen(__m128i codes, f8) {
+  const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+  return _mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16(short(0xbfff))));
+}
 inline __m256i narrow(Vec x, bf16) {
   __m512i u = _mm512_castps_si512(x);
   __m512i even = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -43,11 +49,17 @@ inline void vstore(float* p, Vec x) { _mm512_storeu_ps(p, x); }
 inline void vstore_n(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
 template <class T>
 inline Vec vload(const T* p) {
-  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), T{});
+  if constexpr (sizeof(T) == 1)
+    return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), T{});
+  else
+    return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), T{});
 }
 template <class T>
 inline Vec vload_n(const T* p, int n) {
-  return widen(_mm256_maskz_loadu_epi16(first(n), p), T{});
+  if constexpr (sizeof(T) == 1)
+    return widen(_mm_maskz_loadu_epi8(first(n), p), T{});
+  else
+    return widen(_mm256_maskz_loadu_epi16(first(n), p), T{});
 }
 template <class T>
 inline void vstore(T* p, Vec x) {

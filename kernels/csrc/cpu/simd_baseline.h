@@ -69,6 +69,16 @@ inline Vec vload(const bf16* p) {
 inline Vec vload(const f16* p) {
   return Vec{scalar_from(p[0]), scalar_from(p[1]), scalar_from(p[2]), scalar_from(p[3])};
 }
+inline Vec vload(const i8* p) {
+  return Vec{float(p[0].code), float(p[1].code), float(p[2].code), float(p[3].code)};
+}
+// A code's bits are those of a half with too short an exponent: 2^8 times too small (see Codes<f8>).
+inline Vec vload(const f8* p) {
+  Vec v;
+  for (int i = 0; i < W; ++i)
+    v[i] = scalar_from(f16{uint16_t((p[i].code & 0x80u) << 8 | (p[i].code & 0x7fu) << 7)});
+  return v;
+}
 inline void vstore(float* p, Vec x) { memcpy(p, &x, sizeof x); }
 inline void vstore(bf16* p, Vec x) {
   UVec u = (UVec)x;
