@@ -44,8 +44,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
 
 
 def check_cache(dtype: torch.dtype, head_dim: int, block_size: int) -> None:
+    if dtype.itemsize == 1:
+        raise TypeError("the CUDA kernels take no KV cache in 8 bits yet: leave kv_dtype at auto")
     if dtype not in KV_DTYPES:
-        raise TypeError(f"the KV cache (kv_dtype) must be bfloat16 or float16 on CUDA, not {dtype}")
+        raise TypeError(f"the KV cache must be bfloat16 or float16 on CUDA, not {dtype}")
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))} on CUDA, not {head_dim}")
     if block_size & (block_size - 1):

@@ -107,6 +107,8 @@ def test_the_rest():
         ops.empty_cache(1, 1, 1, 16, 12, torch.float32)
     with pytest.raises(TypeError, match=r"^dtype must be"):
         ops.empty_cache(1, 1, 1, 16, 16, torch.uint8)
+    with pytest.raises(TypeError, match="take no KV cache in 8 bits yet: leave kv_dtype at auto"):
+        ops.empty_cache(1, 1, 1, 16, 64, torch.int8, "cuda")
     with pytest.raises(ValueError, match=r"^kv_cache must be the whole"):
         ops.copy_blocks(torch.zeros(2, 2, 2, 1, 16)[:, :1], torch.zeros(1, 2, dtype=I64))
     with pytest.raises(ValueError, match=r"^top_n must be"):
