@@ -56,16 +56,20 @@ class Scene:
     undisturbed: Answers
 
 
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+@pytest.fixture(scope="module", params=["auto", "int8"])
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    flags = {**FLAGS, "kv_dtype": request.param}
     folder = tmp_path_factory.mktemp("killed")
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
         workers = [
-            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **FLAGS))
+            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **flags))
             for number in range(2)
         ]
         for worker in workers:
             worker.wait_ready()
+            info = worker.info()
+            assert info is not None
+            assert info.stats["kv_dtype"] == {"auto": "bfloat16", "int8": "int8"}[request.param]
         queue = known_queue(connection)
         undisturbed = [queue.wait(job, 60) for job in submit_all(queue, "undisturbed")]
         yield Scene(queue, workers, answers(undisturbed))

@@ -95,6 +95,7 @@ def test_top_and_workers_count_what_the_workers_do(cli: Cli) -> None:
     assert sorted(load["id"] for load in snapshot["workers"]) == sorted(worker["id"] for worker in workers)
     assert len(workers) == 2
     assert snapshot["queued"] == {"demo": 0}
+    assert {load["kv_dtype"] for load in snapshot["workers"]} == {"bfloat16"}
     assert "2 workers" in cli("top", "--once", "--interval", "0.2")
     assert "no live worker" in cli("workers", "--host", "elsewhere", code=1)
 
@@ -104,6 +105,7 @@ def test_doctor_finds_nothing_to_repair_here(cli: Cli) -> None:
     assert {"python", "torch", "gpu", "kernels", "redis", "model", "disk"} <= findings.keys()
     assert findings["kernels"]["state"] == "ok"
     assert "in use" in findings["kernels"]["found"]
+    assert findings["model"]["found"].endswith("KV cache in bfloat16")
 
 
 def test_doctor_names_the_next_step_when_there_is_no_server(cli: Cli) -> None:

@@ -50,6 +50,25 @@ def test_pool_fits_the_bytes_asked_for(tmp_path: Path) -> None:
     assert runner.num_blocks == 20
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_a_cache_in_8_bits_has_more_blocks_of_fewer_bytes(tmp_path: Path, kv_dtype: str) -> None:
+    eight_bits = 2 * 2 * 2 * (8 + 4) * 16  # a byte a value and a float32 scale a token
+    options = {"kv_cache_bytes": 20 * BLOCK_BYTES, "host_cache_bytes": 4 * BLOCK_BYTES}
+    runner = load_runner(dummy(folder_of(tmp_path), kv_dtype=kv_dtype, **options))
+    assert (runner.num_blocks, runner.num_host_blocks) == (
+        20 * BLOCK_BYTES // eight_bits,
+        4 * BLOCK_BYTES // eight_bits + 1,
+    )
+    assert runner.kv_cache[0].nbytes == eight_bits
+    assert runner.speeds is not None
+    assert runner.speeds.block_bytes == eight_bits
+
+
+def test_a_cache_is_of_the_models_type_unless_asked_otherwise(tmp_path: Path) -> None:
+    assert load_runner(dummy(folder_of(tmp_path), num_blocks=5)).kv_dtype == "float32"
+    assert load_runner(dummy(folder_of(tmp_path), num_blocks=5, kv_dtype="int8")).kv_dtype == "int8"
+
+
 def test_pool_is_never_larger_than_can_be_used(tmp_path: Path) -> None:
     runner = load_runner(dummy(folder_of(tmp_path), max_running=3, token_budget=64))
     assert runner.num_blocks == 3 * 16 + 1

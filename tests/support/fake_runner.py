@@ -58,6 +58,7 @@ class FakeRunner:
     """Executes plans on a fake KV array and checks that they keep the contract of `octavo_worker.engine.plan`."""
 
     asynchronous = False
+    kv_dtype = "bfloat16"
 
     def __init__(
         self,

@@ -109,12 +109,13 @@ class Shutdown(Message):
 
 
 class Ready(Message):
-    """Engine to agent, once: the model is loaded."""
+    """Engine to agent, once: the model is loaded. `kv_dtype` names the type of the KV cache."""
 
     max_model_len: int
     vocab_size: int
     num_blocks: int
     block_size: int
+    kv_dtype: str
     max_running: int
     load_seconds: float
 

@@ -27,6 +27,9 @@ class WorkerSettings(BaseSettings):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Type of weights and cache.")
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto", description="Type of the KV cache; 8 bits hold nearly twice the tokens. `auto`: as --dtype."
+    )
     max_model_len: int | None = Field(None, gt=0, description="Longest prompt and answer; by default the model's own.")
     num_blocks: int | None = Field(
         None, gt=0, description="Blocks of 16 tokens in the KV cache; goes before --kv-memory."

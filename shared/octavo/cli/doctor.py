@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import os
 import platform
 import shutil
 import sys
@@ -122,10 +124,23 @@ def _model(model: str) -> Finding:
         folder = Path(spec.origin).parent / "bundled" / "demo"
     if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        return Finding("model", "ok", f"{model}: {size / 1e6:.1f} MB in {folder}")
+        try:
+            cache = _kv_dtype(folder / "config.json")
+        except ValueError:
+            return Finding("model", "error", f"{folder / 'config.json'} is not JSON", "download the model again")
+        return Finding("model", "ok", f"{model}: {size / 1e6:.1f} MB in {folder}, KV cache in {cache}")
     if folder.exists():
         return Finding("model", "error", f"{folder} has no config.json with *.safetensors", "give a model's folder")
     return Finding("model", "warning", f"{model} is not a folder here", "a worker will look for it on the hub")
+
+
+def _kv_dtype(config: Path) -> str:
+    """What a worker with this environment would take. Raises ValueError for a config that is no JSON."""
+    described = json.loads(config.read_text())
+    for name in (os.environ.get("OCTAVO_KV_DTYPE"), os.environ.get("OCTAVO_DTYPE")):
+        if name and name != "auto":
+            return name
+    return str(described.get("dtype") or described.get("torch_dtype") or "float32")
 
 
 def _disk() -> Finding:

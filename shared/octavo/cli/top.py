@@ -34,6 +34,7 @@ class WorkerLoad:
     waiting: int
     kv_used: float  # share of the KV blocks that sequences hold, 0 to 1
     kv_cached: float  # share that only the prefix cache holds
+    kv_dtype: str
     blocks: dict[str, int]  # free + used + cached + quarantined are all; shared are among the used, host in CPU memory
     preemptions: int
     preemption_reasons: dict[str, int]  # which way each went, and why
@@ -104,6 +105,7 @@ def _load(worker: WorkerInfo, made_before: int, seconds: float) -> WorkerLoad:
         waiting=_count(worker, "waiting"),
         kv_used=round(used / blocks, 4),
         kv_cached=round(cached / blocks, 4),
+        kv_dtype=str(worker.stats.get("kv_dtype", "")),
         blocks={state: _count(worker, f"{state}_blocks") for state in _BLOCK_STATES},
         preemptions=_count(worker, "preemptions"),
         preemption_reasons={reason: _count(worker, reason) for reason in _REASONS},
@@ -122,13 +124,13 @@ def _screen(snapshot: Snapshot) -> RenderableType:
         queue.add_row(model, str(waiting))
     table = Table(box=None, pad_edge=False)
     table.add_column("worker", no_wrap=True)
-    for name in ("model", "running", "waiting", "KV", "", "cached", "preempted", "by swap", "tokens/s"):
+    for name in ("model", "running", "waiting", "KV", "", "type", "cached", "preempted", "by swap", "tokens/s"):
         table.add_column(name)
     for load in snapshot.workers:
         bar = ProgressBar(total=1.0, completed=load.kv_used, width=12)
         kv, cached = f"{load.kv_used:.0%}", f"{load.kv_cached:.0%}"
         table.add_row(
-            load.id, load.model, str(load.running), str(load.waiting), kv, bar, cached,
+            load.id, load.model, str(load.running), str(load.waiting), kv, bar, load.kv_dtype, cached,
             str(load.preemptions), str(load.preemption_reasons["swapped_out"]), f"{load.tokens_per_s:.0f}",
         )  # fmt: skip
     total = Text(f"{len(snapshot.workers)} workers, {snapshot.tokens_per_s:.0f} tokens/s", style="bold")

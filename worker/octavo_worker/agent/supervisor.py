@@ -70,6 +70,7 @@ def _options(settings: WorkerSettings, folder: str) -> str:
         load_format=settings.load_format,
         dtype=settings.dtype,
         device=settings.device,
+        kv_dtype=settings.kv_dtype,
         kv_cache_bytes=None if settings.kv_memory is None else round(settings.kv_memory * 2**30),
         num_blocks=settings.num_blocks,
         host_cache_bytes=round(settings.swap_memory * 2**30),
@@ -183,8 +184,8 @@ class Supervisor:
         """Raises EOFError when the engine dies."""
         if self._limits is None:
             log.info(
-                "serving %s: loaded in %.1f s, %d blocks of %d tokens",
-                self._model, ready.load_seconds, ready.num_blocks, ready.block_size,
+                "serving %s: loaded in %.1f s, %d blocks of %d tokens in %s",
+                self._model, ready.load_seconds, ready.num_blocks, ready.block_size, ready.kv_dtype,
             )  # fmt: skip
         self._limits = ready
         await self._register(ready)
@@ -259,7 +260,8 @@ class Supervisor:
         stats = msgspec.structs.asdict(self._agent.stats)
         stats["jobs"] = len(self._agent.holding())
         if self._limits is not None:
-            stats |= {"num_blocks": self._limits.num_blocks, "max_running": self._limits.max_running}
+            limits = self._limits
+            stats |= {"num_blocks": limits.num_blocks, "max_running": limits.max_running, "kv_dtype": limits.kv_dtype}
         if self._engine is not None:
             stats["engine_pid"] = self._engine.pid
         info = WorkerInfo(

@@ -46,6 +46,7 @@ class EngineLoop:
             vocab_size=limits.vocab_size,
             num_blocks=runner.num_blocks,
             block_size=runner.block_size,
+            kv_dtype=runner.kv_dtype,
             max_running=limits.max_running,
             load_seconds=load_seconds,
         )

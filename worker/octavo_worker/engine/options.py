@@ -17,14 +17,15 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     decides from the memory that is free. `max_model_len` None is the model's own context. `token_budget` bounds the
     tokens of one step, `max_running` the sequences in it; the budget must be the larger. `host_cache_bytes` of CPU
     memory hold preempted sequences; `preemption` "swap" and "recompute" overrule what is cheaper. `threads` None leaves
-    the choice to torch. `seed` makes dummy weights reproducible. `check_integrity` verifies all block accounting
-    whenever the engine falls idle.
+    the choice to torch. `kv_dtype` "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible.
+    `check_integrity` verifies all block accounting whenever the engine falls idle.
     """
 
     model: str
     load_format: Literal["auto", "dummy"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
     kv_cache_bytes: int | None = None
     num_blocks: int | None = None
     block_size: int = 16

@@ -166,14 +166,16 @@ class Speeds:
 class ModelRunner(Protocol):
     """What the engine asks of a model. The attributes are fixed after construction.
 
-    `num_blocks` and `num_host_blocks` (0: no swapping) count the null block 0, which is never handed out. `speeds` is
-    None if they were not measured. `asynchronous` says that `launch` returns before the step is computed. Only then
-    does the engine run one step ahead, and only such a runner meets steps that follow others.
+    `num_blocks` and `num_host_blocks` (0: no swapping) count the null block 0, which is never handed out. `kv_dtype`
+    names the type of the KV cache. `speeds` is None if they were not measured. `asynchronous` says that `launch`
+    returns before the step is computed. Only then does the engine run one step ahead, and only such a runner meets
+    steps that follow others.
     """
 
     num_blocks: int
     num_host_blocks: int
     block_size: int
+    kv_dtype: str
     max_model_len: int
     vocab_size: int
     speeds: Speeds | None

@@ -34,7 +34,8 @@ def load_runner(options: ModelOptions) -> PagedRunner:
         torch.set_num_threads(options.threads)
         ops.set_num_threads(options.threads)
     model, wanted_len = load_model(options)
-    block_bytes = cache_bytes_per_block(model, options.block_size)
+    cache_dtype = ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
+    block_bytes = ops.block_bytes(model.num_layers, model.num_kv_heads, options.block_size, model.head_dim, cache_dtype)
     num_blocks = pool_size(options, block_bytes, wanted_len)
     max_model_len = min(wanted_len, (num_blocks - 1) * options.block_size)
     if max_model_len < wanted_len:
@@ -47,7 +48,9 @@ def load_runner(options: ModelOptions) -> PagedRunner:
         )
     host_blocks = options.host_cache_bytes // block_bytes
     num_host_blocks = host_blocks + 1 if host_blocks else 0  # as everywhere, block 0 is never used
-    runner = PagedRunner(model, num_blocks, options.block_size, max_model_len, num_host_blocks=num_host_blocks)
+    runner = PagedRunner(
+        model, num_blocks, options.block_size, max_model_len, num_host_blocks=num_host_blocks, cache_dtype=cache_dtype
+    )
     if num_host_blocks:
         runner.speeds = measure_speeds(runner)
     return runner
@@ -99,10 +102,6 @@ def choose_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise UnsupportedModel(f"dtype {dtype} is not supported; give --dtype bfloat16.")
     return dtype
-
-
-def cache_bytes_per_block(model: CausalModel, block_size: int) -> int:
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * block_size * model.dtype.itemsize
 
 
 def pool_size(options: ModelOptions, block_bytes: int, max_model_len: int) -> int:

@@ -50,13 +50,21 @@ class PagedRunner:
     """Runs plans on one device against one paged KV cache.
 
     `num_host_blocks` (0: none) more blocks lie in a second pool of the same layout, where preempted sequences wait.
+    `cache_dtype`: int8 or float8_e4m3fn instead of the model's.
     """
 
     asynchronous = False
     speeds: Speeds | None = None
 
     def __init__(
-        self, model: CausalModel, num_blocks: int, block_size: int, max_model_len: int, *, num_host_blocks: int = 0
+        self,
+        model: CausalModel,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        *,
+        num_host_blocks: int = 0,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
         self.num_blocks = num_blocks
@@ -65,7 +73,8 @@ class PagedRunner:
         self.max_model_len = max_model_len
         self.vocab_size = model.vocab_size
         shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
-        self.kv_cache = ops.empty_cache(num_blocks, *shape, model.dtype, model.device)
+        self.kv_cache = ops.empty_cache(num_blocks, *shape, cache_dtype or model.dtype, model.device)
+        self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
         self.host_cache = self.kv_cache.new_empty((num_host_blocks, *self.kv_cache.shape[1:]), device="cpu")
         model.bind(self.kv_cache, block_size, max_model_len)
 
@@ -132,4 +141,5 @@ def _move(source: Tensor, target: Tensor, pairs: list[tuple[int, int]]) -> None:
     """Copies whole blocks, all layers, from one pool to the other."""
     if pairs:
         sources, targets = torch.tensor(pairs, dtype=torch.int64).unbind(1)
-        target.index_copy_(0, targets, source[sources])
+        words = torch.int64  # torch cannot index every type of 8 bits
+        target.view(words).index_copy_(0, targets, source.view(words)[sources])

@@ -1,0 +1,113 @@
+"""A KV cache in 8 bits rounds each token once and for all: however it came to be computed, what follows is the same."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.plan import SequenceStep, StepPlan
+from octavo_worker.files import model_folder
+from octavo_worker.memory.cost import PreemptionPolicy
+from octavo_worker.messages import AddRequest
+from octavo_worker.model import load_runner
+from octavo_worker.model.runner import PagedRunner
+
+from .drive import Answers, Engine, request
+
+COUNT = 48
+LENGTHS = [1, 15, 16, 17, 40, 130]
+OFFSETS = [1, 7, 16, 29]
+
+
+def load(kv_dtype: str) -> PagedRunner:
+    """The bundled model in bfloat16."""
+    folder = str(model_folder("demo"))
+    options = ModelOptions(model=folder, kv_dtype=kv_dtype, num_blocks=400, host_cache_bytes=16 << 20, threads=1)
+    return load_runner(options)
+
+
+@pytest.fixture(scope="module", params=["int8", "fp8"])
+def runner(request: pytest.FixtureRequest) -> PagedRunner:
+    return load(request.param)
+
+
+def prompt(number: int, vocab_size: int = 2048) -> list[int]:
+    """Every fourth begins like another."""
+    rng = random.Random(number % 4 if number % 4 == 0 else number)
+    return [rng.randrange(5, vocab_size) for _ in range(LENGTHS[number % len(LENGTHS)])] + [5 + number]
+
+
+def numbered(number: int, **options: object) -> AddRequest:
+    """By turns greedy, seeded and two seeded samples."""
+    kind: dict[str, object] = [{}, {"temperature": 0.9}, {"temperature": 0.9, "n": 2}][number % 3]  # type: ignore[assignment]
+    return request(str(number), prompt(number), seed=number, max_tokens=30, **kind | options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def together(runner: PagedRunner) -> Answers:
+    answers = Engine(runner).run([numbered(i) for i in range(COUNT)])
+    assert answers.stats.preemptions == 0
+    assert len({token for tokens in answers.tokens.values() for token in tokens[0]}) > 100
+    return answers
+
+
+def test_alone(runner: PagedRunner, together: Answers) -> None:
+    for i in range(0, COUNT, 5):
+        assert Engine(runner).run([numbered(i)]).tokens[str(i)] == together.tokens[str(i)]
+
+
+def test_after_a_hit_in_the_prefix_cache(runner: PagedRunner, together: Answers) -> None:
+    engine = Engine(runner)
+    engine.run([numbered(i) for i in range(COUNT)])
+    again = engine.run([numbered(i) for i in range(COUNT)])
+    assert again.tokens == together.tokens
+    assert sum(again.cached.values()) > 500
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_after_preemption(runner: PagedRunner, together: Answers, mode: str) -> None:
+    hosts = runner.num_host_blocks if mode == "swap" else 0
+    tight = Engine(runner, num_blocks=40, num_host_blocks=hosts, policy=PreemptionPolicy(mode))
+    answers = tight.run([numbered(i) for i in range(COUNT)])
+    assert answers.stats.preemptions > 10
+    assert (answers.stats.swapped_out > 10) == (mode == "swap")
+    assert answers.tokens == together.tokens
+
+
+def test_after_a_takeover(runner: PagedRunner, together: Answers) -> None:
+    for i in range(0, COUNT, 7):
+        whole = together.tokens[str(i)]
+        for published in OFFSETS:
+            resumed = {index: tokens[:published] for index, tokens in whole.items()}
+            assert Engine(runner).run([numbered(i, resumed=resumed)]).tokens[str(i)] == whole
+
+
+def test_a_token_computed_again_has_the_same_bytes(runner: PagedRunner) -> None:
+    tokens = prompt(5)[:100]
+    runner.kv_cache.view(torch.uint8).zero_()
+    run(runner, SequenceStep(tokens, 0, [1, 2, 3, 4, 5, 6, 7]))
+    for at in range(100):
+        run(runner, SequenceStep([tokens[at]], at, [8, 9, 10, 11, 12, 13, 14]), SequenceStep(tokens[:20], 0, [15, 16]))
+    cells = runner.kv_cache.view(torch.uint8)
+    assert cells[1:8].any()
+    assert torch.equal(cells[1:8], cells[8:15])
+
+
+def run(runner: PagedRunner, *steps: SequenceStep) -> None:
+    runner.launch(StepPlan(list(steps), 0)).result()
+
+
+def test_little_is_lost(runner: PagedRunner) -> None:
+    """Log-probabilities of a prompt's tokens beside those with the cache in bfloat16."""
+
+    def logprobs(engine: Engine) -> torch.Tensor:
+        answers = engine.run([request("a", prompt(5), prompt_logprobs=0, max_tokens=1)])
+        return torch.tensor([entry.logprob for entry in answers.prompt_logprobs["a"] if entry is not None])
+
+    rounded, plain = logprobs(Engine(runner)), logprobs(Engine(load("auto")))
+    assert not torch.equal(rounded, plain)
+    assert (rounded - plain).abs().max() < 0.25
+    assert (rounded - plain).abs().mean() < 0.03
