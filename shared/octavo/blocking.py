@@ -57,11 +57,14 @@ class Client:
         *,
         tenant: str | None = None,
         idempotency_key: str | None = None,
+        follow: bool = False,
         **fields: Unpack[RequestFields],
     ) -> Job:
         """Put a job into the queue."""
-        client = self._ready().client
-        return Job(self, self._wait(client.submit(prompt, tenant=tenant, idempotency_key=idempotency_key, **fields)))
+        submit = self._ready().client.submit
+        return Job(
+            self, self._wait(submit(prompt, tenant=tenant, idempotency_key=idempotency_key, follow=follow, **fields))
+        )
 
     def submit_many(
         self,
@@ -69,10 +72,13 @@ class Client:
         *,
         tenant: str | None = None,
         idempotency_keys: Sequence[str] | None = None,
+        follow: bool = False,
     ) -> list[Job | OctavoError]:
         """Put many jobs into the queue. A request that is refused has its error in its place."""
-        client = self._ready().client
-        answers = self._wait(client.submit_many(requests, tenant=tenant, idempotency_keys=idempotency_keys))
+        submit_many = self._ready().client.submit_many
+        answers = self._wait(
+            submit_many(requests, tenant=tenant, idempotency_keys=idempotency_keys, follow=follow)
+        )
         return [Job(self, answer) if isinstance(answer, AsyncJob) else answer for answer in answers]
 
     def job(self, job_id: str) -> Job:

@@ -73,14 +73,17 @@ class AsyncClient:
         *,
         tenant: str | None = None,
         idempotency_key: str | None = None,
+        follow: bool = False,
         **fields: Unpack[RequestFields],
     ) -> AsyncJob:
         """Put a job into the queue: a prompt (text or token ids) or `messages`, a `model`, and whatever else
         `JobRequest` and `SamplingParams` know; or a complete `JobRequest`. With an `idempotency_key` a repeated
-        call gives the same job. Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
-        request = build_request(prompt, **fields)
-        enqueued = await self._run(self._enqueue(request, tenant, idempotency_key))
-        return AsyncJob(self, enqueued.job_id, created=enqueued.created)
+        call gives the same job. `follow` says that its events are read next, which then costs no round trip.
+        Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
+        (answer,) = await self._submit_batch([build_request(prompt, **fields)], tenant, [idempotency_key], follow)
+        if isinstance(answer, OctavoError):
+            raise answer
+        return answer
 
     async def submit_many(
         self,
@@ -88,26 +91,56 @@ class AsyncClient:
         *,
         tenant: str | None = None,
         idempotency_keys: Sequence[str] | None = None,
+        follow: bool = False,
     ) -> list[AsyncJob | OctavoError]:
-        """Put many jobs into the queue in few round trips. A request that is refused has its error in its place."""
+        """Put many jobs into the queue in few round trips. A request that is refused has its error in its place.
+        `follow` says that the events of all of them are read next."""
         if idempotency_keys is not None and len(idempotency_keys) != len(requests):
             raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
         answers: list[AsyncJob | OctavoError] = []
         for start in range(0, len(requests), _BATCH):
             batch = requests[start : start + _BATCH]
             keys = idempotency_keys[start : start + _BATCH] if idempotency_keys else [None] * len(batch)
-            answers += await self._submit_batch(batch, tenant, keys)
+            answers += await self._submit_batch(batch, tenant, keys, follow)
         return answers
 
     async def _submit_batch(
-        self, batch: Sequence[JobRequest], tenant: str | None, keys: Sequence[str | None]
+        self, batch: Sequence[JobRequest], tenant: str | None, keys: Sequence[str | None], follow: bool
     ) -> list[AsyncJob | OctavoError]:
-        calls: list[Call[Enqueued] | OctavoError] = []
-        for request, key in zip(batch, keys, strict=True):
-            try:
-                calls.append(self._enqueue(request, tenant, key))
-            except OctavoError as error:
-                calls.append(error)
+        ids = [self._keys.new_job_id() for _ in batch]
+        accepted: set[str] = set()
+        if follow:
+            for job_id in ids:
+                self._subscriber.expect(job_id)
+        try:
+            calls = [self._enqueue(*job, tenant, follow) for job in zip(ids, batch, keys, strict=True)]
+            answers = await self._enqueue_all(calls)
+            accepted = {answer.id for answer in answers if isinstance(answer, AsyncJob)}
+        finally:
+            for job_id in ids:
+                if job_id not in accepted:
+                    self._subscriber.forget(job_id)
+        return answers
+
+    def _enqueue(
+        self, job_id: str, request: JobRequest, idempotency_key: str | None, tenant: str | None, follow: bool
+    ) -> Call[Enqueued] | OctavoError:
+        seed = request.sampling.seed
+        try:
+            return self._cell.enqueue(
+                job_id,
+                request,
+                seed=secrets.randbits(63) if seed is None else seed,
+                tenant=tenant or self._tenant,
+                idempotency_key=idempotency_key,
+                limits=self._limits,
+                retention=self._retention,
+                subscriber_id=self._subscriber.id if follow else "",
+            )
+        except OctavoError as error:
+            return error
+
+    async def _enqueue_all(self, calls: Sequence[Call[Enqueued] | OctavoError]) -> list[AsyncJob | OctavoError]:
         with self._errors():
             sent: list[Call[Enqueued]] = [call for call in calls if isinstance(call, Call)]
             outcomes = await run_many(self._redis, sent)
@@ -207,18 +240,6 @@ class AsyncClient:
     async def reap(self) -> int:
         """Free what dead workers hold and end what is late. Every gateway does it about once a second."""
         return await self._run(self._cell.reap())
-
-    def _enqueue(self, request: JobRequest, tenant: str | None, idempotency_key: str | None) -> Call[Enqueued]:
-        seed = request.sampling.seed
-        return self._cell.enqueue(
-            self._keys.new_job_id(),
-            request,
-            seed=secrets.randbits(63) if seed is None else seed,
-            tenant=tenant or self._tenant,
-            idempotency_key=idempotency_key,
-            limits=self._limits,
-            retention=self._retention,
-        )
 
     async def _run(self, call: Call[T]) -> T:
         with self._errors():

@@ -160,8 +160,10 @@ class Cell:
         idempotency_key: str | None,
         limits: Limits,
         retention: Retention,
+        subscriber_id: str = "",
     ) -> Call[Enqueued]:
-        """Accept a job. Raises InvalidRequest here when the request is too large; the reply raises
+        """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
+        exists already. Raises InvalidRequest here when the request is too large; the reply raises
         IdempotencyConflict, UnknownModel or QueueFull."""
         body = wire.encode_request(request)
         if len(body) > MAX_BODY_BYTES:
@@ -191,6 +193,7 @@ class Cell:
             limits.queued_jobs,
             limits.queued_jobs_per_tenant,
             limits.queued_bytes,
+            subscriber_id,
             parse=lambda reply: _parse_enqueued(reply, request.model),
         )
 

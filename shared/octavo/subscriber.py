@@ -3,6 +3,8 @@
 One pub/sub connection hears of new entries, everything else goes through the command pool. A reader trusts neither:
 it knows the offset it has reached, drops what it has, and reads the stream itself from there whenever something is
 missing: at its start, after a reconnect, on a gap, when its buffer ran over, and when a poll finds more than it heard.
+Only a job that is yet to be enqueued needs no reading at the start: whoever enqueues it names the subscriber in the
+same call, and hears of everything from the first token on.
 """
 
 from __future__ import annotations
@@ -84,15 +86,34 @@ class Subscriber:
         self._listener = listener
         self._cell = cell
         self._readers: dict[str, list[_Reader]] = {}
+        self._expected: dict[str, _Reader] = {}
+        self._hearing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
 
+    def expect(self, job_id: str) -> str:
+        """Keep what is published about a job from now on for its first `events`. Returns the id to enqueue it with.
+
+        What nobody has asked for by the next poll is dropped: `events` then begins like any other.
+        """
+        reader = _Reader(locate(job_id), job_id, 0, behind=not self._hearing, begun=True)
+        self._expected[job_id] = reader
+        self._register(reader)
+        return self.id
+
+    def forget(self, job_id: str) -> None:
+        """An expected job was not enqueued after all, or nobody wants its events."""
+        if (reader := self._expected.pop(job_id, None)) is not None:
+            self._unregister(reader)
+
     async def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
         """Every event beyond offset `after`, as it comes, the end last. Raises JobNotFound, and one of `LOST` if
         the server cannot be reached at the start, or for a minute later on."""
-        reader = _Reader(locate(job_id), job_id, after)
-        self._register(reader)
+        reader = self._expected.pop(job_id, None) if after == 0 else None
+        if reader is None:
+            reader = _Reader(locate(job_id), job_id, after)
+            self._register(reader)
         try:
             async for event in self._follow(reader):
                 reader.offset = event.offset
@@ -202,6 +223,9 @@ class Subscriber:
                 async with self._listener.pubsub() as channel:
                     await channel.subscribe(self._cell.keys.channel(self.id))
                     await self._receive(channel)
+            if self._hearing:  # this was not one more failed attempt
+                backoff = _BACKOFF_S[0]
+            self._hearing = False
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _BACKOFF_S[1])
 
@@ -214,6 +238,7 @@ class Subscriber:
                     raise ConnectionError("the server does not answer a ping")
                 await channel.ping()
             elif message["type"] == "subscribe":
+                self._hearing = True
                 self._fall_behind()  # whatever was published before this moment went unheard
             elif message["type"] == "message":
                 self._deliver(message["data"])
@@ -232,7 +257,10 @@ class Subscriber:
 
     async def _poll(self) -> None:
         while self._readers:
+            unasked = list(self._expected)
             await asyncio.sleep(_POLL_S[0])
+            for job_id in unasked:
+                self.forget(job_id)
             now = asyncio.get_running_loop().time()
             due = [
                 reader

@@ -46,7 +46,7 @@ class Generation:
 
     async def submit(self) -> None:
         """Enqueue all jobs, or none that stays. Raises what the client raises."""
-        answers = await self._gateway.client.submit_many(self._requests, tenant=self._tenant)
+        answers = await self._gateway.client.submit_many(self._requests, tenant=self._tenant, follow=True)
         self.job_ids = [answer.id for answer in answers if isinstance(answer, AsyncJob)]
         self._open.update(self.job_ids)
         refusals = [answer for answer in answers if isinstance(answer, OctavoError)]

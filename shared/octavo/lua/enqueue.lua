@@ -1,11 +1,12 @@
 #!lua
 -- Accept a job, or say why not. Repeating it with the same id changes nothing.
 -- ARGV: id body hash tenant idempotency-key('' for none) model class cost est seed timeout_ms('' for none)
---       queue_timeout_ms('' for none) metadata retention cap_jobs cap_tenant_jobs cap_bytes
+--       queue_timeout_ms('' for none) metadata retention cap_jobs cap_tenant_jobs cap_bytes subscriber('' for none)
 -- -> {'ok', id, created} | {'conflict', id} | {'unknown', model...} | {'full', what}
 local id, body, hash, tenant, idem, model, class = unpack(ARGV, 1, 7)
 local cost, est, seed, timeout, queue_timeout, meta, retention = unpack(ARGV, 8, 14)
 local cap_jobs, cap_tenant, cap_bytes = tonumber(ARGV[15]), tonumber(ARGV[16]), tonumber(ARGV[17])
+local subscriber = ARGV[18]
 
 if redis.call('EXISTS', key('j', id)) == 1 then return {'ok', id, 1} end
 if idem ~= '' then
@@ -28,6 +29,7 @@ redis.call('HSET', key('j', id), 'st', 'queued', 'mdl', model, 'tn', tenant, 'cl
   'ep', 0, 'crashes', 0, 'ct', NOW, 'body', body, 'bytes', #body, 'est', est, 'cost', cost, 'seed', seed,
   'ret', retention)
 if meta ~= '' then redis.call('HSET', key('j', id), 'meta', meta) end
+if subscriber ~= '' then set_subscribers(id, subscriber) end
 local due = math.huge
 if timeout ~= '' then
   due = NOW + tonumber(timeout)

@@ -73,7 +73,7 @@ class Claimer:
                 continue
             if claims.solo_waiting_s > _SUSPECT_PATIENCE_S:
                 await self._drain_for_suspect()
-            elif not claims.jobs:
+            elif not claims.jobs or self._room() is not None:  # what a claim leaves behind rings the bell
                 await self._interruptible(self._bell())
         if self._answered_bell:
             await self._pass_bell_on()

@@ -43,7 +43,7 @@ class ServiceBench:
         async with AsyncClient(self._redis_url) as client:
             await client.models()  # connected before the clock starts
             started = time.perf_counter()
-            jobs = await client.submit_many([self._request(w) for w in work], tenant=tenant)
+            jobs = await client.submit_many([self._request(w) for w in work], tenant=tenant, follow=True)
 
             async def follow(number: int) -> None:
                 last = None
