@@ -69,7 +69,7 @@ def _unauthorized(message: str, code: str) -> ApiError:
     return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
 
 
-def _tenant(request: Request) -> str:
+async def _tenant(request: Request) -> str:  # a plain function would cost every request a trip to a thread
     keyring: Keyring = request.state.gateway.keyring
     return keyring.tenant(request.headers.get("authorization"))
 

@@ -130,7 +130,7 @@ async def stream(
             raise ApiError(400, f"the job ended after {info.tokens} tokens", code="invalid_value", param="after")
         if end_seen:
             return Response(status_code=204)
-    return EventStream(gateway, lambda mailbox: _pump(gateway, info.id, offset, mailbox))
+    return EventStream(request, lambda mailbox: _pump(gateway, info.id, offset, mailbox))
 
 
 async def _pump(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:

@@ -34,7 +34,7 @@ class Mailbox:
         self._on_slow = on_slow
         self._waiting: asyncio.Future[None] | None = None
         self._room = asyncio.Event()
-        self.used = asyncio.Event()
+        self.used = False
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -43,7 +43,7 @@ class Mailbox:
         """Add to what waits; while that is too much, wait for the client. Live tokens then wait in the server."""
         self._parts.append(data)
         self._size += len(data)
-        self.used.set()
+        self.used = True
         self.wake()
         if self._size > self._limit:
             self._on_slow()
@@ -78,37 +78,46 @@ class EventStream(StreamingResponse):
     """Sends what `pump` puts into its mailbox, with a comment after `keep_alive` seconds of silence.
 
     The pump is a task of its own that starts at once and is cancelled when the client is gone: what must happen
-    then belongs into its `finally`.
+    then belongs into its `finally`. Its end is the end of the response.
     """
 
-    def __init__(self, gateway: Gateway, pump: Callable[[Mailbox], Coroutine[Any, Any, None]]) -> None:
-        self._gateway = gateway
-        self._mailbox = Mailbox(gateway.metrics.sse_slow_consumers.inc)
-        self._pump = gateway.spawn(pump(self._mailbox))
+    def __init__(self, request: Request, pump: Callable[[Mailbox], Coroutine[Any, Any, None]]) -> None:
+        self._gateway: Gateway = request.state.gateway
+        self._mailbox = Mailbox(self._gateway.metrics.sse_slow_consumers.inc)
+        self._pump = self._gateway.spawn(pump(self._mailbox))
         self._pump.add_done_callback(lambda _: self._mailbox.wake())
+        self._watch = self._gateway.spawn(self._leave_with(request))
         super().__init__(self._body(), media_type="text/event-stream", headers=HEADERS)
 
-    async def begun(self, request: Request) -> EventStream:
+    async def begun(self) -> EventStream:
         """Wait for the first bytes. Raises what the pump raised before them, or ClientGone."""
-        first = asyncio.ensure_future(self._mailbox.used.wait())
         try:
-            await unless_disconnected(request, asyncio.wait({first, self._pump}, return_when=asyncio.FIRST_COMPLETED))
+            while not self._mailbox.used and not self._pump.done():
+                await self._mailbox.wait(self._gateway.settings.keep_alive)
+            if self._pump.cancelled():
+                raise ClientGone
             if self._pump.done():
                 self._pump.result()
         except BaseException:
-            self._pump.cancel()
+            self._stop()
             raise
-        finally:
-            first.cancel()
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._gateway.metrics.sse_connections.inc()
         try:
-            await super().__call__(scope, receive, send)
+            await self.stream_response(send)
         finally:
             self._gateway.metrics.sse_connections.dec()
-            self._pump.cancel()
+            self._stop()
+
+    async def _leave_with(self, request: Request) -> None:
+        await _disconnected(request)
+        self._pump.cancel()
+
+    def _stop(self) -> None:
+        self._pump.cancel()
+        self._watch.cancel()
 
     async def _body(self) -> AsyncIterator[bytes]:
         keep_alive = self._gateway.settings.keep_alive

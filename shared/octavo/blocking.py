@@ -76,9 +76,7 @@ class Client:
     ) -> list[Job | OctavoError]:
         """Put many jobs into the queue. A request that is refused has its error in its place."""
         submit_many = self._ready().client.submit_many
-        answers = self._wait(
-            submit_many(requests, tenant=tenant, idempotency_keys=idempotency_keys, follow=follow)
-        )
+        answers = self._wait(submit_many(requests, tenant=tenant, idempotency_keys=idempotency_keys, follow=follow))
         return [Job(self, answer) if isinstance(answer, AsyncJob) else answer for answer in answers]
 
     def job(self, job_id: str) -> Job:

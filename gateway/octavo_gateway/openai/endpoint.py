@@ -35,9 +35,7 @@ async def collected(request: Request, generation: Generation, add: Callable[[int
 
 async def streamed(request: Request, generation: Generation, chunks: Chunks, body: GenerationBody) -> EventStream:
     """A stream whose status is still open until the first token: what a worker finds wrong with a prompt is a 400."""
-    gateway = request.state.gateway
-    stream = EventStream(gateway, lambda mailbox: _pump(generation, chunks, body, mailbox))
-    return await stream.begun(request)
+    return await EventStream(request, lambda mailbox: _pump(generation, chunks, body, mailbox)).begun()
 
 
 async def _pump(generation: Generation, chunks: Chunks, body: GenerationBody, mailbox: Mailbox) -> None:
@@ -57,7 +55,7 @@ async def _pump(generation: Generation, chunks: Chunks, body: GenerationBody, ma
     try:
         await generation.follow(on_chunk)
     except (ApiError, OctavoError) as error:
-        if not mailbox.used.is_set():
+        if not mailbox.used:
             raise
         await mailbox.put(error_frame(error if isinstance(error, ApiError) else of_octavo(error)))
         return

@@ -73,7 +73,11 @@ def _show(document: dict[str, Any], as_json: bool, out: Path | None) -> None:
         typer.echo(json.dumps(document, indent=1))
         return
     rows = document["rows"]
-    columns = [name for name in dict.fromkeys(key for row in rows for key in row) if name != "seconds"]
+    columns = [
+        name
+        for name in dict.fromkeys(key for row in rows for key in row)
+        if name not in ("seconds", "cpu_ms_per_1000_tokens")
+    ]
     table = Table(title=document["benchmark"])
     for column in columns:
         table.add_column(column.replace("_", " "), justify="left" if column == "workload" else "right")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,32 +40,44 @@ def _throughput(
     name: str, work: list[Work], engine: EngineBench, running: ServiceBench, rounds: int, console: Console
 ) -> dict[str, Any]:
     generated = sum(w.max_tokens for w in work)
-    alone, queued = [], []
+    alone, queued, cpu = [], [], []
     warm_up = [Work(w.prompt, min(w.max_tokens, 8)) for w in work]
     engine.run(warm_up)
     running.run(warm_up, salt=-1)
     for number in track(range(rounds), description=name, console=console, transient=True):
+        before = time.process_time()
         alone.append(engine.run(work).seconds)
+        engine_alone = time.process_time() - before
+        spent = running.cpu_seconds()
         queued.append(running.run(work, salt=number).seconds)
+        now = running.cpu_seconds()
+        cpu.append({name: now[name] - spent[name] for name in now} | {"engine alone": engine_alone})
     return {
         "workload": name,
         "engine_tokens_per_s": round(generated / median(alone), 1),
         "service_tokens_per_s": round(generated / median(queued), 1),
         "service_share": round(median(alone) / median(queued), 3),
+        "cpu_ms_per_1000_tokens": {name: round(1e6 / generated * median([c[name] for c in cpu]), 1) for name in cpu[0]},
         "seconds": {"engine": alone, "service": queued},
     }
 
 
 def _first_token(engine: EngineBench, running: ServiceBench, console: Console) -> dict[str, Any]:
     """Medians at concurrency 1; every prompt is new, so that no prefix is cached."""
-    alone, served = [], []
+    alone, direct, served = [], [], []
     for number in track(range(FIRST_TOKEN_RUNS), description="first token", console=console, transient=True):
-        prompt = [(7 * number + 13 * position) % min(997, engine.vocab_size) for position in range(128)]
-        alone.append(engine.run([Work(prompt, 1)]).first_token[0])
-        served.append(running.first_token_seconds(Work(prompt, 1)))
+        prompts = [
+            [(7 * (2 * number + which) + 13 * position) % min(997, engine.vocab_size) for position in range(128)]
+            for which in range(2)
+        ]
+        alone.append(engine.run([Work(prompts[0], 1)]).first_token[0])
+        direct.append(running.first_token_direct(Work(prompts[0], 1)))
+        served.append(running.first_token_http(Work(prompts[1], 1)))
     return {
         "workload": "first token, 128 in",
         "engine_ttft_ms": round(1e3 * median(alone), 2),
+        "queue_ttft_ms": round(1e3 * median(direct), 2),
         "service_ttft_ms": round(1e3 * median(served), 2),
+        "queue_added_ms": round(1e3 * (median(direct) - median(alone)), 2),
         "added_ms": round(1e3 * (median(served) - median(alone)), 2),
     }

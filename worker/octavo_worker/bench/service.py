@@ -1,8 +1,12 @@
-"""The whole service on one machine: server, gateway, one worker as real processes, and this process as the client."""
+"""The whole service on one machine: server, gateway, one worker as real processes, and this process as the client.
+
+The client shares the cores with what it measures, so it does as little as it can.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import socket
@@ -14,8 +18,9 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import httpx
+import psutil
 
 from octavo import AsyncClient
 from octavo.models import JobRequest, SamplingParams
@@ -27,45 +32,70 @@ START_TIMEOUT_S = 300.0
 
 
 class ServiceBench:
-    """A running service with one model; `run` submits a workload and follows every stream to its end."""
+    """A running service with one model, and the connections of a client that has been there for a while."""
 
-    def __init__(self, redis_url: str, gateway_url: str, model: str) -> None:
-        self._redis_url = redis_url
-        self._http = httpx.Client(base_url=gateway_url, timeout=60)
+    def __init__(self, redis_url: str, gateway_url: str, model: str, processes: dict[str, psutil.Process]) -> None:
+        self._http = http.client.HTTPConnection(urlsplit(gateway_url).netloc, timeout=60)
         self._model = model
+        self._processes = processes
+        self._runner = asyncio.Runner()
+        self._client = self._runner.run(_connected(redis_url))
+
+    def close(self) -> None:
+        self._http.close()
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU time of every process of the service so far, and of this one as `client`."""
+        spent = {name: _cpu_seconds(process) for name, process in self._processes.items()}
+        engine = sum(_cpu_seconds(child) for child in self._processes["agent"].children())
+        return spent | {"engine": engine, "client": time.process_time()}
 
     def run(self, work: list[Work], *, salt: int) -> Timing:
-        """Each run is another tenant's, so that it finds nothing of the run before in the prefix cache."""
-        return asyncio.run(self._run(work, f"bench{salt}"))
+        """Submit everything and follow every stream to its end. Each run is another tenant's, so that it finds nothing
+        of the run before in the prefix cache."""
+        return self._runner.run(self._run(work, f"bench{salt}"))
 
     async def _run(self, work: list[Work], tenant: str) -> Timing:
         timing = Timing()
-        async with AsyncClient(self._redis_url) as client:
-            await client.models()  # connected before the clock starts
-            started = time.perf_counter()
-            jobs = await client.submit_many([self._request(w) for w in work], tenant=tenant, follow=True)
+        started = time.perf_counter()
+        jobs = await self._client.submit_many([self._request(w) for w in work], tenant=tenant, follow=True)
 
-            async def follow(number: int) -> None:
-                last = None
-                async for event in jobs[number].stream():
-                    now = time.perf_counter() - started
-                    timing.generated += len(event.token_ids)
-                    if last is None:
-                        timing.first_token.append(now)
-                    else:
-                        timing.between_tokens.append((now - last) / max(1, len(event.token_ids)))
-                    last = now
+        async def follow(number: int) -> None:
+            last = None
+            async for event in jobs[number].stream():
+                now = time.perf_counter() - started
+                timing.generated += len(event.token_ids)
+                if last is None:
+                    timing.first_token.append(now)
+                else:
+                    timing.between_tokens.append((now - last) / max(1, len(event.token_ids)))
+                last = now
 
-            await asyncio.gather(*(follow(number) for number in range(len(jobs))))
-            timing.seconds = time.perf_counter() - started
+        await asyncio.gather(*(follow(number) for number in range(len(jobs))))
+        timing.seconds = time.perf_counter() - started
         return timing
 
     def _request(self, work: Work) -> JobRequest:
         sampling = SamplingParams(max_tokens=work.max_tokens, temperature=0.0, ignore_eos=True)
         return JobRequest(model=self._model, prompt=tuple(work.prompt), sampling=sampling)
 
-    def first_token_seconds(self, work: Work) -> float:
-        """From a `POST /v1/completions` on an open connection to its first streamed token."""
+    def first_token_direct(self, work: Work) -> float:
+        """Seconds from a submission to its first event, without a gateway."""
+        return self._runner.run(self._first_event(work))
+
+    async def _first_event(self, work: Work) -> float:
+        started = time.perf_counter()
+        job = await self._client.submit(self._request(work), follow=True)
+        elapsed = None
+        async for _ in job.events():
+            elapsed = elapsed or time.perf_counter() - started
+        assert elapsed is not None, "a stream has an end at least"
+        return elapsed
+
+    def first_token_http(self, work: Work) -> float:
+        """Seconds from a `POST /v1/completions` on an open connection to its first streamed token."""
         body = {
             "model": self._model,
             "prompt": work.prompt,
@@ -74,16 +104,27 @@ class ServiceBench:
             "ignore_eos": True,
             "stream": True,
         }
-        elapsed = None
+        content = json.dumps(body).encode()
         started = time.perf_counter()
-        with self._http.stream("POST", "/v1/completions", json=body) as response:
-            response.raise_for_status()
-            for line in response.iter_lines():
-                if elapsed is None and line.startswith("data: "):
-                    elapsed = time.perf_counter() - started
-        if elapsed is None:
-            raise RuntimeError("the stream ended without a token")
+        self._http.request("POST", "/v1/completions", content, {"Content-Type": "application/json"})
+        response = self._http.getresponse()
+        line = response.readline()
+        elapsed = time.perf_counter() - started
+        rest = response.read()
+        if response.status != 200 or not line.startswith(b"data: "):
+            raise RuntimeError(f"expected a stream of tokens, got {response.status}: {line!r} {rest!r}")
         return elapsed
+
+
+async def _connected(redis_url: str) -> AsyncClient:
+    client = AsyncClient(redis_url)
+    await client.models()
+    return client
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 @contextmanager
@@ -94,16 +135,20 @@ def service(model: Path, flags: list[str]) -> Iterator[ServiceBench]:
         server = stack.enter_context(EmbeddedServer(data_dir=Path(folder)))
         port = _free_port()
         environment = os.environ | {"REDIS_URL": server.url, "OCTAVO_LOG_LEVEL": "warning"}
-        commands = [
-            ["-m", "octavo_gateway", "--port", str(port)],
-            ["-m", "octavo_worker", "--model", str(model), *flags],
-        ]
-        for command in commands:
+        commands = {
+            "gateway": ["-m", "octavo_gateway", "--port", str(port)],
+            "agent": ["-m", "octavo_worker", "--model", str(model), *flags],
+        }
+        processes = {"server": psutil.Process(server.pid)}
+        for name, command in commands.items():
             process = subprocess.Popen([sys.executable, *command], env=environment)
             stack.callback(_stop, process)
+            processes[name] = psutil.Process(process.pid)
         gateway_url = f"http://127.0.0.1:{port}"
         _wait_ready(gateway_url)
-        yield ServiceBench(server.url, gateway_url, _served_model(gateway_url))
+        bench = ServiceBench(server.url, gateway_url, _served_model(gateway_url), processes)
+        stack.callback(bench.close)
+        yield bench
 
 
 def _free_port() -> int:
