@@ -60,6 +60,7 @@ class World:
         key: str | None = None,
         limits: Limits | None = None,
         retention: Retention | None = None,
+        subscriber: str = "",
     ) -> Call[Any]:
         return self.cell.enqueue(
             job_id or self.keys.new_job_id(),
@@ -69,6 +70,7 @@ class World:
             idempotency_key=key,
             limits=limits or Limits(),
             retention=retention or Retention(),
+            subscriber_id=subscriber,
         )
 
     def enqueue(self, request: JobRequest | None = None, **options: Any) -> str:

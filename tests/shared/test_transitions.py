@@ -536,6 +536,21 @@ def test_attached_subscribers_get_one_message_a_call_and_the_gone_are_forgotten(
     pubsub.close()
 
 
+def test_a_subscriber_named_at_enqueue_hears_of_the_first_entry(world: Any) -> None:
+    with world.redis.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(world.keys.channel("here"))
+        pubsub.get_message(timeout=1)
+        call = world.enqueue_call(subscriber="here", key="k")
+        job_id = world.run(call).job_id
+        world.run(call)
+        assert world.enqueue(subscriber="another", key="k") == job_id
+        assert world.state(job_id)["gw"] == "here"
+        (claim,) = world.claim().jobs
+        world.run(world.cell.append([Append(job_id, claim.token, 0, Chunk(token_ids=(1,), texts=("a",)))]))
+        ((heard, entry, _),) = wire.decode_live(pubsub.get_message(timeout=1)["data"])
+    assert (heard.decode(), entry) == (job_id, b"1-0")
+
+
 # the runners
 
 

@@ -1,0 +1,201 @@
+"""Streams that begin with the job itself, whatever comes late, early, twice or not at all; against the real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import fake_worker as fake
+import pytest
+import redis.asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from octavo import AsyncClient, Event, JobStatus, UnknownModel
+from octavo import client as client_module
+from octavo.connection import connect
+from octavo.protocol import Claim, run
+
+
+@pytest.fixture
+async def connection(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with connect(redis_url) as opened:
+        await fake.register(opened)
+        yield opened
+
+
+@pytest.fixture
+async def client(redis_url: str, connection: redis.asyncio.Redis) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(redis_url) as opened:
+        await listening(opened)
+        yield opened
+
+
+async def listening(client: AsyncClient) -> None:
+    """Until messages reach the client: a first stream makes it listen."""
+    job = await client.submit("first", model=fake.MODEL, follow=True)
+    while not client._subscriber._hearing:  # noqa: ASYNC110 - the server is another process
+        await asyncio.sleep(0.002)
+    await job.cancel()
+    await collected(job.events())
+
+
+async def claimed(connection: redis.asyncio.Redis) -> Claim:
+    claims = await run(
+        connection, fake.CELL.claim(fake.MODEL, "w", max_jobs=1, max_tokens=99, lease_ms=9000, idle=True)
+    )
+    (claim,) = claims.jobs
+    return claim
+
+
+async def append(connection: redis.asyncio.Redis, claim: Claim, start: int, tokens: Sequence[int]) -> None:
+    item = fake.Append(claim.job_id, claim.token, start, fake.chunk_of(list(tokens), last=False))
+    (reply,) = await run(connection, fake.CELL.append([item]))
+    assert reply.state == "ok"
+
+
+async def finish(connection: redis.asyncio.Redis, claim: Claim, tokens: int) -> None:
+    terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=tokens))
+    assert await run(connection, fake.CELL.finish(claim.job_id, claim.token, terminal, b"unused"))
+
+
+async def collected(events: Any) -> list[Event]:
+    return [event async for event in events]
+
+
+def assert_whole(events: list[Event], total: int) -> None:
+    offset = 0
+    for event in events[:-1]:
+        offset += len(event.token_ids)
+        assert event.offset == offset, "a gap or a repeat"
+    assert [token for event in events for token in event.token_ids] == list(range(total))
+    assert events[-1].end is not None
+    assert events[-1].end.status is JobStatus.COMPLETED
+
+
+async def reads_of_streams(connection: redis.asyncio.Redis) -> int:
+    return int((await connection.info("commandstats")).get("cmdstat_xrange", {"calls": 0})["calls"])
+
+
+async def test_a_stream_that_is_followed_from_the_start_is_never_read(client: AsyncClient, connection: Any) -> None:
+    job = await client.submit("hi", model=fake.MODEL, follow=True)
+    before = await reads_of_streams(connection)
+    claim = await claimed(connection)
+    reader = asyncio.create_task(collected(job.events()))
+    for token in range(5):
+        await append(connection, claim, token, [token])
+    await finish(connection, claim, 5)
+    assert_whole(await asyncio.wait_for(reader, 5), 5)
+    assert await reads_of_streams(connection) == before
+    again = await collected(job.events())  # only the first reader was expected
+    assert_whole(again, 5)
+    assert await reads_of_streams(connection) > before
+
+
+async def test_a_job_may_be_over_before_the_reply_to_its_submission(
+    client: AsyncClient, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow_reply(*arguments: Any) -> Any:
+        replies = await run_many(*arguments)
+        claim = await claimed(connection)
+        await append(connection, claim, 0, [0, 1])
+        await finish(connection, claim, 2)
+        (reader,) = client._subscriber._expected.values()
+        while len(reader.live) < 2:  # noqa: ASYNC110 - the server is another process
+            await asyncio.sleep(0.002)
+        return replies
+
+    run_many = client_module.run_many
+    monkeypatch.setattr(client_module, "run_many", slow_reply)
+    job = await client.submit("hi", model=fake.MODEL, follow=True)
+    before = await reads_of_streams(connection)
+    assert_whole(await asyncio.wait_for(collected(job.events()), 5), 2)
+    assert await reads_of_streams(connection) == before
+
+
+async def test_what_nobody_asks_for_is_forgotten_and_can_still_be_read(client: AsyncClient, connection: Any) -> None:
+    job = await client.submit("hi", model=fake.MODEL, follow=True)
+    assert await connection.hexists(client._keys.job(job.id), "gw")
+    async with asyncio.timeout(5):
+        while await connection.hexists(client._keys.job(job.id), "gw"):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+    assert not client._subscriber._readers
+    claim = await claimed(connection)
+    await append(connection, claim, 0, [0])
+    await finish(connection, claim, 1)
+    assert_whole(await asyncio.wait_for(collected(job.events()), 5), 1)
+
+
+async def test_a_refused_submission_leaves_nothing_behind(client: AsyncClient, connection: Any) -> None:
+    known = await client.submit("hi", model=fake.MODEL, idempotency_key="k")
+    again = await client.submit("hi", model=fake.MODEL, idempotency_key="k", follow=True)
+    assert (again.id, again.created) == (known.id, False)
+    with pytest.raises(UnknownModel):
+        await client.submit("hi", model="nope", follow=True)
+    assert not client._subscriber._expected
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=8),
+    asked=st.integers(0, 9),
+    lost=st.sets(st.integers(0, 7)),
+    twice=st.sets(st.integers(0, 7)),
+    reconnect=st.integers(0, 12),
+    warm=st.booleans(),
+)
+def test_whatever_is_lost_repeated_or_early_the_stream_is_whole(
+    redis_url: str, sizes: list[int], asked: int, lost: set[int], twice: set[int], reconnect: int, warm: bool
+) -> None:
+    """Entry i is `sizes[i]` tokens. Its message may be lost or come twice; the connection that hears may break before
+    one of them; the stream is asked for before entry `asked`, or when the job is over."""
+
+    async def scenario() -> None:
+        async with connect(redis_url) as connection, AsyncClient(redis_url) as client:
+            await connection.flushdb()
+            await fake.register(connection)
+            if warm:
+                await listening(client)
+            heard = -1
+            deliver = client._subscriber._deliver
+
+            def unreliable(data: bytes) -> None:
+                nonlocal heard
+                heard += 1
+                if heard not in lost or heard >= len(sizes):  # a lost end is what the poll is for, after a second
+                    deliver(data)
+                if heard in twice:
+                    deliver(data)
+
+            client._subscriber._deliver = unreliable  # type: ignore[method-assign]
+            job = await client.submit("hi", model=fake.MODEL, follow=True)
+            claim = await claimed(connection)
+            reader: asyncio.Task[list[Event]] | None = None
+            offset = 0
+            for number, size in enumerate(sizes):
+                if number == reconnect:
+                    await connection.client_kill_filter(_type="pubsub")
+                if number == asked:
+                    reader = asyncio.create_task(collected(job.events()))
+                await append(connection, claim, offset, range(offset, offset + size))
+                offset += size
+                await asyncio.sleep(0)
+            await finish(connection, claim, offset)
+            reader = reader or asyncio.create_task(collected(job.events()))
+            assert_whole(await asyncio.wait_for(reader, 10), offset)
+
+    asyncio.run(scenario())
+
+
+async def test_each_reconnect_starts_with_a_short_pause(client: AsyncClient, connection: Any) -> None:
+    """Twelve lost connections in a row: pauses that grew from one to the next would come to eight seconds."""
+    reader = asyncio.create_task(collected(client.job((await client.submit("hi", model=fake.MODEL)).id).events()))
+    async with asyncio.timeout(5):
+        for _ in range(12):
+            while not client._subscriber._hearing:  # noqa: ASYNC110 - the server is another process
+                await asyncio.sleep(0.002)
+            await connection.client_kill_filter(_type="pubsub")
+            while client._subscriber._hearing:  # noqa: ASYNC110 - the server is another process
+                await asyncio.sleep(0.002)
+    reader.cancel()
