@@ -78,6 +78,12 @@ async def answered(seconds: float = ANSWER_TIMEOUT_S) -> AsyncIterator[None]:
         raise redis.TimeoutError(f"the server did not answer within {seconds:g} s") from error
 
 
+def is_final(error: Exception) -> bool:
+    """Whether the server would give the same answer for ever: a script or a command that failed on what it found. All
+    else passes, or somebody can mend it: a lost connection, a full disk, a wrong password."""
+    return type(error) is redis.ResponseError and ("user_script" in str(error) or str(error).startswith("WRONGTYPE"))
+
+
 def default_url() -> str:
     """`REDIS_URL`, else the service that runs on this machine, else the usual address."""
     if url := os.environ.get("REDIS_URL"):

@@ -12,6 +12,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from octavo import wire
+from octavo.connection import is_final
 from octavo.errors import MalformedMessage
 from octavo.models import Event, JobError, JobRequest, JobStatus, Terminal
 from octavo.protocol import Call, Cell, Claims, HeartbeatReply, Unreadable, run
@@ -204,7 +205,9 @@ class Agent:
             try:
                 async with self._reading:
                     return await read_stream(self._connection, job.claim.job_id)
-            except (RedisError, OSError):
+            except (RedisError, OSError) as error:
+                if is_final(error):
+                    raise MalformedMessage(f"its stream cannot be read: {error}") from error
                 await asyncio.sleep(_RETRY_S)
 
     def _start(self, job: ActiveJob, clock_offset: float) -> None:
@@ -268,6 +271,8 @@ class Agent:
         if state == "fenced":
             log.warning("job %s belongs to somebody else by now: dropped", job.claim.job_id)
             self._abort(job)
+        elif state == "refused":  # the next worker may fare better; after three it is given up
+            self._spawn(self._give_back([job], crashed=True))
         else:
             terminal = job.terminal()
             log.info("job %s %s, %d tokens", job.claim.job_id, terminal.status.value, terminal.usage.completion_tokens)

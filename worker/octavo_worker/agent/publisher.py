@@ -10,16 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis.asyncio
+from redis import exceptions
 from redis.exceptions import RedisError
 
 from octavo import wire
-from octavo.protocol import MAX_APPENDS, AppendReply, Call, Cell, FinishReply, run_many
+from octavo.connection import is_final
+from octavo.protocol import MAX_APPENDS, Append, AppendReply, Call, Cell, FinishReply, run_many
 from octavo_worker.agent.jobs import ActiveJob
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _INTERVAL_S = 0.01
+_UNWELCOME = (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError)
 
 
 class Publisher:
@@ -30,7 +33,8 @@ class Publisher:
     A job's first tokens and its end leave at once; between them nobody can tell tokens that are 10 ms apart, so very
     fast engines have several steps share a pipeline.
     `stop(job, reason)` is called when the server wants a job stopped, `gone(job, state)` when a job left: with
-    state ok because its last entry is stored, with fenced because it belongs to somebody else by now.
+    state ok because its last entry is stored, with fenced because it belongs to somebody else by now, with refused
+    because the server will never take what it has.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Publisher:
         self._stop = stop
         self._gone = gone
         self._waiting: dict[str, ActiveJob] = {}
+        self._apart: set[str] = set()  # jobs of a batch that was refused: each goes alone until one is found guilty
         self._news = asyncio.Event()
         self._urgent = asyncio.Event()
         self._allowed = asyncio.Event()
@@ -64,6 +69,7 @@ class Publisher:
     def discard(self, job: ActiveJob) -> None:
         """Send nothing more of this job."""
         self._waiting.pop(job.request_id, None)
+        self._apart.discard(job.request_id)
 
     def hold(self) -> None:
         """Send nothing until `resume`: the leases may have run out."""
@@ -80,6 +86,7 @@ class Publisher:
         """Send for ever."""
         pause = 0.0
         sent_at = 0.0
+        trouble: Exception | None = None
         while True:
             await self._news.wait()
             with contextlib.suppress(TimeoutError):
@@ -90,17 +97,15 @@ class Publisher:
             self._urgent.clear()
             sent_at = time.monotonic()
             jobs, self._waiting = list(self._waiting.values()), {}
+            before = trouble
             try:
-                troubled = await self._send(jobs)
+                trouble = await self._send(jobs)
             except (RedisError, OSError) as error:
-                if not pause:
-                    log.warning("server lost, tokens wait in memory: %s", type(error).__name__)
+                trouble = error
                 self._again(jobs)
-                troubled = True
-            else:
-                if pause and not troubled:
-                    log.info("server is back, everything is being sent")
-            if troubled:
+            if type(trouble) is not type(before):
+                _report(trouble)
+            if trouble is not None:
                 pause = min(max(_FIRST_PAUSE_S, 2 * pause), _LONGEST_PAUSE_S)
                 await asyncio.sleep(pause)
             else:
@@ -108,35 +113,46 @@ class Publisher:
             if not self._waiting:
                 self._idle.set()
 
-    async def _send(self, jobs: Sequence[ActiveJob]) -> bool:
-        """One round trip. True if a script failed, so that its jobs have to be sent again after a pause."""
-        by_token = {(job.claim.job_id, job.claim.token): job for job in jobs}
-        items = [item for job in jobs for item in job.unsent()]
-        batches = [items[at : at + MAX_APPENDS] for at in range(0, len(items), MAX_APPENDS)]
+    async def _send(self, jobs: Sequence[ActiveJob]) -> Exception | None:
+        """One round trip. What stands in the way if the server took less than all of it; that is sent again."""
+        batches = self._batches(jobs)
         ending = [job for job in jobs if job.is_over]
-        calls: list[Call[Any]] = [self._cell.append(batch) for batch in batches]
+        calls: list[Call[Any]] = [self._cell.append([item for _, item in batch]) for batch in batches]
         calls += [self._finish(job) for job in ending]
         if not calls:
-            return False
+            return None
         replies = await run_many(self._connection, calls)
-        troubled = False
+        trouble: Exception | None = None
         for batch, reply in zip(batches, replies, strict=False):
-            owners = [by_token[item.job_id, item.token] for item in batch]
             if isinstance(reply, Exception):
-                troubled = True
-                log.error("the server refused tokens, they are sent again: %s", reply)
-                self._again(owners)
+                trouble = self._refused(list(dict.fromkeys(job for job, _ in batch)), reply) or trouble
             else:
-                for job, answer in zip(owners, reply, strict=True):
+                for (job, _), answer in zip(batch, reply, strict=True):
                     self._appended(job, answer)
         for job, reply in zip(ending, replies[len(batches) :], strict=True):
             if isinstance(reply, Exception):
-                troubled = True
-                log.error("the server refused the end of job %s, it is sent again: %s", job.claim.job_id, reply)
-                self._again([job])
+                trouble = self._refused([job], reply) or trouble
             else:
                 self._finished(job, reply)
-        return troubled
+        return trouble
+
+    def _batches(self, jobs: Sequence[ActiveJob]) -> list[list[tuple[ActiveJob, Append]]]:
+        together = [(job, item) for job in jobs if job.request_id not in self._apart for item in job.unsent()]
+        apart = [[(job, item) for item in job.unsent()] for job in jobs if job.request_id in self._apart]
+        return [
+            items[at : at + MAX_APPENDS] for items in (together, *apart) for at in range(0, len(items), MAX_APPENDS)
+        ]
+
+    def _refused(self, jobs: Sequence[ActiveJob], error: Exception) -> Exception | None:
+        """Send these again, unless it is clear whose fault it is and that it will not pass. The error if it may."""
+        if is_final(error) and len(jobs) == 1:
+            log.error("the server cannot store job %s: %s", jobs[0].claim.job_id, error)
+            self._gone(jobs[0], "refused")
+            return None
+        if is_final(error):
+            self._apart.update(job.request_id for job in jobs)
+        self._again(jobs)
+        return None if is_final(error) else error
 
     def _finish(self, job: ActiveJob) -> Call[FinishReply]:
         terminal = job.terminal()
@@ -144,6 +160,7 @@ class Publisher:
         return self._cell.finish(job.claim.job_id, job.claim.token, terminal, result)
 
     def _appended(self, job: ActiveJob, reply: AppendReply) -> None:
+        self._apart.discard(job.request_id)
         match reply.state:
             case "fenced":
                 self._gone(job, "fenced")
@@ -165,3 +182,19 @@ class Publisher:
     def _again(self, jobs: Sequence[ActiveJob]) -> None:
         for job in jobs:
             self.add(job)
+
+
+def _report(trouble: Exception | None) -> None:
+    """Once when it begins, and when it is over."""
+    if trouble is None:
+        log.info("server is back, everything is being sent")
+    elif isinstance(trouble, _UNWELCOME):
+        log.error(
+            "the server refuses this worker (%s), tokens wait in memory: check user and password in --redis-url, and "
+            "what that user may do",
+            trouble,
+        )
+    elif isinstance(trouble, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+        log.warning("server lost, tokens wait in memory: %s", type(trouble).__name__)
+    else:
+        log.error("the server takes no tokens for now, they wait in memory: %s", trouble)
