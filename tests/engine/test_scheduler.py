@@ -496,15 +496,17 @@ def test_slots_bound_the_batch_and_count_parallel_samples_before_they_fork():
     assert_complete(driver, *requests)
 
 
-def test_plan_must_be_answered_before_the_next():
+def test_two_plans_at_most_are_open_and_end_in_their_order():
     driver = Driver.create(64)
     driver.add(make_request("a", prompt(10)))
-    plan = driver.scheduler.plan()
+    plan, ahead = driver.scheduler.plan(), driver.scheduler.plan()
     with pytest.raises(RuntimeError, match="neither committed nor abandoned"):
         driver.scheduler.plan()
+    with pytest.raises(RuntimeError, match="not the plan that is next to end"):
+        driver.scheduler.abandon(ahead)
     driver.scheduler.abandon(plan)
-    with pytest.raises(RuntimeError, match="not the plan in flight"):
-        driver.scheduler.abandon(plan)
+    with pytest.raises(RuntimeError, match="not the plan that is next to end"):
+        driver.scheduler.abandon(ahead)
 
 
 def test_budget_that_would_starve_prompts_is_refused():

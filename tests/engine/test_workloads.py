@@ -6,6 +6,7 @@ import random
 
 import pytest
 from engine_driver import Driver, expected_beams, expected_tokens, make_request
+from fake_runner import FakeRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,12 +76,14 @@ def run_workload(
     count: int = 25,
     abort_rate: float = 0.02,
     max_running: int = 8,
+    device: type[FakeRunner] = FakeRunner,
 ) -> Driver:
     rng = random.Random(seed)
     driver = Driver.create(
         usable_blocks + 1,
         block_size,
         runner={"max_model_len": CONTEXT, "num_host_blocks": host_blocks},
+        device=device,
         policy=policy,
         token_budget=max_running + rng.choice([1, 24, 248]),
         max_running=max_running,
@@ -89,7 +92,7 @@ def run_workload(
     prefixes = [[rng.randrange(50) for _ in range(rng.randint(20, 60))] for _ in range(3)]
     requests = {str(i): random_request(rng, str(i), prefixes) for i in range(count)}
     arriving, aborted = list(requests.values()), set()
-    while arriving or driver.scheduler.has_requests or driver.scheduler.has_output:
+    while arriving or driver.busy:
         for _ in range(rng.choice([0, 0, 1, 3])):
             if arriving:
                 driver.add(arriving.pop())

@@ -21,7 +21,7 @@ SALTS = (b"one", b"two")
 class Writer:
     """A sequence as a memory manager sees it. `stored` of its `tokens` are in the array; preempted: none.
 
-    A swapped one has its blocks in `host`; `arriving` while the copies back are under way.
+    A swapped one has its blocks in `host`; `arriving` is the step that copies them back, until it settles.
     """
 
     salt: bytes
@@ -30,7 +30,7 @@ class Writer:
     digests: list[bytes]
     stored: int = 0
     host: list[int] = field(default_factory=list)
-    arriving: bool = False
+    arriving: int = 0
 
     @property
     def present(self) -> bool:
@@ -45,8 +45,9 @@ class Memory(RuleBasedStateMachine):
         self.pool = BlockPool(num_blocks)
         self.host_pool = BlockPool(host_blocks)
         self.host_array: list[int | None] = [None] * (host_blocks * SIZE)
-        self.outgoing: list[tuple[int, int]] = []  # (block, host block), copied when the step settles
-        self.incoming: list[tuple[int, int]] = []
+        self.step, self.settled = 1, 0  # the step being planned, and the last that is over: one may be between them
+        self.outgoing: list[tuple[int, int, int]] = []  # (step, block, host block), copied when the step settles
+        self.incoming: list[tuple[int, int, int]] = []  # (step, host block, block)
         self.cache = PrefixCache(self.pool, SIZE)
         self.array: list[int | None] = [None] * (num_blocks * SIZE)
         self.writers: list[Writer] = []
@@ -115,20 +116,20 @@ class Memory(RuleBasedStateMachine):
         if not gang or len(blocks) > self.host_pool.available:
             return
         image = dict(zip(blocks, self.host_pool.allocate(len(blocks)), strict=True))
-        self.pool.guard(blocks)
-        self.host_pool.guard(image.values())
+        self.pool.guard(blocks, self.step)
+        self.host_pool.guard(image.values(), self.step)
         for writer in gang:
             writer.host = [image[b] for b in writer.table.blocks[: -(-writer.stored // SIZE)]]
             self.host_pool.acquire(writer.host)
             writer.table.free()
         self.host_pool.release(image.values())
-        self.outgoing += image.items()
+        self.outgoing += [(self.step, block, host) for block, host in image.items()]
 
     @precondition(lambda self: any(w.host for w in self.writers))
     @rule(data=st.data())
     def swap_in(self, data: st.DataObject) -> None:
         writer = data.draw(st.sampled_from([w for w in self.writers if w.host]))
-        if any(host in writer.host for _, host in self.outgoing):
+        if any(host in writer.host for step, _, host in self.outgoing if step == self.step):
             return  # who leaves in a step does not return in it
         try:
             writer.table.reserve(len(writer.tokens))
@@ -136,24 +137,34 @@ class Memory(RuleBasedStateMachine):
             assert writer.table.blocks == []
             return
         arriving = list(zip(writer.host, writer.table.blocks, strict=False))
-        self.incoming += arriving
-        self.pool.guard(block for _, block in arriving)
-        self.host_pool.guard(writer.host)
+        self.incoming += [(self.step, host, block) for host, block in arriving]
+        self.pool.guard((block for _, block in arriving), self.step)
+        self.host_pool.guard(writer.host, self.step)
         self.host_pool.release(reversed(writer.host))
-        writer.host, writer.arriving = [], True
+        writer.host, writer.arriving = [], self.step
+
+    @precondition(lambda self: self.step - self.settled < 2)
+    @rule()
+    def run_ahead(self) -> None:
+        """The step is launched, the next one is planned while it is under way."""
+        self.step += 1
 
     @rule()
     def settle(self) -> None:
-        """The copies are made as late as possible: nobody may have touched their sources or targets before."""
-        for host, block in self.incoming:
+        """The copies of the oldest step are made as late as possible: nobody may have touched their sources or targets
+        before."""
+        self.settled += 1
+        for _, host, block in (copy for copy in self.incoming if copy[0] == self.settled):
             self.array[block * SIZE : (block + 1) * SIZE] = self.host_array[host * SIZE : (host + 1) * SIZE]
-        for block, host in self.outgoing:
+        for _, block, host in (copy for copy in self.outgoing if copy[0] == self.settled):
             self.host_array[host * SIZE : (host + 1) * SIZE] = self.array[block * SIZE : (block + 1) * SIZE]
-        self.outgoing, self.incoming = [], []
-        self.pool.settle()
-        self.host_pool.settle()
+        self.outgoing = [copy for copy in self.outgoing if copy[0] > self.settled]
+        self.incoming = [copy for copy in self.incoming if copy[0] > self.settled]
+        self.pool.settle(self.settled)
+        self.host_pool.settle(self.settled)
         for writer in self.writers:
-            writer.arriving = False
+            writer.arriving = 0 if writer.arriving <= self.settled else writer.arriving
+        self.step = max(self.step, self.settled + 1)
 
     @precondition(lambda self: self.writers)
     @rule(data=st.data())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import AddRequest, EngineSampling, EngineStats, Logprob, SequenceInput
@@ -46,8 +47,8 @@ class Engine:
             self.scheduler.add(request)
             answers.tokens[request.id] = {s.index: list(s.tokens) for s in request.sequences}
             answers.logprobs[request.id] = {s.index: [] for s in request.sequences}
-        while (plan := self.scheduler.plan()) is not None:
-            self.scheduler.commit(plan, self.runner.launch(plan).result())
+        pipeline = Pipeline(self.runner, self.scheduler)
+        while pipeline.advance():
             self._collect(answers)
         self._collect(answers)
         self.scheduler.check_integrity()

@@ -10,7 +10,7 @@ from fake_runner import FakeRunner, candidates, next_token
 
 from octavo_worker.decoding.beam import BeamSearch
 from octavo_worker.decoding.stop import StopRules
-from octavo_worker.engine.plan import StepError
+from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import (
     AddRequest,
@@ -82,11 +82,20 @@ class Driver:
     failed: dict[str, RequestFailed] = field(default_factory=dict)
     resumed: dict[str, RequestResumed] = field(default_factory=dict)  # the latest of each request
 
+    def __post_init__(self) -> None:
+        self.pipeline = Pipeline(self.runner, self.scheduler)
+
     @classmethod
     def create(
-        cls, num_blocks: int, block_size: int = 16, *, runner: dict[str, Any] | None = None, **scheduler: Any
+        cls,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        runner: dict[str, Any] | None = None,
+        device: type[FakeRunner] = FakeRunner,
+        **scheduler: Any,
     ) -> Driver:
-        fake = FakeRunner(num_blocks, block_size, **(runner or {}))
+        fake = device(num_blocks, block_size, **(runner or {}))
         scheduler.setdefault("num_host_blocks", fake.num_host_blocks)
         options = {"token_budget": 256, "max_running": 32, "watermark": 0.0} | scheduler
         return cls(
@@ -106,20 +115,19 @@ class Driver:
             self.tokens[request.id, sequence.index] = list(sequence.tokens)
 
     def step(self) -> StepOutput:
-        plan = self.scheduler.plan()
-        if plan is not None:
-            try:
-                self.scheduler.commit(plan, self.runner.launch(plan).result())
-            except StepError as error:
-                self.scheduler.abandon(plan, culprit=error.sequence, message=str(error))
+        self.pipeline.advance()
         output = self.scheduler.take_output()
         self.record(output)
         self.scheduler.check_integrity()
         return output
 
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.has_requests or self.scheduler.has_output or not self.pipeline.is_empty
+
     def run(self, max_steps: int = 10_000) -> None:
         """Step until nothing is left."""
-        while self.scheduler.has_requests or self.scheduler.has_output:
+        while self.busy:
             max_steps -= 1
             assert max_steps > 0, "the engine does not come to an end"
             self.step()

@@ -6,11 +6,16 @@ hit or a bad preemption changes the history it reads, hence the tokens, or trips
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Any
 
 from octavo_worker.engine.plan import (
+    UNKNOWN,
     Done,
     Sampled,
     SampleSpec,
@@ -83,6 +88,7 @@ class FakeRunner:
         self.blocks_swapped = 0
         self._host: list[list[tuple[int, int] | None]] = [[] for _ in range(num_host_blocks)]
         self._kv: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+        self._sampled: list[Sampled] = []  # in the step before
         self._tables: dict[int, list[int]] = {}  # by stay: the block table of its last step
         self._step_seconds = step_seconds
         self._poison = poison
@@ -100,7 +106,8 @@ class FakeRunner:
         self._swap_in(plan)
         self._copy(plan.copies)
         written: set[int] = set()
-        for position, step in enumerate(plan.sequences):
+        steps = [self._resolve(step) for step in plan.sequences]
+        for position, step in enumerate(steps):
             assert step.tokens, "a step without tokens"
             assert (position < plan.num_decodes) <= (len(step.tokens) == 1), "decodes come first, one token each"
             if self._poison in step.tokens:
@@ -108,7 +115,20 @@ class FakeRunner:
             self._remember(step)
             self._write(step, written)
         self._swap_out(plan)
-        return StepResult([self._answer(step) for step in plan.sequences])
+        answers = [self._answer(step) for step in steps]
+        self._sampled = [sampled for answer in answers for sampled in answer.samples]
+        return StepResult(answers)
+
+    def _resolve(self, step: SequenceStep) -> SequenceStep:
+        """The step with the token that it follows."""
+        if step.follows is None:
+            assert UNKNOWN not in step.tokens, "an unknown token that follows nothing"
+            return step
+        sampled = self._sampled[step.follows]
+        assert list(step.tokens) == [UNKNOWN], "a known token that follows another"
+        assert not sampled.candidates, "a beam runs ahead"
+        specs = [replace(spec, output=[*spec.output, sampled.token]) for spec in step.samples]
+        return replace(step, tokens=[sampled.token], samples=specs, follows=None)
 
     def _swap_in(self, plan: StepPlan) -> None:
         size = self.block_size
@@ -182,3 +202,83 @@ class FakeRunner:
         token = next_token(history, spec.params.seed, spec.index, self.vocab_size, spec.forbidden)
         logprob = None if spec.params.logprobs is None else Logprob(score(history, token))
         return Sampled(token, logprob)
+
+
+@dataclass
+class _Flight:
+    """A step in the hands of `DelayedRunner`'s thread."""
+
+    runner: DelayedRunner
+    plan: StepPlan
+    future: Future[StepResult]
+
+    def result(self) -> StepResult:
+        return self.runner.land(self)
+
+
+class DelayedRunner(FakeRunner):
+    """The fake model on a device of its own: a thread takes steps one after the other and takes its time.
+
+    It does everything as late as the contract allows. Blocks leave for the host only when the step's result is asked
+    for, or a later step needs them there. What was launched behind a step that fails computes nonsense and stores it.
+    """
+
+    asynchronous = True
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._device = ThreadPoolExecutor(1)
+        self._lock = threading.Lock()
+        self._leaving: dict[int, int] = {}  # host block -> block that is still to be copied there
+        self._under_way: list[_Flight] = []
+        self.most_under_way = 0
+
+    def launch(self, plan: StepPlan) -> _Flight:
+        copied = replace(plan, sequences=[_copy_of(step) for step in plan.sequences], copies=list(plan.copies))
+        copied.swap_out, copied.swap_in = list(plan.swap_out), list(plan.swap_in)
+        before = self._under_way[-1].future if self._under_way else None
+        flight = _Flight(self, copied, self._device.submit(self._run, copied, before))
+        self._under_way.append(flight)
+        self.most_under_way = max(self.most_under_way, len(self._under_way))
+        assert len(self._under_way) <= 2, "more than two steps are under way"
+        return flight
+
+    def land(self, flight: _Flight) -> StepResult:
+        assert self._under_way.pop(0) is flight, "results are asked for out of order"
+        try:
+            return flight.future.result()
+        finally:
+            self._flush(host for _, host in flight.plan.swap_out)
+
+    def close(self) -> None:
+        self._device.shutdown()
+
+    def _run(self, plan: StepPlan, before: Future[StepResult] | None) -> StepResult:
+        if before is None or before.exception() is None:
+            return self._compute(plan)
+        assert isinstance(before.exception(), StepError), before.exception()
+        for step in plan.sequences:
+            for position in range(step.start, step.start + len(step.tokens)):
+                self._kv[self._slot(step, position)] = (-1, -1)
+        return StepResult([SequenceResult([Sampled(-1) for _ in step.samples]) for step in plan.sequences])
+
+    def _swap_in(self, plan: StepPlan) -> None:
+        self._flush(host for host, _ in plan.swap_in)
+        super()._swap_in(plan)
+
+    def _swap_out(self, plan: StepPlan) -> None:
+        with self._lock:
+            self._leaving |= {host: device for device, host in plan.swap_out}
+
+    def _flush(self, hosts: Iterable[int]) -> None:
+        size = self.block_size
+        with self._lock:
+            for host in hosts:
+                if (device := self._leaving.pop(host, None)) is not None:
+                    self._host[host] = self._kv[device * size : (device + 1) * size]
+
+
+def _copy_of(step: SequenceStep) -> SequenceStep:
+    """What a runner may know of a step once `launch` has returned."""
+    specs = [replace(spec, prompt=list(spec.prompt), output=list(spec.output)) for spec in step.samples]
+    return replace(step, tokens=list(step.tokens), block_table=list(step.block_table), samples=specs)

@@ -177,7 +177,8 @@ class EngineStats(Message):
     cache, `recomputed_tokens` had been computed before a preemption and were computed again, `restored_tokens` came
     back from CPU memory. Of the `preemptions` (of sequences), `swapped_out` kept their memory on the host; the others
     were to be recomputed, because that was cheaper, the host's pool was full, or there was nothing to keep or nowhere
-    to keep it.
+    to keep it. Seconds: spent planning, launching, waiting for and committing steps, and with requests but no step
+    under way (`idle_s`).
     """
 
     running: int = 0
@@ -203,6 +204,11 @@ class EngineStats(Message):
     recompute_cheaper: int = 0
     recompute_host_full: int = 0
     recompute_no_choice: int = 0
+    plan_s: float = 0.0
+    launch_s: float = 0.0
+    wait_s: float = 0.0
+    commit_s: float = 0.0
+    idle_s: float = 0.0
 
 
 class StepOutput(Message):

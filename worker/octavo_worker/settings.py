@@ -43,6 +43,10 @@ class WorkerSettings(BaseSettings):
     )
     max_running: int = Field(256, gt=0, description="Most sequences in the running batch.")
     token_budget: int = Field(TOKEN_BUDGET, gt=0, description="Most tokens in one step, more than --max-running.")
+    overlap: bool = Field(
+        True,
+        description="Launch a step while the one before it runs; on CUDA only, a CPU gains nothing.",
+    )
     threads: int | None = Field(None, gt=0, description="CPU threads of the engine; by default one a core.")
     seed: int = Field(0, description="Seed of random weights (--load-format dummy); jobs have their own seeds.")
     lease: float = Field(4.0, ge=0.2, le=300, description="Seconds after which a silent worker loses its jobs.")

@@ -75,6 +75,7 @@ def _options(settings: WorkerSettings, folder: str) -> str:
         num_blocks=settings.num_blocks,
         host_cache_bytes=round(settings.swap_memory * 2**30),
         preemption=settings.preemption,
+        overlap=settings.overlap,
         max_model_len=settings.max_model_len,
         token_budget=settings.token_budget,
         max_running=settings.max_running,

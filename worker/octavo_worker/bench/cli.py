@@ -96,6 +96,7 @@ def engine(
     max_model_len: Annotated[int, typer.Option(help="Longest sequence that must fit.")] = 1024,
     token_budget: Annotated[int, typer.Option(help="Most tokens in one step.")] = TOKEN_BUDGET,
     interval_ms: Annotated[float, typer.Option(min=0, help="Requests arrive this far apart; 0: all at once.")] = 0.0,
+    overlap: Annotated[bool, typer.Option(help="Launch steps one ahead where the device allows it.")] = True,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -104,7 +105,7 @@ def engine(
     from octavo_worker.model import load_runner
 
     rows = []
-    with _options(model, threads, max_model_len, token_budget=token_budget) as options:
+    with _options(model, threads, max_model_len, token_budget=token_budget, overlap=overlap) as options:
         bench_engine = EngineBench(load_runner(options), options)
         for name, work in _works(family, workloads, bench_engine.vocab_size).items():
             bench_engine.run([Work(w.prompt, min(w.max_tokens, 8)) for w in work])
@@ -115,7 +116,15 @@ def engine(
             middle = sorted(timings, key=lambda timing: timing.seconds)[len(timings) // 2]
             rows.append(_figure(name, work, [timing.seconds for timing in timings]) | middle.summary())
     _show(
-        report("engine", rows, model=model, family=family, interval_ms=interval_ms, token_budget=token_budget),
+        report(
+            "engine",
+            rows,
+            model=model,
+            family=family,
+            interval_ms=interval_ms,
+            token_budget=token_budget,
+            overlap=overlap,
+        ),
         as_json,
         out,
     )

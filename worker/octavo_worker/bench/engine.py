@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from octavo_worker.bench.report import percentile
 from octavo_worker.bench.workloads import Work
 from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
+from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput, StepOutput
 
 
 @dataclass
@@ -21,16 +22,18 @@ class Timing:
     generated: int = 0
     steps: int = 0
     preemptions: int = 0
+    idle: float = 0.0  # seconds without a step under way
     first_token: list[float] = field(default_factory=list)
     between_tokens: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
-        """Percentiles in milliseconds."""
+        """Percentiles in milliseconds; the share of the time in which no step was under way."""
         return {
             "ttft_p50_ms": round(1e3 * percentile(self.first_token, 0.5), 2),
             "ttft_p99_ms": round(1e3 * percentile(self.first_token, 0.99), 2),
             "itl_p50_ms": round(1e3 * percentile(self.between_tokens, 0.5), 2),
             "itl_p99_ms": round(1e3 * percentile(self.between_tokens, 0.99), 2),
+            "idle_share": round(self.idle / self.seconds, 4) if self.seconds else 0.0,
         }
 
 
@@ -55,35 +58,33 @@ class EngineBench:
             token_budget=self._options.token_budget,
             max_running=self._options.max_running,
         )
+        pipeline = Pipeline(self._runner, scheduler, ahead=self._options.overlap)
         timing, started, last = Timing(), time.perf_counter(), {}
         arrivals = [(index * interval_s, _request(index, w)) for index, w in enumerate(work)]
         arrived = dict.fromkeys((request.id for _, request in arrivals), 0.0)
-        while arrivals or scheduler.has_requests:
+        while arrivals or scheduler.has_requests or not pipeline.is_empty:
             now = time.perf_counter() - started
             while arrivals and arrivals[0][0] <= now:
                 due, request = arrivals.pop(0)
                 arrived[request.id] = due
                 scheduler.add(request)
-            if not scheduler.has_requests:
+            if not scheduler.has_requests and pipeline.is_empty:
                 time.sleep(max(0.0, arrivals[0][0] - now))
                 continue
-            self._step(scheduler, timing, started, arrived, last)
+            pipeline.advance()
+            self._take(scheduler.take_output(), timing, started, arrived, last)
         timing.seconds = time.perf_counter() - started
+        timing.idle = pipeline.times.idle
+        timing.steps = scheduler.stats().steps
         timing.preemptions = scheduler.stats().preemptions
         return timing
 
-    def _step(
-        self, scheduler: Scheduler, timing: Timing, started: float, arrived: dict[str, float], last: dict[str, float]
+    def _take(
+        self, output: StepOutput, timing: Timing, started: float, arrived: dict[str, float], last: dict[str, float]
     ) -> None:
-        plan = scheduler.plan()
-        if plan is None:
-            raise RuntimeError("requests are left, but no step could be planned for them")
-        scheduler.commit(plan, self._runner.launch(plan).result())
-        output = scheduler.take_output()
         if output.failed:
             raise RuntimeError(f"a benchmark request failed: {output.failed[0].message}")
         now = time.perf_counter() - started
-        timing.steps += 1
         timing.generated += len(output.tokens)
         for token in output.tokens:
             if token.id in last:

@@ -1,4 +1,4 @@
-"""What the model said: tokens go to their sequences, prompts become decodes, ends are ends."""
+"""What the model said: tokens go to their sequences, ends are ends."""
 
 from __future__ import annotations
 
@@ -11,48 +11,49 @@ from octavo_worker.messages import TokenOutput
 
 
 class Answers:
-    """Takes over what a step computed."""
+    """Takes over what a step computed. Sequences that ended since it was launched have no more to say."""
 
     def __init__(self, roster: Roster, requests: Requests) -> None:
+        self._residency = roster.residency
+        self._block_size = roster.residency.cache.block_size
         self._running = roster.running
         self._requests = requests
         self._beams = Beams(roster, requests)
 
     def take(self, plan: StepPlan, planned: list[Sequence], result: StepResult) -> None:
-        """`planned` are the sequences of the plan's steps, in their order."""
+        """`planned` are the sequences of the plan's steps, in their order. The steps of decodes may belong to a later
+        plan by now."""
         for position, (sequence, answer) in enumerate(zip(planned, result.sequences, strict=True)):
-            if sequence.state is not State.RUNNING:  # ended earlier in this loop, with its request
-                continue
             if position >= plan.num_decodes:
                 self._take_chunk(sequence, plan.sequences[position], answer)
+            elif sequence.state is State.FINISHED:
                 continue
-            sequence.computed += 1
-            if sequence.request.beam is not None:
+            elif sequence.request.beam is not None:
                 self._beams.offer(sequence, answer.samples[0])
-            elif self._append(sequence, answer.samples[0]):
-                sequence.advance_decode()
+            else:
+                self._append(sequence, answer.samples[0])
 
     def _take_chunk(self, sequence: Sequence, step: SequenceStep, answer: SequenceResult) -> None:
         request = sequence.request
-        sequence.computed += len(step.tokens)
-        if request.prompt_scorer is sequence and request.prompt_logprobs is not None:
-            request.prompt_logprobs.extend(answer.prompt_logprobs)
-        if sequence.computed < sequence.length:
+        if not request.sequences:
             return
-        self._requests.start(sequence)
+        if step.prompt_logprobs is not None:
+            self._requests.score(request, step.start, answer.prompt_logprobs)
+        if step.start + len(step.tokens) < sequence.length:
+            return
+        self._requests.start(request)
         if not step.samples:
             self._requests.end(request)
         elif request.beam is not None:
             self._running.hold(sequence)
             self._beams.offer(sequence, answer.samples[0])
         else:
-            tokens = {spec.index: token for spec, token in zip(step.samples, answer.samples, strict=True)}
-            for decoding in (sequence, *self._running.fork(sequence)):
-                if decoding.state is State.RUNNING and self._append(decoding, tokens[decoding.indices[0]]):
-                    decoding.prepare_decode()
+            for spec, sampled in zip(step.samples, answer.samples, strict=True):
+                if (decoding := request.sequences.get(spec.index)) is not None:
+                    self._append(decoding, sampled)
 
-    def _append(self, sequence: Sequence, sampled: Sampled) -> bool:
-        """Report a new token. Whether the sequence goes on after it."""
+    def _append(self, sequence: Sequence, sampled: Sampled) -> None:
+        """Report a new token, and what follows from it."""
         requests, request, token = self._requests, sequence.request, sampled.token
         output = sequence.output
         output.append(token)
@@ -61,5 +62,10 @@ class Answers:
         requests.output.tokens.append(TokenOutput(request.id, sequence.indices[0], token, sampled.logprob, reason))
         if reason is not None:
             requests.end_sequence(sequence)
-            return False
-        return requests.check_pool(sequence)
+        elif sequence.computed % self._block_size == 0:
+            self._turn_block(sequence)
+
+    def _turn_block(self, sequence: Sequence) -> None:
+        """A block is full, or will be once the step is computed that is under way already."""
+        if self._requests.check_pool(sequence) and sequence.state is State.RUNNING:
+            self._residency.publish(sequence)

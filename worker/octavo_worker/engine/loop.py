@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from octavo_worker.channel import EngineChannel
-from octavo_worker.engine.plan import ModelRunner, StepError, StepPlan
+from octavo_worker.engine.pipeline import Pipeline
+from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import Abort, AddRequest, PinPrefix, Ready, Shutdown, ToEngine, UnpinPrefix
 
@@ -13,17 +14,25 @@ from octavo_worker.messages import Abort, AddRequest, PinPrefix, Ready, Shutdown
 class EngineLoop:
     """Serves one agent until it says `Shutdown` or closes its end.
 
-    Messages are taken before every step, so an abort or a deadline acts within one step. A step that one sequence
-    provably spoiled (`StepError`) costs that request; after any other error nothing can be trusted, it leaves `run`
-    and ends the process, and the agent hands all jobs to other workers.
+    Messages are taken before every step is planned, so an abort or a deadline acts within one step: of a step that is
+    under way already nothing more is said about who was aborted. A step that one sequence provably spoiled
+    (`StepError`) costs that request; after any other error nothing can be trusted, it leaves `run` and ends the
+    process, and the agent hands all jobs to other workers.
     """
 
     def __init__(
-        self, channel: EngineChannel, runner: ModelRunner, scheduler: Scheduler, *, check_integrity: bool = False
+        self,
+        channel: EngineChannel,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        *,
+        overlap: bool = True,
+        check_integrity: bool = False,
     ) -> None:
         self._channel = channel
         self._runner = runner
         self._scheduler = scheduler
+        self._pipeline = Pipeline(runner, scheduler, ahead=overlap)
         self._check_integrity = check_integrity
         self._stopping = False
         self._is_news = False  # an abort changed the state that the agent knows of
@@ -52,7 +61,7 @@ class EngineLoop:
         )
 
     def _receive(self) -> None:
-        idle = not self._scheduler.has_requests
+        idle = self._pipeline.is_empty and not self._scheduler.has_requests
         if idle and self._check_integrity:
             self._scheduler.check_integrity()
         for message in self._channel.receive(wait=idle):
@@ -74,24 +83,9 @@ class EngineLoop:
 
     def _step(self) -> None:
         began = time.perf_counter()
-        plan = self._scheduler.plan()
-        if plan is not None:
-            self._execute(plan)
-        elif self._scheduler.has_requests:
-            raise RuntimeError("requests are left, but no step could be planned for them")
-        if plan is not None or self._is_news or self._scheduler.has_output:
+        if self._pipeline.advance() or self._is_news or self._scheduler.has_output:
             self._is_news = False
             output = self._scheduler.take_output()
             output.stats.step_ms = (time.perf_counter() - began) * 1e3
+            self._pipeline.times.report(output.stats)
             self._channel.send(output)
-
-    def _execute(self, plan: StepPlan) -> None:
-        try:
-            result = self._runner.launch(plan).result()
-        except StepError as error:
-            self._scheduler.abandon(plan, culprit=error.sequence, message=str(error))
-        except BaseException:
-            self._scheduler.abandon(plan)
-            raise
-        else:
-            self._scheduler.commit(plan, result)

@@ -15,7 +15,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` is a folder or a hub id. Without `num_blocks` the KV cache takes `kv_cache_bytes`, without either the model
     decides from the memory that is free. `max_model_len` None is the model's own context. `token_budget` bounds the
-    tokens of one step, `max_running` the sequences in it; the budget must be the larger. `host_cache_bytes` of CPU
+    tokens of one step, `max_running` the sequences in it; the budget must be the larger. With `overlap` steps are
+    launched one ahead where the device computes asynchronously. `host_cache_bytes` of CPU
     memory hold preempted sequences; `preemption` "swap" and "recompute" overrule what is cheaper. `threads` None leaves
     the choice to torch. `kv_dtype` "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible.
     `check_integrity` verifies all block accounting whenever the engine falls idle.
@@ -32,6 +33,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     token_budget: int = TOKEN_BUDGET
     max_running: int = 256
+    overlap: bool = True
     host_cache_bytes: int = 0
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     threads: int | None = None

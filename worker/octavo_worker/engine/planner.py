@@ -27,6 +27,10 @@ class Planner:
     back only when there is a block for every running sequence left over: nobody is preempted again before a block's
     worth of tokens.
 
+    Planning moves every sequence on as if the step were computed already, so that the next one can be planned while
+    this one runs: its decodes then follow samples that are not known. Sequences that certainly end with the token
+    under way are left out of it. Who ends for another reason is in it in vain.
+
     All work is incremental: a step costs its sequences and new tokens, never the length of contexts or of the queue.
     """
 
@@ -49,19 +53,25 @@ class Planner:
         preemptions = self._residency.decisions.total()
         self._plan_decodes(plan)
         self._plan_prompts(plan, admit=self._residency.decisions.total() == preemptions)
+        self._leave_prompts(plan)
         return plan, self._planned
 
     # Decodes
 
     def _plan_decodes(self, plan: StepPlan) -> None:
-        decoding, size, refs, planned = self._running.decoding, self._block_size, self._pool.refs, self._planned
+        decoding, size, refs = self._running.decoding, self._block_size, self._pool.refs
+        steps, planned = plan.sequences, self._planned
         position = 0
         while position < len(decoding):  # preemption shortens the list from its end
             sequence = decoding[position]
-            if len(sequence.request.sequences) > 1:
+            request = sequence.request
+            if len(request.sequences) > 1:
                 position = self._plan_group(position, plan)
                 continue
-            start = sequence.step.start
+            start = sequence.computed
+            if start >= request.final:
+                position += 1
+                continue
             slot = start // size
             blocks = sequence.table.blocks
             if slot == len(blocks) or refs[blocks[slot]] > 1:
@@ -70,25 +80,26 @@ class Planner:
                     continue
                 self._residency.make_writable(sequence, start, plan)
             position += 1
-            if (start + 1) % size == 0:
-                self._residency.publish(sequence, start + 1)
-            plan.sequences.append(sequence.step)
+            steps.append(sequence.decode(len(steps)))
             planned.append(sequence)
-        plan.num_decodes = len(plan.sequences)
+            if (start + 1) % size == 0:
+                self._residency.publish(sequence)
+        plan.num_decodes = len(steps)
 
     def _plan_group(self, position: int, plan: StepPlan) -> int:
         """Plan the decodes of a request from `position` on, all or none. Returns the position after them."""
         decoding = self._running.decoding
         request = decoding[position].request
         while members := _members_from(decoding, position, request):
-            if not self._make_room(members, plan):
+            going = [member for member in members if member.computed < request.final]
+            if not self._make_room(going, plan):
                 return position + len(_members_from(decoding, position, request))
             if all(member.state is State.RUNNING for member in members):
                 break
-        for member in members:
-            self._residency.make_writable(member, member.step.start, plan)
-            self._residency.publish(member, member.step.start + 1)
-            plan.sequences.append(member.step)
+        for member in going:
+            self._residency.make_writable(member, member.computed, plan)
+            plan.sequences.append(member.decode(len(plan.sequences)))
+            self._residency.publish(member)
             self._planned.append(member)
         return position + len(members)
 
@@ -139,17 +150,26 @@ class Planner:
         """Compute up to `budget` tokens that are known but not computed. Their blocks are there since admission."""
         request, start = sequence.request, sequence.computed
         length = sequence.length
-        end = min(length, start + budget)
+        sequence.computed = end = min(length, start + budget)
         step = SequenceStep(sequence.slice(start, end), start, sequence.table.blocks, stay=sequence.stay)
         if end == length and request.rules.limit > 0:
             step.samples = sequence.samples()
         if request.prompt_scorer is sequence and start < len(request.prompt) - 1:
             step.prompt_logprobs = request.sampling.prompt_logprobs
             step.targets = request.prompt[start + 1 : end + 1]
-        self._residency.publish(sequence, end)
+        self._residency.publish(sequence)
         plan.sequences.append(step)
         self._planned.append(sequence)
         return end - start
+
+    def _leave_prompts(self, plan: StepPlan) -> None:
+        """Let prompts that this step completes decode from the next one on. Beams wait for what it says."""
+        samples = plan.num_decodes
+        for sequence, step in zip(self._planned[samples:], plan.sequences[samples:], strict=True):
+            if sequence.computed == sequence.length and sequence.request.beam is None:
+                for sample, decoding in enumerate((sequence, *self._running.fork(sequence)), samples):
+                    decoding.prepare_decode(sample)
+            samples += len(step.samples)
 
 
 def _members_from(decoding: list[Sequence], position: int, request: Request) -> list[Sequence]:

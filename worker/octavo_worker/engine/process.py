@@ -33,7 +33,8 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
         policy=preemption_policy(options, runner),
     )
     gc.freeze()  # what the model brought stays for good: later collections need not walk it
-    loop = EngineLoop(EngineChannel(sock), runner, scheduler, check_integrity=options.check_integrity)
+    channel = EngineChannel(sock)
+    loop = EngineLoop(channel, runner, scheduler, overlap=options.overlap, check_integrity=options.check_integrity)
     loop.run(load_seconds=time.perf_counter() - began)
 
 

@@ -14,6 +14,7 @@ from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import (
     AddRequest,
     EngineStats,
+    Logprob,
     RequestFailed,
     RequestStarted,
     SequenceInput,
@@ -75,7 +76,7 @@ class Requests:
             vocab_size=self.limits.vocab_size,
         )
         self._arrivals += 1
-        request = Request(message, rules, self._arrivals)
+        request = Request(message, rules, self._arrivals, self.limits.pool_tokens)
         self._living[request.id] = request
         if request.deadline is not None:
             self._deadlines.add(request, request.deadline)
@@ -97,11 +98,18 @@ class Requests:
         sequences = [Sequence(request, *output, BlockTable(pool, size)) for output in outputs]
         return sorted(sequences, key=by_order)
 
-    def start(self, sequence: Sequence) -> None:
-        """A sequence has computed its prompt: report the request's start, unless another's log-probabilities are to
-        come with it."""
-        request = sequence.request
-        if request.started or request.prompt_scorer not in (None, sequence):
+    def score(self, request: Request, start: int, logprobs: list[Logprob]) -> None:
+        """Take log-probabilities of the prompt's tokens from `start` + 1 on. Those that somebody computed who lost his
+        memory since, and whose successor is not that far, are dropped."""
+        scores = request.prompt_logprobs
+        if scores is not None and len(scores) > start:
+            scores[start + 1 :] = logprobs
+
+    def start(self, request: Request) -> None:
+        """A sequence has computed its prompt: report the request's start, unless log-probabilities are to come with
+        it that are not complete."""
+        wanted = request.sampling.prompt_logprobs is not None
+        if request.started or (wanted and len(request.prompt_logprobs or ()) < len(request.prompt)):
             return
         request.started = True
         started = RequestStarted(request.id, request.cached_tokens or 0, request.prompt_logprobs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import StepPlan
@@ -14,11 +15,25 @@ from octavo_worker.memory.pins import PinnedPrefixes
 from octavo_worker.memory.prefix_cache import PrefixCache
 
 
+@dataclass(slots=True)
+class StepEffects:
+    """What a step, once it is computed, will have done to the memory; `number` grows by one a step.
+
+    `published` blocks it fills, `moved` sequences it swaps. `awaiting` lost their memory when it was planned, while the
+    step before it still chose their next token: they cannot come back before that is known.
+    """
+
+    number: int
+    published: list[int] = field(default_factory=list)
+    moved: list[Sequence] = field(default_factory=list)
+    awaiting: set[Sequence] = field(default_factory=set)
+
+
 class Residency:
     """The block pool, its prefix cache and, if there is one, the pool in CPU memory that preempted sequences go to.
 
-    Everything that happens between `begin_step` and `settle` belongs to one step; `undo` takes back what a failed one
-    would have left in the cache.
+    Everything that happens from `begin_step` to the next belongs to that step, until it is settled or undone. Several
+    steps may be under way.
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int, policy: PreemptionPolicy) -> None:
@@ -30,35 +45,34 @@ class Residency:
         self.swapped = 0  # sequences on the host
         self._policy = policy
         self._block_size = block_size
-        self._published: list[int] = []  # in this step
-        self._moved: list[Sequence] = []  # swapped in or out in this step
+        self.step = StepEffects(0)
 
     # Steps
 
-    def begin_step(self) -> None:
-        self._published, self._moved = [], []
+    def begin_step(self) -> StepEffects:
+        self.step = StepEffects(self.step.number + 1)
+        return self.step
 
-    def settle(self) -> None:
-        """The step is over and its copies are done."""
-        self.pool.settle()
+    def settle(self, step: StepEffects) -> None:
+        """This step and those before it are over, their copies are done."""
+        self.pool.settle(step.number)
         if self.host is not None:
-            self.host.settle()
+            self.host.settle(step.number)
 
-    def undo(self) -> list[Sequence]:
-        """The step failed: nothing that it wrote can be found any more. Returns the sequences that it swapped."""
-        for block in self._published:
+    def undo(self, step: StepEffects) -> None:
+        """The step failed: nothing that it wrote can be found any more."""
+        for block in step.published:
             digest = self.pool.hash_of(block)
             if digest is not None:
                 self.pins.lost(digest)
             self.pool.unpublish(block)
-        self.settle()
-        return self._moved
+        self.settle(step)
 
     # Growing
 
-    def publish(self, sequence: Sequence, computed: int) -> None:
-        """Offer the blocks that are full once the first `computed` tokens are written."""
-        full = computed // self._block_size
+    def publish(self, sequence: Sequence) -> None:
+        """Offer the blocks that are full once all planned steps are computed, as far as their tokens are known."""
+        full = min(sequence.computed, sequence.length) // self._block_size
         self._extend_digests(sequence, full)
         for slot in range(sequence.published, full):
             self._offer(sequence.table.blocks[slot], sequence.digests[slot + 1])
@@ -68,7 +82,7 @@ class Residency:
         """Blocks that decoding members of one group take for their next token: new ones, and copies of shared ones."""
         count, tails = 0, Counter[int]()
         for member in members:
-            blocks, slot = member.table.blocks, member.step.start // self._block_size
+            blocks, slot = member.table.blocks, member.computed // self._block_size
             if slot == len(blocks):
                 count += 1
             elif self.pool.refs[blocks[slot]] > 1:
@@ -95,12 +109,13 @@ class Residency:
         """Take what was found. The caller has made sure that it fits."""
         loads = placement.take()
         plan.swap_in += loads
-        self.pool.guard(block for _, block in loads)  # should their owner be aborted before they have arrived
+        # Should their owner be aborted before they have arrived:
+        self.pool.guard((block for _, block in loads), self.step.number)
         loaded = dict(loads)
         for member, shared in zip(placement.members, placement.shared, strict=True):
             if member.host:
                 self._leave_host(member)
-                self._moved.append(member)
+                self.step.moved.append(member)
             else:
                 member.computed = shared * self._block_size
             member.published = shared
@@ -121,6 +136,8 @@ class Residency:
         decision = self._decide(members) if plan is not None else Decision.NO_CHOICE
         for member in members:
             member.peak = max(member.peak, member.computed)
+            if member.awaits_token:
+                self.step.awaiting.add(member)
         if decision is Decision.SWAP and plan is not None:
             self._swap_out(members, plan)
         else:
@@ -155,21 +172,21 @@ class Residency:
         hosts = self.host.allocate(len(blocks))
         image = dict(zip(blocks, hosts, strict=True))
         plan.swap_out += image.items()
-        self.pool.guard(blocks)
-        self.host.guard(hosts)
+        self.pool.guard(blocks, self.step.number)
+        self.host.guard(hosts, self.step.number)
         for member in members:
             member.host = [image[block] for block in self._stored(member)]
             self.host.acquire(member.host)
         self.host.release(hosts)
         for member in reversed(members):
             member.table.free()
-        self._moved += members
+        self.step.moved += members
         self.swapped += len(members)
 
     def _leave_host(self, sequence: Sequence) -> None:
         """The copies back begin: nobody may write to their sources before they are done."""
         assert self.host is not None
-        self.host.guard(sequence.host)
+        self.host.guard(sequence.host, self.step.number)
         self._release_host(sequence)
 
     def _release_host(self, sequence: Sequence) -> None:
@@ -192,7 +209,7 @@ class Residency:
 
     def _offer(self, block: int, digest: bytes) -> None:
         if self.pool.publish(block, digest):
-            self._published.append(block)
+            self.step.published.append(block)
             self.pins.published(block, digest)
 
     def _extend_digests(self, sequence: Sequence, blocks: int) -> None:

@@ -32,6 +32,10 @@ class Roster:
         self._max_running = max_running
         self._watermark = watermark
 
+    def census(self) -> tuple[int, int, int]:
+        """Changes with whoever comes, goes or gives way."""
+        return len(self.running), len(self.waiting), self.residency.decisions.total()
+
     def make_way(self, plan: StepPlan) -> None:
         """Preempt requests of lower classes while they keep the head of the queue from a slot or from memory."""
         head, pool = self.waiting.head(), self.residency.pool
@@ -46,6 +50,8 @@ class Roster:
     def admit(self, request: Request, plan: StepPlan) -> bool:
         """Let the waiting sequences of a request run, all or none. False if they must wait."""
         gang = request.members(State.WAITING)
+        if not self.residency.step.awaiting.isdisjoint(gang):
+            return False
         alone = len(self.running) == 0
         fitting = gang if self._enter(gang, plan) else []
         while alone and not fitting and len(gang) > 1 and request.beam is None:

@@ -12,7 +12,8 @@ class RunningBatch:
     """The admitted sequences, `prefilling` and `decoding`, each sorted by (class, arrival, index).
 
     Beams that were preempted compute their tokens again one after the other; those that are done are `holding` until
-    the last of their group is. `width` counts the sequences that all of these are or will fork into.
+    the last of their group is. `width` counts the sequences that all of these are or will fork into, `beams` those of
+    the admitted that are beams.
     """
 
     def __init__(self) -> None:
@@ -20,6 +21,7 @@ class RunningBatch:
         self.decoding: list[Sequence] = []
         self.holding: list[Sequence] = []
         self.width = 0
+        self.beams = 0
         self._stays = itertools.count(1)
 
     def __len__(self) -> int:
@@ -30,6 +32,7 @@ class RunningBatch:
         sequence.state = State.RUNNING
         sequence.step.stay = sequence.stay = next(self._stays)
         self.width += sequence.width
+        self.beams += sequence.request.beam is not None
         insort(self.decoding if sequence.decodes else self.prefilling, sequence, key=by_order)
 
     def hold(self, sequence: Sequence) -> None:
@@ -65,6 +68,7 @@ class RunningBatch:
         fork.request.sequences[fork.indices[0]] = fork
         fork.stay = next(self._stays)
         self.width += fork.width
+        self.beams += fork.request.beam is not None
         self._decode(fork)
 
     def _decode(self, sequence: Sequence) -> None:
@@ -75,6 +79,7 @@ class RunningBatch:
         kind = self.decoding if sequence.decodes else self.prefilling
         (self.holding if sequence in self.holding else kind).remove(sequence)
         self.width -= sequence.width
+        self.beams -= sequence.request.beam is not None
 
     def last(self) -> Request:
         """Who gives way when memory runs out: the request of the last sequence in order. Of a group that holds, at
@@ -88,5 +93,7 @@ class RunningBatch:
             raise AssertionError("running sequences and their requests disagree")
         if self.width != sum(sequence.width for sequence in expected):
             raise AssertionError("width of the batch is wrong")
+        if self.beams != sum(sequence.request.beam is not None for sequence in expected):
+            raise AssertionError("count of beams is wrong")
         if any(sorted(kind, key=by_order) != kind for kind in kinds):
             raise AssertionError("running sequences are out of order")

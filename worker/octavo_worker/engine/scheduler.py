@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from octavo_worker.engine.admission import Limits
 from octavo_worker.engine.answers import Answers
 from octavo_worker.engine.plan import StepPlan, StepResult
 from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.requests import Requests
-from octavo_worker.engine.residency import Residency
+from octavo_worker.engine.residency import Residency, StepEffects
 from octavo_worker.engine.roster import Roster
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.memory.cost import Decision, PreemptionPolicy
@@ -27,6 +29,15 @@ from octavo_worker.messages import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was planned and has not ended. `planned` are the sequences of the plan's steps, in their order."""
+
+    plan: StepPlan
+    planned: list[Sequence]
+    effects: StepEffects
+
+
 class Scheduler:
     """Continuous batching with chunked prefill over paged memory: what the engine's loop talks to.
 
@@ -35,8 +46,9 @@ class Scheduler:
     moves to the host or is given up and computed again, helped by what the prefix cache still holds. Within a class
     the earliest deadline goes first; who waits for `aging_s` seconds rises by a class.
 
-    Blocks are published in the prefix cache when the step that fills them is planned, so equal prompts share within
-    that step (see `StepPlan`).
+    A step may be planned while the one before it is under way, see `can_plan`. Blocks are published in the prefix cache
+    when the step that fills them is planned, so equal prompts share within that step (see `StepPlan`), or as soon as
+    their last token is known after that.
     """
 
     def __init__(
@@ -65,8 +77,7 @@ class Scheduler:
         self._requests = Requests(self._roster, self.limits, aging_s=aging_s, clock=clock)
         self._planner = Planner(self._roster, self._requests, token_budget)
         self._answers = Answers(self._roster, self._requests)
-        self._in_flight: StepPlan | None = None
-        self._planned: list[Sequence] = []  # parallel to the plan's sequences
+        self._flights: deque[Flight] = deque()
         self._steps = 0
 
     # What the agent asks for
@@ -162,43 +173,60 @@ class Scheduler:
         self._roster.waiting.check_integrity(sequences - running)
         self.residency.check_integrity(sequences)
 
-    # One step
+    # Steps
+
+    @property
+    def can_plan(self) -> bool:
+        """Whether a step may be planned now: none is under way, or one whose outcome the next need not know. Beams go
+        on by what the model says about all of them, so nothing runs ahead of theirs."""
+        return not self._flights or (len(self._flights) == 1 and not self._roster.running.beams)
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing is left to run. Every plan ends with `commit` or `abandon`."""
-        if self._in_flight is not None:
-            raise RuntimeError("the previous plan was neither committed nor abandoned")
+        """The next step, or None when nothing is left to run. Plans end in their order with `commit`, or together with
+        `abandon`."""
+        if not self.can_plan:
+            raise RuntimeError("a previous plan was neither committed nor abandoned")
         self._requests.keep_time()
-        self.residency.begin_step()
-        plan, planned = self._planner.plan()
-        if not planned and not plan.swap_out and not plan.swap_in:
-            return None
-        self._in_flight, self._planned = plan, planned
-        return plan
+        before = None
+        # A plan may come out empty and yet have changed who runs: who came back found everything in the cache, or who
+        # took the room of others cannot run at all.
+        while before != (before := self._roster.census()):
+            effects = self.residency.begin_step()
+            plan, planned = self._planner.plan()
+            if planned or plan.swap_out or plan.swap_in:
+                self._flights.append(Flight(plan, planned, effects))
+                return plan
+        return None
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
-        """Take over what the runner computed for `plan`."""
-        planned = self._land(plan)
-        self.residency.settle()
+        """Take over what the runner computed for `plan`, the oldest under way."""
+        flight = self._oldest(plan)
+        self._flights.popleft()
+        self.residency.settle(flight.effects)
         self._steps += 1
-        self._answers.take(plan, planned, result)
+        self._answers.take(plan, flight.planned, result)
 
     def abandon(self, plan: StepPlan, *, culprit: int | None = None, message: str = "") -> None:
-        """Undo a step that failed: nothing that it wrote is trusted, all its groups compute again.
+        """Undo `plan`, the oldest under way, which failed, and the one after it: nothing that they wrote is trusted,
+        all their groups compute again. The runner must be done with both.
 
         `culprit` is the position in the plan of a sequence whose request fails with `message`.
         """
-        planned = self._land(plan)
-        swapped = self.residency.undo()
+        failed = self._oldest(plan).planned
+        flights = list(self._flights)
+        self._flights.clear()
+        for flight in flights:
+            self.residency.undo(flight.effects)
+        swapped = [sequence for flight in flights for sequence in flight.effects.moved]
+        planned = [sequence for flight in flights for sequence in flight.planned]
         for request in {sequence.request: None for sequence in (*planned, *swapped)}:
             self._roster.preempt(request.members(State.RUNNING))
         for sequence in swapped:
             self.residency.free(sequence)
-        if culprit is not None:
-            self._requests.fail(planned[culprit].request, "step_failed", message)
+        if culprit is not None and failed[culprit].request.sequences:
+            self._requests.fail(failed[culprit].request, "step_failed", message)
 
-    def _land(self, plan: StepPlan) -> list[Sequence]:
-        if plan is not self._in_flight:
-            raise RuntimeError("this is not the plan in flight")
-        self._in_flight = None
-        return self._planned
+    def _oldest(self, plan: StepPlan) -> Flight:
+        if not self._flights or self._flights[0].plan is not plan:
+            raise RuntimeError("this is not the plan that is next to end")
+        return self._flights[0]

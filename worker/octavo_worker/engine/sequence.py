@@ -9,13 +9,15 @@ from operator import attrgetter
 from octavo_worker.decoding.beam import BeamSearch
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.beam_group import BeamGroup
-from octavo_worker.engine.plan import SampleSpec, SequenceStep
+from octavo_worker.engine.plan import UNKNOWN, SampleSpec, SequenceStep
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import AddRequest, EngineSampling, Logprob
 
 Order = tuple[int, float, int, int]  # (class, deadline, arrival, index): smaller runs first and is preempted last
 
 by_order = attrgetter("order")
+
+_UNKNOWN = [UNKNOWN]
 
 
 class State(Enum):
@@ -28,7 +30,8 @@ class Request:
     """A job: its prompt, its rules, and those of its sequences that have not ended.
 
     `sequences` is keyed by sequence index; several indices share one `Sequence` until they leave the prompt. With
-    `beam` they are the live hypotheses of its search, and their indices mean nothing outside.
+    `beam` they are the live hypotheses of its search, and their indices mean nothing outside. The token at position
+    `final` is the last one that its rules and `room`, the tokens that fit the memory at all, allow: nobody computes it.
     """
 
     __slots__ = (
@@ -36,6 +39,7 @@ class Request:
         "beam",
         "cached_tokens",
         "deadline",
+        "final",
         "id",
         "priority",
         "prompt",
@@ -48,7 +52,7 @@ class Request:
         "started",
     )
 
-    def __init__(self, message: AddRequest, rules: StopRules, arrival: int) -> None:
+    def __init__(self, message: AddRequest, rules: StopRules, arrival: int, room: int) -> None:
         self.id = message.id
         self.prompt = message.prompt
         self.sampling: EngineSampling = message.sampling
@@ -56,6 +60,7 @@ class Request:
         self.priority = message.priority
         self.deadline = message.deadline
         self.rules = rules
+        self.final = min(len(message.prompt) + rules.limit - 1, room)
         self.arrival = arrival
         self.sequences: dict[int, Sequence] = {}
         self.beam: BeamGroup | None = None
@@ -80,14 +85,18 @@ class Sequence:
     published tokens (after a takeover) or after a preemption computes prompt and tokens alone; what its siblings share
     with it, it finds in the prefix cache.
 
-    `computed` tokens have their keys and values in `table`; the others are to be computed. `digests` belong to the
-    prefix cache: the root, then one for each full block whose content is known; `published` counts the blocks that
-    were offered to it. `host` are the blocks in CPU memory that hold the `computed` tokens of a swapped sequence, whose
-    table is empty meanwhile. `decodes` once its prompt is computed, until it has to be computed again.
+    `computed` tokens have their keys and values in `table`, or will have once the steps under way are computed; the
+    others are to be computed. It `decodes` once its prompt is computed, until it has to be computed again. A decode may
+    be planned before the token that it computes is known: `sample` says which sample of the step before chooses it.
+
+    `digests` belong to the prefix cache: the root, then one for each full block whose content is known; `published`
+    counts the blocks that were offered to it. `host` are the blocks in CPU memory that hold the `computed` tokens of a
+    swapped sequence, whose table is empty meanwhile.
     """
 
     __slots__ = (
         "_index",
+        "_prompt_len",
         "computed",
         "decodes",
         "digests",
@@ -98,6 +107,7 @@ class Sequence:
         "peak",
         "published",
         "request",
+        "sample",
         "state",
         "stay",
         "step",
@@ -108,6 +118,7 @@ class Sequence:
         self.request = request
         self.indices = indices
         self._index = indices[0]
+        self._prompt_len = len(request.prompt)
         self.reorder()
         self.output = output
         self.table = table
@@ -119,6 +130,7 @@ class Sequence:
         self.decodes = False
         self.state = State.WAITING
         self.stay = 0
+        self.sample = 0
         self.step = SequenceStep([], 0, table.blocks)
 
     def reorder(self) -> None:
@@ -130,6 +142,11 @@ class Sequence:
     @property
     def length(self) -> int:
         return len(self.request.prompt) + len(self.output)
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether a step under way chooses its next token."""
+        return self.decodes and self.computed == self.length
 
     @property
     def width(self) -> int:
@@ -159,19 +176,28 @@ class Sequence:
             for index in indices
         ]
 
-    def prepare_decode(self) -> None:
-        """Point the reusable step at the last token, which is the only one not computed."""
-        self.step = SequenceStep([self.output[-1]], self.length - 1, self.table.blocks, self.samples(), stay=self.stay)
+    def prepare_decode(self, sample: int = 0) -> None:
+        """Make the step that is reused from now on, for one token at a time. `sample` of the step under way chooses the
+        first of them, unless it is known."""
+        self.sample = sample
+        self.step = SequenceStep([], 0, self.table.blocks, self.samples(), stay=self.stay)
 
-    def advance_decode(self) -> None:
-        """The same one token later, touching only what changed: this runs for every sequence in every step."""
-        step = self.step
-        step.tokens = [self.output[-1]]
-        step.start += 1
+    def decode(self, sample: int) -> SequenceStep:
+        """The step for the next token, the `sample`-th of its plan. It touches only what changes: this runs for every
+        sequence in every step."""
+        step, start, output = self.step, self.computed, self.output
+        step.start = start
+        if start < self._prompt_len + len(output):
+            step.tokens, step.follows = [output[-1]], None
+        else:
+            step.tokens, step.follows = _UNKNOWN, self.sample
+        self.sample = sample
+        self.computed = start + 1
         spec = step.samples[0]
-        spec.position += 1
+        spec.position = start + 1
         if spec.forbidden:
-            spec.forbidden = self.request.rules.forbidden(len(self.output))
+            spec.forbidden = self.request.rules.forbidden(start + 1 - self._prompt_len)
+        return step
 
     def fork(self, index: int) -> Sequence:
         """A running sibling that shares all computed tokens."""

@@ -35,7 +35,7 @@ class BlockPool:
         self._available = num_blocks - 1
         self._cached = 0
         self._shared = 0
-        self._guarded: set[int] = set()
+        self._guarded: dict[int, int] = {}  # block -> the last step that copies from or to it
         self._quarantine: dict[int, None] = {}  # in the order of release
 
     @property
@@ -131,21 +131,24 @@ class BlockPool:
             self._unlink(block)
             self._put_back(block)
 
-    def guard(self, blocks: Iterable[int]) -> None:
-        """A copy from or to these used blocks begins: released from now on, they are quarantined until `settle`.
+    def guard(self, blocks: Iterable[int], step: int) -> None:
+        """`step` copies from or to these used blocks: released from now on, they are quarantined until it settles.
 
-        The content of a quarantined block stays findable, and reading it is safe.
+        Steps are numbered in their order. The content of a quarantined block stays findable, and reading it is safe.
         """
         for block in blocks:
             if self.refs[block] == 0:
                 raise ValueError(f"block {block} is not in use: nothing protects it from being overwritten already")
-            self._guarded.add(block)
+            self._guarded[block] = step
 
-    def settle(self) -> None:
-        """All copies are done: quarantined blocks can be handed out again."""
-        released, self._quarantine = self._quarantine, {}
-        self._guarded.clear()
+    def settle(self, step: int) -> None:
+        """All copies of `step` and those before it are done: what only they quarantined can be handed out again."""
+        if not self._guarded:
+            return
+        self._guarded = {block: last for block, last in self._guarded.items() if last > step}
+        released = [block for block in self._quarantine if block not in self._guarded]
         for block in released:
+            del self._quarantine[block]
             self._put_back(block)
 
     def find(self, digest: bytes) -> int | None:
@@ -171,9 +174,9 @@ class BlockPool:
         if any(self._prev[self._next[block]] != block for block in [NULL_BLOCK, *order]):
             raise AssertionError("free list is not linked both ways")
         idle = {block for block in range(1, self.num_blocks) if self.refs[block] == 0}
-        if idle & self._guarded != set(self._quarantine):
+        if idle & self._guarded.keys() != set(self._quarantine):
             raise AssertionError("quarantine and reference counts disagree")
-        if idle - self._guarded != set(order) or self.refs[NULL_BLOCK] != 0:
+        if idle - self._guarded.keys() != set(order) or self.refs[NULL_BLOCK] != 0:
             raise AssertionError("free list and reference counts disagree")
         if sum(self._hash[block] is not None for block in order) != self._cached:
             raise AssertionError("count of cached blocks is wrong")

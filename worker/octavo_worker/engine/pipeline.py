@@ -1,0 +1,102 @@
+"""Steps on their way through the runner: launched in order, at most one ahead, landed in order."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+
+from octavo_worker.engine.plan import Launched, ModelRunner, StepError, StepPlan
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.messages import EngineStats
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds since the start: planning steps, launching them, waiting for their results, taking those in; and those
+    in which no step was under way although there were requests."""
+
+    plan: float = 0.0
+    launch: float = 0.0
+    wait: float = 0.0
+    commit: float = 0.0
+    idle: float = 0.0
+
+    def report(self, stats: EngineStats) -> None:
+        stats.plan_s, stats.launch_s = self.plan, self.launch
+        stats.wait_s, stats.commit_s = self.wait, self.commit
+        stats.idle_s = self.idle
+
+
+class Pipeline:
+    """Takes a scheduler's plans through a runner.
+
+    With `ahead` the next step is planned and launched before the result of the one under way is waited for: the device
+    goes from one to the other while results are taken in, new requests arrive and outputs leave. That needs a runner
+    that computes asynchronously; with others it is left off, because it would only delay results.
+    """
+
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler, *, ahead: bool = True) -> None:
+        self.times = StepTimes()
+        self._runner = runner
+        self._scheduler = scheduler
+        self._ahead = ahead and runner.asynchronous
+        self._under_way: deque[tuple[StepPlan, Launched]] = deque()
+        self._idle_since: float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._under_way
+
+    def advance(self) -> bool:
+        """Launch a step and land one, as far as there are any. False when nothing is left to do.
+
+        A `StepError` costs the request that is to blame; after any other error nothing can be trusted any more.
+        """
+        launched = self._launch()
+        if not launched and self.is_empty:
+            if self._scheduler.has_requests:
+                raise RuntimeError("requests are left, but no step could be planned for them")
+            self._idle_since = None
+            return False
+        if not launched or len(self._under_way) > self._ahead:
+            self._land()
+        return True
+
+    def _launch(self) -> bool:
+        if not self._scheduler.can_plan:
+            return False
+        began = time.perf_counter()
+        plan = self._scheduler.plan()
+        planned = time.perf_counter()
+        self.times.plan += planned - began
+        if plan is None:
+            return False
+        if self.is_empty:
+            self.times.idle += planned - (self._idle_since or began)
+        self._under_way.append((plan, self._runner.launch(plan)))
+        self.times.launch += time.perf_counter() - planned
+        return True
+
+    def _land(self) -> None:
+        began = time.perf_counter()
+        plan, launched = self._under_way.popleft()
+        try:
+            result = launched.result()
+        except StepError as error:
+            self._drain()
+            self._scheduler.abandon(plan, culprit=error.sequence, message=str(error))
+            return
+        landed = time.perf_counter()
+        self.times.wait += landed - began
+        if self.is_empty:
+            self._idle_since = landed
+        self._scheduler.commit(plan, result)
+        self.times.commit += time.perf_counter() - landed
+
+    def _drain(self) -> None:
+        """Wait for what was launched after a step that failed: it is of no use, but its copies must be over."""
+        while self._under_way:
+            with suppress(StepError):
+                self._under_way.popleft()[1].result()
