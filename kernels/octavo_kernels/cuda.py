@@ -63,7 +63,12 @@ class AttentionPlan:
     `sequences`, `tokens`: the most in a batch. `chunks`: the most chunks of `chunk_tokens` keys of all sequences with
     few queries together; a batch with more makes the device trap rather than answer from part of its keys.
     `max_queries`: the most query tokens of one sequence, 1 for a batch that only decodes.
+    `shared_prefixes`: whether `update` may be told of groups of sequences that share their leading blocks, which are
+    then read once a group. It adds a launch; it changes no bit of any result.
     """
+
+    # A group with more query rows than these has tiles of its own kind, which suit many rows.
+    few_rows = 32
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class AttentionPlan:
         head_dim: int,
         max_queries: int,
         sliding_window: int = 0,
+        shared_prefixes: bool = False,
         device: torch.device | str = "cuda",
     ) -> None:
         if _cuda is None:
@@ -87,6 +93,7 @@ class AttentionPlan:
         self.extends = rows > _cuda.decode_rows
         self.rows = min(rows, _cuda.decode_rows)
         self.chunks = chunks if self.decodes else 0
+        self.shared_prefixes = shared_prefixes and self.decodes and not sliding_window
         self.tiles = sequences + tokens * self.group // _cuda.extend_rows if self.extends else 0
 
         def ints(byte_count: int) -> Tensor:
@@ -96,6 +103,10 @@ class AttentionPlan:
         self._decode = ints(self.chunks * _cuda.decode_item_bytes)
         self._extend = ints(self.tiles * _cuda.extend_item_bytes)
         self._folds = ints(sequences * _cuda.fold_item_bytes)
+        if self.shared_prefixes:
+            self._prefix = ints(self.chunks * _cuda.prefix_item_bytes)
+            self._groups = ints(sequences * _cuda.group_state_bytes)
+            self._rows = ints(sequences * self.rows * 4)
         slots = self.chunks * kv_heads * self.rows
         self._partial = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
         self._sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
@@ -111,16 +122,41 @@ class AttentionPlan:
             max_queries=max(1, tokens), sliding_window=window, device=q.device,
         )  # fmt: skip
 
-    def update(self, context_lens: Tensor, query_start: Tensor) -> None:
-        """Makes the lists for a step. `context_lens[S]` and `query_start[S + 1]` are int32, S at most `sequences`."""
+    def update(
+        self,
+        context_lens: Tensor,
+        query_start: Tensor,
+        groups: Tensor | None = None,
+        prefix_lens: Tensor | None = None,
+    ) -> None:
+        """Makes the lists for a step. `context_lens[S]` and `query_start[S + 1]` are int32, S at most `sequences`.
+
+        With `shared_prefixes`, `groups[S]` and `prefix_lens[S]` (int32) may tell which sequences have equal leading
+        blocks: sequence s is in group `groups[s]` (below S; -1: in none), and the first `prefix_lens[g]` tokens of group
+        g's sequences lie in the same blocks. What fills whole chunks of those is read once a group. A sequence with
+        fewer tokens before its queries, or with many queries, is computed alone. A plan with a sliding window, and one
+        of heads that the decode kernel does not take, ignores groups.
+        """
         count = context_lens.shape[0]
         if count > self.sequences:
             raise ValueError(f"context_lens has {count} sequences, but the plan was made for {self.sequences}")
+        shared: tuple[int, ...] = (0, 0)
+        if groups is not None and prefix_lens is not None and self.shared_prefixes:
+            for name, tensor in (("groups", groups), ("prefix_lens", prefix_lens)):
+                if tensor.shape != context_lens.shape or tensor.dtype != torch.int32:
+                    raise ValueError(f"{name} must be int32 of shape [{count}], as context_lens, not {tensor.shape}")
+            shared = (groups.data_ptr(), prefix_lens.data_ptr())
         run(
             "plan_attention", self._header.device, context_lens.data_ptr(), query_start.data_ptr(), count, self.group,
-            self.window, self.rows, self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(),
-            self._extend.data_ptr(), self.chunks, self.tiles, self.sequences,
+            self.window, self.rows, *shared, self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(),
+            self._extend.data_ptr(), *self._prefix_lists(), self.few_rows, self.head_dim, self.chunks, self.tiles,
+            self.sequences,
         )  # fmt: skip
+
+    def _prefix_lists(self) -> tuple[int, int, int]:
+        if not self.shared_prefixes:
+            return 0, 0, 0
+        return self._prefix.data_ptr(), self._groups.data_ptr(), self._rows.data_ptr()
 
     def arguments(self, heads: int, kv_heads: int, head_dim: int, window: int) -> tuple[int | bool, ...]:
         mine = (self.group * self.kv_heads, self.kv_heads, self.head_dim, self.window)
@@ -131,8 +167,8 @@ class AttentionPlan:
             )
         return (
             self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(), self.sequences,
-            self._extend.data_ptr(), self._partial.data_ptr(), self._sums.data_ptr(), self.rows, self.decodes,
-            self.extends,
+            self._extend.data_ptr(), self._prefix_lists()[0], self._prefix_lists()[2], self._partial.data_ptr(),
+            self._sums.data_ptr(), self.rows, self.decodes, self.extends,
         )  # fmt: skip
 
 

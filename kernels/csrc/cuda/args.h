@@ -16,6 +16,9 @@ inline constexpr int kSlice = 16;       // tokens that one warp takes at a time;
 inline constexpr int kDecodeRows = 16;  // query rows (tokens x grouped heads) of one tensor-core tile
 inline constexpr int kExtendRows = 128;
 
+// Query rows of a tile of the prefix kernel.
+constexpr int prefix_rows(int head_dim) { return head_dim > 128 ? 64 : 128; }
+
 // A block of one layer holds, for each KV head, K [block_size][head_dim] and V [block_size][head_dim]. Inside a row the
 // 16-byte units are permuted (`swizzle` in common.cuh), so a slice copied as it is lies free of bank conflicts in shared
 // memory.
@@ -25,10 +28,22 @@ struct Cache {
   int block_size;
 };
 
-// One chunk of one sequence that fits the decode kernel. `slot` is the place of its partial result.
+// One chunk of one sequence that fits the decode kernel. `slot` is the place of its partial result; `chunks` counts those
+// of the sequence. Or one chunk of a prefix for `group_rows` rows of a group: then `sequence` is one of the group's,
+// `slot` the first of those rows in the list of rows, and `context` the length of the prefix.
 struct DecodeItem {
-  int sequence, chunk, slot, first_chunk;
-  int context, query_row, queries, chunks;  // chunks: how many the sequence has, from first_chunk on
+  int sequence, chunk, slot, group_rows;
+  int context, query_row, queries, chunks;
+};
+
+// One chunk of a prefix for `rows` rows of a group, from `first_row` of the list of rows on.
+struct PrefixItem {
+  int sequence, chunk, first_row, rows;
+};
+
+// What the plan notes of a group of sequences while it works.
+struct GroupState {
+  int rows, leader, next_row, padding;
 };
 
 // One tile of packed query rows of a longer query.
@@ -43,18 +58,24 @@ struct FoldItem {
 };
 
 struct PlanHeader {
-  int decode_items, extend_items;
+  int decode_items, extend_items, prefix_items;
   int next_decode;  // how many items of a launch have been handed out beyond the first two of each block; zero between
 };
 
 struct PlanArgs {
   const int32_t *context_lens, *query_start;
   int sequences, group, window;
+  const int32_t *groups, *prefix_lens;  // null: none; group of each sequence or -1, shared tokens of each group
   int decode_rows;  // more query rows than these go to the extend kernel
   PlanHeader* header;
   DecodeItem* decode;
   FoldItem* folds;  // [sequence_capacity]
   ExtendItem* extend;
+  PrefixItem* prefix;        // [decode_capacity]
+  GroupState* group_states;  // [sequence_capacity]
+  int32_t* rows;             // [sequence_capacity * decode_rows]: sequence * kDecodeRows + row
+  int few_rows;              // a group with more rows than these goes to the prefix kernel
+  int prefix_rows;
   int decode_capacity, extend_capacity, sequence_capacity;
 };
 
@@ -73,6 +94,8 @@ struct AttentionArgs {
   const FoldItem* folds;
   int sequences;  // of `folds`
   const ExtendItem* extend;
+  const PrefixItem* prefix;  // null: no groups
+  const int32_t* rows;
   float* partial;      // [slots][kv_heads][partial_rows][head_dim], then [slots][kv_heads][partial_rows][2]
   float* partial_sums;
   int partial_rows;
@@ -154,6 +177,7 @@ struct LogprobArgs {
 // Each returns the error of its launch. A shape that a kernel does not cover is cudaErrorInvalidValue.
 cudaError_t plan_attention(const PlanArgs&, cudaStream_t);
 cudaError_t decode_attention(const AttentionArgs&, cudaStream_t);
+cudaError_t prefix_attention(const AttentionArgs&, cudaStream_t);
 cudaError_t extend_attention(const AttentionArgs&, cudaStream_t);
 cudaError_t write_cache(const WriteArgs&, cudaStream_t);
 cudaError_t copy_blocks(void* cache, int64_t block_bytes, const int64_t* pairs, int64_t count, cudaStream_t);

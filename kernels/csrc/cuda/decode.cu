@@ -7,16 +7,13 @@
 // folds the chunks of a sequence in a fixed order ("Flash-Decoding", Dao et al. 2023, with splits that never move).
 #include <algorithm>
 
-#include "attention.cuh"
+#include "chunk.cuh"
 
 namespace octavo {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = kLanes;
 constexpr int kMaxStages = 8;
-
-template <class T, int D>
-constexpr int slice_bytes = kSlice* D* int(sizeof(T));
 
 // Tokens [begin, end) of the context that an item covers; begin is a multiple of the slice.
 struct Range {
@@ -130,114 +127,29 @@ struct Ring {
   }
 };
 
-#if !OCTAVO_BULK_COPY
-__device__ void wait_ring(int stages) {
-  switch (stages) {
-    case 2: return wait_copies<1>();
-    case 3: return wait_copies<2>();
-    case 4: return wait_copies<3>();
-    case 5: return wait_copies<4>();
-    case 6: return wait_copies<5>();
-    case 7: return wait_copies<6>();
-    default: return wait_copies<7>();
-  }
-}
-#endif
-
 // Waits for the oldest slice and gives its place.
 template <class T, int D>
 __device__ uint32_t Ring<T, D>::wait() const {
 #if OCTAVO_BULK_COPY
   barrier_wait(barriers + read * 8, parity);
 #else
-  wait_ring(stages);
+  wait_oldest(stages);
   __syncwarp();
 #endif
   return slots + read * kStageBytes;
 }
 
-// Softmax state of one warp: a thread holds row lane / 4 (and, with R = 2, row lane / 4 + 8) of every n-tile.
-template <int D, int R>
-struct State {
-  float m[R], l[R];
-  float o[D / 8][4];
-
-  __device__ void clear() {
-#pragma unroll
-    for (int r = 0; r < R; ++r) m[r] = kNoScore, l[r] = 0.0f;
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
-  }
-  __device__ void scale(int r, float factor) {
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n) o[n][2 * r] *= factor, o[n][2 * r + 1] *= factor;
-  }
-
-  static constexpr int kFloats = R * (2 + D / 4);
-  __device__ void store(float* buffer) const {
-    float* p = buffer + threadIdx.x % 32;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      p[0] = m[r], p[32] = l[r], p += 64;
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) p[0] = o[n][2 * r], p[32] = o[n][2 * r + 1], p += 64;
-    }
-  }
-  __device__ void fold(const float* buffer) {
-    const float* p = buffer + threadIdx.x % 32;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const float top = fmaxf(m[r], p[0]), old_weight = fast_exp2(m[r] - top), new_weight = fast_exp2(p[0] - top);
-      m[r] = top, l[r] = l[r] * old_weight + p[32] * new_weight, p += 64;
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) {
-        o[n][2 * r] = o[n][2 * r] * old_weight + p[0] * new_weight;
-        o[n][2 * r + 1] = o[n][2 * r + 1] * old_weight + p[32] * new_weight;
-        p += 64;
-      }
-    }
-  }
-};
-
-// The query rows of an item as tensor-core fragments: in registers, or read again for each slice where those are full.
-template <class T, int D>
-struct Queries {
-  static constexpr bool kHeld = D <= 128;
-  const T* rows[2];  // of rows lane / 4 and lane / 4 + 8; null: padding
-  uint32_t held[kHeld ? D / 16 : 1][4];
-
-  __device__ Queries(const AttentionArgs& a, const DecodeItem& it, int head, int count) {
-    const int group = a.heads / a.kv_heads;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = threadIdx.x % 32 / 4 + 8 * half;
-      rows[half] = row < count ? static_cast<const T*>(a.q) + int64_t(it.query_row + row / group) * a.q_stride +
-                                     (head * group + row % group) * D + threadIdx.x % 4 * 2
-                               : nullptr;
-    }
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k) read(k, held[k]);
-    }
-  }
-  __device__ void read(int k, uint32_t (&out)[4]) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      out[i] = rows[i % 2] ? *reinterpret_cast<const uint32_t*>(rows[i % 2] + k * 16 + i / 2 * 8) : 0;
-  }
-  __device__ void fragment(int k, uint32_t (&out)[4]) const {
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[i] = held[k][i];
-    } else {
-      read(k, out);
-    }
-  }
-};
+__device__ int row_count(const DecodeItem& it, int group) {
+  return it.group_rows > 0 ? it.group_rows : it.queries * group;
+}
+__device__ QueryRow row_of(const AttentionArgs& a, const DecodeItem& it, int row, int group) {
+  if (it.group_rows > 0) return group_row(a, it.slot + row, it.chunk, group);
+  return {it.query_row + row / group, row, it.slot};
+}
 
 // One slice of 16 tokens, the first at position `token`.
 template <class T, int D, int R>
-__device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, uint32_t keys, int token,
+__device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, float unit, uint32_t keys, int token,
                        const Queries<T, D>& queries, State<D, R>& st) {
   const int lane = threadIdx.x % 32;
   const uint32_t values = keys + slice_bytes<T, D>;
@@ -248,63 +160,22 @@ __device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, 
     clear_values<D>(values, kSlice, lowest - token, it.context - token, lane, 32);
     __syncwarp();
   }
-
-  float s[2][4] = {};
-  {
-    const int row = (lane & 7) + (lane >> 4) * 8;
+  float s[1][2][4];
+  score<T, D, 1>(queries, keys, 0, s);
+  if (a.softcap > 0.0f) cap<R>(a, s[0]);
+  if (token + kSlice - 1 > first_last || token < highest_low) {
 #pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      uint32_t q[4], b[4];
-      queries.fragment(k, q);
-      ldmatrix(b, keys + row * (D * 2) + swizzle(D, row, 2 * k + (lane >> 3 & 1)) * 16);
-      mma<T>(s[0], q, b[0], b[1]);
-      mma<T>(s[1], q, b[2], b[3]);
-    }
-  }
-
-  const bool masked = token + kSlice - 1 > first_last || token < highest_low;
-  float p[2][4] = {};
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-    float x[4] = {s[0][2 * r], s[0][2 * r + 1], s[1][2 * r], s[1][2 * r + 1]};
-    if (a.softcap > 0.0f) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = tanhf(x[i] * (a.scale / a.softcap)) * (a.softcap * kLog2e);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] *= a.scale * kLog2e;
-    }
-    if (masked) {
+    for (int r = 0; r < R; ++r) {
       const int last = first_last + (lane / 4 + 8 * r) / group;
       const int low = a.window > 0 ? last - a.window + 1 : 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int position = token + i / 2 * 8 + lane % 4 * 2 + i % 2;
-        if (position > last || position < low) x[i] = -INFINITY;
+        if (position > last || position < low) s[0][i / 2][2 * r + i % 2] = -INFINITY;
       }
     }
-    const float top = fmaxf(st.m[r], quad_max(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]))));
-    if (__any_sync(~0u, top > st.m[r])) {
-      const float factor = fast_exp2(st.m[r] - top);
-      st.scale(r, factor);
-      st.l[r] *= factor;
-      st.m[r] = top;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = fast_exp2(x[i] - top);
-    st.l[r] += (x[0] + x[1]) + (x[2] + x[3]);
-    p[0][2 * r] = x[0], p[0][2 * r + 1] = x[1], p[1][2 * r] = x[2], p[1][2 * r + 1] = x[3];
   }
-  const uint32_t weights[4] = {pack<T>(p[0][0], p[0][1]), R == 2 ? pack<T>(p[0][2], p[0][3]) : 0,
-                               pack<T>(p[1][0], p[1][1]), R == 2 ? pack<T>(p[1][2], p[1][3]) : 0};
-  const int row = lane & 15;
-#pragma unroll
-  for (int n = 0; n < D / 16; ++n) {
-    uint32_t b[4];
-    ldmatrix_transposed(b, values + row * (D * 2) + swizzle(D, row, 2 * n + (lane >> 4)) * 16);
-    mma<T>(st.o[2 * n], weights, b[0], b[1]);
-    mma<T>(st.o[2 * n + 1], weights, b[2], b[3]);
-  }
+  absorb<T, D, D, R>(s[0], unit, values, 0, st);
 }
 
 template <class T, int D, int R>
@@ -322,27 +193,6 @@ __device__ void write_result(const AttentionArgs& a, const DecodeItem& it, int h
     for (int n = 0; n < D / 8; ++n)
       *reinterpret_cast<uint32_t*>(out + n * 8 + lane % 4 * 2) =
           pack<T>(st.o[n][2 * r] * factor, st.o[n][2 * r + 1] * factor);
-  }
-}
-
-__device__ int64_t partial_row(const AttentionArgs& a, int slot, int head) {
-  return (int64_t(slot) * a.kv_heads + head) * a.partial_rows;
-}
-
-template <int D, int R>
-__device__ void write_partial(const AttentionArgs& a, const DecodeItem& it, int head, int rows,
-                              const State<D, R>& st) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const int row = lane / 4 + 8 * r;
-    if (row >= rows) continue;
-    const int64_t at = partial_row(a, it.slot, head) + row;
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n)
-      *reinterpret_cast<float2*>(a.partial + at * D + n * 8 + lane % 4 * 2) =
-          make_float2(st.o[n][2 * r], st.o[n][2 * r + 1]);
-    if (lane % 4 == 0) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(st.m[r], st.l[r]);
   }
 }
 
@@ -425,13 +275,17 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
   const Queue queue{drawn, a.header->decode_items * a.kv_heads};
   Feeder<T, D> feeder(a, queue);
   feeder.ready(0);
-  wait_for_previous_kernel();
+  // After the prefix kernel there is nothing to wait for: its blocks let this one begin when the queries and keys were
+  // there, and nothing of theirs is read here.
+  if (!a.prefix) wait_for_previous_kernel();
   launch_next_kernel();
 
   int index = queue.at(0);
-  if (index >= queue.total) return;
+  if (index >= queue.total) return wait_for_previous_kernel();
   DecodeItem it = a.decode[index / a.kv_heads];
-  Queries<T, D> queries(a, it, index % a.kv_heads, it.queries * group);
+  auto locate = [&](int row) { return row_of(a, it, row, group); };
+  Queries<T, D> queries(a, index % a.kv_heads, row_count(it, group), locate);
+  const float unit = score_unit(a);
   for (int n = 0;; ++n) {
     [[maybe_unused]] int later = 0;
 #if OCTAVO_BULK_COPY
@@ -442,7 +296,7 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
     State<D, R> st;
     st.clear();
     for (int token = range.begin + warp * kSlice; token < range.end; token += kWarps * kSlice) {
-      attend<T, D, R>(a, it, group, ring.wait(), token, queries, st);
+      attend<T, D, R>(a, it, group, unit, ring.wait(), token, queries, st);
       ring.release();
       ring.fill(feeder, n);
     }
@@ -452,38 +306,31 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
 
     // The next item's queries come while this one's warps merge.
     const DecodeItem done = it;
-    const int head = index % a.kv_heads, rows = done.queries * group;
+    const int head = index % a.kv_heads, rows = row_count(done, group);
     index = queue.at(n + 1);
     const bool more = index < queue.total;
     if (more) {
       it = a.decode[index / a.kv_heads];
-      queries = Queries<T, D>(a, it, index % a.kv_heads, it.queries * group);
+      queries = Queries<T, D>(a, index % a.kv_heads, row_count(it, group), locate);
     }
-    // Warps 2 and 3 go into 0 and 1, then 1 into 0. Whoever has handed over goes on with the next item at once.
-    enum { kFree = 1, kHalves, kQuarter };
+    // The other warps hand over to the first and go on with the next item at once.
+    enum { kFree = 1, kFull };
     constexpr int floats = State<D, R>::kFloats * 32;
-    if (warp >= 2) {
+    if (warp > 0) {
       if (n > 0) barrier_sync(kFree, kWarps * 32);
-      st.store(merge + (warp - 2) * floats);
-    }
-    barrier_sync(kHalves, kWarps * 32);
-    if (warp < 2) {
-      st.fold(merge + warp * floats);
+      st.store(merge + (warp - 1) * floats);
+      barrier_arrive(kFull, kWarps * 32);
+    } else {
+      barrier_sync(kFull, kWarps * 32);
+#pragma unroll 1
+      for (int i = 0; i < kWarps - 1; ++i) st.merge(merge + i * floats);
       if (more) barrier_arrive(kFree, kWarps * 32);
-    }
-    if (warp == 1) {
-      // Warp 0 has read the last item's: it has passed the barrier above.
-      st.store(merge + 2 * floats);
-      barrier_arrive(kQuarter, 64);
-    }
-    if (warp == 0) {
-      barrier_sync(kQuarter, 64);
-      st.fold(merge + 2 * floats);
       if (done.chunks == 1) write_result<T, D, R>(a, done, head, rows, st);
-      else write_partial<D, R>(a, done, head, rows, st);
+      else write_partial<D, D, R>(a, head, rows, 0, st, [&](int row) { return row_of(a, done, row, group); });
     }
     if (!more) break;
   }
+  if (a.prefix) wait_for_previous_kernel();  // so that the fold, which waits for this kernel, finds both's results
 }
 
 template <class T, int D, int R>
@@ -491,7 +338,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   constexpr int reserved = 1024 + kWarps * kMaxStages * 8 + 16;  // by the system, and the static variables
-  constexpr int merge_bytes = 3 * State<D, R>::kFloats * 32 * 4, ring_bytes = kWarps * 2 * slice_bytes<T, D>;
+  constexpr int merge_bytes = (kWarps - 1) * State<D, R>::kFloats * 32 * 4, ring_bytes = kWarps * 2 * slice_bytes<T, D>;
   auto stages_for = [&](int per_multiprocessor) {
     const int room = std::min(device.shared_per_multiprocessor / per_multiprocessor - reserved,
                               device.shared_per_block - reserved);
@@ -510,7 +357,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
 
 template <class T, int D>
 cudaError_t launch_rows(const AttentionArgs& a, cudaStream_t stream) {
-  return a.partial_rows <= 8 ? launch<T, D, 1>(a, stream) : launch<T, D, 2>(a, stream);
+  return a.partial_rows <= 8 && !a.prefix ? launch<T, D, 1>(a, stream) : launch<T, D, 2>(a, stream);
 }
 
 }  // namespace

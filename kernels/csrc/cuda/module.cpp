@@ -71,14 +71,18 @@ void rope_write_kv(int dtype, Address qkv, int64_t qkv_stride, Address q_out, in
   check("rope_write_kv", write_cache(a, stream_at(stream)));
 }
 
-void plan(Address context_lens, Address query_start, int sequences, int group, int window, int decode_rows, Address header,
-          Address decode, Address folds, Address extend, int decode_capacity, int extend_capacity,
+void plan(Address context_lens, Address query_start, int sequences, int group, int window, int decode_rows, Address groups,
+          Address prefix_lens, Address header, Address decode, Address folds, Address extend, Address prefix,
+          Address group_states, Address rows, int few_rows, int head_dim, int decode_capacity, int extend_capacity,
           int sequence_capacity, Address stream) {
   PlanArgs a{};
   a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start);
   a.sequences = sequences, a.group = group, a.window = window, a.decode_rows = decode_rows;
   a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.folds = at<FoldItem>(folds);
   a.extend = at<ExtendItem>(extend);
+  a.groups = at<int32_t>(groups), a.prefix_lens = at<int32_t>(prefix_lens);
+  a.prefix = at<PrefixItem>(prefix), a.group_states = at<GroupState>(group_states), a.rows = at<int32_t>(rows);
+  a.few_rows = few_rows, a.prefix_rows = prefix_rows(head_dim);
   a.decode_capacity = decode_capacity, a.extend_capacity = extend_capacity, a.sequence_capacity = sequence_capacity;
   check("plan_attention", plan_attention(a, stream_at(stream)));
 }
@@ -86,7 +90,7 @@ void plan(Address context_lens, Address query_start, int sequences, int group, i
 void paged_attention(int dtype, Address q, int64_t q_stride, Address out, int64_t out_stride, int heads, int kv_heads,
                      int head_dim, Address cache, int64_t block_stride, int64_t kv_stride, int64_t head_stride,
                      int block_size, Address tables, int64_t table_stride, Address header, Address decode, Address folds,
-                     int sequences, Address extend, Address partial, Address partial_sums, int partial_rows,
+                     int sequences, Address extend, Address prefix, Address rows, Address partial, Address partial_sums, int partial_rows,
                      bool decodes, bool extends, float scale, int window, float softcap, Address sinks, Address stream) {
   AttentionArgs a{};
   a.dtype = Dtype(dtype);
@@ -96,9 +100,11 @@ void paged_attention(int dtype, Address q, int64_t q_stride, Address out, int64_
   a.tables = at<int32_t>(tables), a.table_stride = table_stride;
   a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.extend = at<ExtendItem>(extend);
   a.folds = at<FoldItem>(folds), a.sequences = sequences;
+  a.prefix = at<PrefixItem>(prefix), a.rows = at<int32_t>(rows);
   a.partial = at<float>(partial), a.partial_sums = at<float>(partial_sums), a.partial_rows = partial_rows;
   a.scale = scale, a.softcap = softcap, a.window = window, a.sinks = at<float>(sinks);
   aligned("q", q, q_stride * 2), aligned("out", out, out_stride * 2), aligned("layer_cache", cache);
+  if (prefix) check("paged_attention", prefix_attention(a, stream_at(stream)));
   if (decodes) check("paged_attention", decode_attention(a, stream_at(stream)));
   if (extends) check("paged_attention", extend_attention(a, stream_at(stream)));
 }
@@ -124,6 +130,8 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("header_bytes") = sizeof(PlanHeader);
   m.attr("decode_item_bytes") = sizeof(DecodeItem);
   m.attr("fold_item_bytes") = sizeof(FoldItem);
+  m.attr("group_state_bytes") = sizeof(GroupState);
+  m.attr("prefix_item_bytes") = sizeof(PrefixItem);
   m.attr("extend_item_bytes") = sizeof(ExtendItem);
   m.def("write_kv", write_kv);
   m.def("rope_write_kv", rope_write_kv);

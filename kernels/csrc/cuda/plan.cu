@@ -7,14 +7,15 @@ namespace {
 constexpr int kThreads = 1024;
 
 struct Counts {
-  int full, rest, tiles;  // whole chunks, partial last chunks, extend tiles
+  int full, rest, tiles, slots;  // whole chunks and partial last ones of its own, extend tiles, chunks in all
 };
 
 __device__ Counts operator+(const Counts& a, const Counts& b) {
-  return {a.full + b.full, a.rest + b.rest, a.tiles + b.tiles};
+  return {a.full + b.full, a.rest + b.rest, a.tiles + b.tiles, a.slots + b.slots};
 }
 __device__ Counts shuffle_up(const Counts& x, int step) {
-  return {__shfl_up_sync(~0u, x.full, step), __shfl_up_sync(~0u, x.rest, step), __shfl_up_sync(~0u, x.tiles, step)};
+  return {__shfl_up_sync(~0u, x.full, step), __shfl_up_sync(~0u, x.rest, step), __shfl_up_sync(~0u, x.tiles, step),
+          __shfl_up_sync(~0u, x.slots, step)};
 }
 
 // Exclusive prefix sum over the threads; `total` gets the sum.
@@ -29,8 +30,8 @@ __device__ Counts scan(Counts x, Counts& total) {
   }
   if (lane == 31) sums[warp] = inclusive;
   __syncthreads();
-  Counts before = {0, 0, 0};
-  total = {0, 0, 0};
+  Counts before = {};
+  total = {};
   for (int i = 0; i < kThreads / 32; ++i) {
     if (i < warp) before = before + sums[i];
     total = total + sums[i];
@@ -43,6 +44,9 @@ __device__ Counts scan(Counts x, Counts& total) {
 struct Sequence {
   int context, row, queries, first, chunks, tiles;
   bool rest;
+  int group, shared;  // leading chunks that its group reads for it
+
+  __device__ Counts counts() const { return {chunks - rest - shared, rest, tiles, chunks}; }
 };
 
 __device__ Sequence describe(const PlanArgs& a, int s) {
@@ -61,6 +65,11 @@ __device__ Sequence describe(const PlanArgs& a, int s) {
   q.first = lowest / kChunk;
   q.chunks = max(1, (q.context + kChunk - 1) / kChunk - q.first);  // an empty context still writes its zeros
   q.rest = q.context % kChunk != 0 || q.context == 0;
+  q.group = a.groups ? a.groups[s] : -1;
+  if (q.group < 0 || q.group >= a.sequences || a.window > 0) return q;
+  // Every query sees the whole prefix, and a sequence of one chunk, which needs no fold, has nothing to share.
+  const int prefix = a.prefix_lens[q.group];
+  if (q.chunks > 1 && prefix <= q.context - q.queries + 1) q.shared = max(prefix, 0) / kChunk;
   return q;
 }
 
@@ -76,27 +85,91 @@ __device__ int bucket(int cost, int highest) {
   return kBuckets - 1 - int(int64_t(cost) * (kBuckets - 1) / max(highest, 1));
 }
 
+// What one group adds: rows to the list of rows, items of up to 16 rows to the decode kernel or tiles to the prefix
+// kernel. Members whose prefix is shorter than a chunk have no rows here.
+struct Group {
+  int leader, rows, chunks, items, tiles;
+
+  __device__ Group(const PlanArgs& a, int g) : leader(0), rows(0), chunks(0), items(0), tiles(0) {
+    if (g >= a.sequences || a.group_states[g].rows == 0) return;
+    leader = a.group_states[g].leader, rows = a.group_states[g].rows, chunks = a.prefix_lens[g] / kChunk;
+    if (rows <= a.few_rows) items = (rows + kDecodeRows - 1) / kDecodeRows * chunks;
+    else tiles = (rows + a.prefix_rows - 1) / a.prefix_rows * chunks;
+  }
+};
+
+// Lists the rows of each group and what is computed for them; gives the number of items for the decode kernel, which
+// come first in its list. The order of a group's rows varies, and no row's result depends on it.
+__device__ int plan_groups(const PlanArgs& a, Counts* starts) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int g = threadIdx.x; g < a.sequences; g += kThreads) a.group_states[g] = {0, a.sequences, 0, 0};
+  __syncthreads();
+  for (int s = threadIdx.x; s < a.sequences; s += kThreads) {
+    const Sequence q = describe(a, s);
+    if (q.shared == 0) continue;
+    atomicAdd(&a.group_states[q.group].rows, q.queries * a.group);
+    atomicMin(&a.group_states[q.group].leader, s);
+  }
+  __syncthreads();
+  Counts done = {};  // items, -, tiles, rows
+  for (int base = 0; base < a.sequences; base += kThreads) {
+    const Group mine(a, base + threadIdx.x);
+    Counts total;
+    const Counts start = done + scan({mine.items, 0, mine.tiles, mine.rows}, total);
+    starts[threadIdx.x] = start;
+    if (mine.rows > 0) a.group_states[base + threadIdx.x].next_row = start.slots;
+    done = done + total;
+    __syncthreads();
+    for (int i = warp; i < min(kThreads, a.sequences - base); i += kThreads / 32) {
+      const Group g(a, base + i);
+      const Counts at = starts[i];
+      for (int n = lane; n < g.items; n += 32) {
+        const int row = n / g.chunks * kDecodeRows;
+        a.decode[at.full + n] = {g.leader, n % g.chunks, at.slots + row, min(kDecodeRows, g.rows - row),
+                                 g.chunks * kChunk, 0, 1, 0};
+      }
+      for (int n = lane; n < g.tiles; n += 32) {
+        const int row = n / g.chunks * a.prefix_rows;
+        a.prefix[at.tiles + n] = {g.leader, n % g.chunks, at.slots + row, min(a.prefix_rows, g.rows - row)};
+      }
+    }
+    __syncthreads();
+  }
+  for (int s = threadIdx.x; s < a.sequences; s += kThreads) {
+    const Sequence q = describe(a, s);
+    if (q.shared == 0) continue;
+    const int at = atomicAdd(&a.group_states[q.group].next_row, q.queries * a.group);
+    for (int r = 0; r < q.queries * a.group; ++r) a.rows[at + r] = s * kDecodeRows + r;
+  }
+  if (threadIdx.x == 0) a.header->prefix_items = done.tiles;
+  return done.full;
+}
+
 // Whole chunks come first in the list of decode items and partial ones last, so that the short ones fill the end of the
 // launch. Extend tiles are sorted by the keys they see, most first.
 __global__ void __launch_bounds__(kThreads) plan_kernel(const PlanArgs a) {
-  __shared__ Sequence batch[kThreads];
   __shared__ Counts starts[kThreads];
   __shared__ int buckets[kBuckets], highest;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_for_previous_kernel();  // and no early launch of the next: attention reads the lists before it waits
   if (threadIdx.x < kBuckets) buckets[threadIdx.x] = 0;
   if (threadIdx.x == 0) highest = 0;
-  Counts all = {0, 0, 0};
+  Counts all = {};
   for (int base = 0; base < a.sequences; base += kThreads) {
     const Sequence q = describe(a, base + threadIdx.x);
     Counts total;
-    scan({q.chunks - q.rest, q.rest, q.tiles}, total);
+    scan(q.counts(), total);
     if (q.tiles > 0) atomicMax(&highest, cost(a, q, q.tiles - 1));
     all = all + total;
   }
-  const bool fits = all.full + all.rest <= a.decode_capacity && all.tiles <= a.extend_capacity;
+  const bool fits = all.slots <= a.decode_capacity && all.tiles <= a.extend_capacity;
   if (!fits) __trap();  // the caller sized the lists: never answer with part of the keys
-  if (threadIdx.x == 0) *a.header = {all.full + all.rest, all.tiles, 0};
+  const int shared = a.groups ? plan_groups(a, starts) : 0;
+  if (threadIdx.x == 0) {
+    a.header->decode_items = shared + all.full + all.rest, a.header->extend_items = all.tiles;
+    if (!a.groups) a.header->prefix_items = 0;
+    a.header->next_decode = 0;
+  }
   for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {0, 0, 0, 0};
   __syncthreads();
 
@@ -114,24 +187,23 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const PlanArgs a) {
       }
   }
 
-  Counts done = {0, 0, 0};
+  Counts done = {};
   for (int base = 0; base < a.sequences; base += kThreads) {
     const Sequence mine = describe(a, base + threadIdx.x);
     Counts total;
-    const Counts start = done + scan({mine.chunks - mine.rest, mine.rest, mine.tiles}, total);
-    batch[threadIdx.x] = mine;
+    const Counts start = done + scan(mine.counts(), total);
     starts[threadIdx.x] = start;
     if (base + int(threadIdx.x) < a.sequences)
-      a.folds[base + threadIdx.x] = {start.full + start.rest, mine.chunks, mine.row, mine.queries};
+      a.folds[base + threadIdx.x] = {start.slots, mine.chunks, mine.row, mine.queries};
     done = done + total;
     __syncthreads();
     for (int i = warp; i < min(kThreads, a.sequences - base); i += kThreads / 32) {
-      const Sequence q = batch[i];
+      const Sequence q = describe(a, base + i);
       const Counts at = starts[i];
-      for (int c = lane; c < q.chunks; c += 32) {
+      for (int c = q.shared + lane; c < q.chunks; c += 32) {
         const bool last = q.rest && c == q.chunks - 1;
-        a.decode[last ? all.full + at.rest : at.full + c] = {
-            base + i, q.first + c, at.full + at.rest + c, q.first, q.context, q.row, q.queries, q.chunks};
+        a.decode[shared + (last ? all.full + at.rest : at.full + c - q.shared)] = {
+            base + i, q.first + c, at.slots + c, 0, q.context, q.row, q.queries, q.chunks};
       }
       for (int t = lane; t < q.tiles; t += 32)
         a.extend[atomicAdd(&buckets[bucket(cost(a, q, t), highest)], 1)] = {base + i, t, q.context, q.row, q.queries,

@@ -1,0 +1,227 @@
+// How the query rows of one chunk of keys are computed: the arithmetic that the decode and the prefix kernel share.
+//
+// A chunk's keys go to kLanes lanes, every kLanes-th slice of 16 to one of them, and the lanes merge in order. Both
+// kernels take exactly these steps for each row, with every rounding spelled out, so a row gets the same bits from
+// either: whether sequences are grouped never shows in a result.
+#pragma once
+
+#include "attention.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kLanes = 4;
+
+template <class T, int D>
+constexpr int slice_bytes = kSlice* D* int(sizeof(T));
+
+// Softmax state of one warp over C columns: a thread holds row lane / 4 (and, with R = 2, row lane / 4 + 8) of every
+// n-tile. `m` is in the log2 domain.
+template <int C, int R>
+struct State {
+  float m[R], l[R];
+  float o[C / 8][4];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int r = 0; r < R; ++r) m[r] = kNoScore, l[r] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < C / 8; ++n) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
+  }
+  __device__ void scale(int r, float factor) {
+#pragma unroll
+    for (int n = 0; n < C / 8; ++n) o[n][2 * r] *= factor, o[n][2 * r + 1] *= factor;
+  }
+  // Joins the keys of a later lane; `x(r, i)` is its i-th value of row r: m, l, then the columns.
+  template <class F>
+  __device__ void join(F&& x) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const float high = x(r, 0), top = fmaxf(m[r], high);
+      const float old_weight = fast_exp2(__fsub_rn(m[r], top)), weight = fast_exp2(__fsub_rn(high, top));
+      m[r] = top, l[r] = __fmaf_rn(x(r, 1), weight, __fmul_rn(l[r], old_weight));
+#pragma unroll
+      for (int n = 0; n < C / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& value = o[n][2 * r + i];
+          value = __fmaf_rn(x(r, 2 + 2 * n + i), weight, __fmul_rn(value, old_weight));
+        }
+    }
+  }
+  __device__ void merge(const State& later) {
+    join([&](int r, int i) { return i == 0 ? later.m[r] : i == 1 ? later.l[r] : later.o[(i - 2) / 2][2 * r + i % 2]; });
+  }
+
+  static constexpr int kFloats = R * (2 + C / 4);
+  __device__ void store(float* buffer) const {
+    float* p = buffer + threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      p[0] = m[r], p[32] = l[r], p += 64;
+#pragma unroll
+      for (int n = 0; n < C / 8; ++n) p[0] = o[n][2 * r], p[32] = o[n][2 * r + 1], p += 64;
+    }
+  }
+  __device__ void merge(const float* buffer) {
+    const float* p = buffer + threadIdx.x % 32;
+    join([&](int r, int i) { return p[(r * (2 + C / 4) + i) * 32]; });
+  }
+};
+
+// One query row of a tile: the token it comes from, its place among the sequence's packed rows (token x grouped head),
+// and the slot of its partial result. A row of a group's tile is found by the list of rows.
+struct QueryRow {
+  int token, row, slot;
+};
+__device__ inline QueryRow group_row(const AttentionArgs& a, int place, int chunk, int group) {
+  const int entry = a.rows[place], row = entry % kDecodeRows;
+  const FoldItem sequence = a.folds[entry / kDecodeRows];
+  return {sequence.query_row + row / group, row, sequence.first_slot + chunk};
+}
+
+// The query rows of a warp as tensor-core fragments: in registers, or read again for each slice where those are full.
+template <class T, int D>
+struct Queries {
+  static constexpr bool kHeld = D <= 128;
+  const T* rows[2];  // of rows lane / 4 and lane / 4 + 8; null: padding
+  uint32_t held[kHeld ? D / 16 : 1][4];
+
+  // `locate(row)` gives the QueryRow of a row below `count`.
+  template <class F>
+  __device__ Queries(const AttentionArgs& a, int head, int count, F&& locate) {
+    const int group = a.heads / a.kv_heads;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = threadIdx.x % 32 / 4 + 8 * half;
+      rows[half] = nullptr;
+      if (row >= count) continue;
+      const QueryRow at = locate(row);
+      rows[half] = static_cast<const T*>(a.q) + int64_t(at.token) * a.q_stride + (head * group + at.row % group) * D +
+                   threadIdx.x % 4 * 2;
+    }
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) read(k, held[k]);
+    }
+  }
+  __device__ void read(int k, uint32_t (&out)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      out[i] = rows[i % 2] ? *reinterpret_cast<const uint32_t*>(rows[i % 2] + k * 16 + i / 2 * 8) : 0;
+  }
+  __device__ void fragment(int k, uint32_t (&out)[4]) const {
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[i] = held[k][i];
+    } else {
+      read(k, out);
+    }
+  }
+};
+
+// Products of the query rows with N slices of 16 keys, `stride` bytes apart.
+template <class T, int D, int N>
+__device__ void score(const Queries<T, D>& queries, uint32_t keys, int stride, float (&s)[N][2][4]) {
+  const int lane = threadIdx.x % 32, row = (lane & 7) + (lane >> 4) * 8;
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) s[i][j / 4][j % 4] = 0.0f;
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+    uint32_t q[4];
+    queries.fragment(k, q);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      uint32_t b[4];
+      ldmatrix(b, keys + i * stride + row * (D * 2) + swizzle(D, row, 2 * k + (lane >> 3 & 1)) * 16);
+      mma<T>(s[i][0], q, b[0], b[1]);
+      mma<T>(s[i][1], q, b[2], b[3]);
+    }
+  }
+}
+
+// Scores stand for score * unit in the log2 domain.
+__device__ inline float score_unit(const AttentionArgs& a) { return (a.softcap > 0.0f ? a.softcap : a.scale) * kLog2e; }
+
+template <int R>
+__device__ void cap(const AttentionArgs& a, float (&s)[2][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * R; ++i) {
+    float& x = s[i / 2 % 2][i / 4 * 2 + i % 2];
+    x = tanhf(x * (a.scale / a.softcap));
+  }
+}
+
+// Adds a slice of 16 keys, of which the scores are known, to the state: columns from the 16-byte unit `first_unit` on.
+template <class T, int D, int C, int R>
+__device__ void absorb(const float (&s)[2][4], float unit, uint32_t values, int first_unit, State<C, R>& st) {
+  float p[2][4] = {};
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const float high = quad_max(fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1])));
+    const float top = fmaxf(st.m[r], __fmul_rn(high, unit));
+    if (__any_sync(~0u, top > st.m[r])) {  // for the other rows the factor is exactly one
+      const float factor = fast_exp2(__fsub_rn(st.m[r], top));
+      st.scale(r, factor);
+      st.l[r] = __fmul_rn(st.l[r], factor);
+      st.m[r] = top;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[i / 2][2 * r + i % 2] = fast_exp2(__fmaf_rn(s[i / 2][2 * r + i % 2], unit, -top));
+    st.l[r] = __fadd_rn(st.l[r], __fadd_rn(__fadd_rn(p[0][2 * r], p[0][2 * r + 1]),
+                                           __fadd_rn(p[1][2 * r], p[1][2 * r + 1])));
+  }
+  const uint32_t weights[4] = {pack<T>(p[0][0], p[0][1]), R == 2 ? pack<T>(p[0][2], p[0][3]) : 0,
+                               pack<T>(p[1][0], p[1][1]), R == 2 ? pack<T>(p[1][2], p[1][3]) : 0};
+  const int lane = threadIdx.x % 32, row = lane & 15;
+#pragma unroll
+  for (int n = 0; n < C / 16; ++n) {
+    uint32_t b[4];
+    ldmatrix_transposed(b, values + row * (D * 2) + swizzle(D, row, first_unit + 2 * n + (lane >> 4)) * 16);
+    mma<T>(st.o[2 * n], weights, b[0], b[1]);
+    mma<T>(st.o[2 * n + 1], weights, b[2], b[3]);
+  }
+}
+
+__device__ inline int64_t partial_row(const AttentionArgs& a, int slot, int head) {
+  return (int64_t(slot) * a.kv_heads + head) * a.partial_rows;
+}
+
+// Leaves the state of rows below `count` for the fold: C columns from `column` on. `locate` as for Queries.
+template <int D, int C, int R, class F>
+__device__ void write_partial(const AttentionArgs& a, int head, int count, int column, const State<C, R>& st,
+                              F&& locate) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    if (lane / 4 + 8 * r >= count) continue;
+    const QueryRow to = locate(lane / 4 + 8 * r);
+    const int64_t at = partial_row(a, to.slot, head) + to.row;
+#pragma unroll
+    for (int n = 0; n < C / 8; ++n)
+      *reinterpret_cast<float2*>(a.partial + at * D + column + n * 8 + lane % 4 * 2) =
+          make_float2(st.o[n][2 * r], st.o[n][2 * r + 1]);
+    if (lane % 4 == 0 && column == 0)
+      *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(st.m[r], st.l[r]);
+  }
+}
+
+#if !OCTAVO_BULK_COPY
+// Waits for the oldest of `stages` groups of copies.
+__device__ inline void wait_oldest(int stages) {
+  switch (stages) {
+    case 2: return wait_copies<1>();
+    case 3: return wait_copies<2>();
+    case 4: return wait_copies<3>();
+    case 5: return wait_copies<4>();
+    case 6: return wait_copies<5>();
+    case 7: return wait_copies<6>();
+    default: return wait_copies<7>();
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,165 @@
+"""Decoding by groups of sequences that share leading blocks: the same bits as each sequence alone, and right ones."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo_kernels import cuda, ops, reference
+
+pytestmark = pytest.mark.gpu
+
+
+class Grouped:
+    """Sequences whose leading blocks are those of their group; everything unused is poisoned with NaN.
+
+    `members`: for each sequence its group (-1: none), context length and number of query tokens.
+    """
+
+    def __init__(self, prefixes, members, heads=8, kv_heads=2, head_dim=128, block=16, dtype=torch.bfloat16):
+        generator = torch.Generator().manual_seed(0)
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(dtype)
+
+        self.block, self.members, self.prefixes = block, members, prefixes
+        needed = [-(-length // block) for _, length, _ in members]
+        shared = [length // block for length in prefixes]
+        total = 1 + sum(shared) + sum(needed)
+        order = iter((torch.randperm(total - 1, generator=generator) + 1).tolist())
+        leading = [[next(order) for _ in range(n)] for n in shared]
+        heads_of = [(randn(n * block, kv_heads, head_dim), randn(n * block, kv_heads, head_dim)) for n in shared]
+        self.cache = ops.empty_cache(total, 2, kv_heads, block, head_dim, dtype, "cuda")
+        self.cache.fill_(float("nan"))
+        self.tables = torch.full((len(members), max(needed)), -(2**31), dtype=torch.int32)
+        self.keys, self.values = [], []
+        for row, (group, length, _) in enumerate(members):
+            k, v = randn(length, kv_heads, head_dim), randn(length, kv_heads, head_dim)
+            mine = [next(order) for _ in range(needed[row])]
+            if group >= 0:
+                common = min(len(leading[group]), length // block)
+                mine[:common] = leading[group][:common]
+                k[: common * block], v[: common * block] = (t[: common * block] for t in heads_of[group])
+            self.tables[row, : needed[row]] = torch.tensor(mine)
+            position = torch.arange(length)
+            slots = self.tables[row, position // block].long() * block + position % block
+            ops.write_kv(k.cuda(), v.cuda(), self.cache[:, 1], slots.cuda(), block)
+            self.keys.append(k)
+            self.values.append(v)
+        self.tables = self.tables.cuda()
+        self.context_lens = torch.tensor([n for _, n, _ in members], dtype=torch.int32, device="cuda")
+        self.query_start = torch.tensor([0, *(n for _, _, n in members)]).cumsum(0).int().cuda()
+        self.groups = torch.tensor([g for g, _, _ in members], dtype=torch.int32, device="cuda")
+        lengths = [*prefixes, *[0] * len(members)][: len(members)]
+        self.prefix_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+        self.q = randn(int(self.query_start[-1]), heads, head_dim).cuda()
+        self.kv_heads = kv_heads
+
+    def plan(self, shared_prefixes: bool) -> cuda.AttentionPlan:
+        tokens, heads, head_dim = self.q.shape
+        chunks = sum(-(-max(n, 1) // cuda.chunk_tokens()) for _, n, _ in self.members)
+        return cuda.AttentionPlan(
+            sequences=len(self.members), tokens=tokens, chunks=chunks, heads=heads, kv_heads=self.kv_heads,
+            head_dim=head_dim, max_queries=max(n for _, _, n in self.members), shared_prefixes=shared_prefixes,
+        )  # fmt: skip
+
+    def call(self, plan: cuda.AttentionPlan, out: Tensor, **options) -> Tensor:
+        lengths = (self.context_lens, self.query_start)
+        plan.update(*lengths, self.groups, self.prefix_lens)
+        return ops.paged_attention(
+            self.q, self.cache[:, 1], self.tables, *lengths, out, 0.125, self.block, plan=plan, **options
+        )
+
+    def attend(self, shared_prefixes: bool = True, **options) -> Tensor:
+        return self.call(self.plan(shared_prefixes), torch.full_like(self.q, float("nan")), **options)
+
+    def check(self, **options) -> None:
+        """By groups bit for bit as without, and near the result in float64."""
+        plain = self.attend(shared_prefixes=False, **options)
+        grouped = self.attend(**options)
+        for i, (k, v) in enumerate(zip(self.keys, self.values, strict=True)):
+            rows = slice(int(self.query_start[i]), int(self.query_start[i + 1]))
+            expected = reference.attention(
+                self.q[rows].cpu().double(), k.double(), v.double(), 0.125,
+                **{n: x.cpu() if isinstance(x, Tensor) else x for n, x in options.items()},
+            )  # fmt: skip
+            tolerance = 1e-2 if self.q.dtype == torch.bfloat16 else 2e-3
+            torch.testing.assert_close(grouped[rows].cpu().double(), expected, atol=tolerance, rtol=tolerance)
+            assert torch.equal(grouped[rows], plain[rows]), f"sequence {i}: {self.members[i]}"
+
+
+MIXED = [(0, 2100, 1), (-1, 700, 1), (1, 600, 1), (0, 1500, 1), (1, 530, 1), (0, 3000, 1), (-1, 5, 1), (0, 1501, 1),
+         (1, 1024, 1), (1, 513, 1), (0, 1, 1), (-1, 0, 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", cuda.HEAD_DIMS)
+@pytest.mark.parametrize("few_rows", [0, 1000])
+def test_groups_do_not_change_a_bit(monkeypatch, dtype, head_dim, few_rows):
+    """Both ways of computing a group's rows; prefixes of 1500 and 520 tokens are no multiples of a chunk."""
+    monkeypatch.setattr(cuda.AttentionPlan, "few_rows", few_rows)
+    Grouped([1500 // 16 * 16, 520 // 16 * 16], MIXED, head_dim=head_dim, dtype=dtype).check()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 9, 33, 100])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (8, 1), (16, 1)])
+def test_group_sizes(count, heads, kv_heads):
+    Grouped([1024], [(0, 1030 + i, 1) for i in range(count)], heads=heads, kv_heads=kv_heads).check()
+
+
+@pytest.mark.parametrize("block", [32, 128])
+def test_block_sizes(block):
+    Grouped([1024, 640], [(i % 2, 1100 + 13 * i, 1) for i in range(20)], block=block).check()
+
+
+def test_several_queries_and_prompts_in_one_call():
+    members = [(0, 1100 + i, 1 + i % 4) for i in range(20)] + [(0, 1200, 60), (-1, 90, 90)]
+    Grouped([1024], members).check()
+
+
+@pytest.mark.parametrize("few_rows", [0, 1000])
+def test_softcap_and_sinks(monkeypatch, few_rows):
+    monkeypatch.setattr(cuda.AttentionPlan, "few_rows", few_rows)
+    batch = Grouped([1024], [(0, 1040 + i, 1) for i in range(10)])
+    batch.check(softcap=2.0)
+    batch.check(sinks=torch.linspace(-3.0, 3.0, 8, device="cuda"))
+
+
+def test_a_sequence_with_too_few_tokens_is_computed_alone():
+    Grouped([2048], [(0, 2049, 1), (0, 2048, 1), (0, 2047, 1), (0, 2050, 3), (0, 2048, 2), (0, 16, 1)]).check()
+
+
+def test_more_sequences_than_the_plan_has_threads():
+    Grouped(
+        [512], [(0 if i % 3 else -1, 513 + i % 7, 1) for i in range(1100)], heads=2, kv_heads=1, head_dim=32
+    ).check()
+
+
+def test_graph_replay_with_changed_groups():
+    """One graph serves whatever groups there are: they, their prefixes and the lengths change between replays."""
+    batch = Grouped([1024, 1536], [(i % 2, 1540 + 31 * i, 1) for i in range(24)])
+    plan, out = batch.plan(shared_prefixes=True), torch.zeros_like(batch.q)
+    batch.call(plan, out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch.call(plan, out)
+    lengths, groups, prefix_lens = batch.context_lens.clone(), batch.groups.clone(), batch.prefix_lens.clone()
+    for longer, kept, prefix in [(0, 24, 1024), (5, 10, 512), (9, 0, 1024), (2, 3, 0), (1, 24, 1000), (0, 24, 600)]:
+        batch.context_lens.copy_(lengths + longer - 9)
+        batch.groups.copy_(torch.where(torch.arange(24, device="cuda") < kept, groups, -1))
+        batch.prefix_lens.copy_(prefix_lens.clamp(max=prefix))
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, batch.attend(shared_prefixes=False))
+
+
+def test_run_to_run():
+    batch = Grouped([1024], [(0, 1030 + i, 1) for i in range(64)])
+    first = batch.attend()
+    assert all(torch.equal(batch.attend(), first) for _ in range(10))
+
+
+def test_wrong_arguments():
+    batch = Grouped([16], [(0, 20, 1)])
+    with pytest.raises(ValueError, match=r"^groups must be int32 of shape \[1\]"):
+        batch.plan(True).update(batch.context_lens, batch.query_start, batch.groups.long(), batch.prefix_lens)
