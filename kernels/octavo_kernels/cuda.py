@@ -132,8 +132,8 @@ class AttentionPlan:
         """Makes the lists for a step. `context_lens[S]` and `query_start[S + 1]` are int32, S at most `sequences`.
 
         With `shared_prefixes`, `groups[S]` and `prefix_lens[S]` (int32) may tell which sequences have equal leading
-        blocks: sequence s is in group `groups[s]` (below S; -1: in none), and the first `prefix_lens[g]` tokens of group
-        g's sequences lie in the same blocks. What fills whole chunks of those is read once a group. A sequence with
+        blocks: sequence s is in group `groups[s]` (below S; -1: in none), and the first `prefix_lens[g]` tokens of the
+        sequences of group g lie in the same blocks. The whole chunks of those are read once a group. A sequence with
         fewer tokens before its queries, or with many queries, is computed alone. A plan with a sliding window, and one
         of heads that the decode kernel does not take, ignores groups.
         """

@@ -4,7 +4,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = 512;
 
 struct Counts {
   int full, rest, tiles, slots;  // whole chunks and partial last ones of its own, extend tiles, chunks in all
