@@ -59,7 +59,7 @@ struct FoldItem {
 
 struct PlanHeader {
   int decode_items, extend_items, prefix_items;
-  int next_decode;  // how many items of a launch have been handed out beyond the first two of each block; zero between
+  int next_decode;  // how many items of a launch have been handed out beyond those of each block; zero between
 };
 
 struct PlanArgs {

@@ -27,15 +27,16 @@ __device__ Range range_of(const AttentionArgs& a, const DecodeItem& it) {
   return {begin, max(begin, min(it.context, (it.chunk + 1) * kChunk))};
 }
 
-// The items of a block. With bulk copies the first two are its own and the others are drawn from a counter, two items
-// ahead, so that a block with a slow path to memory takes fewer. Who computes an item does not change its result.
+// The items of a block. With bulk copies the first three are its own and the others are drawn from a counter, so that a
+// block with a slow path to memory takes fewer. Who computes an item does not change its result. An item is drawn three
+// ahead: its number is read one item ahead, by warps that know of the first one's work up to the item before last.
 struct Queue {
-  static constexpr int kLength = 4;
+  static constexpr int kLength = 4, kAhead = 3;
   const int* drawn;  // shared memory: item n lies at n % kLength
   int total;
 
   __device__ int at(int n) const {
-    return n < 2 || !OCTAVO_BULK_COPY ? int(blockIdx.x) + n * int(gridDim.x) : drawn[n % kLength];
+    return n < kAhead || !OCTAVO_BULK_COPY ? int(blockIdx.x) + n * int(gridDim.x) : drawn[n % kLength];
   }
 };
 
@@ -289,7 +290,7 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
   for (int n = 0;; ++n) {
     [[maybe_unused]] int later = 0;
 #if OCTAVO_BULK_COPY
-    if (threadIdx.x == 0) later = atomicAdd(&a.header->next_decode, 1) + 2 * int(gridDim.x);
+    if (threadIdx.x == 0) later = atomicAdd(&a.header->next_decode, 1) + Queue::kAhead * int(gridDim.x);
 #endif
     ring.fill(feeder, n);
     const Range range = range_of(a, it);
@@ -300,7 +301,7 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
       ring.release();
       ring.fill(feeder, n);
     }
-    if (OCTAVO_BULK_COPY && threadIdx.x == 0) drawn[(n + 2) % Queue::kLength] = later;
+    if (OCTAVO_BULK_COPY && threadIdx.x == 0) drawn[(n + Queue::kAhead) % Queue::kLength] = later;
 #pragma unroll
     for (int r = 0; r < R; ++r) st.l[r] = warp_sum<4>(st.l[r]);
 
