@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import msgpack
 import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
@@ -219,18 +220,11 @@ class Cell:
         """One reply an item, in order. Raises ValueError for more than 64 items or a chunk without tokens."""
         if len(items) > MAX_APPENDS:
             raise ValueError(f"{len(items)} items in one append, the limit is {MAX_APPENDS}")
-        args: list[bytes | str | int] = []
-        for item in items:
-            if not item.chunk.token_ids:
-                raise ValueError("a chunk without tokens has no offset: put it into the result only")
-            args += (
-                item.job_id,
-                item.token,
-                item.start,
-                len(item.chunk.token_ids),
-                wire.encode_chunk(item.chunk),
-            )
-        return self._call("append", *args, parse=_parse_appends)
+        if not all(item.chunk.token_ids for item in items):
+            raise ValueError("a chunk without tokens has no offset: put it into the result only")
+        # One argument for all: redis-py packs its arguments one by one in Python.
+        rows = [(i.job_id, i.token, i.start, len(i.chunk.token_ids), wire.encode_chunk(i.chunk)) for i in items]
+        return self._call("append", msgpack.packb(rows, use_bin_type=False), parse=_parse_appends)
 
     def finish(self, job_id: str, token: str, terminal: Terminal, result: bytes) -> Call[FinishReply]:
         """End a job. `result` is `wire.encode_result`. A completed job must have `usage.completion_tokens` tokens

@@ -1,17 +1,17 @@
 #!lua flags=allow-oom
 -- Store tokens of up to 64 sequences. An offset that is already there is a duplicate, one beyond the end shows that
 -- the server lost tokens; neither writes anything.
--- ARGV: (id token start count payload)...   -> {{state, offset, reason}...}
+-- ARGV: msgpack of {{id, token, start, count, payload}...}   -> {{state, offset, reason}...}
 -- The one script on the path of every token, hence written without the helpers that build tables.
 local call, out = redis.call, {}
 local hashes, streams = P .. ':j:', P .. ':t:'
-for i = 1, #ARGV, 5 do
-  local id, start, tokens = ARGV[i], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
+for _, item in ipairs(cmsgpack.unpack(ARGV[1])) do
+  local id, token, start, tokens, payload = unpack(item)
   local hash = hashes .. id
   local job = call('HMGET', hash, 'st', 'tok', 'n', 'cx', 'gw', 'dl')
   local stored = tonumber(job[3] or 0)
   local state = 'ok'
-  if job[1] ~= 'running' or job[2] ~= ARGV[i + 1] then
+  if job[1] ~= 'running' or job[2] ~= token then
     state = 'fenced'
   elseif start + tokens <= stored then
     state = 'dup'
@@ -20,9 +20,9 @@ for i = 1, #ARGV, 5 do
   else
     stored = stored + tokens
     local entry = stored .. '-0'
-    call('XADD', streams .. id, entry, 'd', ARGV[i + 4])
+    call('XADD', streams .. id, entry, 'd', payload)
     call('HSET', hash, 'n', stored)
-    if job[5] then tell(id, job[5], entry, ARGV[i + 4]) end
+    if job[5] then tell(id, job[5], entry, payload) end
   end
   local stop = (job[4] or job[6]) and (state == 'ok' or state == 'dup') and stop_reason(id, {cx = job[4], dl = job[6]})
   out[#out + 1] = {stop and 'cancel' or state, stored, stop or ''}
