@@ -142,7 +142,7 @@ def unfenced(name: str) -> Script:
     """The script without the comparison of claim tokens."""
     source = script(name).source
     for fence, hole in (
-        ("job[1] ~= 'running' or job[2] ~= ARGV[i + 1]", "job[1] ~= 'running'"),
+        ("job[1] ~= 'running' or job[2] ~= token", "job[1] ~= 'running'"),
         ("job.st ~= 'running' or job.tok ~= ARGV[i + 1]", "job.st ~= 'running'"),
         ("if job.tok ~= token then", "if false then"),
     ):
