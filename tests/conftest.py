@@ -11,6 +11,22 @@ import redis.asyncio
 from octavo.server import EmbeddedServer
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects `gpu` tests where there is no GPU or the kernels were built without nvcc."""
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu and not _has_gpu():
+        config.hook.pytest_deselected(items=gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def _has_gpu() -> bool:
+    import torch  # takes seconds, and most tests do without
+
+    from octavo_kernels import cuda
+
+    return torch.cuda.is_available() and cuda.available()
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedServer]:
     """One embedded server a test process (so one a pytest-xdist worker). Do not kill it: start your own for that."""

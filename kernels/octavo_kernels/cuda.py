@@ -39,8 +39,12 @@ def run(operation: str, device: torch.device, *arguments: object) -> None:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> Tensor:
     """Through torch (cuBLAS), whose choice of algorithm depends on the number of rows: so may a row's last bits."""
-    product = torch.nn.functional.linear(x, weight, bias)
-    return out.copy_(product) if residual is None else torch.add(product, residual, out=out)
+    if residual is not None and bias is not None:
+        return torch.addmm(residual, x, weight.t(), out=out).add_(bias)
+    addend = bias if residual is None else residual
+    if addend is None:
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(addend, x, weight.t(), out=out)
 
 
 def check_cache(dtype: torch.dtype, head_dim: int, block_size: int) -> None:

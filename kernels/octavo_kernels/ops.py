@@ -334,6 +334,31 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     )  # fmt: skip
 
 
+def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
+    """Copies whole blocks, all layers, from one cache to another, of which one may be on the CPU, in pinned memory.
+
+    `pairs[n, 2]` int64 on the CPU: (block of `source`, block of `target`). With a cache on a GPU this only starts the
+    copies, on the current stream: one a block, by the copy engines.
+    """
+    _check_cache_type("source", source.dtype)
+    _check("source", source, source.dtype, (None, None, 2, None, None))
+    _check("target", target, source.dtype, (None, *source.shape[1:]))
+    for name, cache in (("source", source), ("target", target)):
+        if not cache.is_contiguous():
+            raise ValueError(f"{name} must be the whole contiguous cache, not a layer of it")
+    _check("pairs", pairs, torch.int64, (None, 2))
+    if source.is_cpu and target.is_cpu:
+        sources, targets = pairs.unbind(1)
+        words = torch.int64  # torch cannot index every type of 8 bits
+        target.view(words).index_copy_(0, targets, source.view(words)[sources])
+        return
+    cuda.run(
+        "swap_blocks", target.device if source.is_cpu else source.device,
+        source.data_ptr(), target.data_ptr(), source.stride(0) * source.itemsize, pairs.contiguous().data_ptr(),
+        pairs.shape[0],
+    )  # fmt: skip
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:

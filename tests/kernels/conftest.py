@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo_kernels import _cpu, cuda, ops, reference
+from octavo_kernels import _cpu, ops, reference
 
 BLOCK = 16
 
@@ -19,15 +19,6 @@ def torch_alone() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects `gpu` tests where there is no GPU or the kernels were built without nvcc."""
-    if torch.cuda.is_available() and cuda.available():
-        return
-    deselected = [item for item in items if item.get_closest_marker("gpu")]
-    config.hook.pytest_deselected(items=deselected)
-    items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
 @pytest.fixture(params=_cpu.levels())

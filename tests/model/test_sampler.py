@@ -9,7 +9,7 @@ import torch
 
 from octavo_worker.engine.plan import SampleSpec
 from octavo_worker.messages import EngineSampling
-from octavo_worker.model.sampler import adjust, logprobs, sample
+from octavo_worker.model.sampler import adjust, sample, score
 
 
 def spec(
@@ -42,24 +42,24 @@ def test_bias_is_added_before_penalties() -> None:
 
 def test_forbidden_tokens_cannot_be_chosen_whatever_their_bias() -> None:
     asked = spec(forbidden=[1], logit_bias={1: 100.0})
-    assert sample(torch.tensor([[0.0, 5.0, 1.0]]), [asked])[0].token == 2
+    assert sample(torch.tensor([[0.0, 5.0, 1.0]]), [asked]).result()[0].token == 2
 
 
 def test_rows_do_not_leak_into_each_other() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
-    tokens = [s.token for s in sample(logits, [spec(logit_bias={0: 9.0}), spec()])]
+    tokens = [s.token for s in sample(logits, [spec(logit_bias={0: 9.0}), spec()]).result()]
     assert tokens == [0, 2]
 
 
 def test_greedy_takes_the_lowest_id_among_equals_beside_sampled_rows_too() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [0.0, 0.0, 50.0]])
-    assert sample(logits.clone(), [spec(), spec()])[0].token == 1
-    assert [s.token for s in sample(logits, [spec(), spec(temperature=0.5)])] == [1, 2]
+    assert sample(logits.clone(), [spec(), spec()]).result()[0].token == 1
+    assert [s.token for s in sample(logits, [spec(), spec(temperature=0.5)]).result()] == [1, 2]
 
 
 def test_logprobs_are_raw_and_only_where_asked() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [3.0, 1.0, 2.0]])
-    first, second = sample(logits.clone(), [spec(), spec(logprobs=2, logit_bias={1: 50.0})])
+    first, second = sample(logits.clone(), [spec(), spec(logprobs=2, logit_bias={1: 50.0})]).result()
     expected = logits.log_softmax(-1)[1].tolist()
     assert first.logprob is None
     assert second.token == 1
@@ -69,5 +69,16 @@ def test_logprobs_are_raw_and_only_where_asked() -> None:
 
 
 def test_more_top_logprobs_than_tokens_gives_all_tokens() -> None:
-    (answer,) = logprobs(torch.zeros(1, 3), [0], [20])
+    (answer,) = score(torch.zeros(1, 3), torch.tensor([0]), [20]).result()
     assert len(answer.top) == 3
+
+
+@pytest.mark.parametrize("last", [3, 4, 9])
+def test_a_token_that_only_the_device_knows_is_penalised_like_any_other(last: int) -> None:
+    options = {"repetition_penalty": 1.7, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+    row = torch.linspace(-2, 3, 12)
+    known, ahead = row.clone(), row.clone()
+    adjust(known, spec(prompt=[1, 3], output=[4, 4, 5, last], **options))
+    adjust(ahead, spec(prompt=[1, 3], output=[4, 4, 5], **options), torch.tensor([last]))
+    assert torch.allclose(known, ahead)
+    assert not torch.allclose(known, row)

@@ -158,7 +158,7 @@ def test_dummy_weights_depend_on_the_seed_alone() -> None:
     assert described is not None
 
     def head(seed: int) -> torch.Tensor:
-        source = RandomWeights(seed, norm_scale=1.0)
+        source = RandomWeights(seed, 1.0, torch.device("cpu"))
         return load_weights(described, source, torch.float32, torch.device("cpu")).head
 
     assert torch.equal(head(1), head(1))

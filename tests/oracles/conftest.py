@@ -35,7 +35,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     def load(name: str) -> Pair:
         folder = tmp_path_factory.mktemp(name)
         oracle = save(name, folder)
-        options = ModelOptions(model=str(folder), dtype="float32", num_blocks=513, host_cache_bytes=4 << 20, threads=1)
+        options = ModelOptions(
+            model=str(folder), device="cpu", dtype="float32", num_blocks=513, host_cache_bytes=4 << 20, threads=1
+        )
         return Pair(folder, oracle, load_runner(options))
 
     return load

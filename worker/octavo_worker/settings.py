@@ -35,6 +35,10 @@ class WorkerSettings(BaseSettings):
         None, gt=0, description="Blocks of 16 tokens in the KV cache; goes before --kv-memory."
     )
     kv_memory: float | None = Field(None, gt=0, description="GiB of the KV cache; by default what is free.")
+    gpu_memory: float = Field(
+        0.9, gt=0, le=1, description="Share of a GPU's memory to use; the KV cache takes what the model leaves."
+    )
+    cuda_graphs: bool = Field(True, description="Replay decode steps as CUDA graphs; off to find faults.")
     swap_memory: float = Field(
         0.0, ge=0, description="GiB of CPU memory for preempted sequences; 0 computes them again."
     )

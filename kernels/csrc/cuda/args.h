@@ -174,6 +174,39 @@ struct LogprobArgs {
   float* top_values;
 };
 
+// A step's message: a header, then records, then block ids; 32-bit words, places count words from the header on.
+struct StepHeader {
+  int32_t sequences, tokens, samples;
+  int32_t sequence_at, token_at, sample_at;  // a token below zero is ~i: what sample i of the previous step chose
+};
+struct StepSequence {
+  int32_t row, context, query_start, queries;
+  int32_t first_block, blocks, block_at;  // `blocks` ids at `block_at` go to the row's table from `first_block` on
+};
+struct StepSample {
+  uint32_t seed_low, seed_high;
+  int32_t row, index, position;
+  float temperature;
+  int32_t top_k;
+  float top_p, min_p;
+};
+
+struct StepArgs {
+  const int32_t* message;
+  int32_t* tables;  // [rows][table_stride], kept from step to step
+  int64_t table_stride;
+  const int64_t* previous;
+  int sequences;  // with padding
+  int block_size;
+  int64_t *token_ids, *positions, *slots;
+  int32_t *block_tables, *context_lens, *query_start;  // block_tables has the rows' stride, too
+  int64_t *sample_rows, *seeds;
+  int32_t *indices, *sample_positions;
+  float* temperature;
+  int32_t* top_k;
+  float *top_p, *min_p;
+};
+
 // Each returns the error of its launch. A shape that a kernel does not cover is cudaErrorInvalidValue.
 cudaError_t plan_attention(const PlanArgs&, cudaStream_t);
 cudaError_t decode_attention(const AttentionArgs&, cudaStream_t);
@@ -186,5 +219,9 @@ cudaError_t layer_norm(const NormArgs&, cudaStream_t);
 cudaError_t sample(const SampleArgs&, cudaStream_t);
 cudaError_t logprobs(const LogprobArgs&, cudaStream_t);
 cudaError_t activation(const ActivationArgs&, cudaStream_t);
+cudaError_t unpack_step(const StepArgs&, cudaStream_t);
+// One asynchronous copy a pair (source block, target block), of `block_bytes` each.
+cudaError_t swap_blocks(const void* source, void* target, int64_t block_bytes, const int64_t* pairs, int64_t count,
+                        cudaStream_t);
 
 }  // namespace octavo

@@ -184,4 +184,14 @@ cudaError_t copy_blocks(void* cache, int64_t block_bytes, const int64_t* pairs, 
   return cudaSuccess;
 }
 
+cudaError_t swap_blocks(const void* source, void* target, int64_t block_bytes, const int64_t* pairs, int64_t count,
+                        cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  for (int64_t i = 0; i < count && error == cudaSuccess; ++i)
+    error = cudaMemcpyAsync(static_cast<char*>(target) + pairs[2 * i + 1] * block_bytes,
+                            static_cast<const char*>(source) + pairs[2 * i] * block_bytes, size_t(block_bytes),
+                            cudaMemcpyDefault, stream);
+  return error;
+}
+
 }  // namespace octavo

@@ -113,6 +113,29 @@ void copy(Address cache, int64_t block_bytes, Address pairs, int64_t count, Addr
   check("copy_blocks", copy_blocks(at<void>(cache), block_bytes, at<int64_t>(pairs), count, stream_at(stream)));
 }
 
+void swap(Address source, Address target, int64_t block_bytes, Address pairs, int64_t count, Address stream) {
+  check("swap_blocks", swap_blocks(at<void>(source), at<void>(target), block_bytes, at<int64_t>(pairs), count,
+                                   stream_at(stream)));
+}
+
+void unpack(Address message, Address tables, int64_t table_stride, Address previous, int sequences, int block_size,
+            Address token_ids, Address positions, Address slots, Address block_tables, Address context_lens,
+            Address query_start, Address sample_rows, Address seeds, Address indices, Address sample_positions,
+            Address temperature, Address top_k, Address top_p, Address min_p, Address stream) {
+  StepArgs a{};
+  a.message = at<int32_t>(message);
+  a.tables = at<int32_t>(tables), a.table_stride = table_stride, a.previous = at<int64_t>(previous);
+  a.sequences = sequences, a.block_size = block_size;
+  a.token_ids = at<int64_t>(token_ids), a.positions = at<int64_t>(positions), a.slots = at<int64_t>(slots);
+  a.block_tables = at<int32_t>(block_tables);
+  a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start);
+  a.sample_rows = at<int64_t>(sample_rows), a.seeds = at<int64_t>(seeds);
+  a.indices = at<int32_t>(indices), a.sample_positions = at<int32_t>(sample_positions);
+  a.temperature = at<float>(temperature), a.top_k = at<int32_t>(top_k);
+  a.top_p = at<float>(top_p), a.min_p = at<float>(min_p);
+  check("unpack_step", unpack_step(a, stream_at(stream)));
+}
+
 NormArgs norm_args(int dtype, Address x, int64_t x_stride, Address residual, int64_t residual_stride, Address weight,
                    Address bias, Address out, int64_t out_stride, int64_t rows, int width, float eps, float offset) {
   aligned("x", x, x_stride * item_size(dtype)), aligned("out", out, out_stride * item_size(dtype));
@@ -133,11 +156,14 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("group_state_bytes") = sizeof(GroupState);
   m.attr("prefix_item_bytes") = sizeof(PrefixItem);
   m.attr("extend_item_bytes") = sizeof(ExtendItem);
+  m.attr("step_words") = py::make_tuple(sizeof(StepHeader) / 4, sizeof(StepSequence) / 4, sizeof(StepSample) / 4);
   m.def("write_kv", write_kv);
   m.def("rope_write_kv", rope_write_kv);
   m.def("plan_attention", plan);
   m.def("paged_attention", paged_attention);
   m.def("copy_blocks", copy);
+  m.def("swap_blocks", swap, py::call_guard<py::gil_scoped_release>());
+  m.def("unpack_step", unpack);
   m.def("rms_norm", [](int dtype, Address x, int64_t x_stride, Address residual, int64_t residual_stride, Address weight,
                        Address out, int64_t out_stride, int64_t rows, int width, float eps, float offset,
                        Address stream) {

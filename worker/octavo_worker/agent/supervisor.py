@@ -73,6 +73,8 @@ def _options(settings: WorkerSettings, folder: str) -> str:
         kv_dtype=settings.kv_dtype,
         kv_cache_bytes=None if settings.kv_memory is None else round(settings.kv_memory * 2**30),
         num_blocks=settings.num_blocks,
+        gpu_memory=settings.gpu_memory,
+        cuda_graphs=settings.cuda_graphs,
         host_cache_bytes=round(settings.swap_memory * 2**30),
         preemption=settings.preemption,
         overlap=settings.overlap,

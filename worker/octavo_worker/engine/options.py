@@ -14,12 +14,13 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which model to run and how much of the machine it may use.
 
     `model` is a folder or a hub id. Without `num_blocks` the KV cache takes `kv_cache_bytes`, without either the model
-    decides from the memory that is free. `max_model_len` None is the model's own context. `token_budget` bounds the
-    tokens of one step, `max_running` the sequences in it; the budget must be the larger. With `overlap` steps are
-    launched one ahead where the device computes asynchronously. `host_cache_bytes` of CPU
-    memory hold preempted sequences; `preemption` "swap" and "recompute" overrule what is cheaper. `threads` None leaves
-    the choice to torch. `kv_dtype` "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible.
-    `check_integrity` verifies all block accounting whenever the engine falls idle.
+    decides from the memory that is free; on a GPU `gpu_memory` is the share of all its memory that may be in use.
+    `max_model_len` None is the model's own context. `token_budget` bounds the tokens of one step, `max_running` the
+    sequences in it; the budget must be the larger. With `overlap` steps are launched one ahead where the device computes
+    asynchronously. `host_cache_bytes` of CPU memory hold preempted sequences; `preemption` "swap" and "recompute"
+    overrule what is cheaper. `cuda_graphs`: decode steps are replayed as one. `threads` None leaves the choice to torch.
+    `kv_dtype` "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible. `check_integrity`
+    verifies all block accounting whenever the engine falls idle.
     """
 
     model: str
@@ -34,6 +35,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     token_budget: int = TOKEN_BUDGET
     max_running: int = 256
     overlap: bool = True
+    gpu_memory: float = 0.9
+    cuda_graphs: bool = True
     host_cache_bytes: int = 0
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     threads: int | None = None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo_kernels.cuda import AttentionPlan
 from octavo_worker.engine.plan import SequenceStep, StepError
 
 
 @dataclass(slots=True)
 class Batch:
     """T tokens of S sequences. int64: `token_ids[T]`, `positions[T]`, `slots[T]` (where K and V go); int32:
-    `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`."""
+    `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`. `plans`: on CUDA, what
+    the layers of each sliding window share."""
 
     token_ids: Tensor
     positions: Tensor
@@ -22,6 +24,7 @@ class Batch:
     block_tables: Tensor
     context_lens: Tensor
     query_start: Tensor
+    plans: dict[int, AttentionPlan] = field(default_factory=dict)
 
 
 def ragged_batch(sequences: list[SequenceStep], block_size: int, vocab_size: int) -> Batch:

@@ -59,6 +59,8 @@ class Decoder:
     of the rows asked for, and `logits` those into float32 logits.
     """
 
+    is_capturable = True
+
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, token_budget: int) -> None:
         self.config = config
         self.weights = weights
@@ -66,7 +68,9 @@ class Decoder:
         self.device = weights.embed.device
         self.vocab_size = config.vocab_size
         self.num_layers = len(config.layers)
+        self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
+        self.windows = sorted({layer.sliding_window for layer in config.layers})
         self.head_dim = config.head_dim
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
@@ -83,8 +87,9 @@ class Decoder:
     def forward(self, batch: Batch, rows: Tensor | None) -> Tensor:
         """Hidden states `[R, hidden]`, after the final norm, of `rows[R]` (int64); None means of all tokens."""
         tokens = len(batch.token_ids)
-        if tokens > len(self.buffers.hidden):
-            self.buffers = Buffers.allocate(self.config, tokens, self.dtype, self.device)
+        needed = max(tokens, 0 if rows is None else len(rows))
+        if needed > len(self.buffers.hidden):
+            self.buffers = Buffers.allocate(self.config, needed, self.dtype, self.device)
         b = self.buffers.first(tokens)
         self._embed(batch, b.hidden)
         delta: Tensor | None = None
@@ -93,7 +98,7 @@ class Decoder:
             x = self._advance(b, delta, post_norm, layer.attn_norm)
             self._attend(b, x, i, layer, batch)
             if rows is not None and i == self.num_layers - 1:  # nobody reads the other rows any more
-                b = b.select(rows)
+                b = self.buffers.select(rows)  # which may be more than there are tokens: samples share them
             delta = ops.linear(b.attended.flatten(1), layer.out.weight, layer.out.bias, out=b.delta)
             x = self._advance(b, delta, layer.post_attn_norm, layer.mlp_norm)
             delta = self._mlp(b, x, layer)
@@ -149,6 +154,7 @@ class Decoder:
             block_size=self.block_size,
             sliding_window=attention.sliding_window,
             softcap=self.config.softcap,
+            plan=batch.plans.get(attention.sliding_window),
         )
 
     def _queries(self, b: Buffers, index: int, layer: LayerWeights, batch: Batch) -> Tensor:

@@ -9,16 +9,19 @@ import psutil
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from octavo_kernels import ops
+from octavo_kernels import cuda, ops
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.files import model_folder
-from octavo_worker.model.config import decoder_config
+from octavo_worker.model.config import DecoderConfig, decoder_config
+from octavo_worker.model.cuda.loading import StreamedCheckpoint
+from octavo_worker.model.cuda.memory import room_for_cache
+from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.runner import CausalModel, PagedRunner
 from octavo_worker.model.speeds import measure_speeds
 from octavo_worker.model.transformers_route import load_transformers, reject
-from octavo_worker.model.weights import Checkpoint, RandomWeights, load_weights
+from octavo_worker.model.weights import Checkpoint, RandomWeights, WeightSource, load_weights
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +29,15 @@ DEFAULT_CACHE_BYTES = 1 << 30
 DEFAULT_CACHE_SHARE = 0.25  # of the memory available
 
 
-def load_runner(options: ModelOptions) -> PagedRunner:
+def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
     """Loads the model and allocates its KV cache. Raises `ModelError` with the next step to take."""
-    if options.device == "cuda":
-        raise ModelError("the kernels of this build run on the CPU; give --device cpu.")
     if options.threads:
         torch.set_num_threads(options.threads)
         ops.set_num_threads(options.threads)
     model, wanted_len = load_model(options)
     cache_dtype = ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
     block_bytes = ops.block_bytes(model.num_layers, model.num_kv_heads, options.block_size, model.head_dim, cache_dtype)
-    num_blocks = pool_size(options, block_bytes, wanted_len)
+    num_blocks = pool_size(options, model, block_bytes, wanted_len)
     max_model_len = min(wanted_len, (num_blocks - 1) * options.block_size)
     if max_model_len < wanted_len:
         log.warning(
@@ -48,12 +49,33 @@ def load_runner(options: ModelOptions) -> PagedRunner:
         )
     host_blocks = options.host_cache_bytes // block_bytes
     num_host_blocks = host_blocks + 1 if host_blocks else 0  # as everywhere, block 0 is never used
-    runner = PagedRunner(
-        model, num_blocks, options.block_size, max_model_len, num_host_blocks=num_host_blocks, cache_dtype=cache_dtype
-    )
+    shape = (num_blocks, options.block_size, max_model_len)
+    runner: PagedRunner | CudaRunner
+    if model.device.type == "cuda":
+        runner = CudaRunner(
+            model,
+            *shape,
+            max_running=options.max_running,
+            token_budget=options.token_budget,
+            num_host_blocks=num_host_blocks,
+            cache_dtype=cache_dtype,
+            graphs=options.cuda_graphs,
+        )
+        runner.warm_up()
+    else:
+        runner = PagedRunner(model, *shape, num_host_blocks=num_host_blocks, cache_dtype=cache_dtype)
     if num_host_blocks:
         runner.speeds = measure_speeds(runner)
     return runner
+
+
+def choose_device(name: str) -> torch.device:
+    """As asked, else a GPU that torch and the kernels can use, else the CPU."""
+    usable = torch.cuda.is_available() and cuda.available()
+    if name == "cuda" and not usable:
+        missing = "the kernels were built without nvcc" if torch.cuda.is_available() else "torch sees no GPU"
+        raise ModelError(f"--device cuda: {missing}; give --device cpu, or see kernels/README.md.")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and usable) else "cpu")
 
 
 def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalModel, int]:
@@ -62,15 +84,23 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     config = read_config(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
-    device = torch.device("cpu")
+    device = choose_device(options.device)
+    if device.type == "cuda" and dtype not in cuda.KV_DTYPES:
+        raise ModelError(f"{str(dtype).removeprefix('torch.')} runs on the CPU only; give --dtype bfloat16.")
     wanted_len = context_length(options.max_model_len, config)
     described = decoder_config(config, wanted_len) if decoders else None
     dummy = options.load_format == "dummy"
     if described is None:
         return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len
-    source = RandomWeights(options.seed, 1.0 - described.norm_offset) if dummy else Checkpoint.open(folder)
-    weights = load_weights(described, source, dtype, device)
-    return Decoder(described, weights, options.token_budget), wanted_len
+    weights = load_weights(described, weight_source(options, described, folder, device), dtype, device)
+    rows = options.token_budget + options.max_running  # tokens, or those that are sampled or scored: some twice
+    return Decoder(described, weights, rows), wanted_len
+
+
+def weight_source(options: ModelOptions, described: DecoderConfig, folder: Path, device: torch.device) -> WeightSource:
+    if options.load_format == "dummy":
+        return RandomWeights(options.seed, 1.0 - described.norm_offset, device)
+    return (StreamedCheckpoint if device.type == "cuda" else Checkpoint).open(folder)
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
@@ -104,19 +134,25 @@ def choose_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
     return dtype
 
 
-def pool_size(options: ModelOptions, block_bytes: int, max_model_len: int) -> int:
+def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int) -> int:
     """Blocks of the KV cache, the null block included.
 
-    `num_blocks` as given, else `kv_cache_bytes`, else 1 GiB or a quarter of the memory available, whichever is less;
-    never more than `max_running` sequences of `max_model_len` tokens can fill.
+    `num_blocks` as given, else `kv_cache_bytes`, else what the device has room for: on the CPU 1 GiB or a quarter of
+    the memory available, whichever is less. Never more than `max_running` sequences of `max_model_len` tokens can fill.
     """
     if options.num_blocks is not None:
         blocks = options.num_blocks
     else:
-        free = int(psutil.virtual_memory().available * DEFAULT_CACHE_SHARE)
-        budget = options.kv_cache_bytes or min(DEFAULT_CACHE_BYTES, free)
+        budget = options.kv_cache_bytes or _room(options, model, max_model_len)
         useful = options.max_running * -(-max_model_len // options.block_size) + 1
         blocks = min(budget // block_bytes, useful)
     if blocks < 2:
         raise ModelError(f"the KV cache has room for {blocks} blocks of {block_bytes} bytes; 2 are the least.")
     return blocks
+
+
+def _room(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
+    """Bytes for the KV cache beside a loaded model."""
+    if model.device.type == "cuda":
+        return room_for_cache(options, model, max_model_len)
+    return min(DEFAULT_CACHE_BYTES, int(psutil.virtual_memory().available * DEFAULT_CACHE_SHARE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -20,7 +21,7 @@ from octavo_worker.engine.plan import (
 )
 from octavo_worker.messages import Logprob
 from octavo_worker.model.batch import Batch, ragged_batch
-from octavo_worker.model.sampler import logprobs, sample
+from octavo_worker.model.sampler import sample, score
 
 PROMPT_ROWS = 128  # logits of a large vocabulary are megabytes a row
 
@@ -29,9 +30,13 @@ class CausalModel(Protocol):
     """What the runner asks of `Decoder` and `TransformersModel`.
 
     `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into
-    float32 logits.
+    float32 logits. `windows` are the sliding windows that occur among its layers (0: none), `num_heads` the query heads
+    of a layer, 0 if they are not known. `is_capturable`: whether its steps may be captured in CUDA graphs.
     """
 
+    is_capturable: bool
+    num_heads: int
+    windows: Sequence[int]
     dtype: torch.dtype
     device: torch.device
     vocab_size: int
@@ -87,8 +92,10 @@ class PagedRunner:
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> StepResult:
-        _move(self.kv_cache, self.host_cache, plan.swap_out)
-        _move(self.host_cache, self.kv_cache, plan.swap_in)
+        if plan.swap_out:
+            ops.swap_blocks(self.kv_cache, self.host_cache, torch.tensor(plan.swap_out, dtype=torch.int64))
+        if plan.swap_in:
+            ops.swap_blocks(self.host_cache, self.kv_cache, torch.tensor(plan.swap_in, dtype=torch.int64))
         if plan.copies:
             ops.copy_blocks(self.kv_cache, torch.tensor(plan.copies, dtype=torch.int64))
         if not plan.sequences:
@@ -118,7 +125,7 @@ class PagedRunner:
         if len(specs) > len(logits):  # parallel sequences leaving one prompt share its row
             counts = torch.tensor([len(s.samples) for s in sequences if s.samples])
             logits = logits.repeat_interleave(counts, dim=0)
-        results = iter(sample(logits, specs))
+        results = iter(sample(logits, specs).result())
         return [[next(results) for _ in s.samples] for s in sequences]
 
     def _prompt_logprobs(self, features: Tensor, sequences: list[SequenceStep]) -> list[list[Logprob]]:
@@ -132,14 +139,6 @@ class PagedRunner:
                     logits = self.model.logits(features[at : at + len(targets)])
                     at += len(targets)
                     counts = [sequence.prompt_logprobs] * len(targets)
-                    answer += logprobs(logits, targets, counts)
+                    answer += score(logits, torch.tensor(targets, dtype=torch.int64), counts).result()
             answers.append(answer)
         return answers
-
-
-def _move(source: Tensor, target: Tensor, pairs: list[tuple[int, int]]) -> None:
-    """Copies whole blocks, all layers, from one pool to the other."""
-    if pairs:
-        sources, targets = torch.tensor(pairs, dtype=torch.int64).unbind(1)
-        words = torch.int64  # torch cannot index every type of 8 bits
-        target.view(words).index_copy_(0, targets, source.view(words)[sources])

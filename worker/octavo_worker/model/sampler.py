@@ -1,8 +1,13 @@
-"""From logits to tokens: penalties, bias, noise and log-probabilities, each only for the rows that ask for it."""
+"""From logits to tokens: penalties, bias, noise and log-probabilities, each only for the rows that ask for it.
+
+Nothing here waits for the device: what is chosen comes as a `Choice`, which the host can read once it has arrived.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,83 +18,170 @@ from octavo_worker.engine.plan import Sampled, SampleSpec
 from octavo_worker.messages import Logprob
 
 
-def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
+@dataclass(slots=True)
+class Scores:
+    """Log-probabilities of one token a row and of each row's most likely ones, of which `counts[i]` are wanted."""
+
+    counts: Sequence[int]
+    chosen: Tensor
+    ids: Tensor
+    values: Tensor
+
+    def to_host(self) -> Scores:
+        return Scores(self.counts, *(to_host(x) for x in (self.chosen, self.ids, self.values)))
+
+    def result(self) -> list[Logprob]:
+        chosen, ids, values = self.chosen.tolist(), self.ids.tolist(), self.values.tolist()
+        return [
+            Logprob(chosen[i], list(zip(ids[i][:count], values[i][:count], strict=True)))
+            for i, count in enumerate(self.counts)
+        ]
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The best tokens of each row, of which `counts[i]` are wanted."""
+
+    counts: Sequence[int]
+    ids: Tensor
+    values: Tensor
+
+    def to_host(self) -> Candidates:
+        return Candidates(self.counts, to_host(self.ids), to_host(self.values))
+
+    def result(self) -> list[list[tuple[int, float]]]:
+        """(token, score), best first, without those at minus infinity."""
+        rows = zip(self.ids.tolist(), self.values.tolist(), self.counts, strict=True)
+        return [
+            [(token, value) for token, value in zip(ids[:count], values[:count], strict=True) if value > -torch.inf]
+            for ids, values, count in rows
+        ]
+
+
+@dataclass(slots=True)
+class Choice:
+    """One token for each row, int64 `tokens[B]`, and what the rows `scored` and `beams` asked for besides."""
+
+    tokens: Tensor
+    scored: list[int] = field(default_factory=list)
+    scores: Scores | None = None
+    beams: list[int] = field(default_factory=list)
+    candidates: Candidates | None = None
+
+    def to_host(self) -> Choice:
+        """A copy in memory of the host, without waiting for it."""
+        return Choice(
+            to_host(self.tokens),
+            self.scored,
+            self.scores and self.scores.to_host(),
+            self.beams,
+            self.candidates and self.candidates.to_host(),
+        )
+
+    def result(self) -> list[Sampled]:
+        sampled = [Sampled(token) for token in self.tokens.tolist()]
+        if self.scores is not None:
+            for row, logprob in zip(self.scored, self.scores.result(), strict=True):
+                sampled[row].logprob = logprob
+        if self.candidates is not None:
+            for row, found in zip(self.beams, self.candidates.result(), strict=True):
+                sampled[row].candidates = found
+        return sampled
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """`tensor` itself on the CPU, else a pinned copy that is complete once the current stream has come this far."""
+    if tensor.is_cpu:
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of `values` on `device`, without waiting for it."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return tensor.to(device) if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def sample(logits: Tensor, specs: Sequence[SampleSpec], latest: Mapping[int, Tensor] | None = None) -> Choice:
     """One token for each spec from its row of `logits[B, vocab]` (float32; changed in place).
 
+    `latest`: for some rows, the last token of their output (int64 `[1]`), which `output` lacks because only the device
+    knows it.
     Log-probabilities are of the raw logits: before bias, penalties, temperature and filters. A spec that asks for
     candidates gets those instead.
     """
+    device = logits.device
     beams = [row for row, spec in enumerate(specs) if spec.candidates]
     if beams:
-        logits[beams] = torch.log_softmax(logits[beams], dim=-1)
+        beam_rows = on_device(beams, torch.int64, device)
+        logits[beam_rows] = torch.log_softmax(logits[beam_rows], dim=-1)
     wanted = [row for row, spec in enumerate(specs) if spec.params.logprobs is not None]
-    raw = logits[wanted] if wanted else None
+    if wanted:
+        wanted_rows = on_device(wanted, torch.int64, device)
+        raw = logits[wanted_rows]
     for row, spec in enumerate(specs):
-        adjust(logits[row], spec)
-    tokens = _choose(logits, specs)
-    sampled = [Sampled(token) for token in tokens]
+        adjust(logits[row], spec, None if latest is None else latest.get(row))
+    choice = Choice(_choose(logits, specs), wanted, None, beams)
     if beams:
-        for row, found in zip(beams, _candidates(logits[beams], [specs[row].candidates for row in beams]), strict=True):
-            sampled[row].candidates = found
-    if raw is not None:
-        counts = [specs[row].params.logprobs or 0 for row in wanted]
-        for row, logprob in zip(wanted, logprobs(raw, [tokens[row] for row in wanted], counts), strict=True):
-            sampled[row].logprob = logprob
-    return sampled
+        choice.candidates = _candidates(logits[beam_rows], [specs[row].candidates for row in beams])
+    if wanted:
+        choice.scores = score(raw, choice.tokens[wanted_rows], [specs[row].params.logprobs or 0 for row in wanted])
+    return choice
 
 
-def logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[Logprob]:
+def score(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Scores:
     """For each row of `logits[B, vocab]`: the log-probability of its token and of its `counts[i]` most likely ones."""
-    most = min(max(counts), logits.shape[1])
-    chosen, ids, values = (x.tolist() for x in ops.logprobs(logits, torch.tensor(tokens, dtype=torch.int64), most))
-    return [
-        Logprob(chosen[i], list(zip(ids[i][:count], values[i][:count], strict=True))) for i, count in enumerate(counts)
-    ]
+    return Scores(counts, *ops.logprobs(logits, tokens, min(max(counts), logits.shape[1])))
 
 
-def _candidates(scores: Tensor, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """The `counts[i]` best tokens of each row of `scores[B, vocab]` with their scores, without those at -inf."""
+def _candidates(scores: Tensor, counts: Sequence[int]) -> Candidates:
     values, ids = torch.topk(scores, min(max(counts), scores.shape[1]), dim=-1)
-    rows = zip(ids.tolist(), values.tolist(), counts, strict=True)
-    return [
-        [(token, value) for token, value in zip(ids[:count], values[:count], strict=True) if value > -torch.inf]
-        for ids, values, count in rows
-    ]
+    return Candidates(counts, ids, values)
 
 
-def adjust(row: Tensor, spec: SampleSpec) -> None:
+def adjust(row: Tensor, spec: SampleSpec, latest: Tensor | None = None) -> None:
     """Bias, penalties and forbidden tokens on one row of logits, in place.
 
     As in vLLM: the repetition penalty (CTRL, arXiv 1909.05858, section 4.1) looks at prompt and output, presence and
-    frequency penalties at the output only.
+    frequency penalties at the output only. `latest` as in `sample`.
     """
-    params = spec.params
+    params, device = spec.params, row.device
     if params.logit_bias:
-        row[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
+        ids = on_device(list(params.logit_bias), torch.int64, device)
+        row[ids] += on_device(list(params.logit_bias.values()), torch.float32, device)
     if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(np.fromiter((*spec.prompt, *spec.output), np.int64)))
+        seen = on_device(np.unique(np.fromiter((*spec.prompt, *spec.output), np.int64)), torch.int64, device)
+        seen = seen if latest is None else torch.cat((seen, latest))
         values = row[seen]
         row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if (params.presence_penalty or params.frequency_penalty) and spec.output:
-        ids, counts = np.unique(np.fromiter(spec.output, np.int64), return_counts=True)
-        penalty = params.presence_penalty + params.frequency_penalty * torch.from_numpy(counts)
-        row[torch.from_numpy(ids)] -= penalty.float()
+    if params.presence_penalty or params.frequency_penalty:
+        _penalise_output(row, spec, latest)
     if spec.forbidden:
-        row[list(spec.forbidden)] = -torch.inf
+        row[on_device(list(spec.forbidden), torch.int64, device)] = -torch.inf
 
 
-def _choose(logits: Tensor, specs: list[SampleSpec]) -> list[int]:
+def _penalise_output(row: Tensor, spec: SampleSpec, latest: Tensor | None) -> None:
+    presence, frequency = spec.params.presence_penalty, spec.params.frequency_penalty
+    unique, counts = np.unique(np.fromiter(spec.output, np.int64), return_counts=True)
+    ids = on_device(unique, torch.int64, row.device)
+    if len(unique):
+        penalty = presence + frequency * torch.from_numpy(counts)
+        row[ids] -= on_device(penalty.float(), torch.float32, row.device)
+    if latest is not None:
+        row[latest] -= frequency + presence * ~torch.isin(latest, ids)
+
+
+def _choose(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
     """Greedy rows have temperature 0 there, which is far cheaper than torch's argmax."""
     params = [spec.params for spec in specs]
-    vocab = logits.shape[1]
-    tokens = ops.sample(
+    vocab, device = logits.shape[1], logits.device
+    return ops.sample(
         logits,
-        seeds=torch.tensor([p.seed for p in params], dtype=torch.int64),
-        indices=torch.tensor([spec.index for spec in specs], dtype=torch.int32),
-        positions=torch.tensor([spec.position for spec in specs], dtype=torch.int32),
-        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32),
-        top_k=torch.tensor([min(p.top_k, vocab) for p in params], dtype=torch.int32),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
-        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
+        seeds=on_device([p.seed for p in params], torch.int64, device),
+        indices=on_device([spec.index for spec in specs], torch.int32, device),
+        positions=on_device([spec.position for spec in specs], torch.int32, device),
+        temperature=on_device([p.temperature for p in params], torch.float32, device),
+        top_k=on_device([min(p.top_k, vocab) for p in params], torch.int32, device),
+        top_p=on_device([p.top_p for p in params], torch.float32, device),
+        min_p=on_device([p.min_p for p in params], torch.float32, device),
     )
-    return tokens.tolist()

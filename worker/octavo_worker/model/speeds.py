@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 
 from octavo_worker.engine.plan import SequenceStep, Speeds, StepPlan
+from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.runner import PagedRunner
 
 PROMPT_TOKENS = 64
 COPIED_BLOCKS = 32
 
 
-def measure_speeds(runner: PagedRunner) -> Speeds:
+def measure_speeds(runner: PagedRunner | CudaRunner) -> Speeds:
     """Computes a short prompt and copies some blocks out and back, on a cache that nobody uses yet.
 
     A short prompt underrates devices that need large batches to be busy: there, recomputing looks dearer than it is,
@@ -28,7 +29,7 @@ def measure_speeds(runner: PagedRunner) -> Speeds:
     return Speeds(block_bytes, link=2 * blocks * block_bytes / copying, prefill=tokens / computing)
 
 
-def _seconds(runner: PagedRunner, plan: StepPlan) -> float:
+def _seconds(runner: PagedRunner | CudaRunner, plan: StepPlan) -> float:
     """The second of two runs: the first also pays for pages and code that are touched for the first time."""
     runner.launch(plan).result()
     began = time.perf_counter()

@@ -6,6 +6,7 @@ go into the paged cache, attention reads only the cache, so neither masks nor tr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,10 @@ class TransformersModel:
 
     `forward` already yields logits (in the model's dtype) of the rows asked for; `logits` only makes them float32.
     """
+
+    is_capturable = False
+    num_heads = 0
+    windows: Sequence[int] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()

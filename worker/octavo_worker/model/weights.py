@@ -179,10 +179,11 @@ class Checkpoint:
 
 
 class RandomWeights:
-    """Seeded weights for `--load-format dummy`: as a freshly initialised model, the same on every machine."""
+    """Seeded weights for `--load-format dummy`: as a freshly initialised model, made on the device that they are for.
+    On the CPU they are the same on every machine."""
 
-    def __init__(self, seed: int, norm_scale: float, std: float = 0.02) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, seed: int, norm_scale: float, device: torch.device, std: float = 0.02) -> None:
+        self.generator = torch.Generator(device).manual_seed(seed)
         self.norm_scale = norm_scale
         self.std = std
 
@@ -193,7 +194,9 @@ class RandomWeights:
         if target.dim() == 1:
             target.fill_(0.0 if name.endswith(".bias") else self.norm_scale)
         else:
-            target.copy_(torch.empty(target.shape).normal_(0.0, self.std, generator=self.generator))
+            dtype = torch.float32 if target.is_cpu else target.dtype
+            made = torch.empty(target.shape, dtype=dtype, device=target.device)
+            target.copy_(made.normal_(0.0, self.std, generator=self.generator))
 
     def finish(self, ignored: Iterable[str]) -> None:
         pass

@@ -1,0 +1,140 @@
+"""A step's inputs: packed by the host into one message of 32-bit words, unpacked on the device in one launch.
+
+A message is a `HEADER`, then a `SEQUENCE` record for each sequence, the token ids, a `SAMPLE` record for each sample,
+and block ids; the places in header and records count words from the header on. A token id below zero is `~i`: the token
+that sample i of the previous step chose, which the host need not know.
+
+Block tables stay on the device in one row a sequence, whatever its place in the batch, so a step sends only new blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo_kernels import cuda
+
+HEADER = np.dtype([(n, "<i4") for n in ("sequences", "tokens", "samples", "sequence_at", "token_at", "sample_at")])
+SEQUENCE = np.dtype(
+    [(n, "<i4") for n in ("row", "context", "query_start", "queries", "first_block", "blocks", "block_at")]
+)
+SAMPLE = np.dtype(
+    [
+        ("seed", "<i8"),
+        ("row", "<i4"),  # of the final hidden states, before rows are selected
+        ("index", "<i4"),
+        ("position", "<i4"),
+        ("temperature", "<f4"),
+        ("top_k", "<i4"),
+        ("top_p", "<f4"),
+        ("min_p", "<f4"),
+    ]
+)
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """Where a step's inputs lie, at fixed addresses. int64: `token_ids[T]`, `positions[T]`, `slots[T]`,
+    `sample_rows[R]`, `seeds[R]`; int32: `block_tables[S, blocks]`, `context_lens[S]`, `query_start[S + 1]`,
+    `indices[R]`, `sample_positions[R]`, `top_k[R]`; float32: `temperature[R]`, `top_p[R]`, `min_p[R]`."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    block_tables: Tensor
+    context_lens: Tensor
+    query_start: Tensor
+    sample_rows: Tensor
+    seeds: Tensor
+    indices: Tensor
+    sample_positions: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @classmethod
+    def allocate(cls, sequences: int, tokens: int, blocks: int, device: torch.device) -> StepInputs:
+        """For at most `sequences` sequences, and as many samples, of `blocks` blocks each, and `tokens` tokens."""
+
+        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        i64, i32, f32 = torch.int64, torch.int32, torch.float32
+        return cls(
+            zeros(i64, tokens), zeros(i64, tokens), zeros(i64, tokens),
+            zeros(i32, sequences, blocks), zeros(i32, sequences), zeros(i32, sequences + 1),
+            zeros(i64, sequences), zeros(i64, sequences), zeros(i32, sequences), zeros(i32, sequences),
+            zeros(f32, sequences), zeros(i32, sequences), zeros(f32, sequences), zeros(f32, sequences),
+        )  # fmt: skip
+
+
+def unpack_step(
+    message: Tensor, tables: Tensor, previous: Tensor, inputs: StepInputs, sequences: int, block_size: int
+) -> None:
+    """Fills `inputs` from `message` (int32) and the `tables[rows, blocks]` (int32), which take up the new blocks.
+
+    `sequences` at least those of the message: further ones become padding, one token each, which is written to slot -1,
+    has a context of 0 and samples greedily. `previous` (int64): the tokens of the last step's samples. Message and
+    inputs must be on one device; nothing in the message is checked.
+    """
+    if not message.is_cuda:
+        _unpack(message.numpy(), tables, previous, inputs, sequences, block_size)
+        return
+    i = inputs
+    cuda.run(
+        "unpack_step", message.device,
+        message.data_ptr(), tables.data_ptr(), tables.stride(0), previous.data_ptr(), sequences, block_size,
+        i.token_ids.data_ptr(), i.positions.data_ptr(), i.slots.data_ptr(), i.block_tables.data_ptr(),
+        i.context_lens.data_ptr(), i.query_start.data_ptr(), i.sample_rows.data_ptr(), i.seeds.data_ptr(),
+        i.indices.data_ptr(), i.sample_positions.data_ptr(), i.temperature.data_ptr(), i.top_k.data_ptr(),
+        i.top_p.data_ptr(), i.min_p.data_ptr(),
+    )  # fmt: skip
+
+
+def _unpack(
+    message: np.ndarray, tables: Tensor, previous: Tensor, inputs: StepInputs, sequences: int, block_size: int
+) -> None:
+    header = message[: HEADER.itemsize // 4].view(HEADER)[0]
+    records = _records(message, header["sequence_at"], header["sequences"], SEQUENCE)
+    samples = _records(message, header["sample_at"], header["samples"], SAMPLE)
+    token_ids = message[header["token_at"] :][: header["tokens"]].astype(np.int64)
+    chosen = token_ids < 0
+    token_ids[chosen] = previous.numpy()[~token_ids[chosen]]
+
+    padding = sequences - len(records)
+    total = len(token_ids) + padding
+    inputs.token_ids[:total] = torch.from_numpy(np.append(token_ids, np.zeros(padding, np.int64)))
+    inputs.positions[:total], inputs.slots[:total] = 0, -1
+    inputs.query_start[0] = 0
+    for place, q in enumerate(records):
+        row, first, start, end = q["row"], q["first_block"], q["query_start"], q["query_start"] + q["queries"]
+        blocks = message[q["block_at"] :][: q["blocks"]]
+        tables[row, first : first + len(blocks)] = torch.from_numpy(blocks)
+        inputs.block_tables[place] = tables[row]
+        inputs.context_lens[place], inputs.query_start[place + 1] = int(q["context"]), int(end)
+        positions = torch.arange(q["context"] - q["queries"], q["context"])
+        inputs.positions[start:end] = positions
+        inputs.slots[start:end] = tables[row][positions // block_size].long() * block_size + positions % block_size
+    inputs.context_lens[len(records) : sequences] = 0
+    inputs.query_start[len(records) + 1 : sequences + 1] = torch.arange(len(token_ids) + 1, total + 1)
+    _fill_samples(inputs, samples, sequences)
+
+
+def _fill_samples(inputs: StepInputs, samples: np.ndarray, sequences: int) -> None:
+    count = len(samples)
+    for field, target in (
+        ("row", inputs.sample_rows), ("seed", inputs.seeds), ("index", inputs.indices),
+        ("position", inputs.sample_positions), ("temperature", inputs.temperature), ("top_k", inputs.top_k),
+        ("top_p", inputs.top_p), ("min_p", inputs.min_p),
+    ):  # fmt: skip
+        target[:count] = torch.from_numpy(samples[field].copy())
+        target[count:sequences] = 1 if field == "top_p" else 0
+    inputs.sample_rows[count:sequences] = torch.arange(count, max(count, sequences))
+
+
+def _records(message: np.ndarray, at: int, count: int, dtype: np.dtype) -> np.ndarray:
+    return message[at : at + count * dtype.itemsize // 4].view(dtype)

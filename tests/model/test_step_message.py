@@ -1,0 +1,168 @@
+"""The packer's messages, unpacked by the CPU's reading of them, are the batch that `ragged_batch` builds from the plan;
+and, on a GPU, the kernel reads them as the CPU does."""
+
+import random
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from octavo_kernels.step import StepInputs, unpack_step
+from octavo_worker.engine.plan import SampleSpec, SequenceStep, StepError
+from octavo_worker.messages import EngineSampling
+from octavo_worker.model.batch import ragged_batch
+from octavo_worker.model.cuda.packer import Packer
+
+ROWS, BLOCKS, BLOCK, VOCAB, TOKENS = 6, 12, 16, 500, 256
+
+
+class Device:
+    """What a device keeps from step to step."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.tables = torch.zeros((ROWS, BLOCKS), dtype=torch.int32, device=device)
+        self.sampled = torch.zeros(ROWS, dtype=torch.int64, device=device)
+        self.inputs = StepInputs.allocate(ROWS, TOKENS, BLOCKS, torch.device(device))
+
+    def unpack(self, message: np.ndarray, sequences: int) -> StepInputs:
+        sent = torch.from_numpy(message.copy()).to(self.tables.device)
+        unpack_step(sent, self.tables, self.sampled, self.inputs, sequences, BLOCK)
+        return self.inputs
+
+
+class Stay:
+    """A sequence as the scheduler would run it: chunks, then decodes; its table grows, and its tail may be copied."""
+
+    def __init__(self, number: int, rng: random.Random) -> None:
+        self.number, self.rng = number, rng
+        self.table: list[int] = []
+        self.done = 0
+        self.params = EngineSampling(
+            seed=rng.randrange(-(2**63), 2**63), max_tokens=9, temperature=rng.random(), top_k=rng.randrange(900),
+            top_p=rng.random(), min_p=rng.random(),
+        )  # fmt: skip
+
+    def step(self, count: int, samples: int) -> SequenceStep:
+        rng = self.rng
+        if self.done % BLOCK and rng.random() < 0.2:
+            self.table[-1] = rng.randrange(1, 1000)
+        end = self.done + count
+        self.table += [rng.randrange(1, 1000) for _ in range(-(-end // BLOCK) - len(self.table))]
+        specs = [SampleSpec(self.params, index, end, [], []) for index in range(samples)]
+        tokens = [rng.randrange(VOCAB) for _ in range(count)]
+        step = SequenceStep(tokens, self.done, self.table, specs, stay=self.number)
+        self.done = end
+        return step
+
+
+def random_steps(seed: int, steps: int):
+    """Plans of up to `ROWS` sequences that come, sit out and go."""
+    rng = random.Random(seed)
+    stays: list[Stay] = []
+    number = 0
+    for _ in range(steps):
+        stays = [s for s in stays if s.done < BLOCK * BLOCKS - 40 and rng.random() > 0.1]
+        while len(stays) < ROWS and rng.random() < 0.5:
+            number += 1
+            stays.append(Stay(number, rng))
+        chosen = [s for s in stays if rng.random() < 0.8]
+        if chosen:
+            counts = [1 if s.done and rng.random() < 0.8 else rng.randrange(1, 33) for s in chosen]
+            yield [s.step(count, rng.randrange(2)) for s, count in zip(chosen, counts, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_device_sees_what_the_plan_says(seed: int) -> None:
+    packer, device = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB), Device()
+    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
+    for steps in random_steps(seed, 60):
+        packed = packer.pack(steps, message)
+        got, count, tokens = device.unpack(message[: packed.words], len(steps)), len(steps), packed.tokens
+        want = ragged_batch(steps, BLOCK, VOCAB)
+        assert torch.equal(got.token_ids[:tokens], want.token_ids)
+        assert torch.equal(got.positions[:tokens], want.positions)
+        assert torch.equal(got.slots[:tokens], want.slots)
+        assert torch.equal(got.context_lens[:count], want.context_lens)
+        assert torch.equal(got.query_start[: count + 1], want.query_start)
+        for row, table, length in zip(got.block_tables, want.block_tables, want.context_lens.tolist(), strict=False):
+            used = -(-length // BLOCK)
+            assert torch.equal(row[:used], table[:used])
+        specs = [(spec, step, place) for place, step in enumerate(steps) for spec in step.samples]
+        last = (want.query_start[1:] - 1).tolist()
+        assert got.sample_rows[: len(specs)].tolist() == [last[place] for _, _, place in specs]
+        assert got.seeds[: len(specs)].tolist() == [spec.params.seed for spec, _, _ in specs]
+        assert got.sample_positions[: len(specs)].tolist() == [spec.position for spec, _, _ in specs]
+        assert got.top_k[: len(specs)].tolist() == [min(spec.params.top_k, VOCAB) for spec, _, _ in specs]
+        assert got.min_p[: len(specs)].tolist() == pytest.approx([spec.params.min_p for spec, _, _ in specs])
+
+
+def test_a_decode_sends_one_block_however_long_the_context() -> None:
+    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB)
+    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
+    stay = Stay(1, random.Random(1))
+    first = packer.pack([stay.step(150, 1)], message).words
+    assert packer.pack([stay.step(1, 1)], message).words == first - 149 - 9
+
+
+def test_parallel_samples_of_one_prompt_have_their_indices() -> None:
+    packer, device = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB), Device()
+    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
+    steps = [Stay(1, random.Random(1)).step(3, 0), Stay(2, random.Random(2)).step(4, 3)]
+    packer.pack(steps, message)
+    got = device.unpack(message, 2)
+    assert got.indices[:3].tolist() == [0, 1, 2]
+    assert got.sample_rows[:3].tolist() == [6, 6, 6]
+
+
+def test_padding_is_written_nowhere() -> None:
+    packer, device = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB), Device()
+    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
+    packer.pack([Stay(1, random.Random(1)).step(1, 1)], message)
+    got = device.unpack(message, 4)
+    assert got.slots[:4].tolist()[1:] == [-1, -1, -1]
+    assert got.context_lens[:4].tolist() == [1, 0, 0, 0]
+    assert got.query_start[:5].tolist() == [0, 1, 2, 3, 4]
+    assert got.temperature[1:4].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB])
+def test_a_token_outside_the_vocabulary_blames_its_sequence(token: int) -> None:
+    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB)
+    steps = [SequenceStep([3], 0, [1]), SequenceStep([2, token], 0, [2])]
+    with pytest.raises(StepError) as caught:
+        packer.pack(steps, np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32))
+    assert caught.value.sequence == 1
+
+
+def test_more_sequences_than_rows_are_refused() -> None:
+    packer = Packer(rows=2, block_size=BLOCK, vocab_size=VOCAB)
+    steps = [SequenceStep([3], 0, [block]) for block in (1, 2, 3)]
+    with pytest.raises(ValueError, match="made for 2"):
+        packer.pack(steps, np.zeros(1000, np.int32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_the_kernel_reads_messages_as_the_cpu_does(seed: int) -> None:
+    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB)
+    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
+    cpu, gpu = Device("cpu"), Device("cuda")
+    for steps in random_steps(seed, 60):
+        packed = packer.pack(steps, message)
+        padded = random.Random(seed).randrange(len(steps), ROWS + 1)
+        if padded > len(steps) and any(len(s.tokens) > 1 for s in steps):
+            padded = len(steps)
+        one, other = (device.unpack(message[: packed.words], padded) for device in (cpu, gpu))
+        used = [-(-int(length) // BLOCK) for length in one.context_lens[: len(steps)]]
+        for field in fields(StepInputs):
+            a, b = getattr(one, field.name), getattr(other, field.name).cpu()
+            if field.name == "block_tables":
+                for row, blocks in enumerate(used):
+                    assert torch.equal(a[row, :blocks], b[row, :blocks])
+            elif field.name in ("token_ids", "positions", "slots"):
+                total = packed.tokens + padded - len(steps)
+                assert torch.equal(a[:total], b[:total]), field.name
+            else:
+                size = padded + (field.name == "query_start")
+                assert torch.equal(a[:size], b[:size]), field.name

@@ -1,0 +1,154 @@
+"""The engine on a GPU: logits as transformers computes them, graphs as without graphs, nothing lost or leaked."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
+
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.plan import ModelRunner, SampleSpec
+from octavo_worker.memory.cost import PreemptionPolicy
+from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling
+from octavo_worker.model import load_runner
+from octavo_worker.model.sampler import sample
+
+from .drive import Engine, request
+
+pytestmark = pytest.mark.gpu
+
+VOCAB, CONTEXT = 211, 384
+COMMON = {
+    "vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "pad_token_id": None, "bos_token_id": None,
+    "eos_token_id": None, "initializer_range": 0.2,
+}  # fmt: skip
+CONFIGS = {"llama": LlamaConfig(**COMMON), "qwen3": Qwen3Config(**COMMON, head_dim=64, tie_word_embeddings=True)}
+
+
+def options(folder: Path, **more: object) -> ModelOptions:
+    fixed = {"num_blocks": 513, "host_cache_bytes": 4 << 20, "max_running": 64, "device": "cuda", "dtype": "bfloat16"}
+    return ModelOptions(model=str(folder), **{**fixed, **more})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp(request.param)
+    AutoModelForCausalLM.from_config(CONFIGS[request.param], dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> PreTrainedModel:
+    """In float32, on the CPU, with the weights as they are."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> ModelRunner:
+    return load_runner(options(folder))
+
+
+def random_requests(count: int, **sampling: object) -> list[AddRequest]:
+    """Greedy, seeded, four samples, beams, penalties, scores; many begin alike."""
+    rng = random.Random(7)
+    prefixes = [[rng.randrange(VOCAB) for _ in range(48)] for _ in range(4)]
+    kinds: list[dict[str, object]] = [
+        {},
+        {"temperature": 0.9, "top_p": 0.95, "seed": 3},
+        {"temperature": 1.0, "top_k": 20, "min_p": 0.02, "seed": 4, "logprobs": 3},
+        {"n": 4, "temperature": 1.0, "seed": 5},
+        {"n": 2, "beam": BeamOptions(3, 1.0, False), "stop_token_ids": list(range(0, VOCAB, 9))},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+        {"min_tokens": 9, "stop_token_ids": list(range(0, VOCAB, 3)), "logit_bias": {5: 4.0}},
+        {"prompt_logprobs": 2, "logprobs": 0},
+    ]
+    requests = []
+    for number in range(count):
+        prompt = rng.choice(prefixes)[: rng.randint(0, 48)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))]
+        kind = {**kinds[number % len(kinds)], "max_tokens": rng.randint(1, 30), **sampling}
+        requests.append(request(str(number), prompt, **kind))  # type: ignore[arg-type]
+    return requests
+
+
+def test_prompt_scores_are_those_of_transformers(runner: ModelRunner, oracle: PreTrainedModel) -> None:
+    """In chunks, beside other sequences: every position of every prompt."""
+    rng = random.Random(3)
+    prompts = {str(n): [rng.randrange(VOCAB) for _ in range(n)] for n in (2, 15, 16, 17, 33, 255, 300)}
+    requests = [request(name, prompt, max_tokens=1, prompt_logprobs=1) for name, prompt in prompts.items()]
+    answers = Engine(runner, token_budget=100).run(requests)
+    for name, prompt in prompts.items():
+        with torch.inference_mode():
+            wanted = oracle(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        scores = answers.prompt_logprobs[name]
+        assert scores is not None
+        assert scores[0] is None
+        for position, got in enumerate(scores[1:], 1):
+            assert got is not None
+            assert got.logprob == pytest.approx(wanted[position - 1, prompt[position]].item(), abs=0.25)
+
+
+def test_decoded_tokens_are_likely_ones(runner: ModelRunner, oracle: PreTrainedModel) -> None:
+    """Greedy decoding through graphs of many sizes: what is chosen is, to transformers, the best but for rounding."""
+    rng = random.Random(4)
+    prompts = [[rng.randrange(VOCAB) for _ in range(rng.choice([1, 15, 16, 31, 100]))] for _ in range(40)]
+    requests = [request(str(i), prompt, max_tokens=8 + i) for i, prompt in enumerate(prompts)]
+    answers = Engine(runner).run(requests)
+    for i, prompt in enumerate(prompts):
+        output = answers.tokens[str(i)][0]
+        assert len(output) == 8 + i
+        with torch.inference_mode():
+            logits = oracle(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+        lost = logits.max(-1).values - logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        assert lost.max() < 0.3, (i, lost)
+
+
+def test_graphs_change_nothing(folder: Path, runner: ModelRunner) -> None:
+    plain = load_runner(options(folder, cuda_graphs=False))
+    for requests in (random_requests(48), random_requests(24, temperature=1.0)):
+        one, other = Engine(runner).run(requests), Engine(plain).run(requests)
+        assert one.tokens == other.tokens
+        assert one.logprobs == other.logprobs
+        assert one.prompt_logprobs == other.prompt_logprobs
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_nothing_is_lost_or_leaked_when_memory_is_short(runner: ModelRunner, mode: str) -> None:
+    requests = random_requests(200)
+    roomy = Engine(runner).run(requests)
+    engine = Engine(runner, num_blocks=60, num_host_blocks=runner.num_host_blocks, policy=PreemptionPolicy(mode))
+    short = engine.run(requests)
+    assert short.stats.preemptions > 0
+    assert {k: set(v) for k, v in short.tokens.items()} == {k: set(v) for k, v in roomy.tokens.items()}
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.used == 0
+
+
+def test_samples_that_ask_for_more_are_those_of_the_cpu() -> None:
+    rng = random.Random(9)
+    specs = [
+        SampleSpec(
+            EngineSampling(
+                seed=i, max_tokens=9, temperature=rng.choice([0.0, 0.8]), top_k=rng.choice([0, 30]),
+                repetition_penalty=rng.choice([1.0, 1.4]), presence_penalty=rng.choice([0.0, 0.7]),
+                frequency_penalty=rng.choice([0.0, 0.3]), logit_bias=rng.choice([{}, {4: 2.5}]),
+                logprobs=rng.choice([None, 0, 3]),
+            ),
+            0, 40, [rng.randrange(VOCAB) for _ in range(30)], [rng.randrange(VOCAB) for _ in range(10)],
+            rng.choice([(), (1, 2, 3)]), rng.choice([0, 0, 6]),
+        )
+        for i in range(60)
+    ]  # fmt: skip
+    logits = torch.randn(60, VOCAB, generator=torch.Generator().manual_seed(2)) * 4
+    cpu, gpu = sample(logits.clone(), specs).result(), sample(logits.cuda(), specs).result()
+    for one, other in zip(cpu, gpu, strict=True):
+        assert one.token == other.token
+        assert [c[0] for c in one.candidates] == [c[0] for c in other.candidates]
+        assert [c[1] for c in one.candidates] == pytest.approx([c[1] for c in other.candidates], abs=1e-4)
+        assert (one.logprob is None) == (other.logprob is None)
+        if one.logprob is not None and other.logprob is not None:
+            assert one.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-4)

@@ -1,0 +1,60 @@
+"""Decode steps as CUDA graphs, one for each of some batch sizes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def batch_sizes(most: int) -> list[int]:
+    """1, 2, 4, then multiples of 8, up to `most` sequences."""
+    sizes = [1, 2, 4, *range(8, most, 8)]
+    return sorted({size for size in sizes if size < most} | {most})
+
+
+@dataclass(slots=True)
+class Captured:
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor  # the graph's own memory: holds until another graph of the pool is replayed
+
+
+class DecodeGraphs:
+    """Captures `step(sequences) -> logits` for batches of some sizes and replays the smallest that fits.
+
+    All graphs share one memory pool, so only one of them runs at a time, and a replay ends what another one left.
+    """
+
+    def __init__(self, step: Callable[[int], Tensor], most: int) -> None:
+        self._step = step
+        self.sizes = batch_sizes(most)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[int, Captured] = {}
+
+    def size(self, sequences: int) -> int:
+        """Sequences of the graph for a batch, with padding."""
+        return self.sizes[bisect_left(self.sizes, sequences)]
+
+    def __contains__(self, size: int) -> bool:
+        return size in self._captured
+
+    def replay(self, size: int) -> Tensor:
+        """Runs a captured graph on the current stream. Returns its logits."""
+        captured = self._captured[size]
+        captured.graph.replay()
+        return captured.logits
+
+    def capture(self, size: int) -> None:
+        """Runs the step once, so that modules are loaded and cuBLAS has chosen, then captures it."""
+        self._step(size)
+        torch.cuda.current_stream().synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            logits = self._step(size)
+        finally:
+            graph.capture_end()
+        self._captured[size] = Captured(graph, logits)

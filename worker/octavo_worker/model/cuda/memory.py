@@ -1,0 +1,37 @@
+"""How much of a GPU's memory is left for the KV cache."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_kernels.cuda import chunk_tokens
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.model.errors import ModelError
+from octavo_worker.model.runner import CausalModel
+
+WORKSPACE = 1 << 30
+"""Bytes for cuBLAS, CUDA graphs, the sampler's copies and the like."""
+
+
+def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
+    """Bytes of the GPU's memory that the KV cache may take: `gpu_memory` of it all, less what is in use now (by
+    whomever), less what steps need besides. Raises `ModelError` if nothing is left."""
+    free, total = torch.cuda.mem_get_info(model.device)
+    room = int(options.gpu_memory * total) - (total - free) - step_bytes(options, model, max_model_len)
+    if room <= 0:
+        raise ModelError(
+            f"the model leaves no room for a KV cache: {free >> 20} of {total >> 20} MiB are free and "
+            f"{step_bytes(options, model, max_model_len) >> 20} MiB are needed for its steps; give a smaller model, "
+            "or less of --max-running, --token-budget or --max-model-len."
+        )
+    return room
+
+
+def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
+    """Logits of a full batch in the model's dtype and in float32, in a graph and outside of one, partial results of
+    decode attention, block tables, and a fixed share for the rest."""
+    logits = 2 * options.max_running * model.vocab_size * (model.dtype.itemsize + 4)
+    chunks = options.max_running * -(-max_model_len // chunk_tokens())
+    partial = 2 * chunks * max(model.num_heads, model.num_kv_heads) * (model.head_dim + 2) * 4
+    tables = 2 * options.max_running * -(-max_model_len // options.block_size) * 4
+    return logits + partial + tables + WORKSPACE

@@ -1,0 +1,61 @@
+"""The attention plans of the model's layers: one for each sliding window that occurs, shared by its layers."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_kernels.cuda import AttentionPlan, chunk_tokens
+from octavo_worker.model.batch import Batch
+from octavo_worker.model.cuda.packer import Packed
+from octavo_worker.model.runner import CausalModel
+
+
+class AttentionPlans:
+    """Plans for decode steps, made once for the largest that can come, because graphs keep their addresses; and plans
+    for steps with prompts, which grow with what they have to hold.
+
+    A model that does not say how many query heads it has (`num_heads` 0) gets none: each layer makes its own.
+    """
+
+    def __init__(self, model: CausalModel, sequences: int, tokens: int, max_model_len: int) -> None:
+        self._model = model
+        self._sequences, self._tokens = sequences, tokens
+        self._chunks = 0
+        self._mixed: dict[int, AttentionPlan] = {}
+        chunks = sequences * -(-max_model_len // chunk_tokens())
+        self._decodes = self._make(chunks, tokens=sequences, max_queries=1)
+
+    def for_decodes(self, batch: Batch) -> dict[int, AttentionPlan]:
+        """Updated on the device for a batch of one token a sequence."""
+        return _updated(self._decodes, batch)
+
+    def for_step(self, batch: Batch, packed: Packed) -> dict[int, AttentionPlan]:
+        """Updated on the device for any batch."""
+        chunks = int((-(-packed.contexts // chunk_tokens())).sum())
+        if chunks > self._chunks:
+            self._chunks = 2 * chunks
+            self._mixed = self._make(self._chunks, tokens=self._tokens, max_queries=self._tokens)
+        return _updated(self._mixed, batch)
+
+    def _make(self, chunks: int, *, tokens: int, max_queries: int) -> dict[int, AttentionPlan]:
+        model = self._model
+        return {
+            window: AttentionPlan(
+                sequences=self._sequences,
+                tokens=tokens,
+                chunks=chunks,
+                heads=model.num_heads,
+                kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                max_queries=max_queries,
+                sliding_window=window,
+                device=torch.device(model.device),
+            )
+            for window in (model.windows if model.num_heads else ())
+        }
+
+
+def _updated(plans: dict[int, AttentionPlan], batch: Batch) -> dict[int, AttentionPlan]:
+    for plan in plans.values():
+        plan.update(batch.context_lens, batch.query_start)
+    return plans

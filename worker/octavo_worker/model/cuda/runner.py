@@ -1,0 +1,266 @@
+"""The model runner on a GPU: a step is launched in one go and read when it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import ops
+from octavo_kernels.step import StepInputs, unpack_step
+from octavo_worker.engine.plan import (
+    Done,
+    Launched,
+    Sampled,
+    SampleSpec,
+    SequenceResult,
+    SequenceStep,
+    Speeds,
+    StepError,
+    StepPlan,
+    StepResult,
+)
+from octavo_worker.model.batch import Batch
+from octavo_worker.model.cuda.graphs import DecodeGraphs
+from octavo_worker.model.cuda.mailbox import Mailbox, Slot
+from octavo_worker.model.cuda.packer import Packed, Packer
+from octavo_worker.model.cuda.plans import AttentionPlans
+from octavo_worker.model.cuda.swap import SwapStreams
+from octavo_worker.model.runner import PROMPT_ROWS, CausalModel
+from octavo_worker.model.sampler import Choice, Scores, on_device, sample, score
+
+
+@dataclass(slots=True)
+class StepUnderWay:
+    """What is to be read once a step is done. `samples` counts those of each sequence, `special` are the places of those
+    in `choice`."""
+
+    slot: Slot | None
+    samples: list[int]
+    special: list[int] = field(default_factory=list)
+    choice: Choice | None = None
+    prompts: list[list[Scores]] = field(default_factory=list)
+    swaps: list[torch.cuda.Event] = field(default_factory=list)
+
+    def result(self) -> StepResult:
+        """Waits for the device."""
+        for event in self.swaps:
+            event.synchronize()
+        if self.slot is None:
+            return StepResult([])
+        self.slot.done.synchronize()
+        tokens = self.slot.tokens[: sum(self.samples)].tolist()
+        answers = list(map(Sampled, tokens))
+        if self.choice is not None:
+            for place, answer in zip(self.special, self.choice.result(), strict=True):
+                answers[place] = answer
+        return StepResult(self._by_sequence(answers))
+
+    def _by_sequence(self, answers: list[Sampled]) -> list[SequenceResult]:
+        if len(answers) == len(self.samples) and not self.prompts and 0 not in self.samples:
+            return [SequenceResult([answer]) for answer in answers]
+        found = iter(answers)
+        results = [SequenceResult([next(found) for _ in range(count)]) for count in self.samples]
+        for result, parts in zip(results, self.prompts, strict=False):
+            result.prompt_logprobs = [logprob for part in parts for logprob in part.result()]
+        return results
+
+
+class CudaRunner:
+    """Runs plans on one GPU against one paged KV cache.
+
+    At most two steps may be in flight. A decode step is a message, one replay of a CUDA graph, and the answer's copy
+    back; every other step, and with `graphs` False each, launches its kernels one by one. Nothing waits for the device
+    but `Launched.result`.
+
+    `num_host_blocks` (0: none) more blocks lie in pinned memory, where preempted sequences wait. `cache_dtype`: int8 or
+    float8_e4m3fn instead of the model's.
+    """
+
+    asynchronous = True
+    speeds: Speeds | None = None
+
+    def __init__(
+        self,
+        model: CausalModel,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        *,
+        max_running: int,
+        token_budget: int,
+        num_host_blocks: int = 0,
+        cache_dtype: torch.dtype | None = None,
+        graphs: bool = True,
+    ) -> None:
+        self.model = model
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.vocab_size = model.vocab_size
+        self.max_running, self.token_budget = max_running, token_budget
+        shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
+        self.kv_cache = ops.empty_cache(num_blocks, *shape, cache_dtype or model.dtype, model.device)
+        self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
+        self.host_cache = torch.empty(
+            (num_host_blocks, *self.kv_cache.shape[1:]), dtype=self.kv_cache.dtype, pin_memory=num_host_blocks > 0
+        )
+        model.bind(self.kv_cache, block_size, max_model_len)
+        device, blocks = model.device, -(-max_model_len // block_size)
+        words = Packer.capacity(max_running, token_budget, blocks)
+        self._packer = Packer(rows=max_running, block_size=block_size, vocab_size=model.vocab_size)
+        self._mailbox = Mailbox(words, max_running)
+        self._message = torch.zeros(words, dtype=torch.int32, device=device)
+        self._tables = torch.zeros((max_running, blocks), dtype=torch.int32, device=device)
+        self._sampled = torch.zeros(max_running, dtype=torch.int64, device=device)
+        self._inputs = StepInputs.allocate(max_running, token_budget, blocks, device)
+        self._swap = SwapStreams(self.kv_cache, self.host_cache)
+        self._plans = AttentionPlans(model, max_running, token_budget, max_model_len)
+        self._stream = torch.cuda.Stream(device)
+        self._graphs = DecodeGraphs(self._decode, max_running) if graphs and model.is_capturable else None
+        torch.cuda.synchronize(device)
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Starts a step. It fails with a `StepError` for a sequence whose tokens the model cannot embed."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            try:
+                return self._launch(plan)
+            except StepError as error:
+                return Done(error)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Captures all graphs now instead of when they are first needed."""
+        if self._graphs is not None:
+            with torch.cuda.stream(self._stream):
+                for size in reversed(self._graphs.sizes):  # smaller ones find their memory in the larger ones' pool
+                    self._capture(self._graphs, size)
+                self._stream.synchronize()
+
+    def _launch(self, plan: StepPlan) -> StepUnderWay:
+        swaps = self._swap.move(plan.swap_out, plan.swap_in)
+        if plan.copies:
+            ops.copy_blocks(self.kv_cache, on_device(plan.copies, torch.int64, self.model.device))
+        if not plan.sequences:
+            return StepUnderWay(None, [], swaps=[*swaps, self._stream.record_event()])
+        slot = self._mailbox.take()
+        packed = self._packer.pack(plan.sequences, slot.words)
+        if packed.tokens > self.token_budget:
+            raise ValueError(f"a step of {packed.tokens} tokens, but the runner was made for {self.token_budget}")
+        count = sum(packed.samples)
+        only_decodes = plan.num_decodes == len(plan.sequences) == count
+        graphs = self._graphs if only_decodes else None
+        if graphs:
+            self._capture(graphs, graphs.size(count))
+        slot.began.record()
+        self._message[: packed.words].copy_(slot.message[: packed.words], non_blocking=True)
+        slot.sent.record()
+        step = StepUnderWay(slot, packed.samples, packed.special, swaps=swaps)
+        logits = graphs.replay(graphs.size(count)) if graphs else self._run_eagerly(plan, packed, step)
+        if packed.special:
+            step.choice = self._choose_again(plan.sequences, packed.special, logits)
+        slot.tokens[:count].copy_(self._sampled[:count], non_blocking=True)
+        slot.done.record()
+        return step
+
+    def _capture(self, graphs: DecodeGraphs, size: int) -> None:
+        """Captures a graph unless it exists. An empty message makes every row padding, and what the step in flight
+        sampled, which the next step may ask for, outlives the trial."""
+        if size not in graphs:
+            self._message.zero_()
+            sampled = self._sampled.clone()
+            graphs.capture(size)
+            self._sampled.copy_(sampled)
+
+    def _decode(self, size: int) -> Tensor:
+        """Everything from the message to the sampled tokens, for `size` decodes; this is what graphs capture."""
+        inputs = self._inputs
+        unpack_step(self._message, self._tables, self._sampled, inputs, size, self.block_size)
+        batch = self._batch(size, size)
+        batch.plans = self._plans.for_decodes(batch)
+        logits = self.model.logits(self.model.forward(batch, None))
+        self._sample(logits)
+        return logits
+
+    def _run_eagerly(self, plan: StepPlan, packed: Packed, step: StepUnderWay) -> Tensor:
+        sequences = len(plan.sequences)
+        unpack_step(self._message, self._tables, self._sampled, self._inputs, sequences, self.block_size)
+        batch = self._batch(sequences, packed.tokens)
+        batch.plans = self._plans.for_step(batch, packed)
+        count = sum(packed.samples)
+        rows = self._inputs.sample_rows[: max(count, 1)]  # one at least: kernels want rows
+        prompt_rows = _prompt_rows(plan.sequences)
+        if prompt_rows:
+            rows = torch.cat((rows[:count], on_device(prompt_rows, torch.int64, self.model.device)))
+        features = self.model.forward(batch, rows)
+        if prompt_rows:
+            step.prompts = self._prompt_scores(features[count:], plan.sequences)
+        logits = self.model.logits(features[:count])
+        self._sample(logits)
+        return logits
+
+    def _batch(self, sequences: int, tokens: int) -> Batch:
+        i = self._inputs
+        return Batch(
+            token_ids=i.token_ids[:tokens],
+            positions=i.positions[:tokens],
+            slots=i.slots[:tokens],
+            block_tables=i.block_tables[:sequences],
+            context_lens=i.context_lens[:sequences],
+            query_start=i.query_start[: sequences + 1],
+        )
+
+    def _sample(self, logits: Tensor) -> None:
+        i, count = self._inputs, len(logits)
+        if count:
+            tokens = ops.sample(
+                logits,
+                seeds=i.seeds[:count],
+                indices=i.indices[:count],
+                positions=i.sample_positions[:count],
+                temperature=i.temperature[:count],
+                top_k=i.top_k[:count],
+                top_p=i.top_p[:count],
+                min_p=i.min_p[:count],
+            )
+            self._sampled[:count].copy_(tokens)
+
+    def _choose_again(self, sequences: list[SequenceStep], special: list[int], logits: Tensor) -> Choice:
+        """Samples that ask for more than temperature and filters, from copies of their logits."""
+        specs: list[tuple[SampleSpec, int, bool]] = [
+            (spec, at, s.follows is not None) for at, s in enumerate(sequences) for spec in s.samples
+        ]
+        places = on_device(special, torch.int64, logits.device)
+        asking = [specs[place] for place in special]
+        # decodes come first: what they follow stands in their sequence's place of the input
+        latest = {row: self._inputs.token_ids[at : at + 1] for row, (_, at, ahead) in enumerate(asking) if ahead}
+        choice = sample(logits[places], [spec for spec, _, _ in asking], latest)
+        self._sampled[places] = choice.tokens
+        return choice.to_host()
+
+    def _prompt_scores(self, features: Tensor, sequences: list[SequenceStep]) -> list[list[Scores]]:
+        answers: list[list[Scores]] = []
+        at = 0
+        for sequence in sequences:
+            answer: list[Scores] = []
+            if sequence.prompt_logprobs is not None:
+                for first in range(0, len(sequence.targets), PROMPT_ROWS):
+                    targets = on_device(sequence.targets[first : first + PROMPT_ROWS], torch.int64, self.model.device)
+                    logits = self.model.logits(features[at : at + len(targets)])
+                    at += len(targets)
+                    answer.append(score(logits, targets, [sequence.prompt_logprobs] * len(targets)).to_host())
+            answers.append(answer)
+        return answers
+
+
+def _prompt_rows(sequences: list[SequenceStep]) -> list[int]:
+    """Rows of the batch whose logits score the next token of a prompt."""
+    rows: list[int] = []
+    at = 0
+    for sequence in sequences:
+        if sequence.prompt_logprobs is not None:
+            rows += range(at, at + len(sequence.targets))
+        at += len(sequence.tokens)
+    return rows
