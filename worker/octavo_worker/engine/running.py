@@ -16,13 +16,14 @@ class RunningBatch:
     the admitted that are beams.
     """
 
+    _stays = itertools.count(1)  # of all batches: a runner may serve several schedulers, one after the other
+
     def __init__(self) -> None:
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
         self.holding: list[Sequence] = []
         self.width = 0
         self.beams = 0
-        self._stays = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self.prefilling) + len(self.decoding) + len(self.holding)
