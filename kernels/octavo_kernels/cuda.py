@@ -162,7 +162,10 @@ class AttentionPlan:
             return 0, 0, 0
         return self._prefix.data_ptr(), self._groups.data_ptr(), self._rows.data_ptr()
 
-    def arguments(self, heads: int, kv_heads: int, head_dim: int, window: int) -> tuple[int | bool, ...]:
+    def arguments(
+        self, sequences: int, heads: int, kv_heads: int, head_dim: int, window: int
+    ) -> tuple[int | bool, ...]:
+        """Of a call with the `sequences` that the last `update` was given."""
         mine = (self.group * self.kv_heads, self.kv_heads, self.head_dim, self.window)
         if mine != (heads, kv_heads, head_dim, window):
             raise ValueError(
@@ -170,7 +173,7 @@ class AttentionPlan:
                 f"{mine}, not {(heads, kv_heads, head_dim, window)}"
             )
         return (
-            self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(), self.sequences,
+            self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(), sequences,
             self._extend.data_ptr(), self._prefix_lists()[0], self._prefix_lists()[2], self._partial.data_ptr(),
             self._sums.data_ptr(), self.rows, self.decodes, self.extends,
         )  # fmt: skip

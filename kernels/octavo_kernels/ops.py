@@ -307,7 +307,7 @@ def paged_attention(
         if plan is None:
             plan = cuda.AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
             plan.update(context_lens, query_start)
-        lengths = plan.arguments(heads, kv_heads, head_dim, sliding_window)
+        lengths = plan.arguments(sequences, heads, kv_heads, head_dim, sliding_window)
     _run(
         "paged_attention", tensors,
         dtype, q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), heads, kv_heads, head_dim, *cache,

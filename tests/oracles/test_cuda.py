@@ -49,6 +49,12 @@ def oracle(folder: Path) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
+def rounded(folder: Path) -> PreTrainedModel:
+    """The same in bfloat16: how much that loses is the measure of what we may lose."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+
+@pytest.fixture(scope="module")
 def runner(folder: Path) -> ModelRunner:
     return load_runner(options(folder))
 
@@ -75,24 +81,36 @@ def random_requests(count: int, **sampling: object) -> list[AddRequest]:
     return requests
 
 
-def test_prompt_scores_are_those_of_transformers(runner: ModelRunner, oracle: PreTrainedModel) -> None:
+def logprobs(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+
+
+def test_prompt_scores_are_those_of_transformers(
+    runner: ModelRunner, oracle: PreTrainedModel, rounded: PreTrainedModel
+) -> None:
     """In chunks, beside other sequences: every position of every prompt."""
     rng = random.Random(3)
     prompts = {str(n): [rng.randrange(VOCAB) for _ in range(n)] for n in (2, 15, 16, 17, 33, 255, 300)}
     requests = [request(name, prompt, max_tokens=1, prompt_logprobs=1) for name, prompt in prompts.items()]
     answers = Engine(runner, token_budget=100).run(requests)
+    ours, theirs = [], []
     for name, prompt in prompts.items():
-        with torch.inference_mode():
-            wanted = oracle(torch.tensor([prompt])).logits[0].log_softmax(-1)
         scores = answers.prompt_logprobs[name]
         assert scores is not None
         assert scores[0] is None
-        for position, got in enumerate(scores[1:], 1):
-            assert got is not None
-            assert got.logprob == pytest.approx(wanted[position - 1, prompt[position]].item(), abs=0.25)
+        wanted, close = (
+            logprobs(model, prompt)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+            for model in (oracle, rounded)
+        )
+        got = torch.tensor([score.logprob for score in scores[1:] if score is not None])
+        ours.append((got - wanted).abs())
+        theirs.append((close - wanted).abs())
+    assert torch.cat(ours).mean() <= 1.2 * torch.cat(theirs).mean()
+    assert torch.cat(ours).max() <= 1.5 * torch.cat(theirs).max()
 
 
-def test_decoded_tokens_are_likely_ones(runner: ModelRunner, oracle: PreTrainedModel) -> None:
+def test_decoded_tokens_are_likely_ones(runner: ModelRunner, oracle: PreTrainedModel, rounded: PreTrainedModel) -> None:
     """Greedy decoding through graphs of many sizes: what is chosen is, to transformers, the best but for rounding."""
     rng = random.Random(4)
     prompts = [[rng.randrange(VOCAB) for _ in range(rng.choice([1, 15, 16, 31, 100]))] for _ in range(40)]
@@ -101,10 +119,9 @@ def test_decoded_tokens_are_likely_ones(runner: ModelRunner, oracle: PreTrainedM
     for i, prompt in enumerate(prompts):
         output = answers.tokens[str(i)][0]
         assert len(output) == 8 + i
-        with torch.inference_mode():
-            logits = oracle(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
-        lost = logits.max(-1).values - logits.gather(1, torch.tensor(output)[:, None])[:, 0]
-        assert lost.max() < 0.3, (i, lost)
+        wanted, close = (logprobs(model, prompt + output)[len(prompt) - 1 : -1] for model in (oracle, rounded))
+        lost = wanted.max(-1).values - wanted.gather(1, torch.tensor(output)[:, None])[:, 0]
+        assert lost.max() <= 2 * (close - wanted).abs().max(), (i, lost)
 
 
 def test_graphs_change_nothing(folder: Path, runner: ModelRunner) -> None:

@@ -16,11 +16,11 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     `model` is a folder or a hub id. Without `num_blocks` the KV cache takes `kv_cache_bytes`, without either the model
     decides from the memory that is free; on a GPU `gpu_memory` is the share of all its memory that may be in use.
     `max_model_len` None is the model's own context. `token_budget` bounds the tokens of one step, `max_running` the
-    sequences in it; the budget must be the larger. With `overlap` steps are launched one ahead where the device computes
-    asynchronously. `host_cache_bytes` of CPU memory hold preempted sequences; `preemption` "swap" and "recompute"
-    overrule what is cheaper. `cuda_graphs`: decode steps are replayed as one. `threads` None leaves the choice to torch.
-    `kv_dtype` "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible. `check_integrity`
-    verifies all block accounting whenever the engine falls idle.
+    sequences in it; the budget must be the larger. With `overlap` steps are launched one ahead where the device
+    computes asynchronously; with `cuda_graphs` decode steps are replayed as one. `host_cache_bytes` of CPU memory hold
+    preempted sequences; `preemption` "swap" and "recompute" overrule what is cheaper. `threads` None leaves the choice
+    to torch. `kv_dtype` "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible.
+    `check_integrity` verifies all block accounting whenever the engine falls idle.
     """
 
     model: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,20 +22,15 @@ class Captured:
 
 
 class DecodeGraphs:
-    """Captures `step(sequences) -> logits` for batches of some sizes and replays the smallest that fits.
+    """Captures `step(sequences) -> logits` for batches of some sizes.
 
     All graphs share one memory pool, so only one of them runs at a time, and a replay ends what another one left.
     """
 
-    def __init__(self, step: Callable[[int], Tensor], most: int) -> None:
+    def __init__(self, step: Callable[[int], Tensor]) -> None:
         self._step = step
-        self.sizes = batch_sizes(most)
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, Captured] = {}
-
-    def size(self, sequences: int) -> int:
-        """Sequences of the graph for a batch, with padding."""
-        return self.sizes[bisect_left(self.sizes, sequences)]
 
     def __contains__(self, size: int) -> bool:
         return size in self._captured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +23,7 @@ from octavo_worker.engine.plan import (
     StepResult,
 )
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.cuda.graphs import DecodeGraphs
+from octavo_worker.model.cuda.graphs import DecodeGraphs, batch_sizes
 from octavo_worker.model.cuda.mailbox import Mailbox, Slot
 from octavo_worker.model.cuda.packer import Packed, Packer
 from octavo_worker.model.cuda.plans import AttentionPlans
@@ -33,8 +34,8 @@ from octavo_worker.model.sampler import Choice, Scores, on_device, sample, score
 
 @dataclass(slots=True)
 class StepUnderWay:
-    """What is to be read once a step is done. `samples` counts those of each sequence, `special` are the places of those
-    in `choice`."""
+    """What is to be read once a step is done: how many samples each sequence has, the places of those that are
+    `special`, which are in `choice`."""
 
     slot: Slot | None
     samples: list[int]
@@ -119,7 +120,8 @@ class CudaRunner:
         self._swap = SwapStreams(self.kv_cache, self.host_cache)
         self._plans = AttentionPlans(model, max_running, token_budget, max_model_len)
         self._stream = torch.cuda.Stream(device)
-        self._graphs = DecodeGraphs(self._decode, max_running) if graphs and model.is_capturable else None
+        self._sizes = batch_sizes(max_running)
+        self._graphs = DecodeGraphs(self._run_decodes) if graphs and model.is_capturable else None
         torch.cuda.synchronize(device)
 
     def launch(self, plan: StepPlan) -> Launched:
@@ -133,11 +135,10 @@ class CudaRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Captures all graphs now instead of when they are first needed."""
-        if self._graphs is not None:
-            with torch.cuda.stream(self._stream):
-                for size in reversed(self._graphs.sizes):  # smaller ones find their memory in the larger ones' pool
-                    self._capture(self._graphs, size)
-                self._stream.synchronize()
+        with torch.cuda.stream(self._stream):
+            for size in reversed(self._sizes):  # smaller ones find their memory in the larger ones' pool
+                self._capture(size)
+            self._stream.synchronize()
 
     def _launch(self, plan: StepPlan) -> StepUnderWay:
         swaps = self._swap.move(plan.swap_out, plan.swap_in)
@@ -150,32 +151,36 @@ class CudaRunner:
         if packed.tokens > self.token_budget:
             raise ValueError(f"a step of {packed.tokens} tokens, but the runner was made for {self.token_budget}")
         count = sum(packed.samples)
-        only_decodes = plan.num_decodes == len(plan.sequences) == count
-        graphs = self._graphs if only_decodes else None
-        if graphs:
-            self._capture(graphs, graphs.size(count))
+        padded = 0
+        if plan.num_decodes == len(plan.sequences) == count:
+            padded = self._sizes[bisect_left(self._sizes, count)]
+            self._capture(padded)
         slot.began.record()
         self._message[: packed.words].copy_(slot.message[: packed.words], non_blocking=True)
         slot.sent.record()
         step = StepUnderWay(slot, packed.samples, packed.special, swaps=swaps)
-        logits = graphs.replay(graphs.size(count)) if graphs else self._run_eagerly(plan, packed, step)
+        logits = self._decode(padded) if padded else self._run_eagerly(plan, packed, step)
         if packed.special:
             step.choice = self._choose_again(plan.sequences, packed.special, logits)
         slot.tokens[:count].copy_(self._sampled[:count], non_blocking=True)
         slot.done.record()
         return step
 
-    def _capture(self, graphs: DecodeGraphs, size: int) -> None:
+    def _capture(self, size: int) -> None:
         """Captures a graph unless it exists. An empty message makes every row padding, and what the step in flight
         sampled, which the next step may ask for, outlives the trial."""
-        if size not in graphs:
+        if self._graphs is not None and size not in self._graphs:
             self._message.zero_()
             sampled = self._sampled.clone()
-            graphs.capture(size)
+            self._graphs.capture(size)
             self._sampled.copy_(sampled)
 
     def _decode(self, size: int) -> Tensor:
-        """Everything from the message to the sampled tokens, for `size` decodes; this is what graphs capture."""
+        """A step of at most `size` decodes and nothing else. Returns its logits."""
+        return self._run_decodes(size) if self._graphs is None else self._graphs.replay(size)
+
+    def _run_decodes(self, size: int) -> Tensor:
+        """Everything from the message to the sampled tokens: this is what graphs capture."""
         inputs = self._inputs
         unpack_step(self._message, self._tables, self._sampled, inputs, size, self.block_size)
         batch = self._batch(size, size)
