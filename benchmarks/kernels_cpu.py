@@ -1,6 +1,6 @@
 """Speed of the CPU kernels beside torch's, interleaved: python benchmarks/kernels_cpu.py [--cores N] [--quick]
 
-Prints a table and writes benchmarks/results/kernels_cpu.json. Weights and caches rotate through more memory than the
+Prints a table and writes benchmarks/results/kernels_cpu.json (`--only SECTION`: kernels_cpu-SECTION.json). Weights and caches rotate through more memory than the
 last-level cache holds where the product's own size does not exceed it, so figures are those of cold data.
 """
 
@@ -31,8 +31,10 @@ ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 512, 2048]
 TURN = 0.03  # seconds; the first half of a turn is not counted, while the other library's threads still spin
 
 
-def interleaved(calls: list[Callable[[], object]], budget: float) -> list[float]:
-    """Median seconds of each call, taken in turns so that noise hits all alike."""
+def interleaved(
+    calls: list[Callable[[], object]], budget: float, pick: Callable[[list[float]], float] = statistics.median
+) -> list[float]:
+    """Seconds of each call, the median or what `pick` takes, in turns so that noise hits all alike."""
     times: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + budget
     while not times[-1] or time.perf_counter() < end:
@@ -46,7 +48,7 @@ def interleaved(calls: list[Callable[[], object]], budget: float) -> list[float]
                     record.append(now - start)
                 if now - begin >= TURN and start - begin >= TURN / 2:
                     break
-    return [statistics.median(record) for record in times]
+    return [pick(record) for record in times]
 
 
 def rotating(make: Callable[[], Tensor], memory: float) -> Callable[[], Tensor]:
@@ -82,10 +84,14 @@ def measure_linear(budget: float, memory: float) -> list[dict]:
     return rows
 
 
-def paged(sequences: int, queries: int, context: int, heads: int, kv_heads: int, dim: int) -> dict[str, object]:
+def paged(
+    sequences: int, queries: int, context: int, heads: int, kv_heads: int, dim: int, cells: torch.dtype = torch.bfloat16
+) -> dict[str, object]:
     width = -(-context // 16)
-    cache = ops.empty_cache(sequences * width + 1, 1, kv_heads, 16, dim, torch.bfloat16)
-    cache.normal_()
+    cache = ops.empty_cache(sequences * width + 1, 1, kv_heads, 16, dim, cells)
+    for block in range(1, sequences * width + 1):
+        k, v = torch.randn(2, 16, kv_heads, dim).to(torch.bfloat16)
+        ops.write_kv(k, v, cache[:, 0], torch.arange(16 * block, 16 * block + 16))
     tables = (torch.randperm(sequences * width) + 1).to(torch.int32).reshape(sequences, width)
     q = torch.randn(sequences * queries, heads, dim).to(torch.bfloat16)
     return {
@@ -113,6 +119,33 @@ def measure_decode(budget: float) -> list[dict]:
             }
         )  # fmt: skip
         print("decode", {k: round(v, 2) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
+    return rows
+
+
+def measure_cache_types(budget: float) -> list[dict]:
+    """Decode steps over caches in bfloat16 and in 8 bits; the least of many, for machines that are not quiet."""
+    rows = []
+    for sequences, context, heads, kv_heads, dim in [
+        (1, 4096, 9, 3, 64), (32, 1024, 9, 3, 64), (32, 1024, 16, 8, 128), (16, 4096, 32, 8, 128), (4, 16384, 32, 8, 128),
+    ]:  # fmt: skip
+        calls = {
+            name: paged(sequences, 1, context, heads, kv_heads, dim, cells)
+            for name, cells in {"bf16": torch.bfloat16, **ops.KV_DTYPES}.items()
+        }
+        times = interleaved([lambda a=a: ops.paged_attention(**a) for a in calls.values()], 3 * budget, min)
+        seconds = dict(zip(calls, times, strict=True))
+        rows.append(
+            {
+                "sequences": sequences, "context": context, "heads": heads, "kv_heads": kv_heads, "head_dim": dim,
+                **{f"{name}_ms": s * 1e3 for name, s in seconds.items()},
+                **{f"{name}_speedup": seconds["bf16"] / seconds[name] for name in ops.KV_DTYPES},
+                **{
+                    f"{name}_bytes_a_token": ops.block_bytes(1, kv_heads, 16, dim, cells) // 16
+                    for name, cells in {"bf16": torch.bfloat16, **ops.KV_DTYPES}.items()
+                },
+            }
+        )  # fmt: skip
+        print("cache", {k: round(v, 3) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
     return rows
 
 
@@ -179,6 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cores", type=int, help="run on this many cores only")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions and less memory")
+    parser.add_argument("--only", help="one section of the report")
     arguments = parser.parse_args()
     if arguments.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
@@ -196,14 +230,20 @@ def main() -> None:
             "level": _cpu.level(), "load_average": os.getloadavg()[0],
         },
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "linear_bf16": measure_linear(budget, memory),
-        "decode_bf16": measure_decode(budget),
-        "prefill_bf16": measure_prefill(budget),
-        "small_us": measure_small(budget),
     }  # fmt: skip
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"wrote {RESULTS}")
+    sections: dict[str, Callable[[], object]] = {
+        "linear_bf16": lambda: measure_linear(budget, memory),
+        "decode_bf16": lambda: measure_decode(budget),
+        "decode_cache_types": lambda: measure_cache_types(budget),
+        "prefill_bf16": lambda: measure_prefill(budget),
+        "small_us": lambda: measure_small(budget),
+    }
+    chosen = [arguments.only] if arguments.only else list(sections)
+    report |= {name: sections[name]() for name in chosen}
+    results = RESULTS.with_stem(f"{RESULTS.stem}-{arguments.only}") if arguments.only else RESULTS
+    results.parent.mkdir(exist_ok=True)
+    results.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"wrote {results}")
 
 
 if __name__ == "__main__":
