@@ -1,7 +1,8 @@
 """Speed of the CPU kernels beside torch's, interleaved: python benchmarks/kernels_cpu.py [--cores N] [--quick]
 
-Prints a table and writes benchmarks/results/kernels_cpu.json (`--only SECTION`: kernels_cpu-SECTION.json). Weights and caches rotate through more memory than the
-last-level cache holds where the product's own size does not exceed it, so figures are those of cold data.
+Prints a table and writes benchmarks/results/kernels_cpu.json (`--only SECTION`: kernels_cpu-SECTION.json). Weights and
+caches rotate through more memory than the last-level cache holds where the product's own size does not exceed it, so
+figures are those of cold data.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ def measure_cache_types(budget: float) -> list[dict]:
     """Decode steps over caches in bfloat16 and in 8 bits; the least of many, for machines that are not quiet."""
     rows = []
     for sequences, context, heads, kv_heads, dim in [
-        (1, 4096, 9, 3, 64), (32, 1024, 9, 3, 64), (32, 1024, 16, 8, 128), (16, 4096, 32, 8, 128), (4, 16384, 32, 8, 128),
+        (1, 4096, 9, 3, 64), (32, 1024, 9, 3, 64),
+        (32, 1024, 16, 8, 128), (16, 4096, 32, 8, 128), (4, 16384, 32, 8, 128),
     ]:  # fmt: skip
         calls = {
             name: paged(sequences, 1, context, heads, kv_heads, dim, cells)

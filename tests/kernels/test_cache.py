@@ -129,6 +129,25 @@ def test_rotated_and_normalised_keys_in_eight_bits(level, cells):
         assert torch.equal(scales, expected_scales)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cells", EIGHT_BITS, ids=str)
+def test_every_code_is_read_exactly(level, dtype, cells):
+    """Four tokens of 64 values, each attended to alone: the output is V itself."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    expected = codes.view(cells).float()
+    codes[expected.isnan()], expected[expected.isnan()] = 0, 0.0  # e4m3 has two NaNs, which are never written
+    cache = ops.empty_cache(5, 1, 1, BLOCK, 64, cells)
+    raw = cache[:, 0].view(torch.uint8)
+    raw.fill_(0)
+    raw[1:, 1, 0, :64] = codes.reshape(4, 64)
+    one = torch.tensor([1.0]).view(torch.uint8)
+    raw[1:, 1, 0, BLOCK * 64 : BLOCK * 64 + 4] = one
+    q, tables = torch.ones(4, 2, 64, dtype=dtype), torch.arange(1, 5, dtype=torch.int32)[:, None]
+    lengths, starts = torch.ones(4, dtype=torch.int32), torch.arange(5, dtype=torch.int32)
+    out = ops.paged_attention(q, cache[:, 0], tables, lengths, starts, torch.empty_like(q), 1.0)
+    assert torch.equal(out[:, 0].float().flatten(), expected)
+
+
 @pytest.mark.parametrize("cells", EIGHT_BITS, ids=str)
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_a_broken_token_is_seen_by_what_attends_to_it_alone(level, make_batch, cells, value):
