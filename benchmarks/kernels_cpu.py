@@ -134,7 +134,7 @@ def measure_cache_types(budget: float) -> list[dict]:
             name: paged(sequences, 1, context, heads, kv_heads, dim, cells)
             for name, cells in {"bf16": torch.bfloat16, **ops.KV_DTYPES}.items()
         }
-        times = interleaved([lambda a=a: ops.paged_attention(**a) for a in calls.values()], 3 * budget, min)
+        times = interleaved([lambda a=a: ops.paged_attention(**a) for a in calls.values()], 6 * budget, min)
         seconds = dict(zip(calls, times, strict=True))
         rows.append(
             {
