@@ -85,8 +85,7 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
-    if device.type == "cuda" and dtype not in cuda.KV_DTYPES:
-        raise ModelError(f"{str(dtype).removeprefix('torch.')} runs on the CPU only; give --dtype bfloat16.")
+    check_types(device, dtype, options.kv_dtype)
     wanted_len = context_length(options.max_model_len, config)
     described = decoder_config(config, wanted_len) if decoders else None
     dummy = options.load_format == "dummy"
@@ -95,6 +94,16 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     weights = load_weights(described, weight_source(options, described, folder, device), dtype, device)
     rows = options.token_budget + options.max_running  # tokens, or those that are sampled or scored: some twice
     return Decoder(described, weights, rows), wanted_len
+
+
+def check_types(device: torch.device, dtype: torch.dtype, kv_dtype: str) -> None:
+    """Raises `ModelError` for a type that the kernels of the device do not take."""
+    if device.type != "cuda":
+        return
+    if dtype not in cuda.KV_DTYPES:
+        raise ModelError(f"{str(dtype).removeprefix('torch.')} runs on the CPU only; give --dtype bfloat16.")
+    if ops.KV_DTYPES.get(kv_dtype, dtype) not in cuda.KV_DTYPES:
+        raise ModelError(f"--kv-dtype {kv_dtype} works on the CPU only so far; give --kv-dtype auto or --device cpu.")
 
 
 def weight_source(options: ModelOptions, described: DecoderConfig, folder: Path, device: torch.device) -> WeightSource:
