@@ -51,6 +51,16 @@ def test_beams_and_the_best_of_several_samples(queue: Queue, start_worker):
     assert all(s.logprobs is None for s in result.sequences)
 
 
+def test_a_prompt_of_several_caches_is_answered_beside_others(queue: Queue, start_worker):
+    short = [queue.submit((i, 40 + i), sampling=sampling(60)) for i in range(4)]
+    prompt = tuple(range(500))
+    long = queue.submit(prompt, sampling=sampling(30))
+    start_worker("step_seconds=0.001", num_blocks=11, swap_memory=1.0)
+    assert list(queue.wait(long).token_ids) == expected(list(prompt), 30)
+    for i, job in enumerate(short):
+        assert list(queue.wait(job).token_ids) == expected([i, 40 + i], 60)
+
+
 def test_preempted_jobs_say_what_was_restored_or_recomputed(queue: Queue, start_worker):
     """More jobs than the KV cache holds at once, all admitted before they grow."""
     prompts = [(i, 30 + i) for i in range(12)]

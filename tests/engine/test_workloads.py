@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from engine_driver import Driver, expected_beams, expected_tokens, make_request
-from fake_runner import FakeRunner
+from fake_runner import DelayedRunner, FakeRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from octavo_worker.messages import AddRequest, BeamOptions
 CONTEXT = 200
 
 
-def random_request(rng: random.Random, name: str, prefixes: list[list[int]]) -> AddRequest:
+def random_request(rng: random.Random, name: str, prefixes: list[list[int]], window: int = 0) -> AddRequest:
     """A prompt that often starts like others, sometimes several samples, sometimes taken over half way."""
     shared = rng.choice([*prefixes, []])
     prompt = shared[: rng.randint(0, len(shared))] + [rng.randrange(50) for _ in range(rng.randint(1, 30))]
@@ -33,7 +34,7 @@ def random_request(rng: random.Random, name: str, prefixes: list[list[int]]) -> 
     }
     request = make_request(name, prompt, max_tokens=max_tokens, n=n, **options)
     if rng.random() < 0.25:
-        whole = {i: expected_tokens(request, i, max_model_len=CONTEXT) for i in range(n)}
+        whole = {i: expected_tokens(request, i, max_model_len=CONTEXT, window=window) for i in range(n)}
         published = {i: tokens[: rng.randrange(len(tokens))] for i, tokens in whole.items()}
         request = make_request(name, prompt, max_tokens=max_tokens, published=published, **options)
     return request
@@ -77,12 +78,13 @@ def run_workload(
     abort_rate: float = 0.02,
     max_running: int = 8,
     device: type[FakeRunner] = FakeRunner,
+    **memory: Any,
 ) -> Driver:
     rng = random.Random(seed)
     driver = Driver.create(
         usable_blocks + 1,
         block_size,
-        runner={"max_model_len": CONTEXT, "num_host_blocks": host_blocks},
+        runner={"max_model_len": CONTEXT, "num_host_blocks": host_blocks, **memory},
         device=device,
         policy=policy,
         token_budget=max_running + rng.choice([1, 24, 248]),
@@ -90,7 +92,7 @@ def run_workload(
         watermark=rng.choice([0.0, 0.1]),
     )
     prefixes = [[rng.randrange(50) for _ in range(rng.randint(20, 60))] for _ in range(3)]
-    requests = {str(i): random_request(rng, str(i), prefixes) for i in range(count)}
+    requests = {str(i): random_request(rng, str(i), prefixes, driver.runner.window) for i in range(count)}
     arriving, aborted = list(requests.values()), set()
     while arriving or driver.busy:
         for _ in range(rng.choice([0, 0, 1, 3])):
@@ -112,7 +114,7 @@ def run_workload(
 
 def check_tokens(driver: Driver, requests: dict[str, AddRequest], aborted: set[tuple[str, int]]) -> None:
     beams = {
-        name: expected_beams(request, max_model_len=CONTEXT)
+        name: expected_beams(request, max_model_len=CONTEXT, window=driver.runner.window)
         for name, request in requests.items()
         if request.sampling.beam is not None
     }
@@ -120,7 +122,7 @@ def check_tokens(driver: Driver, requests: dict[str, AddRequest], aborted: set[t
         if name in beams:
             expected = beams[name][index]
         else:
-            expected = expected_tokens(requests[name], index, max_model_len=CONTEXT)
+            expected = expected_tokens(requests[name], index, max_model_len=CONTEXT, window=driver.runner.window)
         if name in driver.failed:
             assert driver.failed[name].code == "pool_too_small"
         if (name, index) in aborted or name in driver.failed:
@@ -155,6 +157,31 @@ def test_any_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, block_size)
 def test_any_host_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, host_blocks, block_size, mode):
     policy = MixedPolicy(random.Random(seed)) if mode == "mixed" else PreemptionPolicy("swap")
     run_workload(seed, usable_blocks=usable_blocks, block_size=block_size, host_blocks=host_blocks, policy=policy)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    usable_blocks=st.integers(4, 40),
+    host_blocks=st.sampled_from([0, 6, 40, 300]),
+    block_size=st.sampled_from([1, 2, 4, 16]),
+    window=st.sampled_from([0, 1, 2, 5, 16, 33, 80]),
+    mode=st.sampled_from(["swap", "recompute", "mixed"]),
+    device=st.sampled_from([FakeRunner, DelayedRunner]),
+)
+def test_sliding_and_long_sequences_get_the_tokens_of_no_paging(
+    seed, usable_blocks, host_blocks, block_size, window, mode, device
+):
+    policy = MixedPolicy(random.Random(seed)) if mode == "mixed" else PreemptionPolicy(mode)
+    memory = {"host_blocks": host_blocks, "window": window, "reads_host": True}
+    run_workload(seed, usable_blocks=usable_blocks, block_size=block_size, policy=policy, device=device, **memory)
+
+
+@pytest.mark.parametrize("memory", [{"window": 20}, {"host_blocks": 150, "reads_host": True}], ids=["sliding", "long"])
+def test_nothing_is_too_long_for_a_pool_much_smaller_than_the_context(memory):
+    driver = run_workload(3, usable_blocks=9, block_size=8, policy=PreemptionPolicy("swap"), **memory)
+    assert all("beams" in failed.message for failed in driver.failed.values())
+    assert (driver.runner.cold_reads > 0) == ("reads_host" in memory)
 
 
 @pytest.mark.parametrize("mode", ["none", "recompute", "swap", "mixed"])

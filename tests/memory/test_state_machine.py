@@ -1,5 +1,5 @@
-"""Any order of allocate, append, fork, free, preempt, swap, restore, beam step, cache hit and evict keeps the books and
-the contents right."""
+"""Any order of allocate, append, fork, free, preempt, swap, restore, slide, spill, beam step, cache hit and evict keeps
+the books and the contents right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo_worker.memory.block_pool import BlockPool, OutOfBlocks
+from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool, OutOfBlocks
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.memory.prefix_cache import PrefixCache
 
@@ -21,7 +21,8 @@ SALTS = (b"one", b"two")
 class Writer:
     """A sequence as a memory manager sees it. `stored` of its `tokens` are in the array; preempted: none.
 
-    A swapped one has its blocks in `host`; `arriving` is the step that copies them back, until it settles.
+    One that is `away` has its blocks in `host`; `arriving` is the step that copies them back, until it settles. One
+    that is not has in `host` the blocks that it spilled. Entries that its table gave up beyond those slid out of sight.
     """
 
     salt: bytes
@@ -30,11 +31,16 @@ class Writer:
     digests: list[bytes]
     stored: int = 0
     host: list[int] = field(default_factory=list)
+    away: bool = False
     arriving: int = 0
 
     @property
     def present(self) -> bool:
-        return not self.host and not self.arriving
+        return not self.away and not self.arriving
+
+    @property
+    def stored_blocks(self) -> list[int]:
+        return self.table.blocks[self.table.start : -(-self.stored // SIZE)]
 
 
 class Memory(RuleBasedStateMachine):
@@ -93,6 +99,8 @@ class Memory(RuleBasedStateMachine):
 
     def _fork(self, parent: Writer) -> Writer:
         child = Writer(parent.salt, list(parent.tokens), parent.table.fork(), list(parent.digests), parent.stored)
+        self.host_pool.acquire(parent.host)
+        child.host = list(parent.host)
         self.writers.append(child)
         return child
 
@@ -112,36 +120,73 @@ class Memory(RuleBasedStateMachine):
     def swap_out(self, data: st.DataObject, together: int) -> None:
         """A gang leaves; what its members share is copied once, and nobody gets the blocks before that is done."""
         gang = [w for w in data.draw(st.permutations(self.writers))[:together] if w.present and w.stored]
-        blocks = list(dict.fromkeys(b for w in gang for b in w.table.blocks[: -(-w.stored // SIZE)]))
+        blocks = list(dict.fromkeys(b for w in gang for b in w.stored_blocks))
         if not gang or len(blocks) > self.host_pool.available:
             return
+        image = self._copy_out(blocks)
+        for writer in gang:
+            writer.host += [NULL_BLOCK] * (writer.table.start - len(writer.host))
+            self._keep(writer, [image[b] for b in writer.stored_blocks])
+            writer.table.free()
+            writer.away = True
+        self.host_pool.release(image.values())
+
+    def _copy_out(self, blocks: list[int]) -> dict[int, int]:
         image = dict(zip(blocks, self.host_pool.allocate(len(blocks)), strict=True))
         self.pool.guard(blocks, self.step)
         self.host_pool.guard(image.values(), self.step)
-        for writer in gang:
-            writer.host = [image[b] for b in writer.table.blocks[: -(-writer.stored // SIZE)]]
-            self.host_pool.acquire(writer.host)
-            writer.table.free()
-        self.host_pool.release(image.values())
         self.outgoing += [(self.step, block, host) for block, host in image.items()]
+        return image
 
-    @precondition(lambda self: any(w.host for w in self.writers))
-    @rule(data=st.data())
-    def swap_in(self, data: st.DataObject) -> None:
-        writer = data.draw(st.sampled_from([w for w in self.writers if w.host]))
+    def _keep(self, writer: Writer, hosts: list[int]) -> None:
+        self.host_pool.acquire(hosts)
+        writer.host += hosts
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data(), together=st.integers(1, 3))
+    def spill(self, data: st.DataObject, together: int) -> None:
+        """The oldest block of some writers leaves, once however many share it, and they go on without it."""
+        gang = [w for w in data.draw(st.permutations(self.writers))[:together] if w.present]
+        gang = [w for w in gang if len(w.host) == w.table.start < w.stored // SIZE]
+        blocks = list(dict.fromkeys(w.table.blocks[w.table.start] for w in gang))
+        if len(blocks) > self.host_pool.available:
+            return
+        image = self._copy_out(blocks)
+        for writer in gang:
+            self._keep(writer, [image[writer.table.blocks[writer.table.start]]])
+            writer.table.give_up(writer.table.start + 1)
+        self.host_pool.release(image.values())
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data(), window=st.integers(1, 9))
+    def slide(self, data: st.DataObject, window: int) -> None:
+        writer = data.draw(st.sampled_from(self.writers))
+        if writer.present and not writer.host:
+            writer.table.give_up(max(0, writer.stored - window) // SIZE)
+
+    @precondition(lambda self: any(w.away for w in self.writers))
+    @rule(data=st.data(), cold=st.integers(0, 5))
+    def swap_in(self, data: st.DataObject, cold: int) -> None:
+        """All that was on the device comes back, or but for some full blocks at the beginning."""
+        writer = data.draw(st.sampled_from([w for w in self.writers if w.away]))
         if any(host in writer.host for step, _, host in self.outgoing if step == self.step):
             return  # who leaves in a step does not return in it
+        gone = writer.host.count(NULL_BLOCK)
+        cold = 0 if gone else min(cold, writer.stored // SIZE)
+        writer.table.skip(gone + cold)
         try:
             writer.table.reserve(len(writer.tokens))
         except OutOfBlocks:
-            assert writer.table.blocks == []
+            assert writer.table.held == []
+            writer.table.free()
             return
-        arriving = list(zip(writer.host, writer.table.blocks, strict=False))
+        coming = writer.host[gone + cold :]
+        arriving = list(zip(coming, writer.table.held, strict=False))
         self.incoming += [(self.step, host, block) for host, block in arriving]
         self.pool.guard((block for _, block in arriving), self.step)
-        self.host_pool.guard(writer.host, self.step)
-        self.host_pool.release(reversed(writer.host))
-        writer.host, writer.arriving = [], self.step
+        self.host_pool.guard(coming, self.step)
+        self.host_pool.release(reversed(coming))
+        writer.host, writer.away, writer.arriving = writer.host[:cold], False, self.step
 
     @precondition(lambda self: self.step - self.settled < 2)
     @rule()
@@ -177,8 +222,8 @@ class Memory(RuleBasedStateMachine):
 
     def _drop(self, writer: Writer) -> None:
         writer.table.free()
-        self.host_pool.release(reversed(writer.host))
-        writer.host, writer.stored = [], 0
+        self.host_pool.release(host for host in reversed(writer.host) if host != NULL_BLOCK)
+        writer.host, writer.stored, writer.away = [], 0, False
 
     @precondition(lambda self: self.writers)
     @rule(data=st.data())
@@ -213,7 +258,7 @@ class Memory(RuleBasedStateMachine):
     def unpublish(self, data: st.DataObject) -> None:
         """A step failed: what it published is forgotten."""
         writer = data.draw(st.sampled_from(self.writers))
-        for block in writer.table.blocks:
+        for block in writer.table.held:
             self.pool.unpublish(block)
 
     def _restore(self, writer: Writer) -> bool:
@@ -261,8 +306,17 @@ class Memory(RuleBasedStateMachine):
     @invariant()
     def everybody_reads_back_what_was_written(self) -> None:
         for writer in filter(lambda writer: writer.present, self.writers):
-            read = [self.array[writer.table.blocks[p // SIZE] * SIZE + p % SIZE] for p in range(writer.stored)]
-            assert read == writer.tokens[: writer.stored]
+            first = 0 if writer.host else writer.table.start * SIZE
+            assert [self._read(writer, p) for p in range(first, writer.stored)] == writer.tokens[first : writer.stored]
+
+    def _read(self, writer: Writer, position: int) -> int | None:
+        entry, offset = divmod(position, SIZE)
+        if entry >= len(writer.host):
+            return self.array[writer.table.blocks[entry] * SIZE + offset]
+        leaving = {host: block for _, block, host in self.outgoing}
+        if (block := leaving.get(writer.host[entry])) is not None:
+            return self.array[block * SIZE + offset]  # until the copy is made, it is still there
+        return self.host_array[writer.host[entry] * SIZE + offset]
 
     @invariant()
     def hashes_are_true_to_content(self) -> None:

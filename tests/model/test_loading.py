@@ -91,6 +91,20 @@ def test_context_is_clamped_to_the_pool_and_said_so(tmp_path: Path, caplog: pyte
     assert "clamped from 256 to 64" in caplog.text
 
 
+def test_long_sequences_may_fill_the_host_as_well(tmp_path: Path) -> None:
+    runner = load_runner(dummy(folder_of(tmp_path), num_blocks=5, host_cache_bytes=1 << 14))
+    assert runner.num_host_blocks - 1 == (1 << 14) // runner.kv_cache[0].nbytes
+    assert runner.max_model_len == (2 + runner.num_host_blocks - 1) * 16
+
+
+def test_context_is_not_clamped_where_every_layer_slides(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, model_type="mistral", sliding_window=40)
+    runner = load_runner(dummy(folder, num_blocks=5))
+    assert (runner.window, runner.max_model_len) == (40, 256)
+    roomy = load_runner(dummy(folder, max_running=3, token_budget=64))
+    assert roomy.num_blocks == 3 * 7 + 1, "more than three windows and chunks are of no use"
+
+
 def test_context_longer_than_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="context of 256"):
         load_runner(dummy(folder_of(tmp_path), max_model_len=257))

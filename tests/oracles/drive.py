@@ -7,20 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_worker.engine.pipeline import Pipeline
-from octavo_worker.engine.plan import ModelRunner
+from octavo_worker.engine.plan import Launched, ModelRunner, StepPlan
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import AddRequest, EngineSampling, EngineStats, Logprob, SequenceInput
 
 
 @dataclass
 class Answers:
-    """By request id; `tokens` and `logprobs` also by sequence index."""
+    """By request id; `tokens` and `logprobs` also by sequence index. `most_blocks` were in use in some step, and
+    `cold_steps` read blocks on the host."""
 
     tokens: dict[str, dict[int, list[int]]] = field(default_factory=dict)
     logprobs: dict[str, dict[int, list[Logprob]]] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[Logprob | None] | None] = field(default_factory=dict)
     stats: EngineStats = field(default_factory=EngineStats)
+    most_blocks: int = 0
+    cold_steps: int = 0
 
 
 class Engine:
@@ -37,8 +40,16 @@ class Engine:
             vocab_size=runner.vocab_size,
             token_budget=token_budget,
             max_running=64,
-            **options,
+            **{"window": runner.window, "reads_host": runner.reads_host} | options,
         )
+        self.asynchronous = runner.asynchronous
+        self._most_blocks = self._cold_steps = 0
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """As the runner, with a note of what the step needs."""
+        self._most_blocks = max(self._most_blocks, self.scheduler.pool.used)
+        self._cold_steps += any(step.cold for step in plan.sequences)
+        return self.runner.launch(plan)
 
     def run(self, requests: Sequence[AddRequest]) -> Answers:
         """All requests at once, to their ends."""
@@ -47,11 +58,13 @@ class Engine:
             self.scheduler.add(request)
             answers.tokens[request.id] = {s.index: list(s.tokens) for s in request.sequences}
             answers.logprobs[request.id] = {s.index: [] for s in request.sequences}
-        pipeline = Pipeline(self.runner, self.scheduler)
+        self._most_blocks = self._cold_steps = 0
+        pipeline = Pipeline(self, self.scheduler)  # type: ignore[arg-type]
         while pipeline.advance():
             self._collect(answers)
         self._collect(answers)
         self.scheduler.check_integrity()
+        answers.most_blocks, answers.cold_steps = self._most_blocks, self._cold_steps
         return answers
 
     def _collect(self, answers: Answers) -> None:

@@ -41,7 +41,9 @@ def make_request(
     return AddRequest(id, list(prompt), sequences, params, salt=salt, priority=priority, deadline=deadline)
 
 
-def expected_tokens(request: AddRequest, index: int, *, vocab_size: int = 997, max_model_len: int = 4096) -> list[int]:
+def expected_tokens(
+    request: AddRequest, index: int, *, vocab_size: int = 997, max_model_len: int = 4096, window: int = 0
+) -> list[int]:
     """All tokens of a sequence, published ones included, by the fake model without an engine."""
     sampling = request.sampling
     output: list[int] = []
@@ -49,14 +51,16 @@ def expected_tokens(request: AddRequest, index: int, *, vocab_size: int = 997, m
     while len(output) < limit:
         gated = len(output) < sampling.min_tokens
         forbidden = sampling.stop_token_ids if gated else ()
-        token = next_token([*request.prompt, *output], sampling.seed, index, vocab_size, forbidden)
+        token = next_token([*request.prompt, *output][-window:], sampling.seed, index, vocab_size, forbidden)
         output.append(token)
         if token in sampling.stop_token_ids and not gated:
             break
     return output
 
 
-def expected_beams(request: AddRequest, *, vocab_size: int = 997, max_model_len: int = 4096) -> list[list[int]]:
+def expected_beams(
+    request: AddRequest, *, vocab_size: int = 997, max_model_len: int = 4096, window: int = 0
+) -> list[list[int]]:
     """The beams of the fake model without an engine."""
     sampling, prompt = request.sampling, request.prompt
     assert sampling.beam is not None
@@ -65,7 +69,8 @@ def expected_beams(request: AddRequest, *, vocab_size: int = 997, max_model_len:
     live: list[list[int]] = [[]]
     while live:
         forbidden = rules.forbidden(len(live[0]))
-        said = [candidates([*prompt, *tokens], search.num_candidates, vocab_size, forbidden) for tokens in live]
+        histories = [[*prompt, *tokens][-window:] for tokens in live]
+        said = [candidates(history, search.num_candidates, vocab_size, forbidden) for history in histories]
         live = [[*live[parent], token] for parent, token in search.advance(live, said)]
     return [found.tokens for found in search.results(len(request.sequences))]
 
@@ -96,7 +101,8 @@ class Driver:
         **scheduler: Any,
     ) -> Driver:
         fake = device(num_blocks, block_size, **(runner or {}))
-        scheduler.setdefault("num_host_blocks", fake.num_host_blocks)
+        for name in ("num_host_blocks", "window", "reads_host"):
+            scheduler.setdefault(name, getattr(fake, name))
         options = {"token_budget": 256, "max_running": 32, "watermark": 0.0} | scheduler
         return cls(
             Scheduler(

@@ -37,6 +37,7 @@ def load_runner(options: ModelOptions) -> FakeRunner:
         options.block_size,
         max_model_len=options.max_model_len or 4096,
         num_host_blocks=1000 if options.host_cache_bytes else 0,
+        reads_host=True,
         vocab_size=int(settings.get("vocab_size", 997)),
         step_seconds=float(settings.get("step_seconds", 0.0)),
         poison=int(settings.get("poison", -1)),

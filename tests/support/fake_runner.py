@@ -75,6 +75,8 @@ class FakeRunner:
         step_seconds: float = 0.0,
         poison: int | None = None,
         num_host_blocks: int = 0,
+        window: int = 0,
+        reads_host: bool = False,
         speeds: Speeds | None = None,
     ) -> None:
         self.num_blocks = num_blocks
@@ -84,8 +86,11 @@ class FakeRunner:
         self.plans = 0
         self.tokens_computed = 0
         self.num_host_blocks = num_host_blocks
+        self.window = window
+        self.reads_host = reads_host
         self.speeds = speeds
         self.blocks_swapped = 0
+        self.cold_reads = 0  # of positions on the host
         self._host: list[list[tuple[int, int] | None]] = [[] for _ in range(num_host_blocks)]
         self._kv: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
         self._sampled: list[Sampled] = []  # in the step before
@@ -158,7 +163,8 @@ class FakeRunner:
         """Of a table that was seen before, only what lies from the block written next on may be new."""
         assert step.stay > 0, "a step without the number of its stay"
         known = self._tables.get(step.stay, [])[: step.start // self.block_size]
-        assert list(step.block_table[: len(known)]) == known, "a block table changed within a stay"
+        for before, now in zip(known, step.block_table, strict=False):
+            assert now in (before, 0), "a block table changed within a stay"
         self._tables[step.stay] = list(step.block_table)
 
     def _slot(self, step: SequenceStep, position: int) -> int:
@@ -173,30 +179,39 @@ class FakeRunner:
             written.add(slot)
             self._kv[slot] = (position, token)
 
-    def _history(self, step: SequenceStep, end: int) -> list[int]:
+    def _read(self, step: SequenceStep, position: int) -> tuple[int, int] | None:
+        entry, offset = divmod(position, self.block_size)
+        if entry < len(step.cold):
+            assert self.reads_host, "a cold block for a runner that does not read the host"
+            assert step.block_table[entry] == 0, "a block is on the device and on the host"
+            self.cold_reads += 1
+            return self._host[step.cold[entry]][offset]
+        return self._kv[self._slot(step, position)]
+
+    def _history(self, step: SequenceStep) -> list[int]:
+        """The tokens that the step's queries see, in one layer: from the window of the first to the last."""
         history = []
-        for position in range(end):
-            entry = self._kv[self._slot(step, position)]
+        first = max(0, step.start - self.window + 1) if self.window else 0
+        for position in range(first, step.start + len(step.tokens)):
+            entry = self._read(step, position)
             assert entry is not None, "a slot is read that was never written"
             assert entry[0] == position, "a slot holds another position"
             history.append(entry[1])
         return history
 
     def _answer(self, step: SequenceStep) -> SequenceResult:
-        end = step.start + len(step.tokens)
+        history = self._history(step)
         prompt_logprobs = []
         if step.prompt_logprobs is not None:
-            history = self._history(step, end)
             for position, target in enumerate(step.targets, step.start):
                 prompt_logprobs.append(Logprob(score(history[: position + 1], target)))
-        if not step.samples:
-            return SequenceResult([], prompt_logprobs)
-        history = self._history(step, end)
         return SequenceResult([self._sample(spec, history) for spec in step.samples], prompt_logprobs)
 
     def _sample(self, spec: SampleSpec, history: list[int]) -> Sampled:
-        assert spec.position == len(history), "the sampled position does not follow the history"
-        assert [*spec.prompt, *spec.output] == history, "tokens for penalties are not the history"
+        tokens = [*spec.prompt, *spec.output]
+        assert spec.position == len(tokens), "the sampled position does not follow the history"
+        assert tokens[len(tokens) - len(history) :] == history, "tokens for penalties are not the history"
+        history = tokens[-self.window :]
         if spec.candidates:
             return Sampled(0, None, candidates(history, spec.candidates, self.vocab_size, spec.forbidden))
         token = next_token(history, spec.params.seed, spec.index, self.vocab_size, spec.forbidden)
@@ -262,6 +277,10 @@ class DelayedRunner(FakeRunner):
                 self._kv[self._slot(step, position)] = (-1, -1)
         return StepResult([SequenceResult([Sampled(-1) for _ in step.samples]) for step in plan.sequences])
 
+    def _read(self, step: SequenceStep, position: int) -> tuple[int, int] | None:
+        self._flush(step.cold)
+        return super()._read(step, position)
+
     def _swap_in(self, plan: StepPlan) -> None:
         self._flush(host for host, _ in plan.swap_in)
         super()._swap_in(plan)
@@ -281,4 +300,5 @@ class DelayedRunner(FakeRunner):
 def _copy_of(step: SequenceStep) -> SequenceStep:
     """What a runner may know of a step once `launch` has returned."""
     specs = [replace(spec, prompt=list(spec.prompt), output=list(spec.output)) for spec in step.samples]
-    return replace(step, tokens=list(step.tokens), block_table=list(step.block_table), samples=specs)
+    table, cold = list(step.block_table), list(step.cold)
+    return replace(step, tokens=list(step.tokens), block_table=table, samples=specs, cold=cold)

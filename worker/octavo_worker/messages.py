@@ -109,7 +109,8 @@ class Shutdown(Message):
 
 
 class Ready(Message):
-    """Engine to agent, once: the model is loaded. `kv_dtype` names the type of the KV cache."""
+    """Engine to agent, once: the model is loaded. `kv_dtype` names the type of the KV cache. With `enough_blocks` free
+    a sequence of any length can begin."""
 
     max_model_len: int
     vocab_size: int
@@ -117,6 +118,7 @@ class Ready(Message):
     block_size: int
     kv_dtype: str
     max_running: int
+    enough_blocks: int
     load_seconds: float
 
 

@@ -40,7 +40,9 @@ class WorkerSettings(BaseSettings):
     )
     cuda_graphs: bool = Field(True, description="Replay decode steps as CUDA graphs; off to find faults.")
     swap_memory: float = Field(
-        0.0, ge=0, description="GiB of CPU memory for preempted sequences; 0 computes them again."
+        0.0,
+        ge=0,
+        description="GiB of CPU memory for preempted sequences and for those longer than the cache.",
     )
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto", description="What becomes of a preempted sequence's memory; `auto` takes what is cheaper."

@@ -29,7 +29,7 @@ def room_for(jobs: Iterable[ActiveJob], limits: Ready, stats: EngineStats) -> Ro
         if not job.is_over:
             open_sequences += job.open_sequences
             if not job.is_computed:
-                on_the_way += -(-len(job.prompt) // limits.block_size)
+                on_the_way += min(-(-len(job.prompt) // limits.block_size), limits.enough_blocks)
     idle = open_sequences == 0
     reusable = limits.num_blocks if idle else stats.free_blocks + stats.cached_blocks
     free = reusable - on_the_way - open_sequences * GROWTH_BLOCKS
@@ -38,4 +38,7 @@ def room_for(jobs: Iterable[ActiveJob], limits: Ready, stats: EngineStats) -> Ro
         sequences = max(1, sequences)  # however small the pool, the engine itself says what it cannot hold
     if sequences <= 0:
         return None
-    return Room(sequences=sequences, tokens=free * limits.block_size, idle=idle)
+    tokens = free * limits.block_size
+    if free >= limits.enough_blocks:
+        tokens = max(tokens, limits.max_model_len)
+    return Room(sequences=sequences, tokens=tokens, idle=idle)

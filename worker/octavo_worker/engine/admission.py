@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo_worker.engine.capacity import Capacity
+from octavo_worker.engine.sequence import Request
 from octavo_worker.engine.waiting import PRIORITIES
 from octavo_worker.messages import AddRequest, RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this engine can hold at most: tokens of a context, ids, sequences at once, tokens in the whole pool."""
+    """What this engine can hold at most: tokens of a context, ids, sequences at once, KV memory of a sequence."""
 
     max_model_len: int
     vocab_size: int
     max_running: int
-    pool_tokens: int
+    capacity: Capacity
+
+    def room(self, request: AddRequest) -> int:
+        """Tokens that a sequence of this request can have at most."""
+        if request.sampling.beam is not None and self.capacity.share:
+            return self.capacity.device_tokens
+        return self.capacity.longest or self.max_model_len
 
 
 def refusal(request: AddRequest, limits: Limits) -> RequestFailed | None:
@@ -71,7 +79,16 @@ def _too_long(request: AddRequest, limits: Limits) -> RequestFailed | None:
     if length > limits.max_model_len:
         message = f"{room} leave no room in the model's context of {limits.max_model_len}: shorten the prompt"
         return RequestFailed(request.id, "prompt_too_long", message, "prompt")
-    if length > limits.pool_tokens:
-        message = f"{room} exceed this worker's KV memory of {limits.pool_tokens} tokens: give it a larger cache"
-        return RequestFailed(request.id, "pool_too_small", message, "prompt")
+    if missing := shortage(length, request, limits.capacity):
+        return RequestFailed(request.id, "pool_too_small", f"{room} exceed {missing}", "prompt")
+    return None
+
+
+def shortage(tokens: int, request: AddRequest | Request, capacity: Capacity) -> str | None:
+    """The memory that is too small for a sequence of so many tokens, and what to do; None if it holds it. Beams must
+    run together, so none of them is long."""
+    if not capacity.holds(tokens):
+        return f"this worker's KV memory of {capacity}"
+    if request.sampling.beam is not None and capacity.is_long(tokens):
+        return f"this worker's KV memory of {capacity.device_tokens} tokens for beams: raise --kv-memory or use best_of"
     return None

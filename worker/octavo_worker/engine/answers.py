@@ -16,7 +16,7 @@ class Answers:
     def __init__(self, roster: Roster, requests: Requests) -> None:
         self._residency = roster.residency
         self._block_size = roster.residency.cache.block_size
-        self._running = roster.running
+        self._roster = roster
         self._requests = requests
         self._beams = Beams(roster, requests)
 
@@ -45,7 +45,7 @@ class Answers:
         if not step.samples:
             self._requests.end(request)
         elif request.beam is not None:
-            self._running.hold(sequence)
+            self._roster.running.hold(sequence)
             self._beams.offer(sequence, answer.samples[0])
         else:
             for spec, sampled in zip(step.samples, answer.samples, strict=True):

@@ -41,7 +41,7 @@ class Beams:
             del request.sequences[index]
         beam.members = []
         for parent, _ in choices:
-            child = parent.fork(spare.pop()) if parent in beam.members else parent
+            child = self._roster.residency.fork(parent, spare.pop()) if parent in beam.members else parent
             if child is not parent:
                 running.join(child)
             beam.members.append(child)

@@ -57,6 +57,7 @@ class EngineLoop:
             block_size=runner.block_size,
             kv_dtype=runner.kv_dtype,
             max_running=limits.max_running,
+            enough_blocks=self._scheduler.residency.enough_blocks,
             load_seconds=load_seconds,
         )
 

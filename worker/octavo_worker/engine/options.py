@@ -18,9 +18,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     `max_model_len` None is the model's own context. `token_budget` bounds the tokens of one step, `max_running` the
     sequences in it; the budget must be the larger. With `overlap` steps are launched one ahead where the device
     computes asynchronously; with `cuda_graphs` decode steps are replayed as one. `host_cache_bytes` of CPU memory hold
-    preempted sequences; `preemption` "swap" and "recompute" overrule what is cheaper. `threads` None leaves the choice
-    to torch. `kv_dtype` "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible.
-    `check_integrity` verifies all block accounting whenever the engine falls idle.
+    preempted sequences and what is left of those longer than the cache; `preemption` "swap" and "recompute" overrule
+    what is cheaper. `threads` None leaves the choice to torch. `kv_dtype` "auto" keeps K and V in the model's dtype.
+    `seed` makes dummy weights reproducible. `check_integrity` verifies all block accounting whenever the engine falls
+    idle.
     """
 
     model: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.sequence import Sequence
-from octavo_worker.memory.block_pool import BlockPool
+from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
 
 
 class Placement:
@@ -15,11 +16,25 @@ class Placement:
     prompts are computed in order. Swapped members find a block in the cache or load their own from the host; what they
     shared when they left they share again. Nothing is taken before `take`. The digests of the members' full blocks
     must be known; those in `private` share nothing.
+
+    Sliding members need of a prefix only the blocks in the window after it, and like long ones they get blocks for
+    their first tokens only: `chunk` is what they compute in a step at most. Long members share nothing, and when they
+    come back from the host only their latest blocks are loaded.
     """
 
-    def __init__(self, members: list[Sequence], pool: BlockPool, private: Collection[Sequence] = ()) -> None:
+    def __init__(
+        self,
+        members: list[Sequence],
+        pool: BlockPool,
+        capacity: Capacity,
+        chunk: int,
+        private: Collection[Sequence] = (),
+    ) -> None:
         self.members = members
         self._pool = pool
+        self._capacity = capacity
+        self._long = members[0].request.long
+        self._bound = capacity.pace if self._long else capacity.bound(chunk)
         self._found: set[int] = set()
         self._new = 0
         self._computing: dict[bytes, int] = {}  # digest -> slot, see `_slots`
@@ -35,8 +50,9 @@ class Placement:
 
     @property
     def needed(self) -> int:
-        """Available blocks that `take` uses up."""
-        return self._new + sum(self._pool.refs[block] == 0 for block in self._found)
+        """Available blocks that `take` uses up, and those that long members take next."""
+        ahead = max(0, self._capacity.share - self._new) if self._long else 0
+        return self._new + ahead + sum(self._pool.refs[block] == 0 for block in self._found)
 
     def take(self) -> list[tuple[int, int]]:
         """Fill the tables. Returns the (host block, device block) copies to make. `OutOfBlocks` unless `needed` fit."""
@@ -44,52 +60,78 @@ class Placement:
         self._pool.acquire(found)  # or the allocation might evict them
         fresh = self._pool.allocate(self._new)
         for member, slots in zip(self.members, self._slots, strict=True):
-            member.table.adopt(slot if slot > 0 else fresh[-slot - 1] for slot in slots)
+            first = _first_held(slots)
+            member.table.skip(first)
+            member.table.adopt(slot if slot > 0 else fresh[-slot - 1] for slot in slots[first:])
         self._pool.release([*found, *fresh])
         return [(host, fresh[-slot - 1]) for slot, host in self.loads.items()]
 
     def _compute(self, member: Sequence, private: bool) -> list[int]:
         size, length = member.table.block_size, member.length
-        slots: list[int] = []
-        shareable = [] if private else member.digests[1 : (length - 1) // size + 1]  # the last token is always computed
-        for digest in shareable:
-            slot = self._find(digest) or self._computing.get(digest)
-            if slot is None:
-                break
-            slots.append(slot)
+        shareable = member.digests[1 : (length - 1) // size + 1]  # the last token is always computed
+        slots = [] if private or self._long else self._prefix(shareable, size)
+        self._found.update(slot for slot in slots if slot > 0)
         self.shared.append(len(slots))
         self.recomputed += max(0, member.peak - len(slots) * size)
-        for digest in shareable[len(slots) :]:
+        end = self._end(slots, length, size)
+        for digest in shareable[len(slots) : end]:
             slots.append(self._add())
             self._computing.setdefault(digest, slots[-1])
-        slots += [self._add() for _ in range(-(-length // size) - len(slots))]
-        return slots
+        return slots + [self._add() for _ in range(end - len(slots))]
+
+    def _prefix(self, digests: list[bytes], size: int) -> list[int]:
+        """The longest prefix of which everything is there that is seen from its end."""
+        found: list[int] = []
+        best = run = 0
+        for end, digest in enumerate(digests, 1):
+            slot = self._find(digest) or self._computing.get(digest, NULL_BLOCK)
+            if slot == NULL_BLOCK and not self._capacity.slides:
+                break
+            found.append(slot)
+            run = 0 if slot == NULL_BLOCK else run + 1
+            if run >= end - self._capacity.unseen(end * size):
+                best = end
+        first = self._capacity.unseen(best * size)
+        return [NULL_BLOCK] * first + found[first:best]
 
     def _load(self, member: Sequence) -> list[int]:
         size = member.table.block_size
         full = member.computed // size
-        slots = []
-        for position, host in enumerate(member.host):
+        cold = max(0, len(member.host) - max(1, self._bound // len(self.members))) if self._long else 0
+        slots = [NULL_BLOCK] * cold
+        for position, host in enumerate(member.host[cold:], cold):
             source = member.digests[position + 1] if position < full else host
+            if host == NULL_BLOCK:
+                slots.append(NULL_BLOCK)
+                continue
             slot = (position < full and self._find(source)) or self._loading.get(source)
             if not slot:
                 slot = self._loading[source] = self._add()
                 self.loads[slot] = host
                 self.restored += min(size, member.computed - position * size)
+            elif slot > 0:
+                self._found.add(slot)
             slots.append(slot)
         self.shared.append(full)
         length = member.computed if member.decodes else member.length
-        return slots + [self._add() for _ in range(-(-length // size) - len(slots))]
+        return slots + [self._add() for _ in range(self._end(slots, length, size) - len(slots))]
+
+    def _end(self, slots: list[int], length: int, size: int) -> int:
+        """How many entries a table gets whose first ones are `slots`."""
+        end = -(-length // size)
+        if not self._long and not self._capacity.slides:
+            return end
+        return max(len(slots), min(end, _first_held(slots) + self._bound))
 
     def _find(self, digest: bytes | int) -> int | None:
         """A block with this content that exists, or is about to be loaded."""
         assert isinstance(digest, bytes)
-        block = self._pool.find(digest)
-        if block is None:
-            return self._loading.get(digest)
-        self._found.add(block)
-        return block
+        return self._pool.find(digest) or self._loading.get(digest)
 
     def _add(self) -> int:
         self._new += 1
         return -self._new
+
+
+def _first_held(slots: list[int]) -> int:
+    return next((entry for entry, slot in enumerate(slots) if slot != NULL_BLOCK), len(slots))

@@ -51,10 +51,15 @@ class SequenceStep:
     when parallel sequences leave a prompt together. `prompt_logprobs` asks for log-probabilities of the tokens that
     follow each computed position inside the prompt (`targets[i]` is the token after position `start + i`).
 
+    The table's leading entries may be the null block. Past `len(cold)` nobody reads them: they lie left of the sliding
+    window. The first `len(cold)` are blocks of a long sequence that the device does not hold: `cold` names the host
+    blocks in their place, and a runner that `reads_host` attends to them as to any other. One that this step swaps
+    out may be read in its device block still.
+
     `stay` numbers one stay of one sequence in the running batch, from the step that admits it to its end or its
     preemption; no other stay ever has that number. Between two steps of a stay the block table only grows, or gets a
-    copy of the block that is written next: a runner that remembers the stay needs to look at nothing else. 0 is a step
-    that nobody should remember.
+    copy of the block that is written next, or loses leading entries as above: a runner that remembers the stay needs
+    to look at nothing else. 0 is a step that nobody should remember.
 
     A decode whose token the step before this one chooses has `tokens` [`UNKNOWN`]. `follows` is then the position of
     that token among all samples of the plan launched last, counted through its sequences and their `samples`: the
@@ -70,6 +75,7 @@ class SequenceStep:
     targets: Sequence[int] = ()
     stay: int = 0
     follows: int | None = None
+    cold: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -167,9 +173,10 @@ class ModelRunner(Protocol):
     """What the engine asks of a model. The attributes are fixed after construction.
 
     `num_blocks` and `num_host_blocks` (0: no swapping) count the null block 0, which is never handed out. `kv_dtype`
-    names the type of the KV cache. `speeds` is None if they were not measured. `asynchronous` says that `launch`
-    returns before the step is computed. Only then does the engine run one step ahead, and only such a runner meets
-    steps that follow others.
+    names the type of the KV cache. `window`: tokens that a query sees in every layer, 0 if some layer sees all.
+    `reads_host`: whether it takes `cold` blocks. `speeds` is None if they were not measured. `asynchronous` says that
+    `launch` returns before the step is computed. Only then does the engine run one step ahead, and only such a runner
+    meets steps that follow others.
     """
 
     num_blocks: int
@@ -178,6 +185,8 @@ class ModelRunner(Protocol):
     kv_dtype: str
     max_model_len: int
     vocab_size: int
+    window: int
+    reads_host: bool
     speeds: Speeds | None
     asynchronous: bool
 

@@ -40,19 +40,22 @@ class Planner:
         self._residency = roster.residency
         self._pool = roster.residency.pool
         self._block_size = roster.residency.cache.block_size
-        self._running, self._waiting = roster.running, roster.waiting
+        self._running = roster.running
         self._token_budget = token_budget
         self._planned: list[Sequence] = []
         self._sitting_out = False  # somebody waits for blocks that the step under way sets free
 
-    def plan(self) -> tuple[StepPlan, list[Sequence]]:
-        """The next step, and the sequences of its steps in their order."""
+    def plan(self, *, ahead: bool) -> tuple[StepPlan, list[Sequence]]:
+        """The next step, and the sequences of its steps in their order. `ahead`: another step is under way."""
         plan, self._planned = StepPlan([], 0), []
         self._sitting_out = False
         self._roster.make_way(plan)
         preemptions = self._residency.decisions.total()
         self._plan_decodes(plan)
         self._plan_prompts(plan, admit=self._residency.decisions.total() == preemptions)
+        while not ahead and self._is_stuck(plan):
+            self._give_way(plan)
+            self._plan_prompts(plan, admit=False)
         self._leave_prompts(plan)
         return plan, self._planned
 
@@ -107,6 +110,8 @@ class Planner:
         """Preempt others until every member can take its next block. False if none of them can run in this step: they
         gave way themselves, or what they need is still being copied. True as well when some of them gave way."""
         needed = self._residency.growth(members)
+        if needed:
+            self._residency.recede(members, needed, plan)
         while needed and (self._sitting_out or self._pool.available < needed):
             if self._sitting_out or self._pool.available + self._pool.quarantined >= needed:
                 self._sitting_out = True
@@ -129,7 +134,7 @@ class Planner:
         position = 0
         while budget > 0:
             running = prefilling[position] if position < len(prefilling) else None
-            waiting = self._waiting.head() if admit else None
+            waiting = self._roster.next() if admit else None
             if waiting is not None and (running is None or waiting.order < running.order):
                 admit = self._admit(waiting.request, plan)
             elif running is not None:
@@ -137,6 +142,10 @@ class Planner:
                 position += 1
             else:
                 break
+
+    def _is_stuck(self, plan: StepPlan) -> bool:
+        """Whether prompts that found no block to go on with are all there is."""
+        return bool(self._running.prefilling) and not (self._planned or plan.swap_out or plan.swap_in)
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Whether the queue's head went, so that the next may be tried."""
@@ -147,11 +156,15 @@ class Planner:
             return True
 
     def _plan_chunk(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
-        """Compute up to `budget` tokens that are known but not computed. Their blocks are there since admission."""
+        """Compute up to `budget` tokens that are known but not computed. Their blocks are there since admission, but
+        sliding and long sequences compute those that they find blocks for. Returns how many that is."""
         request, start = sequence.request, sequence.computed
         length = sequence.length
-        sequence.computed = end = min(length, start + budget)
-        step = SequenceStep(sequence.slice(start, end), start, sequence.table.blocks, stay=sequence.stay)
+        sequence.computed = end = self._residency.stretch(sequence, min(length, start + budget), plan)
+        if end == start:
+            return 0
+        tokens = sequence.slice(start, end)
+        step = SequenceStep(tokens, start, sequence.table.blocks, stay=sequence.stay, cold=sequence.host)
         if end == length and request.rules.limit > 0:
             step.samples = sequence.samples()
         if request.prompt_scorer is sequence and start < len(request.prompt) - 1:
@@ -167,7 +180,7 @@ class Planner:
         samples = plan.num_decodes
         for sequence, step in zip(self._planned[samples:], plan.sequences[samples:], strict=True):
             if sequence.computed == sequence.length and sequence.request.beam is None:
-                for sample, decoding in enumerate((sequence, *self._running.fork(sequence)), samples):
+                for sample, decoding in enumerate((sequence, *self._roster.fork(sequence)), samples):
                     decoding.prepare_decode(sample)
             samples += len(step.samples)
 

@@ -30,6 +30,8 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
         token_budget=options.token_budget,
         max_running=options.max_running,
         num_host_blocks=runner.num_host_blocks,
+        window=runner.window,
+        reads_host=runner.reads_host,
         policy=preemption_policy(options, runner),
     )
     gc.freeze()  # what the model brought stays for good: later collections need not walk it

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from octavo_worker.decoding.stop import StopRules
-from octavo_worker.engine.admission import Limits, refusal
+from octavo_worker.engine.admission import Limits, refusal, shortage
 from octavo_worker.engine.roster import Roster
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 from octavo_worker.engine.timers import Timers
@@ -76,7 +76,9 @@ class Requests:
             vocab_size=self.limits.vocab_size,
         )
         self._arrivals += 1
-        request = Request(message, rules, self._arrivals, self.limits.pool_tokens)
+        request = Request(message, rules, self._arrivals, self.limits.room(message))
+        published = max(len(sequence.tokens) for sequence in message.sequences)
+        request.long = self.limits.capacity.is_long(len(message.prompt) + published)
         self._living[request.id] = request
         if request.deadline is not None:
             self._deadlines.add(request, request.deadline)
@@ -131,12 +133,15 @@ class Requests:
     # Ends
 
     def check_pool(self, sequence: Sequence) -> bool:
-        """Whether the sequence can go on at all: its request fails if no memory of this worker can hold it."""
-        if sequence.length <= self.limits.pool_tokens:
-            return True
-        message = f"{sequence.length} tokens exceed this worker's KV memory of {self.limits.pool_tokens} tokens"
-        self.fail(sequence.request, "pool_too_small", f"{message}: give it a larger cache or lower max_tokens")
-        return False
+        """Whether the sequence can go on, as a long one if need be: its request fails if the memory of this worker
+        cannot hold it."""
+        request, capacity = sequence.request, self.limits.capacity
+        if missing := shortage(sequence.length, request, capacity):
+            message = f"{sequence.length} tokens exceed {missing}, or lower max_tokens"
+            self.fail(request, "pool_too_small", message)
+            return False
+        request.long = request.long or capacity.is_long(sequence.length)
+        return True
 
     def fail_beams(self, request: Request) -> None:
         width = request.sampling.beam.width if request.sampling.beam else 0

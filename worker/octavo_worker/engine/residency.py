@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import StepPlan
-from octavo_worker.engine.sequence import Sequence
-from octavo_worker.memory.block_pool import BlockPool
+from octavo_worker.engine.sequence import Sequence, by_order
+from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
 from octavo_worker.memory.pins import PinnedPrefixes
 from octavo_worker.memory.prefix_cache import PrefixCache
@@ -36,16 +37,30 @@ class Residency:
     steps may be under way.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int, policy: PreemptionPolicy) -> None:
+    def __init__(
+        self, capacity: Capacity, num_blocks: int, num_host_blocks: int, policy: PreemptionPolicy, *, chunk: int
+    ) -> None:
+        self.capacity = capacity
         self.pool = BlockPool(num_blocks)
-        self.cache = PrefixCache(self.pool, block_size)
+        self.cache = PrefixCache(self.pool, capacity.block_size)
         self.pins = PinnedPrefixes(self.pool)
         self.host = BlockPool(num_host_blocks) if num_host_blocks else None
         self.decisions: Counter[Decision] = Counter()
-        self.swapped = 0  # sequences on the host
+        self._swapped: set[Sequence] = set()  # sequences that wait on the host
         self._policy = policy
-        self._block_size = block_size
+        self._chunk = chunk
+        self._block_size = capacity.block_size
         self.step = StepEffects(0)
+
+    @property
+    def swapped(self) -> int:
+        """Sequences that wait on the host."""
+        return len(self._swapped)
+
+    @property
+    def enough_blocks(self) -> int:
+        """Blocks that suffice for a sequence of any length."""
+        return self.capacity.bound(self._chunk)
 
     # Steps
 
@@ -71,10 +86,13 @@ class Residency:
     # Growing
 
     def publish(self, sequence: Sequence) -> None:
-        """Offer the blocks that are full once all planned steps are computed, as far as their tokens are known."""
+        """Offer the blocks that are full once all planned steps are computed, as far as their tokens are known. Not
+        those of long sequences: they would pass through the cache and leave nothing of it."""
+        if sequence.request.long:
+            return
         full = min(sequence.computed, sequence.length) // self._block_size
         self._extend_digests(sequence, full)
-        for slot in range(sequence.published, full):
+        for slot in range(max(sequence.published, sequence.table.start), full):
             self._offer(sequence.table.blocks[slot], sequence.digests[slot + 1])
         sequence.published = full
 
@@ -97,13 +115,96 @@ class Residency:
         elif table.is_shared(position):
             plan.copies.append(table.unshare(position))
 
+    def fork(self, sequence: Sequence, index: int) -> Sequence:
+        """A running sibling that shares all computed tokens, on the host, too."""
+        if sequence.host:
+            assert self.host is not None
+            self.host.acquire(sequence.host)
+        return sequence.fork(index)
+
+    # Receding
+
+    def recede(self, members: list[Sequence], growth: int, plan: StepPlan) -> None:
+        """Let go of what members of one group need not have on the device, before they take `growth` more blocks."""
+        if self.capacity.slides:
+            for member in members:
+                member.table.give_up(self.capacity.unseen(member.computed))
+            return
+        request = members[0].request
+        if request.beam is None and any(self.capacity.is_long(member.computed + 1) for member in members):
+            request.long = True
+        if request.long:
+            held = {block for member in members for block in member.table.held}
+            self._spill(members, len(held) + growth - self.capacity.share, plan)
+
+    def stretch(self, sequence: Sequence, end: int, plan: StepPlan) -> int:
+        """Make room for the tokens up to `end` of a prompt whose blocks were not all taken at once. Returns the end of
+        those for which there is room now."""
+        table, size = sequence.table, self._block_size
+        if not self.capacity.slides and not sequence.request.long:
+            return end
+        growth = table.missing(end)
+        if sequence.request.long:
+            growth = min(growth, self.capacity.pace)
+            last = table.start + self.capacity.share
+            self.recede([sequence], 2 * growth, plan)  # room for the next chunk, too: what leaves is free only then
+        else:
+            self.recede([sequence], growth, plan)
+            last = table.start + self.capacity.bound(self._chunk)
+        growth = max(0, min(growth, last - len(table.blocks), self.pool.available))
+        table.reserve(min(end, (len(table.blocks) + growth) * size))
+        return min(end, len(table.blocks) * size)
+
+    def _spill(self, members: list[Sequence], count: int, plan: StepPlan) -> None:
+        """Move `count` full blocks to the host, the oldest first, each once however many members share it. Fewer when
+        the host is full."""
+        assert self.host is not None
+        self._make_host_room(count)
+        count = min(count, self.host.available)
+        while count > 0:
+            entry = min(member.table.start for member in members)
+            leaving = [m for m in members if m.table.start == entry and entry < m.computed // self._block_size]
+            if not leaving:
+                return
+            blocks = list(dict.fromkeys(member.table.blocks[entry] for member in leaving))
+            if len(blocks) > self.host.available:
+                return
+            hosts = self.host.allocate(len(blocks))
+            image = dict(zip(blocks, hosts, strict=True))
+            self._copy_out(image, plan)
+            for member in leaving:
+                self._keep(member, [image[member.table.blocks[entry]]])
+                member.table.give_up(entry + 1)
+            self.host.release(hosts)
+            self.step.moved += leaving
+            count -= len(blocks)
+
+    def _make_host_room(self, count: int) -> None:
+        """Long sequences go before those that wait on the host: the last of these in order compute again."""
+        assert self.host is not None
+        for sequence in sorted(self._swapped, key=by_order, reverse=True):
+            if self.host.available >= count:
+                return
+            self.free(sequence)
+
+    def _copy_out(self, image: dict[int, int], plan: StepPlan) -> None:
+        assert self.host is not None
+        plan.swap_out += image.items()
+        self.pool.guard(image, self.step.number)
+        self.host.guard(image.values(), self.step.number)
+
+    def _keep(self, sequence: Sequence, hosts: list[int]) -> None:
+        assert self.host is not None
+        self.host.acquire(hosts)
+        sequence.host.extend(hosts)
+
     # Coming
 
     def place(self, members: list[Sequence], *, private: Sequence | None = None) -> Placement:
         """Find blocks for members that come in together; `private` must not be served from the cache."""
         for member in members:
             self._extend_digests(member, member.length // self._block_size)
-        return Placement(members, self.pool, () if private is None else (private,))
+        return Placement(members, self.pool, self.capacity, self._chunk, () if private is None else (private,))
 
     def enter(self, placement: Placement, plan: StepPlan) -> None:
         """Take what was found. The caller has made sure that it fits."""
@@ -149,10 +250,8 @@ class Residency:
     def free(self, sequence: Sequence) -> None:
         """Give all memory of a sequence back; whatever it is to do, it computes again."""
         sequence.table.free()
-        if sequence.host:
-            self._release_host(sequence)
-        sequence.computed = sequence.published = 0
-        sequence.decodes = False
+        self._release_host(sequence)
+        sequence.start_over()
 
     def _decide(self, members: list[Sequence]) -> Decision:
         alone = len(set(members[0].request.sequences.values())) == 1
@@ -160,40 +259,46 @@ class Residency:
             return Decision.NO_CHOICE  # a prompt may share blocks that its sibling has not computed yet
         held = Counter(block for member in members for block in self._stored(member))
         lost = sum(self.pool.refs[block] == count for block, count in held.items())
+        if lost:  # what they gave up before is computed again, too
+            lost += max(member.table.start for member in members)
         return self._policy.decide(Victim(len(held), lost * self._block_size), self.host)
 
     def _stored(self, sequence: Sequence) -> list[int]:
-        return sequence.table.blocks[: -(-sequence.computed // self._block_size)]
+        return sequence.table.blocks[sequence.table.start : -(-sequence.computed // self._block_size)]
 
     def _swap_out(self, members: list[Sequence], plan: StepPlan) -> None:
         """Copy the members' blocks to the host, each once however many members share it."""
         assert self.host is not None
-        blocks = list(dict.fromkeys(block for member in members for block in self._stored(member)))
+        stored = {member: self._stored(member) for member in members}
+        blocks = list(dict.fromkeys(block for held in stored.values() for block in held))
         hosts = self.host.allocate(len(blocks))
         image = dict(zip(blocks, hosts, strict=True))
-        plan.swap_out += image.items()
-        self.pool.guard(blocks, self.step.number)
-        self.host.guard(hosts, self.step.number)
-        for member in members:
-            member.host = [image[block] for block in self._stored(member)]
-            self.host.acquire(member.host)
+        self._copy_out(image, plan)
+        for member, held in stored.items():
+            member.host.extend([NULL_BLOCK] * (member.table.start - len(member.host)))
+            self._keep(member, [image[block] for block in held])
         self.host.release(hosts)
         for member in reversed(members):
             member.table.free()
         self.step.moved += members
-        self.swapped += len(members)
+        self._swapped.update(members)
 
     def _leave_host(self, sequence: Sequence) -> None:
         """The copies back begin: nobody may write to their sources before they are done."""
         assert self.host is not None
-        self.host.guard(sequence.host, self.step.number)
-        self._release_host(sequence)
+        cold = sequence.table.start if sequence.request.long else 0
+        hosts = [host for host in sequence.host[cold:] if host != NULL_BLOCK]
+        self.host.guard(hosts, self.step.number)
+        self.host.release(reversed(hosts))
+        del sequence.host[cold:]
+        self._swapped.remove(sequence)
 
     def _release_host(self, sequence: Sequence) -> None:
-        assert self.host is not None
-        self.host.release(reversed(sequence.host))
-        sequence.host = []
-        self.swapped -= 1
+        if sequence.host:
+            assert self.host is not None
+            self.host.release(host for host in reversed(sequence.host) if host != NULL_BLOCK)
+        sequence.host.clear()
+        self._swapped.discard(sequence)
 
     # The prefix cache
 
@@ -226,7 +331,9 @@ class Residency:
         self.pool.check_integrity([*(sequence.table.blocks for sequence in sequences), self.pins.blocks])
         if self.host is not None:
             self.host.check_integrity(sequence.host for sequence in sequences)
-        if any(sequence.host and sequence.table.blocks for sequence in sequences):
-            raise AssertionError("a sequence is on the device and on the host")
-        if sum(bool(sequence.host) for sequence in sequences) != self.swapped:
-            raise AssertionError("count of swapped sequences is wrong")
+        on_host = {sequence for sequence in sequences if sequence.host}
+        if {sequence for sequence in on_host if not sequence.table.blocks} != self._swapped:
+            raise AssertionError("swapped sequences are not those that are on the host alone")
+        for sequence in on_host - self._swapped:
+            if not sequence.request.long or len(sequence.host) != sequence.table.start:
+                raise AssertionError("host blocks of a running sequence are not those that its table lacks")

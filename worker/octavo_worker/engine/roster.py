@@ -8,7 +8,6 @@ from octavo_worker.engine.residency import Residency
 from octavo_worker.engine.running import RunningBatch
 from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.waiting import WaitingQueue
-from octavo_worker.memory.cost import Decision
 from octavo_worker.messages import RequestResumed
 
 
@@ -36,9 +35,17 @@ class Roster:
         """Changes with whoever comes, goes or gives way."""
         return len(self.running), len(self.waiting), self.residency.decisions.total()
 
+    def next(self) -> Sequence | None:
+        """Who is admitted next: the head of the queue. Only one long request runs at a time; others pass those that
+        wait for its end."""
+        head = self.waiting.head()
+        if head is None or not head.request.long or not self.running.has_long():
+            return head
+        return self.waiting.first(lambda sequence: not sequence.request.long)
+
     def make_way(self, plan: StepPlan) -> None:
         """Preempt requests of lower classes while they keep the head of the queue from a slot or from memory."""
-        head, pool = self.waiting.head(), self.residency.pool
+        head, pool = self.next(), self.residency.pool
         if head is None:
             return
         gang = head.request.members(State.WAITING) if len(self.running) else []
@@ -52,6 +59,8 @@ class Roster:
         gang = request.members(State.WAITING)
         if not self.residency.step.awaiting.isdisjoint(gang):
             return False
+        if request.long:  # one that computes has the device's share for itself
+            gang = [sequence for sequence in gang if sequence.host] or gang[:1]
         alone = len(self.running) == 0
         fitting = gang if self._enter(gang, plan) else []
         while alone and not fitting and len(gang) > 1 and request.beam is None:
@@ -133,20 +142,26 @@ class Roster:
             return
         for sequence in reversed(gang):
             self.running.remove(sequence)
-        if self.residency.evict(gang, plan) is not Decision.SWAP:
-            for sequence in gang:
-                self.stop_scoring(sequence)
+        self.residency.evict(gang, plan)
         if gang[0].request.beam is not None:
             gang[0].request.beam.withdraw()
         for sequence in reversed(gang):
             sequence.state = State.WAITING
             self.waiting.push(sequence)
 
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """Let a computed prompt decode. Its first index keeps the sequence, every other gets a fork, which is
+        returned."""
+        children = [self.residency.fork(sequence, index) for index in self.running.narrow(sequence)]
+        self.running.leave_prompt(sequence)
+        for child in children:
+            self.running.join(child)
+        return children
+
     def drop(self, sequence: Sequence) -> None:
         """A sequence that does not wait is over, whatever held it."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
-        self.stop_scoring(sequence)
         self.residency.free(sequence)
         sequence.state = State.FINISHED
 
@@ -161,10 +176,6 @@ class Roster:
                 sequence.reorder()
                 self.waiting.push(sequence)
         return request.priority > 0
-
-    def stop_scoring(self, sequence: Sequence) -> None:
-        if sequence.request.prompt_scorer is sequence:
-            sequence.request.prompt_scorer = None
 
 
 def _wants_scores(request: Request) -> bool:

@@ -54,15 +54,10 @@ class RunningBatch:
         self.width -= len(others)
         return others
 
-    def fork(self, sequence: Sequence) -> list[Sequence]:
-        """Let a computed prompt decode. Its first index keeps the sequence, every other gets a fork, which is
-        returned."""
-        children = [sequence.fork(index) for index in self.narrow(sequence)]
+    def leave_prompt(self, sequence: Sequence) -> None:
+        """A prompt is computed: it decodes from now on."""
         self.prefilling.remove(sequence)
         self._decode(sequence)
-        for child in children:
-            self.join(child)
-        return children
 
     def join(self, fork: Sequence) -> None:
         """A new fork decodes."""
@@ -81,6 +76,9 @@ class RunningBatch:
         (self.holding if sequence in self.holding else kind).remove(sequence)
         self.width -= sequence.width
         self.beams -= sequence.request.beam is not None
+
+    def has_long(self) -> bool:
+        return any(sequence.request.long for kind in (self.prefilling, self.decoding) for sequence in kind)
 
     def last(self) -> Request:
         """Who gives way when memory runs out: the request of the last sequence in order. Of a group that holds, at

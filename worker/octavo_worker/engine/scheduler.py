@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from octavo_worker.engine.admission import Limits
 from octavo_worker.engine.answers import Answers
+from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.plan import StepPlan, StepResult
 from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.requests import Requests
@@ -62,6 +63,8 @@ class Scheduler:
         max_running: int = 256,
         watermark: float = 0.01,
         num_host_blocks: int = 0,
+        window: int = 0,
+        reads_host: bool = False,
         policy: PreemptionPolicy | None = None,
         aging_s: float = 30.0,
         clock: Callable[[], float] = time.time,
@@ -70,9 +73,12 @@ class Scheduler:
             raise ValueError(
                 f"token_budget ({token_budget}) must exceed max_running ({max_running}), or prompts would starve"
             )
-        self.residency = Residency(num_blocks, block_size, num_host_blocks, policy or PreemptionPolicy())
+        capacity = Capacity(num_blocks - 1, block_size, max(0, num_host_blocks - 1) if reads_host else 0, window)
+        self.residency = Residency(
+            capacity, num_blocks, num_host_blocks, policy or PreemptionPolicy(), chunk=token_budget
+        )
         self.pool, self.cache = self.residency.pool, self.residency.cache
-        self.limits = Limits(max_model_len, vocab_size, max_running, self.pool.total * block_size)
+        self.limits = Limits(max_model_len, vocab_size, max_running, capacity)
         self._roster = Roster(self.residency, max_running=max_running, watermark=math.ceil(watermark * self.pool.total))
         self._requests = Requests(self._roster, self.limits, aging_s=aging_s, clock=clock)
         self._planner = Planner(self._roster, self._requests, token_budget)
@@ -192,7 +198,7 @@ class Scheduler:
         # took the room of others cannot run at all.
         while before != (before := self._roster.census()):
             effects = self.residency.begin_step()
-            plan, planned = self._planner.plan()
+            plan, planned = self._planner.plan(ahead=bool(self._flights))
             if planned or plan.swap_out or plan.swap_in:
                 self._flights.append(Flight(plan, planned, effects))
                 return plan

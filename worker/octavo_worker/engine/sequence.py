@@ -41,6 +41,7 @@ class Request:
         "deadline",
         "final",
         "id",
+        "long",
         "priority",
         "prompt",
         "prompt_logprobs",
@@ -66,6 +67,7 @@ class Request:
         self.beam: BeamGroup | None = None
         if message.sampling.beam is not None:
             self.beam = BeamGroup(BeamSearch(message.sampling.beam, rules), len(message.sequences))
+        self.long = False  # more than the device's memory holds: the rest of it is kept on the host
         self.started = False
         self.cached_tokens: int | None = None
         self.prompt_logprobs: list[Logprob | None] | None = None
@@ -91,7 +93,8 @@ class Sequence:
 
     `digests` belong to the prefix cache: the root, then one for each full block whose content is known; `published`
     counts the blocks that were offered to it. `host` are the blocks in CPU memory that hold the `computed` tokens of a
-    swapped sequence, whose table is empty meanwhile.
+    swapped sequence, whose table is empty meanwhile; of a long one that runs, those in place of the entries that its
+    table gave up.
     """
 
     __slots__ = (
@@ -176,11 +179,18 @@ class Sequence:
             for index in indices
         ]
 
+    def start_over(self) -> None:
+        """Nothing of it is computed any more, nor of the scores that it was computing."""
+        self.computed = self.published = 0
+        self.decodes = False
+        if self.request.prompt_scorer is self:
+            self.request.prompt_scorer = None
+
     def prepare_decode(self, sample: int = 0) -> None:
         """Make the step that is reused from now on, for one token at a time. `sample` of the step under way chooses the
         first of them, unless it is known."""
         self.sample = sample
-        self.step = SequenceStep([], 0, self.table.blocks, self.samples(), stay=self.stay)
+        self.step = SequenceStep([], 0, self.table.blocks, self.samples(), stay=self.stay, cold=self.host)
 
     def decode(self, sample: int) -> SequenceStep:
         """The step for the next token, the `sample`-th of its plan. It touches only what changes: this runs for every
@@ -202,7 +212,7 @@ class Sequence:
     def fork(self, index: int) -> Sequence:
         """A running sibling that shares all computed tokens."""
         child = Sequence(self.request, [index], list(self.output), self.table.fork())
-        child.digests = list(self.digests)
+        child.digests, child.host = list(self.digests), list(self.host)
         child.computed, child.published = self.computed, self.published
         child.state = State.RUNNING
         return child

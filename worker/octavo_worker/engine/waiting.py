@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 
 from octavo_worker.engine.sequence import Sequence, by_order
 
@@ -27,6 +28,10 @@ class WaitingQueue:
 
     def head(self) -> Sequence | None:
         return self._sequences[0] if self._sequences else None
+
+    def first(self, suits: Callable[[Sequence], bool]) -> Sequence | None:
+        """The first in order that `suits`. Costs those before it."""
+        return next(filter(suits, self._sequences), None)
 
     def remove(self, sequence: Sequence) -> None:
         """Call it before the order of the sequence changes. `ValueError` if it does not wait."""

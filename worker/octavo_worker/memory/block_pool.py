@@ -192,7 +192,7 @@ class BlockPool:
         counted = [0] * self.num_blocks
         for table in tables:
             for block in table:
-                counted[block] += 1
+                counted[block] += block != NULL_BLOCK
         for block, (expected, actual) in enumerate(zip(counted, self.refs, strict=True)):
             if expected != actual:
                 raise AssertionError(f"block {block} has {actual} references, tables hold {expected}")

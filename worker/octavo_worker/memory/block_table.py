@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo_worker.memory.block_pool import BlockPool
+from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
 
 
 class BlockTable:
     """Maps token positions to blocks: position p lives in `blocks[p // block_size]`.
 
-    `blocks` is append-only but for copy-on-write, and stays the same list object for the table's life, so that plans
-    may refer to it.
+    The first `start` entries are the null block: their blocks were given up, because nobody reads them any more or
+    because they are kept elsewhere. Otherwise `blocks` is append-only but for copy-on-write. It stays the same list
+    object for the table's life, so that plans may refer to it.
     """
 
-    __slots__ = ("_pool", "block_size", "blocks")
+    __slots__ = ("_pool", "block_size", "blocks", "start")
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self.block_size = block_size
         self.blocks: list[int] = []
+        self.start = 0
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that this table has a reference to."""
+        return self.blocks[self.start :]
 
     def missing(self, num_tokens: int) -> int:
         """Blocks to allocate before `num_tokens` tokens fit."""
@@ -31,6 +38,19 @@ class BlockTable:
         self._pool.acquire(blocks)
         self.blocks.extend(blocks)
 
+    def skip(self, count: int) -> None:
+        """Begin an empty table with `count` entries that it does not hold."""
+        self.blocks.extend([NULL_BLOCK] * count)
+        self.start = count
+
+    def give_up(self, end: int) -> None:
+        """Drop the references to the blocks before entry `end`, the oldest first: that is how they are evicted."""
+        end = min(end, len(self.blocks))
+        if end > self.start:
+            self._pool.release(self.blocks[self.start : end])
+            self.blocks[self.start : end] = [NULL_BLOCK] * (end - self.start)
+            self.start = end
+
     def reserve(self, num_tokens: int) -> None:
         """Make room for `num_tokens` tokens in all. `OutOfBlocks` changes nothing."""
         self.blocks.extend(self._pool.allocate(self.missing(num_tokens)))
@@ -38,7 +58,8 @@ class BlockTable:
     def fork(self) -> BlockTable:
         """A table that shares every block, the partly filled last one included."""
         child = BlockTable(self._pool, self.block_size)
-        child.adopt(self.blocks)
+        child.skip(self.start)
+        child.adopt(self.held)
         return child
 
     def is_shared(self, position: int) -> bool:
@@ -56,5 +77,6 @@ class BlockTable:
 
     def free(self) -> None:
         """Give all blocks back, the last first."""
-        self._pool.release(reversed(self.blocks))
+        self._pool.release(reversed(self.held))
         self.blocks.clear()
+        self.start = 0

@@ -27,8 +27,11 @@ class Batch:
     plans: dict[int, AttentionPlan] = field(default_factory=dict)
 
 
-def ragged_batch(sequences: list[SequenceStep], block_size: int, vocab_size: int) -> Batch:
-    """Raises `StepError` for a sequence with a token id outside the vocabulary."""
+def ragged_batch(sequences: list[SequenceStep], block_size: int, vocab_size: int, first_host_block: int = 0) -> Batch:
+    """Raises `StepError` for a sequence with a token id outside the vocabulary.
+
+    `first_host_block`: where host block 0 lies in the cache, for sequences with `cold` blocks.
+    """
     counts = np.array([len(s.tokens) for s in sequences])
     starts = np.array([s.start for s in sequences])
     query_start = np.zeros(len(sequences) + 1, np.int32)
@@ -42,6 +45,8 @@ def ragged_batch(sequences: list[SequenceStep], block_size: int, vocab_size: int
     for row, sequence, length in zip(block_tables, sequences, context_lens, strict=True):
         blocks = -(-int(length) // block_size)
         row[:blocks] = sequence.block_table[:blocks]
+        if sequence.cold:
+            row[: len(sequence.cold)] = np.array(sequence.cold) + first_host_block
 
     owner = np.repeat(np.arange(len(sequences)), counts)
     positions = np.arange(len(token_ids)) + (starts - query_start[:-1])[owner]

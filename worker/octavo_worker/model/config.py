@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -142,6 +142,12 @@ def _windows(config: PreTrainedConfig) -> list[int]:
     window = getattr(config, "sliding_window", None) or 0
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     return [window if kind == "sliding_attention" else 0 for kind in types]
+
+
+def common_window(windows: Iterable[int]) -> int:
+    """Tokens that a query sees in every layer; 0 if some layer (window 0) sees all."""
+    windows = list(windows)
+    return max(windows) if all(windows) else 0
 
 
 def _llama_like(config: PreTrainedConfig, max_model_len: int | None, **differences: Any) -> DecoderConfig:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.config import DecoderConfig, common_window
 from octavo_worker.model.weights import DecoderWeights, LayerWeights, Norm
 
 
@@ -72,6 +72,7 @@ class Decoder:
         self.num_kv_heads = config.num_kv_heads
         self.windows = sorted({layer.sliding_window for layer in config.layers})
         self.head_dim = config.head_dim
+        self.window = common_window(layer.sliding_window for layer in config.layers)
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self.buffers = Buffers.allocate(config, token_budget, self.dtype, self.device)

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from octavo_kernels import cuda, ops
+from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.files import model_folder
 from octavo_worker.model.config import DecoderConfig, decoder_config
@@ -37,18 +38,16 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
     model, wanted_len = load_model(options)
     cache_dtype = ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
     block_bytes = ops.block_bytes(model.num_layers, model.num_kv_heads, options.block_size, model.head_dim, cache_dtype)
-    num_blocks = pool_size(options, model, block_bytes, wanted_len)
-    max_model_len = min(wanted_len, (num_blocks - 1) * options.block_size)
-    if max_model_len < wanted_len:
-        log.warning(
-            "max_model_len clamped from %d to %d: that is what %d KV blocks hold. "
-            "Give more with --kv-cache-bytes or --num-blocks.",
-            wanted_len,
-            max_model_len,
-            num_blocks - 1,
-        )
+    held = min(wanted_len, model.window + options.token_budget) if model.window else wanted_len
+    num_blocks = pool_size(options, model, block_bytes, wanted_len, held)
     host_blocks = options.host_cache_bytes // block_bytes
     num_host_blocks = host_blocks + 1 if host_blocks else 0  # as everywhere, block 0 is never used
+    readable = host_blocks if model.device.type == "cpu" else 0
+    capacity = Capacity(num_blocks - 1, options.block_size, readable, model.window)
+    max_model_len = min(wanted_len, capacity.longest or wanted_len)
+    if max_model_len < wanted_len:
+        message = "max_model_len clamped from %d to %d, which is what the KV memory holds: %s"
+        log.warning(message, wanted_len, max_model_len, capacity)
     shape = (num_blocks, options.block_size, max_model_len)
     runner: PagedRunner | CudaRunner
     if model.device.type == "cuda":
@@ -143,17 +142,18 @@ def choose_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
     return dtype
 
 
-def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int) -> int:
+def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int, held: int) -> int:
     """Blocks of the KV cache, the null block included.
 
     `num_blocks` as given, else `kv_cache_bytes`, else what the device has room for: on the CPU 1 GiB or a quarter of
-    the memory available, whichever is less. Never more than `max_running` sequences of `max_model_len` tokens can fill.
+    the memory available, whichever is less. Never more than `max_running` sequences can fill that hold `held` of their
+    `max_model_len` tokens.
     """
     if options.num_blocks is not None:
         blocks = options.num_blocks
     else:
         budget = options.kv_cache_bytes or _room(options, model, max_model_len)
-        useful = options.max_running * -(-max_model_len // options.block_size) + 1
+        useful = options.max_running * -(-held // options.block_size) + 1
         blocks = min(budget // block_bytes, useful)
     if blocks < 2:
         raise ModelError(f"the KV cache has room for {blocks} blocks of {block_bytes} bytes; 2 are the least.")

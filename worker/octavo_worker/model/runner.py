@@ -43,6 +43,7 @@ class CausalModel(Protocol):
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    window: int  # tokens that a query sees in every layer; 0: all, in some layer
 
     def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None: ...
 
@@ -52,14 +53,16 @@ class CausalModel(Protocol):
 
 
 class PagedRunner:
-    """Runs plans on one device against one paged KV cache.
+    """Runs plans on the CPU against one paged KV cache.
 
-    `num_host_blocks` (0: none) more blocks lie in a second pool of the same layout, where preempted sequences wait.
-    `cache_dtype`: int8 or float8_e4m3fn instead of the model's.
+    `num_host_blocks` (0: none) more blocks are the host pool, where preempted sequences wait and long ones keep what
+    does not fit. Both pools are one piece of memory, so attention reads a cold block where it lies. `cache_dtype`: int8
+    or float8_e4m3fn instead of the model's.
     """
 
     asynchronous = False
     speeds: Speeds | None = None
+    reads_host = True
 
     def __init__(
         self,
@@ -77,11 +80,12 @@ class PagedRunner:
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = model.vocab_size
+        self.window = model.window
         shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
-        self.kv_cache = ops.empty_cache(num_blocks, *shape, cache_dtype or model.dtype, model.device)
-        self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
-        self.host_cache = self.kv_cache.new_empty((num_host_blocks, *self.kv_cache.shape[1:]), device="cpu")
-        model.bind(self.kv_cache, block_size, max_model_len)
+        both = ops.empty_cache(num_blocks + num_host_blocks, *shape, cache_dtype or model.dtype, model.device)
+        self.kv_dtype = str(both.dtype).removeprefix("torch.")
+        self.kv_cache, self.host_cache = both[:num_blocks], both[num_blocks:]
+        model.bind(both, block_size, max_model_len)
 
     def launch(self, plan: StepPlan) -> Done:
         """Computes the step. It fails with a `StepError` for a sequence whose tokens the model cannot embed."""
@@ -100,7 +104,7 @@ class PagedRunner:
             ops.copy_blocks(self.kv_cache, torch.tensor(plan.copies, dtype=torch.int64))
         if not plan.sequences:
             return StepResult([])
-        batch = ragged_batch(plan.sequences, self.block_size, self.vocab_size)
+        batch = ragged_batch(plan.sequences, self.block_size, self.vocab_size, self.num_blocks)
         last_rows = (batch.query_start[1:] - 1).tolist()
         sampled_rows = [row for row, s in zip(last_rows, plan.sequences, strict=True) if s.samples]
         prompt_rows = [

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 
 from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
+from octavo_worker.model.config import common_window
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
 NAME = "octavo_paged"
@@ -30,6 +31,7 @@ class Call:
     layer: int
     kv_heads: int
     head_dim: int
+    window: int
     problem: str | None
 
 
@@ -71,7 +73,7 @@ class TransformersModel:
         self.vocab_size = config.vocab_size
         self.num_layers = config.num_hidden_layers
         _attach(model, config, self.step)
-        self.num_kv_heads, self.head_dim = self._trial_run()
+        self.num_kv_heads, self.head_dim, self.window = self._trial_run()
 
     def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None:
         _check_rope(self.model.config.get_text_config(), max_model_len)
@@ -91,9 +93,9 @@ class TransformersModel:
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden.float()
 
-    def _trial_run(self) -> tuple[int, int]:
+    def _trial_run(self) -> tuple[int, int, int]:
         """One token through the model: every layer must call the attention function exactly once, in one shape, and
-        with nothing that it would have to ignore. Returns the KV heads and the size of a head."""
+        with nothing that it would have to ignore. Returns the KV heads, the size of a head and the common window."""
         ids = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
         with torch.inference_mode():
             self.model(input_ids=ids, position_ids=torch.zeros_like(ids), use_cache=False)
@@ -111,7 +113,7 @@ class TransformersModel:
             raise UnsupportedModel(
                 f"{name} has layers with different KV shapes {sorted(shapes)}; one shape is supported."
             )
-        return shapes.pop()
+        return *shapes.pop(), common_window(call.window for call in calls)
 
 
 def load_transformers(
@@ -161,7 +163,7 @@ def paged_attention(
     step, width = layer.step, value.shape[-1]
     if not step.caches:
         problem = _problem(layer, module, attention_mask, sliding_window, value.shape[-1] - key.shape[-1], others)
-        step.calls.append(Call(layer.index, key.shape[1], key.shape[3], problem))
+        step.calls.append(Call(layer.index, key.shape[1], key.shape[3], sliding_window or 0, problem))
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous(), None
     assert step.batch is not None
     batch, cache = step.batch, step.caches[layer.index]
