@@ -3,7 +3,7 @@
 // FlashAttention-2 (Dao 2023) on mma.sync: 128 packed rows (token x grouped head) against 64 keys at a time, two stages
 // of keys and values. Key tiles lie on absolute positions, so a row's result depends neither on how its prompt was cut
 // into chunks nor on its neighbours.
-#include "attention.cuh"
+#include "extend.cuh"
 
 namespace octavo {
 namespace {
@@ -23,25 +23,7 @@ constexpr int key_bytes = kKeys* D * 2;
 template <int D>
 constexpr int query_bytes = kExtendRows* D * 2;
 
-struct Tile {
-  ExtendItem item;
-  int head, group;
-  int begin, end;  // keys that any row sees; begin is a multiple of kKeys
-  int offset;      // query i sees keys up to offset + i
-
-  __device__ Tile(const AttentionArgs& a, int index) {
-    item = a.extend[index / a.kv_heads];
-    head = index % a.kv_heads;
-    group = a.heads / a.kv_heads;
-    offset = item.context - item.queries;
-    const int last = min(item.queries - 1, (item.tile * kExtendRows + kExtendRows - 1) / group);
-    end = max(0, offset + last + 1);
-    begin = a.window > 0 ? max(0, lowest(a, item.tile * kExtendRows / group)) / kKeys * kKeys : 0;
-  }
-  __device__ int lowest(const AttentionArgs& a, int query) const {
-    return a.window > 0 ? offset + query - a.window + 1 : 0;
-  }
-};
+using Tile = ExtendTile<kKeys>;
 
 template <class T, int D>
 __device__ void load_queries(const AttentionArgs& a, const Tile& t, uint32_t queries) {
@@ -194,9 +176,7 @@ __global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? kResident : 1) exten
   [[maybe_unused]] uint32_t parity = 0;
 
   for (int round = 0; round * int(gridDim.x) < total; ++round) {
-    // Back and forth: whoever got the longest tile of one round gets the shortest of the next.
-    const int place = round % 2 ? int(gridDim.x) - 1 - int(blockIdx.x) : int(blockIdx.x);
-    const int index = round * int(gridDim.x) + place;
+    const int index = extend_place(round);
     if (index >= total) continue;
     const Tile t(a, index);
     load_queries<T, D>(a, t, queries);
@@ -329,6 +309,9 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t extend_attention(const AttentionArgs& a, cudaStream_t stream) {
+#if OCTAVO_HOPPER
+  if (cudaError_t error = extend_attention_wgmma(a, stream); error != cudaErrorInvalidValue) return error;
+#endif
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     switch (a.head_dim) {

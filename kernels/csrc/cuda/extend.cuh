@@ -1,0 +1,39 @@
+// What the two kernels for many query rows share.
+#pragma once
+
+#include "attention.cuh"
+
+namespace octavo {
+
+// One tile of packed query rows (token x grouped head) of one KV head, and the keys that its rows see.
+template <int kKeys>
+struct ExtendTile {
+  ExtendItem item;
+  int head, group;
+  int begin, end;  // keys that any row sees; begin is a multiple of kKeys
+  int offset;      // query i sees keys up to offset + i
+
+  __device__ ExtendTile(const AttentionArgs& a, int index) {
+    item = a.extend[index / a.kv_heads];
+    head = index % a.kv_heads;
+    group = a.heads / a.kv_heads;
+    offset = item.context - item.queries;
+    const int last = min(item.queries - 1, (item.tile * kExtendRows + kExtendRows - 1) / group);
+    end = max(0, offset + last + 1);
+    begin = a.window > 0 ? max(0, lowest(a, item.tile * kExtendRows / group)) / kKeys * kKeys : 0;
+  }
+  __device__ int lowest(const AttentionArgs& a, int query) const {
+    return a.window > 0 ? offset + query - a.window + 1 : 0;
+  }
+};
+
+// The place of an item in its list that a block takes in a round. Back and forth: whoever got the longest tile of one
+// round gets the shortest of the next.
+__device__ inline int extend_place(int round) {
+  return round * int(gridDim.x) + (round % 2 ? int(gridDim.x) - 1 - int(blockIdx.x) : int(blockIdx.x));
+}
+
+// The kernel for Hopper, in builds for 90a. cudaErrorInvalidValue: it does not cover these arguments.
+cudaError_t extend_attention_wgmma(const AttentionArgs&, cudaStream_t);
+
+}  // namespace octavo

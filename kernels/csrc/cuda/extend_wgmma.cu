@@ -1,0 +1,422 @@
+// Paged attention for many query rows on Hopper (sm_90a).
+//
+// FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2): one producer warpgroup brings queries, keys and values, two
+// consumer warpgroups of 64 rows each multiply. While the tensor cores run one tile's weights times values, a consumer
+// already has the next tile's scores under way, and the two consumers take turns at the tensor cores, so that one's
+// softmax runs under the other's products. Tiles of 128 keys lie on absolute positions and are walked from the last to
+// the first: a row's result depends neither on how its prompt was cut into chunks nor on its neighbours.
+//
+// The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), so a box of
+// 64 columns lands in shared memory ready for them.
+#include "extend.cuh"
+#include "wgmma.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kKeys = 128;
+constexpr int kWarpgroup = 128;                 // threads
+constexpr int kConsumers = 2;                   // warpgroups
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kRows = kExtendRows / kConsumers; // of one consumer
+constexpr int kColumns = 64;                    // of one swizzled row of 128 bytes
+constexpr int kLoaders = 2 * 32;                // threads that bring queries
+
+using Tile = ExtendTile<kKeys>;
+
+// Named barriers; 0 is __syncthreads.
+enum Named { kTurn = 1, kCleared = 3 };
+
+// Shared memory: every tile is [D / 64][rows][64].
+template <int D>
+struct Layout {
+  static constexpr int kStages = D == 64 ? 4 : 2;
+  static constexpr int kParts = D / kColumns;
+  static constexpr int kQueryBytes = kExtendRows * D * 2, kTileBytes = kKeys * D * 2;
+  static constexpr int kKeysAt = 2 * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
+  static constexpr int kBarriersAt = kValuesAt + kStages * kTileBytes;
+  static constexpr int kBytes = kBarriersAt + 8 * (4 + 4 * kStages);
+};
+
+// A ring of buffers as one side sees it. `parity` is that of the phase to wait for.
+struct Ring {
+  uint32_t full, empty;  // barriers
+  int length, stage;
+  uint32_t parity;
+
+  __device__ Ring(uint32_t barriers, int stages) : full(barriers), empty(barriers + 8 * stages), length(stages), stage(0), parity(0) {}
+  __device__ uint32_t full_now() const { return full + 8 * stage; }
+  __device__ uint32_t empty_now() const { return empty + 8 * stage; }
+  __device__ void advance() {
+    if (++stage == length) stage = 0, parity ^= 1;
+  }
+};
+
+template <int D>
+struct Rings {
+  Ring queries, keys, values;
+  __device__ Rings(uint32_t shared)
+      : queries(shared + Layout<D>::kBarriersAt, 2),
+        keys(queries.full + 8 * 4, Layout<D>::kStages),
+        values(keys.full + 8 * 2 * Layout<D>::kStages, Layout<D>::kStages) {}
+};
+
+#if OCTAVO_WGMMA
+
+// One warp brings the tiles of keys, or of values, of all items of its block.
+template <int D>
+__device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int box, uint32_t tiles, Ring ring) {
+  using L = Layout<D>;
+  const int lane = threadIdx.x % 32, slices = kKeys / box, shift = __ffs(a.cache.block_size) - 1;
+  const int slice = lane % slices, part = lane / slices;
+  const int total = a.header->extend_items * a.kv_heads;
+  for (int round = 0; round * int(gridDim.x) < total; ++round) {
+    const int index = extend_place(round);
+    if (index >= total) continue;
+    const Tile t(a, index);
+    const int lowest = max(0, t.lowest(a, t.item.tile * kExtendRows / t.group));
+    for (int token = (t.end - 1) / kKeys * kKeys; t.end > 0 && token >= t.begin; token -= kKeys) {
+      const int position = token + slice * box;
+      const bool wanted = part < L::kParts && position < t.item.context && position + box > lowest;
+      const int block = wanted ? a.tables[t.item.sequence * a.table_stride + (position >> shift)] : 0;
+      const int boxes = __popc(__ballot_sync(~0u, wanted));
+      barrier_wait(ring.empty_now(), ring.parity ^ 1);
+      if (lane == 0) barrier_expect(ring.full_now(), boxes * box * kColumns * 2);
+      __syncwarp();
+      if (wanted)
+        copy_box(tiles + ring.stage * L::kTileBytes + part * (kKeys * kColumns * 2) + slice * box * kColumns * 2, map, part,
+                 position & (a.cache.block_size - 1), t.head, block, ring.full_now());
+      ring.advance();
+    }
+  }
+}
+
+// Two warps bring the queries: rows of a tile lie apart in memory.
+template <class T, int D>
+__device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring ring) {
+  using L = Layout<D>;
+  constexpr int units = D / 8;
+  const int total = a.header->extend_items * a.kv_heads;
+  for (int round = 0; round * int(gridDim.x) < total; ++round) {
+    const int index = extend_place(round);
+    if (index >= total) continue;
+    const Tile t(a, index);
+    barrier_wait(ring.empty_now(), ring.parity ^ 1);
+    const uint32_t target = queries + ring.stage * L::kQueryBytes;
+    for (int i = threadIdx.x % kLoaders; i < kExtendRows * units; i += kLoaders) {
+      const int row = i / units, unit = i % units, packed = t.item.tile * kExtendRows + row;
+      const int query = packed / t.group;
+      const bool real = query < t.item.queries;
+      const T* p = static_cast<const T*>(a.q);
+      if (real)
+        p += int64_t(t.item.query_row + query) * a.q_stride + (t.head * t.group + packed % t.group) * D + unit * 8;
+      copy16(target + (unit / 8 * kExtendRows + row) * (kColumns * 2) + ((unit ^ row) & 7) * 16, p, real);
+    }
+    commit_copies();
+    wait_copies<0>();
+    fence_bulk();
+    barrier_arrive_at(ring.full_now());
+    ring.advance();
+  }
+}
+
+// One consumer warpgroup's rows of one tile.
+template <class T, int D>
+struct Consumer {
+  using L = Layout<D>;
+  const AttentionArgs& a;
+  const uint32_t shared;
+  const int warpgroup, lane, row;  // row: of the tile, the first of this thread's two
+  const float unit;                // scores s stand for s * unit in the log2 domain
+  Rings<D> rings;
+  float o[D / 2], top[2], sum[2];
+  uint32_t weights[kKeys / 4];
+
+  __device__ Consumer(const AttentionArgs& args, uint32_t base)
+      : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32),
+        row(warpgroup * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4), unit(args.scale * kLog2e), rings(base) {}
+
+  __device__ void release(uint32_t barrier) {
+    if (lane == 0) barrier_arrive_at(barrier);
+  }
+
+  // Starts the scores of the next tile of keys.
+  __device__ void score(float (&s)[kKeys / 2]) {
+    const uint32_t q = shared + rings.queries.stage * L::kQueryBytes + warpgroup * (kRows * kColumns * 2);
+    const uint32_t k = shared + L::kKeysAt + rings.keys.stage * L::kTileBytes;
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) {
+      const int part = i / 4, step = i % 4 * 32;
+      const uint64_t rows = operand(q + part * (kExtendRows * kColumns * 2) + step, 1024);
+      const uint64_t columns = operand(k + part * (kKeys * kColumns * 2) + step, 1024);
+      if (i == 0)
+        wgmma_first(T{}, s, rows, columns);
+      else
+        wgmma(T{}, s, rows, columns);
+    }
+    products_commit();
+  }
+  // Starts adding the weighted values of the tile whose weights are at hand.
+  __device__ void weigh() {
+    const uint32_t v = shared + L::kValuesAt + rings.values.stage * L::kTileBytes;
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k)
+      wgmma_transposed(T{}, o, weights + 4 * k, operand(v + k * 2048, 1024, kKeys * kColumns * 2));
+    products_commit();
+  }
+
+  __device__ void mask(const Tile& t, int token, float (&s)[kKeys / 2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int query = (t.item.tile * kExtendRows + row + 8 * r) / t.group;
+      const int last = t.offset + query - token - lane % 4 * 2, low = t.lowest(a, query) - token - lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (n * 8 + i > last || n * 8 + i < low) s[n * 4 + 2 * r + i] = -INFINITY;
+    }
+  }
+
+  // Turns scores into weights; `factor` is what earlier results must be multiplied with.
+  __device__ void soften(const float (&s)[kKeys / 2], float (&p)[kKeys / 2], float (&factor)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float high = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+      for (int n = 1; n < kKeys / 8; ++n) high = fmaxf(high, fmaxf(s[n * 4 + 2 * r], s[n * 4 + 2 * r + 1]));
+      high = fmaxf(top[r], quad_max(high));
+      factor[r] = fast_exp2((top[r] - high) * unit);
+      top[r] = high;
+      const float shift = high * unit;
+      sum[r] *= factor[r];
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          p[n * 4 + 2 * r + i] = fast_exp2(s[n * 4 + 2 * r + i] * unit - shift);
+          sum[r] += p[n * 4 + 2 * r + i];
+        }
+    }
+  }
+  __device__ void pack_weights(const float (&p)[kKeys / 2]) {
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) weights[i] = pack<T>(p[2 * i], p[2 * i + 1]);
+  }
+  __device__ void rescale(const float (&factor)[2]) {
+    if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n * 4 + i] *= factor[i / 2];
+  }
+
+  // Rows of values outside [low, high) of the tile at hand are zeroed: their weight is zero, but 0 * NaN would be NaN.
+  __device__ void clear(int low, int high) {
+    const uint32_t v = shared + L::kValuesAt + rings.values.stage * L::kTileBytes;
+    for (int i = threadIdx.x - kWarpgroup; i < kKeys * D / 8; i += kConsumers * kWarpgroup) {
+      const int token = i / 8 % kKeys;
+      if (token < low || token >= high)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + i * 16), "r"(0) : "memory");
+    }
+    fence_bulk();
+    barrier_sync(kCleared, kConsumers * kWarpgroup);
+  }
+
+  // A further tile: its scores, and under them the previous tile's values.
+  template <bool masked>
+  __device__ void step(const Tile& t, int token) {
+    barrier_wait(rings.keys.full_now(), rings.keys.parity);
+    barrier_sync(kTurn + warpgroup, kConsumers * kWarpgroup);
+    float s[kKeys / 2], p[kKeys / 2], factor[2];
+    score(s);
+    weigh();
+    barrier_arrive(kTurn + 1 - warpgroup, kConsumers * kWarpgroup);
+    products_wait<1>(s);
+    release(rings.keys.empty_now());
+    rings.keys.advance();
+    if constexpr (masked) mask(t, token, s);
+    soften(s, p, factor);
+    const uint32_t weighed = rings.values.empty_now();
+    rings.values.advance();
+    // Weights are never negative, so this always waits; ptxas, which cannot know, keeps the softmax before the products' end.
+    if (!(sum[0] + sum[1] < 0.0f)) barrier_wait(rings.values.full_now(), rings.values.parity);
+    products_wait<0>(o);
+    release(weighed);
+    pack_weights(p);
+    rescale(factor);
+  }
+
+  __device__ void attend(const Tile& t) {
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
+    top[0] = top[1] = kNoScore, sum[0] = sum[1] = 0.0f;
+    barrier_wait(rings.queries.full_now(), rings.queries.parity);
+    if (t.end > t.begin) {
+      const int first_query = (t.item.tile * kExtendRows + warpgroup * kRows) / t.group;
+      const int last_query = (t.item.tile * kExtendRows + warpgroup * kRows + kRows - 1) / t.group;
+      const int lowest = t.lowest(a, t.item.tile * kExtendRows / t.group);
+      int token = (t.end - 1) / kKeys * kKeys;
+      float s[kKeys / 2], p[kKeys / 2], factor[2];
+      barrier_wait(rings.keys.full_now(), rings.keys.parity);
+      score(s);
+      products_wait<0>(s);
+      release(rings.keys.empty_now());
+      rings.keys.advance();
+      mask(t, token, s);
+      soften(s, p, factor);
+      pack_weights(p);
+      barrier_wait(rings.values.full_now(), rings.values.parity);
+      if (token + kKeys > t.item.context) clear(lowest - token, t.item.context - token);
+      for (token -= kKeys; token >= t.begin; token -= kKeys) {
+        if (token + kKeys - 1 > t.offset + first_query || token < t.lowest(a, last_query))
+          step<true>(t, token);
+        else
+          step<false>(t, token);
+      }
+      if (lowest > t.begin) clear(lowest - t.begin, t.item.context - t.begin);
+      weigh();
+      products_wait<0>(o);
+      release(rings.values.empty_now());
+      rings.values.advance();
+    }
+    release(rings.queries.empty_now());
+    rings.queries.advance();
+    store(t);
+  }
+
+  __device__ void store(const Tile& t) {
+    const int quad = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int packed = t.item.tile * kExtendRows + row + 8 * r;
+      const int query = packed / t.group, head = t.head * t.group + packed % t.group;
+      const float l = warp_sum<4>(sum[r]);
+      const bool real = query < t.item.queries;
+      const float factor = real ? normaliser(a, head, top[r] * unit, l) : 0.0f;
+      T* out = static_cast<T*>(a.out) + int64_t(t.item.query_row + query) * a.out_stride + head * D;
+#pragma unroll
+      for (int n = 0; n < D / 8; n += 4) {
+        // The four lanes that share a row hold two columns each of four groups of eight: turned to one group each.
+        uint32_t w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[i] = pack<T>(o[(n + i) * 4 + 2 * r] * factor, o[(n + i) * 4 + 2 * r + 1] * factor);
+        exchange(w[0], w[1], 1), exchange(w[2], w[3], 1);
+        exchange(w[0], w[2], 2), exchange(w[1], w[3], 2);
+        if (real) *reinterpret_cast<uint4*>(out + (n + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+      }
+    }
+  }
+  // The lane with `bit` clear gives its second word for the other's first.
+  __device__ void exchange(uint32_t& first, uint32_t& second, int bit) {
+    const bool upper = lane & bit;
+    const uint32_t received = __shfl_xor_sync(~0u, upper ? first : second, bit);
+    (upper ? first : second) = received;
+  }
+};
+
+#endif
+
+template <class T, int D>
+__global__ void __launch_bounds__(kThreads, 1)
+    extend_wgmma_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ CUtensorMap keys,
+                        const __grid_constant__ CUtensorMap values, int box) {
+#if OCTAVO_WGMMA
+  using L = Layout<D>;
+  extern __shared__ __align__(1024) char memory[];
+  const uint32_t shared = shared_address(memory);
+  const Rings<D> rings(shared);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) barrier_init(rings.queries.full + 8 * i, kLoaders), barrier_init(rings.queries.empty + 8 * i, 4 * kConsumers);
+    for (int i = 0; i < L::kStages; ++i) {
+      barrier_init(rings.keys.full + 8 * i, 1), barrier_init(rings.keys.empty + 8 * i, 4 * kConsumers);
+      barrier_init(rings.values.full + 8 * i, 1), barrier_init(rings.values.empty + 8 * i, 4 * kConsumers);
+    }
+    fence_bulk();
+  }
+  __syncthreads();
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  const int warp = threadIdx.x / 32;
+  if (warp < 4) {
+    give_registers<40>();
+    if (warp == 0)
+      bring_tiles<D>(a, keys, box, shared + L::kKeysAt, rings.keys);
+    else if (warp == 1)
+      bring_tiles<D>(a, values, box, shared + L::kValuesAt, rings.values);
+    else
+      bring_queries<T, D>(a, shared, rings.queries);
+  } else {
+    take_registers<232>();
+    Consumer<T, D> consumer(a, shared);
+    if (consumer.warpgroup == 1) barrier_arrive(kTurn, kConsumers * kWarpgroup);
+    const int total = a.header->extend_items * a.kv_heads;
+    for (int round = 0; round * int(gridDim.x) < total; ++round) {
+      const int index = extend_place(round);
+      if (index < total) consumer.attend(Tile(a, index));
+    }
+  }
+#endif
+}
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's function, without linking to the driver.
+cudaError_t find_encode(Encode& encode) {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found);
+  encode = reinterpret_cast<Encode>(address);
+  return error == cudaSuccess && !address ? cudaErrorSymbolNotFound : error;
+}
+
+// The cache of one layer as [blocks][heads][tokens][D / 64][64], read in boxes of `box` tokens by 64 columns.
+cudaError_t describe_tensor(CUtensorMap& map, const AttentionArgs& a, int64_t offset, int box) {
+  static Encode encode = nullptr;
+  if (!encode)
+    if (cudaError_t error = find_encode(encode); error != cudaSuccess) return error;
+  const cuuint64_t sizes[] = {kColumns, cuuint64_t(a.head_dim / kColumns), cuuint64_t(a.cache.block_size),
+                              cuuint64_t(a.kv_heads), cuuint64_t(1) << 31};
+  const cuuint64_t strides[] = {kColumns * 2, cuuint64_t(a.head_dim) * 2, cuuint64_t(a.cache.head_stride) * 2,
+                                cuuint64_t(a.cache.block_stride) * 2};
+  const cuuint32_t boxes[] = {kColumns, 1, cuuint32_t(box), 1, 1}, steps[] = {1, 1, 1, 1, 1};
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, static_cast<char*>(a.cache.data) + offset * 2, sizes, strides, boxes,
+             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+
+template <class T, int D>
+cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t stream) {
+  const int box = a.cache.block_size < kKeys ? a.cache.block_size : kKeys;
+  CUtensorMap keys, values;
+  cudaError_t error = describe_tensor(keys, a, 0, box);
+  if (error == cudaSuccess) error = describe_tensor(values, a, a.cache.kv_stride, box);
+  if (error != cudaSuccess) return error;
+  auto kernel = extend_wgmma_kernel<T, D>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<D>::kBytes);
+  if (error != cudaSuccess) return error;
+  return launch_after(kernel, dim3(device.multiprocessors), kThreads, Layout<D>::kBytes, stream, a, keys, values, box);
+}
+
+}  // namespace
+
+cudaError_t extend_attention_wgmma(const AttentionArgs& a, cudaStream_t stream) {
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  if (device.major != 9 || a.softcap > 0.0f) return cudaErrorInvalidValue;
+  return with_half(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    switch (a.head_dim) {
+      case 64: return launch<T, 64>(a, device, stream);
+      case 128: return launch<T, 128>(a, device, stream);
+      default: return cudaErrorInvalidValue;
+    }
+  });
+}
+
+}  // namespace octavo
