@@ -206,7 +206,6 @@ struct Consumer {
     for (int i = 0; i < kKeys / 4; ++i) weights[i] = pack<T>(p[2 * i], p[2 * i + 1]);
   }
   __device__ void rescale(const float (&factor)[2]) {
-    if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n)
 #pragma unroll
