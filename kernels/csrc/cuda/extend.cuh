@@ -22,15 +22,22 @@ struct ExtendTile {
     end = max(0, offset + last + 1);
     begin = a.window > 0 ? max(0, lowest(a, item.tile * kExtendRows / group)) / kKeys * kKeys : 0;
   }
+  // The last tile of keys. There is always one, be all of it masked: a row without keys gives zeros.
+  __device__ int last() const { return max(end - 1, begin) / kKeys * kKeys; }
   __device__ int lowest(const AttentionArgs& a, int query) const {
     return a.window > 0 ? offset + query - a.window + 1 : 0;
   }
 };
 
-// The place of an item in its list that a block takes in a round. Back and forth: whoever got the longest tile of one
+// The place in its list of the item that a block takes in a round. Back and forth: whoever got the longest tile of one
 // round gets the shortest of the next.
 __device__ inline int extend_place(int round) {
   return round * int(gridDim.x) + (round % 2 ? int(gridDim.x) - 1 - int(blockIdx.x) : int(blockIdx.x));
+}
+// Rounds in which there is an item for this block.
+__device__ inline int extend_rounds(int items) {
+  const int whole = items / int(gridDim.x);
+  return whole + (extend_place(whole) < items);
 }
 
 // The kernel for Hopper, in builds for 90a. cudaErrorInvalidValue: it does not cover these arguments.

@@ -69,13 +69,11 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
   using L = Layout<D>;
   const int lane = threadIdx.x % 32, slices = kKeys / box, shift = __ffs(a.cache.block_size) - 1;
   const int slice = lane % slices, part = lane / slices;
-  const int total = a.header->extend_items * a.kv_heads;
-  for (int round = 0; round * int(gridDim.x) < total; ++round) {
-    const int index = extend_place(round);
-    if (index >= total) continue;
-    const Tile t(a, index);
+  const int rounds = extend_rounds(a.header->extend_items * a.kv_heads);
+  for (int round = 0; round < rounds; ++round) {
+    const Tile t(a, extend_place(round));
     const int lowest = max(0, t.lowest(a, t.item.tile * kExtendRows / t.group));
-    for (int token = (t.end - 1) / kKeys * kKeys; t.end > 0 && token >= t.begin; token -= kKeys) {
+    for (int token = t.last(); token >= t.begin; token -= kKeys) {
       const int position = token + slice * box;
       const bool wanted = part < L::kParts && position < t.item.context && position + box > lowest;
       const int block = wanted ? a.tables[t.item.sequence * a.table_stride + (position >> shift)] : 0;
@@ -95,22 +93,21 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
 template <class T, int D>
 __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring ring) {
   using L = Layout<D>;
-  constexpr int units = D / 8;
-  const int total = a.header->extend_items * a.kv_heads;
-  for (int round = 0; round * int(gridDim.x) < total; ++round) {
-    const int index = extend_place(round);
-    if (index >= total) continue;
-    const Tile t(a, index);
+  constexpr int units = D / 8, step = kLoaders / units;
+  const int thread = threadIdx.x % kLoaders, unit = thread % units;
+  const int rounds = extend_rounds(a.header->extend_items * a.kv_heads);
+  for (int round = 0; round < rounds; ++round) {
+    const Tile t(a, extend_place(round));
+    const int first = t.item.tile * kExtendRows + thread / units;
+    int query = first / t.group, head = first % t.group;
+    const T* row = static_cast<const T*>(a.q) + t.item.query_row * a.q_stride + t.head * t.group * D + unit * 8;
     barrier_wait(ring.empty_now(), ring.parity ^ 1);
-    const uint32_t target = queries + ring.stage * L::kQueryBytes;
-    for (int i = threadIdx.x % kLoaders; i < kExtendRows * units; i += kLoaders) {
-      const int row = i / units, unit = i % units, packed = t.item.tile * kExtendRows + row;
-      const int query = packed / t.group;
+    const uint32_t target = queries + ring.stage * L::kQueryBytes + unit / 8 * (kExtendRows * kColumns * 2);
+    for (int i = thread / units; i < kExtendRows; i += step) {
       const bool real = query < t.item.queries;
-      const T* p = static_cast<const T*>(a.q);
-      if (real)
-        p += int64_t(t.item.query_row + query) * a.q_stride + (t.head * t.group + packed % t.group) * D + unit * 8;
-      copy16(target + (unit / 8 * kExtendRows + row) * (kColumns * 2) + ((unit ^ row) & 7) * 16, p, real);
+      copy16(target + i * (kColumns * 2) + ((unit ^ i) & 7) * 16, real ? row + query * a.q_stride + head * D : row, real);
+      query += step / t.group, head += step % t.group;
+      if (head >= t.group) head -= t.group, ++query;
     }
     commit_copies();
     wait_copies<0>();
@@ -248,42 +245,60 @@ struct Consumer {
     rescale(factor);
   }
 
-  __device__ void attend(const Tile& t) {
+  // Everything of an item but its first tile's scores, which are at hand, and its last tile's values.
+  __device__ void attend(const Tile& t, float (&s)[kKeys / 2]) {
+    const int first_query = (t.item.tile * kExtendRows + warpgroup * kRows) / t.group;
+    const int last_query = (t.item.tile * kExtendRows + warpgroup * kRows + kRows - 1) / t.group;
+    const int lowest = t.lowest(a, t.item.tile * kExtendRows / t.group);
+    int token = t.last();
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
     top[0] = top[1] = kNoScore, sum[0] = sum[1] = 0.0f;
+    float p[kKeys / 2], factor[2];
+    mask(t, token, s);
+    soften(s, p, factor);
+    pack_weights(p);
+    barrier_wait(rings.values.full_now(), rings.values.parity);
+    if (token + kKeys > t.item.context) clear(lowest - token, t.item.context - token);
+    for (token -= kKeys; token >= t.begin; token -= kKeys) {
+      if (token + kKeys - 1 > t.offset + first_query || token < t.lowest(a, last_query))
+        step<true>(t, token);
+      else
+        step<false>(t, token);
+    }
+    if (lowest > t.begin) clear(lowest - t.begin, t.item.context - t.begin);
+  }
+
+  // All items of the block. An item's last values are multiplied under the next one's first scores.
+  __device__ void run(int rounds) {
+    if (rounds == 0) return;
+    float s[kKeys / 2];
     barrier_wait(rings.queries.full_now(), rings.queries.parity);
-    if (t.end > t.begin) {
-      const int first_query = (t.item.tile * kExtendRows + warpgroup * kRows) / t.group;
-      const int last_query = (t.item.tile * kExtendRows + warpgroup * kRows + kRows - 1) / t.group;
-      const int lowest = t.lowest(a, t.item.tile * kExtendRows / t.group);
-      int token = (t.end - 1) / kKeys * kKeys;
-      float s[kKeys / 2], p[kKeys / 2], factor[2];
-      barrier_wait(rings.keys.full_now(), rings.keys.parity);
-      score(s);
-      products_wait<0>(s);
+    barrier_wait(rings.keys.full_now(), rings.keys.parity);
+    score(s);
+    products_wait<0>(s);
+    for (int round = 0; round < rounds; ++round) {
+      const Tile t(a, extend_place(round));
+      const bool more = round + 1 < rounds;
       release(rings.keys.empty_now());
       rings.keys.advance();
-      mask(t, token, s);
-      soften(s, p, factor);
-      pack_weights(p);
-      barrier_wait(rings.values.full_now(), rings.values.parity);
-      if (token + kKeys > t.item.context) clear(lowest - token, t.item.context - token);
-      for (token -= kKeys; token >= t.begin; token -= kKeys) {
-        if (token + kKeys - 1 > t.offset + first_query || token < t.lowest(a, last_query))
-          step<true>(t, token);
-        else
-          step<false>(t, token);
+      attend(t, s);
+      release(rings.queries.empty_now());
+      rings.queries.advance();
+      if (more) {
+        barrier_wait(rings.queries.full_now(), rings.queries.parity);
+        barrier_wait(rings.keys.full_now(), rings.keys.parity);
       }
-      if (lowest > t.begin) clear(lowest - t.begin, t.item.context - t.begin);
+      barrier_sync(kTurn + warpgroup, kConsumers * kWarpgroup);
+      score(s);  // after the last item of whatever lies there, for nobody
       weigh();
+      barrier_arrive(kTurn + 1 - warpgroup, kConsumers * kWarpgroup);
+      products_wait<1>(s);
       products_wait<0>(o);
       release(rings.values.empty_now());
       rings.values.advance();
+      store(t);
     }
-    release(rings.queries.empty_now());
-    rings.queries.advance();
-    store(t);
   }
 
   __device__ void store(const Tile& t) {
@@ -351,11 +366,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     take_registers<232>();
     Consumer<T, D> consumer(a, shared);
     if (consumer.warpgroup == 1) barrier_arrive(kTurn, kConsumers * kWarpgroup);
-    const int total = a.header->extend_items * a.kv_heads;
-    for (int round = 0; round * int(gridDim.x) < total; ++round) {
-      const int index = extend_place(round);
-      if (index < total) consumer.attend(Tile(a, index));
-    }
+    consumer.run(extend_rounds(a.header->extend_items * a.kv_heads));
   }
 #endif
 }
