@@ -82,11 +82,13 @@ class Cache:
     lengths: Tensor
 
     @classmethod
-    def make(cls, lengths: list[int], layers: int, kv_heads: int, head_dim: int, block: int) -> Cache:
+    def make(
+        cls, lengths: list[int], layers: int, kv_heads: int, head_dim: int, block: int, shuffled: bool = True
+    ) -> Cache:
         needed = [-(-n // block) for n in lengths]
         pool = ops.empty_cache(sum(needed) + 1, layers, kv_heads, block, head_dim, torch.bfloat16, "cuda")
         pool.view(pool.shape[0], -1).normal_()
-        order = (torch.randperm(sum(needed)) + 1).int()
+        order = ((torch.randperm if shuffled else torch.arange)(sum(needed)) + 1).int()
         tables = torch.zeros(len(lengths), max(needed), dtype=torch.int32)
         for i, part in enumerate(order.split(needed)):
             tables[i, : needed[i]] = part
@@ -173,9 +175,11 @@ def cascade(count: int, prefix: int, suffix: int, heads: int, kv_heads: int, hea
     return row("shared-prefix decode", shape, seconds(True), floor, ("octavo, not grouped", seconds(False)))
 
 
-def prefill(queries: list[int], context: list[int], heads: int, kv_heads: int, head_dim: int = 128) -> Row:
+def prefill(
+    queries: list[int], context: list[int], heads: int, kv_heads: int, head_dim: int = 128, shuffled: bool = True
+) -> list[Row]:
     layers, block = 2, 16
-    cache = Cache.make(context, layers, kv_heads, head_dim, block)
+    cache = Cache.make(context, layers, kv_heads, head_dim, block, shuffled)
     tokens = sum(queries)
     q = torch.randn(tokens, heads, head_dim, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
@@ -193,24 +197,34 @@ def prefill(queries: list[int], context: list[int], heads: int, kv_heads: int, h
 
     seconds = measure([lambda i=i: call(i) for i in range(layers)], replays=7)
     operations = sum(4 * heads * head_dim * (n * c - n * (n - 1) / 2) for n, c in zip(queries, context, strict=True))
-    peer = None
-    if queries == context and len(set(queries)) == 1:
-        peer = ("torch flash (contiguous)", torch_prefill(len(queries), queries[0], heads, kv_heads, head_dim))
     shape = f"{heads}/{kv_heads}/{head_dim} {len(queries)} x {queries[0]} of {context[0]}"
-    print(f"{operations / seconds / 1e12:.0f} TFLOP/s", end=" | ")
-    return row("prefill", shape, seconds, operations / MATMUL, peer)
+    shape += "" if shuffled else ", blocks in order"
+    rows = []
+    for name, peer in torch_prefill(queries, context, heads, kv_heads, head_dim).items() or [("", None)]:
+        print(f"{operations / seconds / 1e12:.0f} TFLOP/s", end=" | ")
+        rows.append(row("prefill", shape, seconds, operations / MATMUL, peer and (name, peer)))
+    return rows
 
 
-def torch_prefill(batch: int, length: int, heads: int, kv_heads: int, head_dim: int) -> float:
+def torch_prefill(queries: list[int], context: list[int], heads: int, kv_heads: int, head_dim: int) -> dict[str, float]:
+    """Torch's own kernels on contiguous tensors, where all prompts are whole and of one length."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    if queries != context or len(set(queries)) > 1:
+        return {}
+
     def make(count: int) -> Tensor:
-        return torch.randn(batch, count, length, head_dim, dtype=torch.bfloat16, device="cuda")
+        return torch.randn(len(queries), count, queries[0], head_dim, dtype=torch.bfloat16, device="cuda")
 
     q, k, v = make(heads), make(kv_heads), make(kv_heads)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        attend = torch.nn.functional.scaled_dot_product_attention
-        return measure([lambda: attend(q, k, v, is_causal=True, enable_gqa=True)] * 2, replays=7)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    seconds = {}
+    for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
+        with sdpa_kernel(backend):
+            seconds[f"torch {name} (contiguous)"] = measure(
+                [lambda: attend(q, k, v, is_causal=True, enable_gqa=True)] * 2, replays=7
+            )
+    return seconds
 
 
 def bf16(*shape: int) -> Tensor:
@@ -305,14 +319,21 @@ def cascade_rows() -> list[Row]:
 
 
 def prefill_rows() -> list[Row]:
-    return [
+    batches = [
         prefill([8192], [8192], 32, 8),
+        prefill([8192], [8192], 32, 8, shuffled=False),
+        prefill([32768], [32768], 32, 8),
         prefill([8192], [8192], 32, 32),
         prefill([2048] * 4, [2048] * 4, 32, 8),
         prefill([512] * 16, [512] * 16, 32, 8),
         prefill([512], [8192], 32, 8),
+        prefill([16], [32768], 32, 8),
         prefill([8192], [8192], 32, 8, head_dim=64),
+        prefill([2048] * 4, [2048] * 4, 32, 8, head_dim=64),
+        prefill([8192], [8192], 32, 8, head_dim=96),
+        prefill([8192], [8192], 16, 8, head_dim=256),
     ]
+    return [r for rows in batches for r in rows]
 
 
 def sample(rows: int, vocab: int, top_k: int, top_p: float) -> Row:

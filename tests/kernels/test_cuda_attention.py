@@ -53,6 +53,19 @@ def test_decode_and_prefill_in_one_call(gpu_batch, dtype, head_dim):
     check(gpu_batch(MIXED, dtype=dtype, head_dim=head_dim))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_prompts_of_many_tiles(gpu_batch, dtype, head_dim):
+    """More tiles than there are multiprocessors, of every remainder that matters to tiles of 128 rows by 128 keys."""
+    lengths = [(n, c) for n in (31, 64, 127, 128, 129, 500) for c in (n, n + 1, n + 127, n + 128, 1024)]
+    check(gpu_batch(lengths, heads=16, kv_heads=8, dtype=dtype, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("window", [1, 100, 128, 300])
+def test_sliding_window_over_many_tiles(gpu_batch, window):
+    check(gpu_batch([(700, 1500), (129, 400), (64, 1000)], heads=8, head_dim=128), sliding_window=window)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (8, 1), (9, 1), (16, 1), (40, 1)])
 def test_head_groups(gpu_batch, heads, kv_heads):
     check(gpu_batch([(1, 130), (4, 20), (1, 1030), (50, 200)], heads=heads, kv_heads=kv_heads))

@@ -139,14 +139,14 @@ struct Consumer {
 
   // Starts the scores of the next tile of keys.
   __device__ void score(float (&s)[kKeys / 2]) {
-    const uint32_t q = shared + rings.queries.stage * L::kQueryBytes + warpgroup * (kRows * kColumns * 2);
-    const uint32_t k = shared + L::kKeysAt + rings.keys.stage * L::kTileBytes;
+    const uint32_t q = uniform((shared + rings.queries.stage * L::kQueryBytes + warpgroup * (kRows * kColumns * 2)) / 16);
+    const uint32_t k = uniform((shared + L::kKeysAt + rings.keys.stage * L::kTileBytes) / 16);
     products_begin();
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
-      const int part = i / 4, step = i % 4 * 32;
-      const uint64_t rows = operand(q + part * (kExtendRows * kColumns * 2) + step, 1024);
-      const uint64_t columns = operand(k + part * (kKeys * kColumns * 2) + step, 1024);
+      const int part = i / 4, step = i % 4 * 2;
+      const uint64_t rows = operand(q + part * (kExtendRows * kColumns * 2 / 16) + step, 1024);
+      const uint64_t columns = operand(k + part * (kKeys * kColumns * 2 / 16) + step, 1024);
       if (i == 0)
         wgmma_first(T{}, s, rows, columns);
       else
@@ -156,11 +156,11 @@ struct Consumer {
   }
   // Starts adding the weighted values of the tile whose weights are at hand.
   __device__ void weigh() {
-    const uint32_t v = shared + L::kValuesAt + rings.values.stage * L::kTileBytes;
+    const uint32_t v = uniform((shared + L::kValuesAt + rings.values.stage * L::kTileBytes) / 16);
     products_begin();
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k)
-      wgmma_transposed(T{}, o, weights + 4 * k, operand(v + k * 2048, 1024, kKeys * kColumns * 2));
+      wgmma_transposed(T{}, o, weights + 4 * k, operand(v + k * 128, 1024, kKeys * kColumns * 2));
     products_commit();
   }
 

@@ -15,11 +15,14 @@ namespace octavo {
 
 #if OCTAVO_WGMMA
 
-// Operand in shared memory whose rows of 128 bytes are swizzled (eight rows, 1024 bytes, form an atom). `groups`: bytes
-// between atoms along the rows. `columns`: bytes between atoms across them, for an operand that is read transposed.
-__device__ inline uint64_t operand(uint32_t address, uint32_t groups, uint32_t columns = 16) {
-  return uint64_t(address >> 4 & 0x3fff) | uint64_t(columns >> 4) << 16 | uint64_t(groups >> 4) << 32 | uint64_t(1) << 62;
+// Descriptor of an operand in shared memory whose rows of 128 bytes are swizzled (eight rows, 1024 bytes, form an atom).
+// `units`: its address over 16. `groups`: bytes between atoms along the rows. `columns`: bytes between atoms across them,
+// for an operand that is read transposed.
+__device__ inline uint64_t operand(uint32_t units, uint32_t groups, uint32_t columns = 16) {
+  return uint64_t(units + (columns / 16 << 16)) | uint64_t(groups / 16 | 1u << 30) << 32;
 }
+// Tells the compiler that all lanes hold the same value: descriptors are then made once a warp.
+__device__ inline uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
 
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
