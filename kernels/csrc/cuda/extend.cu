@@ -171,11 +171,11 @@ __global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? kResident : 1) exten
   launch_next_kernel();
   // Scores s stand for s * unit in the log2 domain.
   const float unit = (a.softcap > 0.0f ? a.softcap : a.scale) * kLog2e;
-  const int rounds = extend_rounds(a.header->extend_items * a.kv_heads);
+  const int total = a.header->extend_items * a.kv_heads;
   int stage = 0;
   [[maybe_unused]] uint32_t parity = 0;
 
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; extend_place(round) < total; ++round) {
     const Tile t(a, extend_place(round));
     load_queries<T, D>(a, t, queries);
     Loader<T, D> loader(a, t);

@@ -29,15 +29,10 @@ struct ExtendTile {
   }
 };
 
-// The place in its list of the item that a block takes in a round. Back and forth: whoever got the longest tile of one
-// round gets the shortest of the next.
+// The place in its list of the item that a block takes in a round; the first place beyond the list ends the block's work.
+// Back and forth: whoever got the longest tile of one round gets the shortest of the next.
 __device__ inline int extend_place(int round) {
   return round * int(gridDim.x) + (round % 2 ? int(gridDim.x) - 1 - int(blockIdx.x) : int(blockIdx.x));
-}
-// Rounds in which there is an item for this block.
-__device__ inline int extend_rounds(int items) {
-  const int whole = items / int(gridDim.x);
-  return whole + (extend_place(whole) < items);
 }
 
 // The kernel for Hopper, in builds for 90a. cudaErrorInvalidValue: it does not cover these arguments.

@@ -69,8 +69,8 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
   using L = Layout<D>;
   const int lane = threadIdx.x % 32, slices = kKeys / box, shift = __ffs(a.cache.block_size) - 1;
   const int slice = lane % slices, part = lane / slices;
-  const int rounds = extend_rounds(a.header->extend_items * a.kv_heads);
-  for (int round = 0; round < rounds; ++round) {
+  const int total = a.header->extend_items * a.kv_heads;
+  for (int round = 0; extend_place(round) < total; ++round) {
     const Tile t(a, extend_place(round));
     const int lowest = max(0, t.lowest(a, t.item.tile * kExtendRows / t.group));
     for (int token = t.last(); token >= t.begin; token -= kKeys) {
@@ -95,8 +95,8 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring rin
   using L = Layout<D>;
   constexpr int units = D / 8, step = kLoaders / units;
   const int thread = threadIdx.x % kLoaders, unit = thread % units;
-  const int rounds = extend_rounds(a.header->extend_items * a.kv_heads);
-  for (int round = 0; round < rounds; ++round) {
+  const int total = a.header->extend_items * a.kv_heads;
+  for (int round = 0; extend_place(round) < total; ++round) {
     const Tile t(a, extend_place(round));
     const int first = t.item.tile * kExtendRows + thread / units;
     int query = first / t.group, head = first % t.group;
@@ -270,16 +270,16 @@ struct Consumer {
   }
 
   // All items of the block. An item's last values are multiplied under the next one's first scores.
-  __device__ void run(int rounds) {
-    if (rounds == 0) return;
+  __device__ void run(int total) {
+    if (extend_place(0) >= total) return;
     float s[kKeys / 2];
     barrier_wait(rings.queries.full_now(), rings.queries.parity);
     barrier_wait(rings.keys.full_now(), rings.keys.parity);
     score(s);
     products_wait<0>(s);
-    for (int round = 0; round < rounds; ++round) {
+    for (int round = 0; extend_place(round) < total; ++round) {
       const Tile t(a, extend_place(round));
-      const bool more = round + 1 < rounds;
+      const bool more = extend_place(round + 1) < total;
       release(rings.keys.empty_now());
       rings.keys.advance();
       attend(t, s);
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     take_registers<232>();
     Consumer<T, D> consumer(a, shared);
     if (consumer.warpgroup == 1) barrier_arrive(kTurn, kConsumers * kWarpgroup);
-    consumer.run(extend_rounds(a.header->extend_items * a.kv_heads));
+    consumer.run(a.header->extend_items * a.kv_heads);
   }
 #endif
 }
