@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from octavo.client import DEFAULT_TENANT, AsyncClient, AsyncJob
 from octavo.errors import OctavoError
-from octavo.models import Event, JobInfo, JobRequest, JobStatus, ModelCard, Result, WorkerInfo
+from octavo.models import DeadLetter, Event, JobInfo, JobRequest, JobStatus, ModelCard, Result, WorkerInfo
 from octavo.protocol import Limits, Retention
 from octavo.requests import Prompt, RequestFields
 
@@ -109,6 +109,14 @@ class Client:
     ) -> list[JobInfo]:
         """Jobs, newest first."""
         return self._wait(self._ready().client.jobs(status=status, tenant=tenant, limit=limit, after=after))
+
+    def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        """Jobs that were given up, the latest first."""
+        return self._wait(self._ready().client.dead_letters(limit))
+
+    def requeue(self, job_id: str) -> Job:
+        """Submit a job that was given up once more, as a new job."""
+        return Job(self, self._wait(self._ready().client.requeue(job_id)))
 
     def models(self) -> list[ModelCard]:
         """All models that jobs are accepted for."""

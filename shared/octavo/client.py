@@ -14,9 +14,19 @@ from redis.exceptions import OutOfMemoryError
 from octavo import wire
 from octavo.connection import answered, connect, connect_listener, default_url, redacted
 from octavo.errors import JobFailed, JobNotFound, OctavoError, QueueFull, ServerUnavailable
-from octavo.jobs import list_jobs, read_info, read_result
+from octavo.jobs import list_dead_letters, list_jobs, read_info, read_result, read_submission, remove_dead_letters
 from octavo.keys import Keys
-from octavo.models import Event, JobError, JobInfo, JobRequest, JobStatus, ModelCard, Result, WorkerInfo
+from octavo.models import (
+    DeadLetter,
+    Event,
+    JobError,
+    JobInfo,
+    JobRequest,
+    JobStatus,
+    ModelCard,
+    Result,
+    WorkerInfo,
+)
 from octavo.protocol import Call, Cell, Enqueued, Limits, Retention, run, run_many
 from octavo.requests import Prompt, RequestFields, build_request
 from octavo.subscriber import LOST, Subscriber
@@ -213,6 +223,24 @@ class AsyncClient:
         """Jobs, newest first; `after` is the last id of the previous page."""
         async with self._asking():
             return await list_jobs(self._redis, self._keys, status=status, tenant=tenant, limit=limit, after=after)
+
+    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        """Jobs that were given up, the latest first."""
+        async with self._asking():
+            return await list_dead_letters(self._redis, self._keys, limit)
+
+    async def requeue(self, job_id: str) -> AsyncJob:
+        """Submit a job that was given up once more, as a new job with the same request, tenant and seed, and take it
+        off the list of dead letters. A repeated call gives the same job. Raises JobNotFound, and InvalidRequest for a job
+        that was not given up."""
+        async with self._asking():
+            given_up = await read_submission(self._redis, job_id)
+        sampling = given_up.request.sampling.model_copy(update={"seed": given_up.seed})
+        request = given_up.request.model_copy(update={"sampling": sampling})
+        job = await self.submit(request, tenant=given_up.tenant, idempotency_key=f"requeue:{job_id}")
+        async with self._asking():
+            await remove_dead_letters(self._redis, self._keys, job_id)
+        return job
 
     async def models(self) -> list[ModelCard]:
         """All models that jobs are accepted for, by name."""

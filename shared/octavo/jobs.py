@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import redis.asyncio
 
 from octavo import wire
-from octavo.errors import JobNotFound
+from octavo.errors import InvalidRequest, JobNotFound
 from octavo.keys import Keys, cell_of
-from octavo.models import JobInfo, JobStatus, Result
+from octavo.models import DeadLetter, JobInfo, JobRequest, JobStatus, Result
 from octavo.streams import assemble, read_stream, result_of_events
 
-_FIELDS = ("st", "mdl", "tn", "cls", "ct", "sts", "ft", "n", "ep", "crashes", "wid", "err", "meta")
+_ALWAYS = ("st", "mdl", "tn", "cls", "ct", "n", "ep", "crashes")
+_FIELDS = (*_ALWAYS, "sts", "ft", "wid", "err", "meta")
 _PAGE = 200
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a job was made from."""
+
+    request: JobRequest
+    tenant: str
+    seed: int
 
 
 async def read_info(connection: redis.asyncio.Redis, job_id: str) -> JobInfo:
@@ -65,13 +76,55 @@ async def list_jobs(
     return found[:limit]
 
 
+async def list_dead_letters(connection: redis.asyncio.Redis, keys: Keys, limit: int) -> list[DeadLetter]:
+    """The latest `limit` jobs that were given up, newest first."""
+    entries: Any = await connection.xrevrange(keys.dead_letters, count=limit)
+    return [_dead_letter(entry_id, fields) for entry_id, fields in entries]
+
+
+def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
+    return DeadLetter(
+        job_id=fields[b"id"].decode(),
+        reason=fields.get(b"why", b"dead_lettered").decode(),
+        at=int(entry_id.partition(b"-")[0]) / 1000,
+        worker=fields.get(b"wid", b"").decode() or None,
+        attempts=int(fields.get(b"ep", 0)),
+    )
+
+
+async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submission:
+    """The request of a job that was given up. Raises JobNotFound, and InvalidRequest if it is not there any more."""
+    row: Any = await connection.hmget(locate(job_id).job(job_id), ("st", "body", "tn", "seed"))
+    status, body, tenant, seed = row
+    if status is None:
+        _raise_not_found(job_id)
+    if body is None or seed is None or not JobStatus(status.decode()).is_terminal:
+        raise InvalidRequest(
+            f"job {job_id} is {status.decode()} and was not given up with its request: `octavo jobs dead` lists those "
+            "that were; submit any other again"
+        )
+    return Submission(wire.decode_request(body), tenant.decode(), int(seed))
+
+
+async def remove_dead_letters(connection: redis.asyncio.Redis, keys: Keys, job_id: str) -> None:
+    """Take a job off the list."""
+    entries: Any = await connection.xrange(keys.dead_letters)
+    if gone := [entry_id for entry_id, fields in entries if fields.get(b"id") == job_id.encode()]:
+        await connection.xdel(keys.dead_letters, *gone)
+
+
 async def _read_infos(connection: redis.asyncio.Redis, ids: Sequence[str]) -> list[JobInfo]:
     pipeline = connection.pipeline(transaction=False)
     for job_id in ids:
         pipeline.hmget(locate(job_id).job(job_id), _FIELDS)
-    rows = await pipeline.execute()
-    infos = (_info(job_id, values) for job_id, values in zip(ids, rows, strict=True))
+    rows = await pipeline.execute(raise_on_error=False)
+    infos = (_info(job_id, values) for job_id, values in zip(ids, rows, strict=True) if _is_readable(values))
     return [info for info in infos if info is not None]  # the index may outlive an expired job by a moment
+
+
+def _is_readable(values: Any) -> bool:
+    """Not so for a damaged job, which the reaper ends: nobody else's list is to fail with it."""
+    return not isinstance(values, Exception) and (values[0] is None or None not in values[: len(_ALWAYS)])
 
 
 def _info(job_id: str, values: Sequence[bytes | None]) -> JobInfo | None:

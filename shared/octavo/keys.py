@@ -68,6 +68,11 @@ class Keys:
         """STREAM: one event a finished job."""
         return f"{self.prefix}:ev"
 
+    @property
+    def dead_letters(self) -> str:
+        """STREAM: one entry a job that was given up."""
+        return f"{self.prefix}:dlq"
+
     def channel(self, subscriber_id: str) -> str:
         """PUBSUB: live events for one subscriber (a gateway process or a client object)."""
         return f"{self.prefix}:n:{subscriber_id}"

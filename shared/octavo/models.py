@@ -272,6 +272,17 @@ class Event(Frozen):
         return self.chunk.finish_reason if self.chunk else None
 
 
+class DeadLetter(Frozen):
+    """A job that was given up: `reason` is dead_lettered (three workers crashed) or job_damaged. `at` is in seconds
+    since the epoch, by the server's clock."""
+
+    job_id: str
+    reason: str
+    at: float
+    worker: str | None = None
+    attempts: int = 0
+
+
 class SequenceResult(Frozen):
     """The whole of one generated sequence."""
 

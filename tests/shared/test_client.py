@@ -29,6 +29,7 @@ from octavo import (
     UnknownModel,
 )
 from octavo.connection import connect
+from octavo.protocol import run
 from octavo.server import EmbeddedServer
 
 NOBODY = "g00_00000000000000000000000000"
@@ -292,3 +293,48 @@ def test_importing_octavo_imports_nothing_heavy() -> None:
     program = f"import sys, octavo; print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+async def give_up(connection: redis.asyncio.Redis, job_id: str) -> None:
+    """As if three workers had crashed over it."""
+    for _ in range(3):
+        call = fake.CELL.claim(fake.MODEL, "w", max_jobs=1, max_tokens=1 << 20, lease_ms=5000, idle=True)
+        (claim,) = (await run(connection, call)).jobs
+        assert claim.job_id == job_id
+        await run(connection, fake.CELL.release([(job_id, claim.token)], crashed=True))
+
+
+async def test_a_job_that_was_given_up_is_listed_and_goes_on_as_a_new_one(
+    client: AsyncClient, connection: redis.asyncio.Redis
+) -> None:
+    job = await client.submit("again", model=fake.MODEL, max_tokens=5, tenant="acme", metadata={"a": "b"})
+    await give_up(connection, job.id)
+    (letter,) = await client.dead_letters()
+    assert (letter.job_id, letter.reason, letter.worker, letter.attempts) == (job.id, "dead_lettered", "w", 3)
+    seed = int((await connection.hget(f"{{c00}}:j:{job.id}", "seed")) or -1)
+    again = await client.requeue(job.id)
+    assert (again.id != job.id, (await client.requeue(job.id)).id) == (True, again.id)
+    assert await client.dead_letters() == []
+    async with fake.fake_worker(connection):
+        result = await again.result(timeout=10)
+    assert list(result.token_ids) == expected("again", seed, 5)
+    info = await again.info()
+    assert (info.tenant, info.metadata) == ("acme", {"a": "b"})
+    assert (await job.info()).status is JobStatus.FAILED
+
+
+async def test_only_what_was_given_up_is_requeued(client: AsyncClient) -> None:
+    job = await client.submit("x", model=fake.MODEL)
+    with pytest.raises(InvalidRequest, match="octavo jobs dead"):
+        await client.requeue(job.id)
+    with pytest.raises(JobNotFound):
+        await client.requeue(NOBODY)
+    await client.cancel(job.id)
+    with pytest.raises(InvalidRequest, match="octavo jobs dead"):
+        await client.requeue(job.id)
+
+
+async def test_a_damaged_job_spoils_no_list(client: AsyncClient, connection: redis.asyncio.Redis) -> None:
+    bad, good = await client.submit("x", model=fake.MODEL), await client.submit("y", model=fake.MODEL)
+    await connection.set(f"{{c00}}:j:{bad.id}", "somebody else's")
+    assert [info.id for info in await client.jobs()] == [good.id]

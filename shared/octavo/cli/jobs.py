@@ -11,9 +11,9 @@ from rich.table import Table
 
 from octavo.cli.console import AsJson, RedisUrl, err, out, print_json
 from octavo.client import AsyncClient
-from octavo.models import JobInfo, JobStatus
+from octavo.models import DeadLetter, JobInfo, JobStatus
 
-app = typer.Typer(help="List, show, follow and cancel jobs.", no_args_is_help=True)
+app = typer.Typer(help="List, show, follow, cancel and requeue jobs.", no_args_is_help=True)
 
 JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
 _COLOURS = {
@@ -118,3 +118,41 @@ def cancel(job_id: JobId, redis_url: RedisUrl = None, as_json: AsJson = False) -
         out.print(f"{job_id}: its worker was told to stop")
     else:
         out.print(f"{job_id}: {status}")
+
+
+@app.command("dead")
+def dead(
+    limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs that were given up, the latest first: three workers crashed over them, or they were damaged."""
+
+    async def listed() -> list[DeadLetter]:
+        async with AsyncClient(redis_url) as client:
+            return await client.dead_letters(limit)
+
+    found = asyncio.run(listed())
+    if as_json:
+        print_json({"dead_letters": found})
+        return
+    table = Table("id", "reason", "attempts", "worker", "at", box=None, pad_edge=False)
+    for letter in found:
+        at = datetime.fromtimestamp(letter.at).isoformat(" ", "seconds")
+        table.add_row(letter.job_id, letter.reason, str(letter.attempts), letter.worker or "", at)
+    out.print(table if found else "no job was given up")
+
+
+@app.command("requeue")
+def requeue(job_id: JobId, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
+    """Submit a job that was given up once more: a new job with the same request and seed."""
+
+    async def again() -> str:
+        async with AsyncClient(redis_url) as client:
+            return (await client.requeue(job_id)).id
+
+    new = asyncio.run(again())
+    if as_json:
+        print_json({"id": new, "requeued": job_id})
+    else:
+        out.print(f"{job_id} goes on as {new}: octavo jobs tail {new}")

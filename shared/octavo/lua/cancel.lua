@@ -4,6 +4,11 @@
 local id = ARGV[1]
 local job = fields(id, 'st', 'cx')
 if not job.st then return '' end
+if (job.st == 'queued' or job.st == 'running') and not is_intact(id) then
+  end_damaged(id, {})
+  publish()
+  return 'failed'
+end
 if job.st == 'queued' then
   conclude_alone(id, 'cancelled')
   publish()

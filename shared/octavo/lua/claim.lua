@@ -68,7 +68,20 @@ local function next_job()
   local class = next_class()
   if not class then return nil end
   local tenant = first(key('v', class, model))
-  return first(key('b', class, tenant, model)), class
+  return first(key('b', class, tenant, model)), class, tenant
+end
+
+-- Whether a job was damaged: it leaves the queue then, or it would block all behind it.
+local function is_discarded(id, lane, tenant)
+  if is_intact(id) then return false end
+  local known = {st = 'queued', lane = lane, mdl = model, tn = tenant}
+  local status = fields(id, 'st').st
+  if is_gone(id) or (status and status ~= 'queued') then
+    leave_queue(id, known, 0)
+  else
+    end_damaged(id, known)
+  end
+  return true
 end
 
 local function details(id)
@@ -85,7 +98,7 @@ local before = redis.call('GET', key('c', token))
 if before then
   for id in string.gmatch(before, '%S+') do
     local job = fields(id, 'tok', 'crashes')
-    if job.tok == token then hand_out(id, tonumber(job.crashes) >= SUSPECT) end
+    if job.tok == token and is_intact(id) then hand_out(id, tonumber(job.crashes) >= SUSPECT) end
   end
   return out
 end
@@ -93,16 +106,16 @@ end
 local blocked = false
 if idle and max_jobs > 0 then
   local id = first(key('b', 'solo', model))
-  while id and is_late(id, details(id)) do id = first(key('b', 'solo', model)) end
+  while id and (is_discarded(id, 'solo') or is_late(id, details(id))) do id = first(key('b', 'solo', model)) end
   if id then take(id, details(id), 'solo') end
 end
 if #taken == 0 then
   for _ = 1, max_jobs + 256 do  -- bounds the expired jobs that one call clears away
     if #taken >= max_jobs then break end
-    local id, lane = next_job()
+    local id, lane, tenant = next_job()
     if not id then break end
     local job = details(id)
-    if not is_late(id, job) then
+    if not is_discarded(id, lane, tenant) and not is_late(id, job) then
       local fits = tonumber(job.est) <= budget or (idle and #taken == 0)
       if not fits then blocked = true break end
       budget = budget - tonumber(job.est)

@@ -20,6 +20,7 @@
 --   P:W:<wid>  P:workers  STRING worker info with TTL, ZSET of workers by last heartbeat
 --   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
+--   P:aside:j:<id>  P:aside:t:<id>  what stood in the place of a job's hash or stream and was none (expires)
 --   P:n:<subscriber>      channel: live entries
 -- Scripts are atomic but not rolled back: check first, write last.
 
@@ -28,12 +29,17 @@ local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local STOP_GRACE_MS = 10000   -- a worker that ignores a stop mark for so long loses the job
 local SUSPECT, DEAD = 2, 3    -- crashes after which a job must run alone, and is given up
+local ASIDE_S = 86400         -- how long what was found in the place of a job is kept
+local DAMAGED, DAMAGED_MESSAGE = 'job_damaged', 'something else than octavo changed this job on the server: what it '
+  .. 'left is kept for a day under :aside:; submit the job again, and give octavo a server of its own'
 
 local function key(...) return P .. ':' .. table.concat({...}, ':') end
 
+-- Of a key that is no job's hash nothing is known: one damaged job must not fail a call on many.
 local function fields(id, ...)
-  local values = redis.call('HMGET', key('j', id), ...)
+  local values = redis.pcall('HMGET', key('j', id), ...)
   local out = {}
+  if values.err then return out end
   for i, name in ipairs({...}) do out[name] = values[i] end
   return out
 end
@@ -142,9 +148,31 @@ local function terminal(status, tokens, code, message)
   return cmsgpack.pack({1, 'e', status, {0, tonumber(tokens), 0}, problem})
 end
 
+-- What has no business under this key is kept for whoever wants to know how it came there.
+local function set_aside(name)
+  local kept = key('aside', string.sub(name, #P + 2))
+  redis.call('RENAME', name, kept)
+  redis.call('EXPIRE', kept, ASIDE_S)
+end
+
+local function is_stream(name)
+  local kind = redis.call('TYPE', name).ok
+  return kind == 'none' or kind == 'stream'
+end
+
+-- The last entry. With a result, readers of a stream that is lost find everything there.
+local function write_end(id, entry, ending, result)
+  local stream = key('t', id)
+  if not is_stream(stream) then
+    set_aside(stream)
+    if result then return end
+  end
+  redis.call('XADD', stream, entry, 'd', ending)
+end
+
 -- The one way a job ends. `result` false: without an owner there is nobody to make one, and readers rebuild it
 -- from the stream, which therefore lives as long as the result would have.
-local function conclude(id, status, ending, result, token, problem)
+local function conclude(id, status, ending, result, token, problem, redrivable)
   local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret', 'gw', 'ct')
   local stream_s, result_s, idempotency_s = string.match(job.ret, '(%d+) (%d+) (%d+)')
   if job.st == 'queued' then
@@ -156,7 +184,7 @@ local function conclude(id, status, ending, result, token, problem)
   if tonumber(job.ep) > 0 then refund(job) end
   count(job.tn, 'bytes', -tonumber(job.bytes))
   local entry = job.n .. '-1'
-  redis.call('XADD', key('t', id), entry, 'd', ending)
+  write_end(id, entry, ending, result)
   if result then
     redis.call('SET', key('r', id), result, 'EX', result_s)
     redis.call('EXPIRE', key('t', id), stream_s)
@@ -165,7 +193,8 @@ local function conclude(id, status, ending, result, token, problem)
   end
   local hash = key('j', id)
   redis.call('HSET', hash, 'st', status, 'ft', NOW)
-  redis.call('HDEL', hash, 'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'body')
+  redis.call('HDEL', hash, 'tok', 'cx', 'gw', 'lane', 'dl', 'qdl')
+  if not redrivable then redis.call('HDEL', hash, 'body') end
   if token then redis.call('HSET', hash, 'ftok', token) end
   if problem then redis.call('HSET', hash, 'err', problem) end
   redis.call('EXPIRE', hash, result_s)
@@ -178,9 +207,10 @@ local function conclude(id, status, ending, result, token, problem)
   tell(id, job.gw, entry, ending)
 end
 
-local function conclude_alone(id, status, code, message)
+local function conclude_alone(id, status, code, message, redrivable)
   local problem = code and cmsgpack.pack({1, 'x', code, message})
-  conclude(id, status, terminal(status, redis.call('HGET', key('j', id), 'n'), code, message), false, nil, problem)
+  local ending = terminal(status, redis.call('HGET', key('j', id), 'n'), code, message)
+  conclude(id, status, ending, false, nil, problem, redrivable)
 end
 
 local function expire(id, message)
@@ -209,6 +239,66 @@ local function stop_reason(id, job)
   end
 end
 
+local function bury(id, worker, attempts, reason)
+  redis.call('XADD', key('dlq'), 'MAXLEN', '~', 10000, '*', 'id', id, 'wid', worker, 'ep', attempts, 'why', reason)
+end
+
+-- Damaged jobs: their hash lacks what every transition relies on, because something else wrote to this server.
+
+local WORDS = {'st', 'mdl', 'tn', 'cls', 'ret', 'body', 'seed'}
+local NUMBERS = {'n', 'ep', 'crashes', 'bytes', 'est', 'cost', 'ct'}
+
+local function is_gone(id) return redis.call('EXISTS', key('j', id)) == 0 end
+
+-- Of a job that has not ended.
+local function is_intact(id)
+  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'ret', 'body', 'seed', unpack(NUMBERS))
+  for _, name in ipairs(WORDS) do
+    if not job[name] then return false end
+  end
+  for _, name in ipairs(NUMBERS) do
+    if not tonumber(job[name]) then return false end
+  end
+  return string.match(job.ret, '^%d+ %d+ %d+$') ~= nil
+end
+
+local function last_offset(stream)
+  local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+  if not last then return '0', false end
+  local offset, part = string.match(last[1], '(%d+)-(%d+)')
+  return offset, part == '1'
+end
+
+-- Ends a job that cannot be taken through `conclude`: what was in its place moves aside, readers find its end.
+-- `known` fills in for fields that are lost.
+local function end_damaged(id, known)
+  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid')
+  for name, value in pairs(known) do job[name] = job[name] or value end
+  local hash, stream, problem = key('j', id), key('t', id), {DAMAGED, DAMAGED_MESSAGE}
+  if job.st == 'queued' and job.lane and job.mdl then leave_queue(id, job, 0) end
+  if job.tn then
+    if job.st == 'running' then count(job.tn, 'running', -1) end
+    if job.st == 'queued' and job.mdl then count_queued(job, -1) end
+    if tonumber(job.bytes) then count(job.tn, 'bytes', -tonumber(job.bytes)) end
+  end
+  set_aside(hash)
+  if not is_stream(stream) then set_aside(stream) end
+  local offset, has_end = last_offset(stream)
+  local entry, ending = offset .. '-1', terminal('failed', offset, unpack(problem))
+  if not has_end then redis.call('XADD', stream, entry, 'd', ending) end
+  redis.call('HSET', hash, 'st', 'failed', 'mdl', job.mdl or '?', 'tn', job.tn or '?', 'cls', job.cls or 'normal',
+    'n', offset, 'ep', 0, 'crashes', 0, 'ct', tonumber(job.ct) or NOW, 'ft', NOW,
+    'err', cmsgpack.pack({1, 'x', unpack(problem)}))
+  redis.call('EXPIRE', hash, ASIDE_S)
+  redis.call('EXPIRE', stream, ASIDE_S)
+  redis.call('ZREM', key('L'), id)
+  redis.call('ZREM', key('D'), id)
+  redis.call('ZADD', key('jobs'), 0, id)
+  redis.call('ZADD', key('x'), NOW + ASIDE_S * 1000, id)
+  bury(id, job.wid or '', 0, DAMAGED)
+  tell(id, job.gw, entry, ending)
+end
+
 -- The owner is gone, or gives the job back. What it published stays, and the next owner goes on from there.
 local function give_back(id, crashed)
   local job = fields(id, 'mdl', 'tn', 'cx', 'crashes', 'wid', 'ep', 'dl')
@@ -219,9 +309,9 @@ local function give_back(id, crashed)
   local hash, crashes = key('j', id), tonumber(job.crashes)
   if crashed then crashes = redis.call('HINCRBY', hash, 'crashes', 1) end
   if crashes >= DEAD then
-    redis.call('XADD', key('dlq'), 'MAXLEN', '~', 10000, '*', 'id', id, 'wid', job.wid, 'ep', job.ep)
+    bury(id, job.wid, job.ep, 'dead_lettered')
     conclude_alone(id, 'failed', 'dead_lettered', 'the job was given up after ' .. crashes
-      .. ' crashes of the worker that ran it: look at the worker log, then submit it again')
+      .. ' crashes of the worker that ran it: look at the worker log, then `octavo jobs requeue` it', true)
     return
   end
   local lane = crashes >= SUSPECT and 'solo' or 'resume'

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- Take jobs from owners whose lease ran out, end what is past its deadline, forget what is past its retention.
+-- A job that something else has damaged ends; it holds up no other.
 -- Every gateway and worker calls it about once a second.   -> number of jobs changed
 local LIMIT = 100
 local GRACE_MS = 3000   -- after a restart or a pause of the server owners get time to renew before they lose jobs
@@ -12,31 +13,42 @@ local grace = tonumber(seen[3] or 0)
 if seen[1] and (seen[1] ~= run or NOW - tonumber(seen[2]) > PAUSE_MS) then grace = NOW + GRACE_MS end
 redis.call('HSET', key('reaper'), 'run', run, 'at', NOW, 'grace', grace)
 
+local function take_back(id)
+  redis.call('ZREM', key('L'), id)
+  if fields(id, 'st').st ~= 'running' then return 0 end
+  give_back(id, true)
+  return 1
+end
+
+local function end_late(id)
+  local job = fields(id, 'st', 'cx', 'dl')
+  if job.st == 'queued' then
+    expire(id, (job.dl and NOW >= tonumber(job.dl)) and LATE or UNSTARTED)
+  elseif not job.cx then
+    mark_stop(id, 'expired')
+  else
+    end_marked(id, job.cx)
+  end
+  return 1
+end
+
 local changed = 0
-if NOW >= grace then
-  for _, id in ipairs(due('L')) do
-    redis.call('ZREM', key('L'), id)
-    if redis.call('HGET', key('j', id), 'st') == 'running' then
-      give_back(id, true)
+local function each(set, act)
+  for _, id in ipairs(due(set)) do
+    local status = fields(id, 'st').st
+    if is_gone(id) or (status and status ~= 'queued' and status ~= 'running') then
+      redis.call('ZREM', key(set), id)
+    elseif is_intact(id) then
+      changed = changed + act(id)
+    else
+      end_damaged(id, {st = set == 'L' and 'running'})
       changed = changed + 1
     end
   end
 end
-for _, id in ipairs(due('D')) do
-  local job = fields(id, 'st', 'cx', 'dl')
-  if job.st == 'queued' then
-    expire(id, (job.dl and NOW >= tonumber(job.dl)) and LATE or UNSTARTED)
-    changed = changed + 1
-  elseif job.st == 'running' and not job.cx then
-    mark_stop(id, 'expired')
-    changed = changed + 1
-  elseif job.st == 'running' then
-    end_marked(id, job.cx)
-    changed = changed + 1
-  else
-    redis.call('ZREM', key('D'), id)
-  end
-end
+
+if NOW >= grace then each('L', take_back) end
+each('D', end_late)
 for _, id in ipairs(due('x')) do
   redis.call('ZREM', key('x'), id)
   redis.call('ZREM', key('jobs'), id)
