@@ -231,8 +231,8 @@ class AsyncClient:
 
     async def requeue(self, job_id: str) -> AsyncJob:
         """Submit a job that was given up once more, as a new job with the same request, tenant and seed, and take it
-        off the list of dead letters. A repeated call gives the same job. Raises JobNotFound, and InvalidRequest for a job
-        that was not given up."""
+        off the list of dead letters. A repeated call gives the same job. Raises JobNotFound, and InvalidRequest for a
+        job that was not given up."""
         async with self._asking():
             given_up = await read_submission(self._redis, job_id)
         sampling = given_up.request.sampling.model_copy(update={"seed": given_up.seed})
