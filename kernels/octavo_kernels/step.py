@@ -5,6 +5,8 @@ and block ids; the places in header and records count words from the header on. 
 that sample i of the previous step chose, which the host need not know.
 
 Block tables stay on the device in one row a sequence, whatever its place in the batch, so a step sends only new blocks.
+`group` is the number of the group of sequences with equal leading blocks that a sequence is in (-1: none), below the
+number of sequences; `prefix` of record g is what the sequences of group g share, in tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from octavo_kernels import cuda
 
 HEADER = np.dtype([(n, "<i4") for n in ("sequences", "tokens", "samples", "sequence_at", "token_at", "sample_at")])
 SEQUENCE = np.dtype(
-    [(n, "<i4") for n in ("row", "context", "query_start", "queries", "first_block", "blocks", "block_at")]
+    [
+        (n, "<i4")
+        for n in ("row", "context", "query_start", "queries", "first_block", "blocks", "block_at", "group", "prefix")
+    ]
 )
 SAMPLE = np.dtype(
     [
@@ -39,7 +44,8 @@ SAMPLE = np.dtype(
 class StepInputs:
     """Where a step's inputs lie, at fixed addresses. int64: `token_ids[T]`, `positions[T]`, `slots[T]`,
     `sample_rows[R]`, `seeds[R]`; int32: `block_tables[S, blocks]`, `context_lens[S]`, `query_start[S + 1]`,
-    `indices[R]`, `sample_positions[R]`, `top_k[R]`; float32: `temperature[R]`, `top_p[R]`, `min_p[R]`."""
+    `groups[S]`, `prefix_lens[S]`, `indices[R]`, `sample_positions[R]`, `top_k[R]`; float32: `temperature[R]`,
+    `top_p[R]`, `min_p[R]`."""
 
     token_ids: Tensor
     positions: Tensor
@@ -47,6 +53,8 @@ class StepInputs:
     block_tables: Tensor
     context_lens: Tensor
     query_start: Tensor
+    groups: Tensor
+    prefix_lens: Tensor
     sample_rows: Tensor
     seeds: Tensor
     indices: Tensor
@@ -67,6 +75,7 @@ class StepInputs:
         return cls(
             zeros(i64, tokens), zeros(i64, tokens), zeros(i64, tokens),
             zeros(i32, sequences, blocks), zeros(i32, sequences), zeros(i32, sequences + 1),
+            zeros(i32, sequences), zeros(i32, sequences),
             zeros(i64, sequences), zeros(i64, sequences), zeros(i32, sequences), zeros(i32, sequences),
             zeros(f32, sequences), zeros(i32, sequences), zeros(f32, sequences), zeros(f32, sequences),
         )  # fmt: skip
@@ -89,7 +98,8 @@ def unpack_step(
         "unpack_step", message.device,
         message.data_ptr(), tables.data_ptr(), tables.stride(0), previous.data_ptr(), sequences, block_size,
         i.token_ids.data_ptr(), i.positions.data_ptr(), i.slots.data_ptr(), i.block_tables.data_ptr(),
-        i.context_lens.data_ptr(), i.query_start.data_ptr(), i.sample_rows.data_ptr(), i.seeds.data_ptr(),
+        i.context_lens.data_ptr(), i.query_start.data_ptr(), i.groups.data_ptr(), i.prefix_lens.data_ptr(),
+        i.sample_rows.data_ptr(), i.seeds.data_ptr(),
         i.indices.data_ptr(), i.sample_positions.data_ptr(), i.temperature.data_ptr(), i.top_k.data_ptr(),
         i.top_p.data_ptr(), i.min_p.data_ptr(),
     )  # fmt: skip
@@ -110,6 +120,9 @@ def _unpack(
     inputs.token_ids[:total] = torch.from_numpy(np.append(token_ids, np.zeros(padding, np.int64)))
     inputs.positions[:total], inputs.slots[:total] = 0, -1
     inputs.query_start[0] = 0
+    inputs.groups[:sequences], inputs.prefix_lens[:sequences] = -1, 0
+    inputs.groups[: len(records)] = torch.from_numpy(records["group"].copy())
+    inputs.prefix_lens[: len(records)] = torch.from_numpy(records["prefix"].copy())
     for place, q in enumerate(records):
         row, first, start, end = q["row"], q["first_block"], q["query_start"], q["query_start"] + q["queries"]
         blocks = message[q["block_at"] :][: q["blocks"]]

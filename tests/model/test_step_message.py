@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo_kernels.step import StepInputs, unpack_step
-from octavo_worker.engine.plan import SampleSpec, SequenceStep, StepError
+from octavo_worker.engine.plan import SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.cuda.packer import Packer
@@ -77,7 +77,7 @@ def test_the_device_sees_what_the_plan_says(seed: int) -> None:
     packer, device = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB), Device()
     message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
     for steps in random_steps(seed, 60):
-        packed = packer.pack(steps, message)
+        packed = packer.pack(StepPlan(steps, 0), message)
         got, count, tokens = device.unpack(message[: packed.words], len(steps)), len(steps), packed.tokens
         want = ragged_batch(steps, BLOCK, VOCAB)
         assert torch.equal(got.token_ids[:tokens], want.token_ids)
@@ -101,15 +101,15 @@ def test_a_decode_sends_one_block_however_long_the_context() -> None:
     packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB)
     message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
     stay = Stay(1, random.Random(1))
-    first = packer.pack([stay.step(150, 1)], message).words
-    assert packer.pack([stay.step(1, 1)], message).words == first - 149 - 9
+    first = packer.pack(StepPlan([stay.step(150, 1)], 0), message).words
+    assert packer.pack(StepPlan([stay.step(1, 1)], 1), message).words == first - 149 - 9
 
 
 def test_parallel_samples_of_one_prompt_have_their_indices() -> None:
     packer, device = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB), Device()
     message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
     steps = [Stay(1, random.Random(1)).step(3, 0), Stay(2, random.Random(2)).step(4, 3)]
-    packer.pack(steps, message)
+    packer.pack(StepPlan(steps, 0), message)
     got = device.unpack(message, 2)
     assert got.indices[:3].tolist() == [0, 1, 2]
     assert got.sample_rows[:3].tolist() == [6, 6, 6]
@@ -118,7 +118,7 @@ def test_parallel_samples_of_one_prompt_have_their_indices() -> None:
 def test_padding_is_written_nowhere() -> None:
     packer, device = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB), Device()
     message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
-    packer.pack([Stay(1, random.Random(1)).step(1, 1)], message)
+    packer.pack(StepPlan([Stay(1, random.Random(1)).step(1, 1)], 1), message)
     got = device.unpack(message, 4)
     assert got.slots[:4].tolist()[1:] == [-1, -1, -1]
     assert got.context_lens[:4].tolist() == [1, 0, 0, 0]
@@ -131,7 +131,7 @@ def test_a_token_outside_the_vocabulary_blames_its_sequence(token: int) -> None:
     packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB)
     steps = [SequenceStep([3], 0, [1]), SequenceStep([2, token], 0, [2])]
     with pytest.raises(StepError) as caught:
-        packer.pack(steps, np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32))
+        packer.pack(StepPlan(steps, 0), np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32))
     assert caught.value.sequence == 1
 
 
@@ -139,7 +139,7 @@ def test_more_sequences_than_rows_are_refused() -> None:
     packer = Packer(rows=2, block_size=BLOCK, vocab_size=VOCAB)
     steps = [SequenceStep([3], 0, [block]) for block in (1, 2, 3)]
     with pytest.raises(ValueError, match="made for 2"):
-        packer.pack(steps, np.zeros(1000, np.int32))
+        packer.pack(StepPlan(steps, 0), np.zeros(1000, np.int32))
 
 
 @pytest.mark.gpu
@@ -149,7 +149,7 @@ def test_the_kernel_reads_messages_as_the_cpu_does(seed: int) -> None:
     message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
     cpu, gpu = Device("cpu"), Device("cuda")
     for steps in random_steps(seed, 60):
-        packed = packer.pack(steps, message)
+        packed = packer.pack(StepPlan(steps, 0), message)
         padded = random.Random(seed).randrange(len(steps), ROWS + 1)
         if padded > len(steps) and any(len(s.tokens) > 1 for s in steps):
             padded = len(steps)

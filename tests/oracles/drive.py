@@ -40,7 +40,12 @@ class Engine:
             vocab_size=runner.vocab_size,
             token_budget=token_budget,
             max_running=64,
-            **{"window": runner.window, "reads_host": runner.reads_host} | options,
+            **{
+                "window": runner.window,
+                "reads_host": runner.reads_host,
+                "shared_reading": runner.shared_reading,
+            }
+            | options,
         )
         self.asynchronous = runner.asynchronous
         self._most_blocks = self._cold_steps = 0

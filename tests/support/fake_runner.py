@@ -62,6 +62,7 @@ def score(history: Sequence[int], target: int) -> float:
 class FakeRunner:
     """Executes plans on a fake KV array and checks that they keep the contract of `octavo_worker.engine.plan`."""
 
+    shared_reading = None
     asynchronous = False
     kv_dtype = "bfloat16"
 
@@ -83,7 +84,7 @@ class FakeRunner:
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
-        self.plans = 0
+        self.plans = self.grouped_plans = 0
         self.tokens_computed = 0
         self.num_host_blocks = num_host_blocks
         self.window = window
@@ -99,6 +100,7 @@ class FakeRunner:
         self._poison = poison
 
     def launch(self, plan: StepPlan) -> Done:
+        self._check_groups(plan)
         try:
             return Done(self._compute(plan))
         except StepError as error:
@@ -158,6 +160,19 @@ class FakeRunner:
         for source, target in copies:
             assert target != 0, "the null block is a target"
             self._kv[target * size : (target + 1) * size] = self._kv[source * size : (source + 1) * size]
+
+    def _check_groups(self, plan: StepPlan) -> None:
+        if not plan.groups:
+            assert not plan.prefix_lens
+            return
+        self.grouped_plans += 1
+        decodes = plan.sequences[: plan.num_decodes]
+        for number, tokens in enumerate(plan.prefix_lens):
+            members = [step for step, group in zip(decodes, plan.groups, strict=True) if group == number]
+            shared = {tuple(step.block_table[: tokens // self.block_size]) for step in members}
+            assert tokens > 0, "a group that shares nothing"
+            assert len(shared) == 1, "members of a group begin with different blocks"
+            assert tokens <= min(step.start for step in members), "tokens are shared that are not computed"
 
     def _remember(self, step: SequenceStep) -> None:
         """Of a table that was seen before, only what lies from the block written next on may be new."""
@@ -249,6 +264,7 @@ class DelayedRunner(FakeRunner):
         self.most_under_way = 0
 
     def launch(self, plan: StepPlan) -> _Flight:
+        self._check_groups(plan)
         copied = replace(plan, sequences=[_copy_of(step) for step in plan.sequences], copies=list(plan.copies))
         copied.swap_out, copied.swap_in = list(plan.swap_out), list(plan.swap_in)
         before = self._under_way[-1].future if self._under_way else None

@@ -182,6 +182,7 @@ struct StepHeader {
 struct StepSequence {
   int32_t row, context, query_start, queries;
   int32_t first_block, blocks, block_at;  // `blocks` ids at `block_at` go to the row's table from `first_block` on
+  int32_t group, prefix;                  // its group, -1 for none; what group i of record i shares, in tokens
 };
 struct StepSample {
   uint32_t seed_low, seed_high;
@@ -199,7 +200,7 @@ struct StepArgs {
   int sequences;  // with padding
   int block_size;
   int64_t *token_ids, *positions, *slots;
-  int32_t *block_tables, *context_lens, *query_start;  // block_tables has the rows' stride, too
+  int32_t *block_tables, *context_lens, *query_start, *groups, *prefix_lens;  // block_tables has the rows' stride, too
   int64_t *sample_rows, *seeds;
   int32_t *indices, *sample_positions;
   float* temperature;

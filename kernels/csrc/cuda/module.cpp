@@ -120,7 +120,7 @@ void swap(Address source, Address target, int64_t block_bytes, Address pairs, in
 
 void unpack(Address message, Address tables, int64_t table_stride, Address previous, int sequences, int block_size,
             Address token_ids, Address positions, Address slots, Address block_tables, Address context_lens,
-            Address query_start, Address sample_rows, Address seeds, Address indices, Address sample_positions,
+            Address query_start, Address groups, Address prefix_lens, Address sample_rows, Address seeds, Address indices, Address sample_positions,
             Address temperature, Address top_k, Address top_p, Address min_p, Address stream) {
   StepArgs a{};
   a.message = at<int32_t>(message);
@@ -129,6 +129,7 @@ void unpack(Address message, Address tables, int64_t table_stride, Address previ
   a.token_ids = at<int64_t>(token_ids), a.positions = at<int64_t>(positions), a.slots = at<int64_t>(slots);
   a.block_tables = at<int32_t>(block_tables);
   a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start);
+  a.groups = at<int32_t>(groups), a.prefix_lens = at<int32_t>(prefix_lens);
   a.sample_rows = at<int64_t>(sample_rows), a.seeds = at<int64_t>(seeds);
   a.indices = at<int32_t>(indices), a.sample_positions = at<int32_t>(sample_positions);
   a.temperature = at<float>(temperature), a.top_k = at<int32_t>(top_k);

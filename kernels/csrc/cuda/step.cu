@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
   if (i >= header.sequences) {  // padding: one token that is written nowhere and sees nothing
     if (thread == 0) {
       const int token = header.tokens + i - header.sequences;
-      a.context_lens[i] = 0, a.query_start[i + 1] = token + 1;
+      a.context_lens[i] = 0, a.query_start[i + 1] = token + 1, a.groups[i] = -1, a.prefix_lens[i] = 0;
       a.token_ids[token] = a.positions[token] = 0, a.slots[token] = -1;
     }
     return;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
     mine[b] = block;
   }
   if (thread == 0) {
-    a.context_lens[i] = q.context;
+    a.context_lens[i] = q.context, a.groups[i] = q.group, a.prefix_lens[i] = q.prefix;
     a.query_start[i + 1] = q.query_start + q.queries;
     if (i == 0) a.query_start[0] = 0;
   }

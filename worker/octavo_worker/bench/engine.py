@@ -57,6 +57,7 @@ class EngineBench:
             vocab_size=self._runner.vocab_size,
             token_budget=self._options.token_budget,
             max_running=self._options.max_running,
+            shared_reading=self._runner.shared_reading,
         )
         pipeline = Pipeline(self._runner, scheduler, ahead=self._options.overlap)
         timing, started, last = Timing(), time.perf_counter(), {}

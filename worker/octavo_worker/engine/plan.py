@@ -91,6 +91,9 @@ class StepPlan:
     The first `num_decodes` of `sequences` are decodes of exactly one token, the others are prefill chunks. No block is
     both source and target of copies. Within each layer the runner writes the keys and values of *all* sequences before
     any attention reads them: sequences may read prefix blocks that another one fills in this very step.
+
+    For a runner with `shared_reading`: `groups[i]` is the group of decode i (-1: none), and `prefix_lens[g]` how many
+    leading tokens the decodes of group g have in the same blocks, whole units. Both are empty without groups.
     """
 
     sequences: list[SequenceStep]
@@ -98,6 +101,8 @@ class StepPlan:
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source block, target block)
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
+    groups: Sequence[int] = ()
+    prefix_lens: Sequence[int] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -169,6 +174,15 @@ class Speeds:
     prefill: float
 
 
+@dataclass(frozen=True, slots=True)
+class SharedReading:
+    """A runner whose attention reads leading blocks that decodes have in common once for all of them, in units of
+    `unit_blocks`, and gains by it from `least_tokens` tokens on that are not read again."""
+
+    unit_blocks: int
+    least_tokens: int
+
+
 class ModelRunner(Protocol):
     """What the engine asks of a model. The attributes are fixed after construction.
 
@@ -188,6 +202,7 @@ class ModelRunner(Protocol):
     window: int
     reads_host: bool
     speeds: Speeds | None
+    shared_reading: SharedReading | None
     asynchronous: bool
 
     def launch(self, plan: StepPlan) -> Launched:

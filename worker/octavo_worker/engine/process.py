@@ -33,6 +33,7 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
         window=runner.window,
         reads_host=runner.reads_host,
         policy=preemption_policy(options, runner),
+        shared_reading=runner.shared_reading,
     )
     gc.freeze()  # what the model brought stays for good: later collections need not walk it
     channel = EngineChannel(sock)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from octavo_worker.engine.admission import Limits
 from octavo_worker.engine.answers import Answers
 from octavo_worker.engine.capacity import Capacity
-from octavo_worker.engine.plan import StepPlan, StepResult
+from octavo_worker.engine.plan import SharedReading, StepPlan, StepResult
 from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.residency import Residency, StepEffects
 from octavo_worker.engine.roster import Roster
 from octavo_worker.engine.sequence import Sequence, State
+from octavo_worker.engine.shared_reads import SharedReads
 from octavo_worker.memory.cost import Decision, PreemptionPolicy
 from octavo_worker.messages import (
     AddRequest,
@@ -45,7 +46,8 @@ class Scheduler:
     `plan` builds a step (see `Planner`), `commit` takes its result, `abandon` undoes a step that failed. Admission
     keeps `watermark` of the pool free for those that run. `policy` says whether the memory of a preempted sequence
     moves to the host or is given up and computed again, helped by what the prefix cache still holds. Within a class
-    the earliest deadline goes first; who waits for `aging_s` seconds rises by a class.
+    the earliest deadline goes first; who waits for `aging_s` seconds rises by a class. With `shared_reading`, plans say
+    which decodes have leading blocks in common.
 
     A step may be planned while the one before it is under way, see `can_plan`. Blocks are published in the prefix cache
     when the step that fills them is planned, so equal prompts share within that step (see `StepPlan`), or as soon as
@@ -66,6 +68,7 @@ class Scheduler:
         window: int = 0,
         reads_host: bool = False,
         policy: PreemptionPolicy | None = None,
+        shared_reading: SharedReading | None = None,
         aging_s: float = 30.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -83,6 +86,7 @@ class Scheduler:
         self._requests = Requests(self._roster, self.limits, aging_s=aging_s, clock=clock)
         self._planner = Planner(self._roster, self._requests, token_budget)
         self._answers = Answers(self._roster, self._requests)
+        self._shared_reads = None if shared_reading is None else SharedReads(shared_reading, block_size)
         self._flights: deque[Flight] = deque()
         self._steps = 0
 
@@ -200,6 +204,8 @@ class Scheduler:
             effects = self.residency.begin_step()
             plan, planned = self._planner.plan(ahead=bool(self._flights))
             if planned or plan.swap_out or plan.swap_in:
+                if self._shared_reads is not None:
+                    self._shared_reads.group(plan)
                 self._flights.append(Flight(plan, planned, effects))
                 return plan
         return None

@@ -62,6 +62,9 @@ class PrefixGroups:
     def __len__(self) -> int:
         return len(self._paths)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._paths
+
     def add(self, key: Hashable, block_table: Sequence[int], tokens: int) -> None:
         """A sequence starts to decode; its first `tokens` tokens are stored and their blocks stay while it is here."""
         if key in self._paths:

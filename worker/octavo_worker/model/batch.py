@@ -15,8 +15,9 @@ from octavo_worker.engine.plan import SequenceStep, StepError
 @dataclass(slots=True)
 class Batch:
     """T tokens of S sequences. int64: `token_ids[T]`, `positions[T]`, `slots[T]` (where K and V go); int32:
-    `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`. `plans`: on CUDA, what
-    the layers of each sliding window share."""
+    `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`. On CUDA: `plans` are
+    what the layers of each sliding window share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
+    equal leading blocks."""
 
     token_ids: Tensor
     positions: Tensor
@@ -25,6 +26,8 @@ class Batch:
     context_lens: Tensor
     query_start: Tensor
     plans: dict[int, AttentionPlan] = field(default_factory=dict)
+    groups: Tensor | None = None
+    prefix_lens: Tensor | None = None
 
 
 def ragged_batch(sequences: list[SequenceStep], block_size: int, vocab_size: int, first_host_block: int = 0) -> Batch:

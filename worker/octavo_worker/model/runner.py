@@ -14,6 +14,7 @@ from octavo_worker.engine.plan import (
     Sampled,
     SequenceResult,
     SequenceStep,
+    SharedReading,
     Speeds,
     StepError,
     StepPlan,
@@ -61,6 +62,7 @@ class PagedRunner:
     """
 
     asynchronous = False
+    shared_reading: SharedReading | None = None
     speeds: Speeds | None = None
     reads_host = True
 

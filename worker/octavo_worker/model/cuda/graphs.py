@@ -15,6 +15,14 @@ def batch_sizes(most: int) -> list[int]:
     return sorted({size for size in sizes if size < most} | {most})
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """What a graph is captured for: sequences, with padding, and whether some are grouped by what they share."""
+
+    sequences: int
+    is_shared: bool
+
+
 @dataclass(slots=True)
 class Captured:
     graph: torch.cuda.CUDAGraph
@@ -22,33 +30,33 @@ class Captured:
 
 
 class DecodeGraphs:
-    """Captures `step(sequences) -> logits` for batches of some sizes.
+    """Captures `step(shape) -> logits` for some shapes of batches.
 
     All graphs share one memory pool, so only one of them runs at a time, and a replay ends what another one left.
     """
 
-    def __init__(self, step: Callable[[int], Tensor]) -> None:
+    def __init__(self, step: Callable[[DecodeShape], Tensor]) -> None:
         self._step = step
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[int, Captured] = {}
+        self._captured: dict[DecodeShape, Captured] = {}
 
-    def __contains__(self, size: int) -> bool:
-        return size in self._captured
+    def __contains__(self, shape: DecodeShape) -> bool:
+        return shape in self._captured
 
-    def replay(self, size: int) -> Tensor:
+    def replay(self, shape: DecodeShape) -> Tensor:
         """Runs a captured graph on the current stream. Returns its logits."""
-        captured = self._captured[size]
+        captured = self._captured[shape]
         captured.graph.replay()
         return captured.logits
 
-    def capture(self, size: int) -> None:
+    def capture(self, shape: DecodeShape) -> None:
         """Runs the step once, so that modules are loaded and cuBLAS has chosen, then captures it."""
-        self._step(size)
+        self._step(shape)
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            logits = self._step(size)
+            logits = self._step(shape)
         finally:
             graph.capture_end()
-        self._captured[size] = Captured(graph, logits)
+        self._captured[shape] = Captured(graph, logits)

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from octavo_kernels.step import HEADER, SAMPLE, SEQUENCE
-from octavo_worker.engine.plan import SampleSpec, SequenceStep, StepError
+from octavo_worker.engine.plan import SampleSpec, SequenceStep, StepError, StepPlan
 
 HEADER_WORDS, SEQUENCE_WORDS, SAMPLE_WORDS = (dtype.itemsize // 4 for dtype in (HEADER, SEQUENCE, SAMPLE))
 
@@ -17,8 +17,8 @@ HEADER_WORDS, SEQUENCE_WORDS, SAMPLE_WORDS = (dtype.itemsize // 4 for dtype in (
 @dataclass(slots=True)
 class Packed:
     """What the runner wants to know of a message without reading it again: its length in words, the tokens, each
-    sequence's tokens and context, the samples of each sequence, and which samples may ask for more than temperature
-    and filters (`special`, places in the flattened samples)."""
+    sequence's tokens and context, the samples of each sequence, which samples may ask for more than temperature and
+    filters (`special`, places in the flattened samples), and whether any sequences are grouped by what they share."""
 
     words: int
     tokens: int
@@ -26,11 +26,12 @@ class Packed:
     contexts: np.ndarray
     samples: list[int]
     special: list[int]
+    is_shared: bool
 
 
 class Packer:
-    """Remembers what the device knows of each stay: the row of its block table, how much of it was sent, and its
-    sampling parameters. Rows of stays that left are taken over when they are needed."""
+    """Remembers what the device knows of each stay: the row of its block table, how much of it was sent, its sampling
+    parameters. When a stay begins, those that are absent are forgotten, whether they have ended or sit out."""
 
     def __init__(self, *, rows: int, block_size: int, vocab_size: int) -> None:
         self._block_size = block_size
@@ -48,8 +49,9 @@ class Packer:
         """Words of the longest message: `rows` sequences and samples, `blocks` blocks each, `tokens` tokens."""
         return HEADER_WORDS + rows * (SEQUENCE_WORDS + SAMPLE_WORDS + blocks) + tokens
 
-    def pack(self, steps: list[SequenceStep], message: np.ndarray) -> Packed:
+    def pack(self, plan: StepPlan, message: np.ndarray) -> Packed:
         """Writes the message into `message` (int32). Raises `StepError` for a token id outside the vocabulary."""
+        steps = plan.sequences
         count = len(steps)
         tokens = self._tokens(steps)
         rows = self._rows(steps)
@@ -68,6 +70,9 @@ class Packer:
         sequences = message[HEADER_WORDS:token_at].view(SEQUENCE)
         sequences["row"], sequences["context"], sequences["queries"] = rows, contexts, queries
         sequences["query_start"] = query_ends - queries
+        sequences["group"], sequences["prefix"] = -1, 0
+        sequences["group"][: len(plan.groups)] = plan.groups
+        sequences["prefix"][: len(plan.prefix_lens)] = plan.prefix_lens
         message[token_at:sample_at] = tokens
         words = self._pack_blocks(steps, rows, starts, contexts, sequences, message, block_at)
 
@@ -78,7 +83,7 @@ class Packer:
         records["index"] = np.fromiter((spec.index for spec in specs), np.int32, len(specs))
         records["position"] = contexts[owners]
         special = np.flatnonzero(self._is_special[rows[owners]]).tolist()
-        return Packed(words, len(tokens), queries, contexts, samples, special)
+        return Packed(words, len(tokens), queries, contexts, samples, special, bool(plan.groups))
 
     def _tokens(self, steps: list[SequenceStep]) -> np.ndarray:
         """All token ids; those that the device alone knows as `~` the place of the sample that they follow."""
@@ -107,9 +112,9 @@ class Packer:
         return np.array(rows, np.int64)
 
     def _give_rows(self, steps: list[SequenceStep], rows: list[int]) -> None:
-        if len(self._free) < rows.count(-1):
-            here = {s.stay for s in steps}
-            self._free += [self._row_of.pop(stay) for stay in list(self._row_of) if stay not in here]
+        here = {s.stay for s in steps}
+        for stay in [stay for stay in self._row_of if stay not in here]:
+            self._free.append(self._row_of.pop(stay))
         if len(self._free) < rows.count(-1):
             raise ValueError(f"{len(steps)} sequences in a step, but the runner was made for {len(self._sent)}")
         for place, step in enumerate(steps):

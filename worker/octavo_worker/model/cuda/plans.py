@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from octavo_kernels.cuda import AttentionPlan, chunk_tokens
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.cuda.packer import Packed
@@ -11,8 +9,8 @@ from octavo_worker.model.runner import CausalModel
 
 
 class AttentionPlans:
-    """Plans for decode steps, made once for the largest that can come, because graphs keep their addresses; and plans
-    for steps with prompts, which grow with what they have to hold.
+    """Plans for decode steps, made once for the largest that can come, because graphs keep their addresses, with and
+    without groups, which cost a launch a layer; and plans for steps with prompts, which grow with what they must hold.
 
     A model that does not say how many query heads it has (`num_heads` 0) gets none: each layer makes its own.
     """
@@ -23,21 +21,21 @@ class AttentionPlans:
         self._chunks = 0
         self._mixed: dict[int, AttentionPlan] = {}
         chunks = sequences * -(-max_model_len // chunk_tokens())
-        self._decodes = self._make(chunks, tokens=sequences, max_queries=1)
+        self._decodes = {shared: self._make(chunks, sequences, 1, shared=shared) for shared in (False, True)}
 
-    def for_decodes(self, batch: Batch) -> dict[int, AttentionPlan]:
-        """Updated on the device for a batch of one token a sequence."""
-        return _updated(self._decodes, batch)
+    def for_decodes(self, batch: Batch, *, shared: bool) -> dict[int, AttentionPlan]:
+        """Updated on the device for a batch of one token a sequence, `shared` if some are grouped by their prefix."""
+        return _updated(self._decodes[shared], batch)
 
     def for_step(self, batch: Batch, packed: Packed) -> dict[int, AttentionPlan]:
         """Updated on the device for any batch."""
         chunks = int((-(-packed.contexts // chunk_tokens())).sum())
         if chunks > self._chunks:
             self._chunks = 2 * chunks
-            self._mixed = self._make(self._chunks, tokens=self._tokens, max_queries=self._tokens)
+            self._mixed = self._make(self._chunks, self._tokens, self._tokens, shared=True)
         return _updated(self._mixed, batch)
 
-    def _make(self, chunks: int, *, tokens: int, max_queries: int) -> dict[int, AttentionPlan]:
+    def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> dict[int, AttentionPlan]:
         model = self._model
         return {
             window: AttentionPlan(
@@ -49,7 +47,8 @@ class AttentionPlans:
                 head_dim=model.head_dim,
                 max_queries=max_queries,
                 sliding_window=window,
-                device=torch.device(model.device),
+                shared_prefixes=shared,
+                device=model.device,
             )
             for window in (model.windows if model.num_heads else ())
         }
@@ -57,5 +56,5 @@ class AttentionPlans:
 
 def _updated(plans: dict[int, AttentionPlan], batch: Batch) -> dict[int, AttentionPlan]:
     for plan in plans.values():
-        plan.update(batch.context_lens, batch.query_start)
+        plan.update(batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens)
     return plans

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_kernels.cuda import chunk_tokens
 from octavo_kernels.step import StepInputs, unpack_step
 from octavo_worker.engine.plan import (
     Done,
@@ -17,19 +18,23 @@ from octavo_worker.engine.plan import (
     SampleSpec,
     SequenceResult,
     SequenceStep,
+    SharedReading,
     Speeds,
     StepError,
     StepPlan,
     StepResult,
 )
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.cuda.graphs import DecodeGraphs, batch_sizes
+from octavo_worker.model.cuda.graphs import DecodeGraphs, DecodeShape, batch_sizes
 from octavo_worker.model.cuda.mailbox import Mailbox, Slot
 from octavo_worker.model.cuda.packer import Packed, Packer
 from octavo_worker.model.cuda.plans import AttentionPlans
 from octavo_worker.model.cuda.swap import SwapStreams
 from octavo_worker.model.runner import PROMPT_ROWS, CausalModel
 from octavo_worker.model.sampler import Choice, Scores, on_device, sample, score
+
+SHARED_BYTES = 1 << 20
+"""Of one layer: what the second read of a shared prefix costs up to here, the cache of the chip hides."""
 
 
 @dataclass(slots=True)
@@ -113,6 +118,7 @@ class CudaRunner:
         model.bind(self.kv_cache, block_size, max_model_len)
         device, blocks = model.device, -(-max_model_len // block_size)
         words = Packer.capacity(max_running, token_budget, blocks)
+        self.shared_reading = SharedReading(chunk_tokens() // block_size, _least_saving(model))
         self._packer = Packer(rows=max_running, block_size=block_size, vocab_size=model.vocab_size)
         self._mailbox = Mailbox(words, max_running)
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
@@ -139,7 +145,7 @@ class CudaRunner:
         """Captures all graphs now instead of when they are first needed."""
         with torch.cuda.stream(self._stream):
             for size in reversed(self._sizes):  # smaller ones find their memory in the larger ones' pool
-                self._capture(size)
+                self._capture(DecodeShape(size, False))
             self._stream.synchronize()
 
     def _launch(self, plan: StepPlan) -> StepUnderWay:
@@ -149,44 +155,44 @@ class CudaRunner:
         if not plan.sequences:
             return StepUnderWay(None, [], swaps=[*swaps, self._stream.record_event()])
         slot = self._mailbox.take()
-        packed = self._packer.pack(plan.sequences, slot.words)
+        packed = self._packer.pack(plan, slot.words)
         if packed.tokens > self.token_budget:
             raise ValueError(f"a step of {packed.tokens} tokens, but the runner was made for {self.token_budget}")
         count = sum(packed.samples)
-        padded = 0
+        shape: DecodeShape | None = None
         if plan.num_decodes == len(plan.sequences) == count:
-            padded = self._sizes[bisect_left(self._sizes, count)]
-            self._capture(padded)
+            shape = DecodeShape(self._sizes[bisect_left(self._sizes, count)], packed.is_shared)
+            self._capture(shape)
         slot.began.record()
         self._message[: packed.words].copy_(slot.message[: packed.words], non_blocking=True)
         slot.sent.record()
         step = StepUnderWay(slot, packed.samples, packed.special, swaps=swaps)
-        logits = self._decode(padded) if padded else self._run_eagerly(plan, packed, step)
+        logits = self._decode(shape) if shape else self._run_eagerly(plan, packed, step)
         if packed.special:
             step.choice = self._choose_again(plan.sequences, packed.special, logits)
         slot.tokens[:count].copy_(self._sampled[:count], non_blocking=True)
         slot.done.record()
         return step
 
-    def _capture(self, size: int) -> None:
+    def _capture(self, shape: DecodeShape) -> None:
         """Captures a graph unless it exists. An empty message makes every row padding, and what the step in flight
         sampled, which the next step may ask for, outlives the trial."""
-        if self._graphs is not None and size not in self._graphs:
+        if self._graphs is not None and shape not in self._graphs:
             self._message.zero_()
             sampled = self._sampled.clone()
-            self._graphs.capture(size)
+            self._graphs.capture(shape)
             self._sampled.copy_(sampled)
 
-    def _decode(self, size: int) -> Tensor:
-        """A step of at most `size` decodes and nothing else. Returns its logits."""
-        return self._run_decodes(size) if self._graphs is None else self._graphs.replay(size)
+    def _decode(self, shape: DecodeShape) -> Tensor:
+        """A step of decodes and nothing else. Returns its logits."""
+        return self._run_decodes(shape) if self._graphs is None else self._graphs.replay(shape)
 
-    def _run_decodes(self, size: int) -> Tensor:
+    def _run_decodes(self, shape: DecodeShape) -> Tensor:
         """Everything from the message to the sampled tokens: this is what graphs capture."""
-        inputs = self._inputs
-        unpack_step(self._message, self._tables, self._sampled, inputs, size, self.block_size)
+        size = shape.sequences
+        unpack_step(self._message, self._tables, self._sampled, self._inputs, size, self.block_size)
         batch = self._batch(size, size)
-        batch.plans = self._plans.for_decodes(batch)
+        batch.plans = self._plans.for_decodes(batch, shared=shape.is_shared)
         logits = self.model.logits(self.model.forward(batch, None))
         self._sample(logits)
         return logits
@@ -217,6 +223,8 @@ class CudaRunner:
             block_tables=i.block_tables[:sequences],
             context_lens=i.context_lens[:sequences],
             query_start=i.query_start[: sequences + 1],
+            groups=i.groups[:sequences],
+            prefix_lens=i.prefix_lens[:sequences],
         )
 
     def _sample(self, logits: Tensor) -> None:
@@ -260,6 +268,11 @@ class CudaRunner:
                     answer.append(score(logits, targets, [sequence.prompt_logprobs] * len(targets)).to_host())
             answers.append(answer)
         return answers
+
+
+def _least_saving(model: CausalModel) -> int:
+    """Tokens that a group of sequences must not read twice a step to be read as one."""
+    return SHARED_BYTES // (2 * model.num_kv_heads * model.head_dim * model.dtype.itemsize)
 
 
 def _prompt_rows(sequences: list[SequenceStep]) -> list[int]:
