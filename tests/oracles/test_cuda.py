@@ -20,7 +20,7 @@ from .drive import Engine, request
 
 pytestmark = pytest.mark.gpu
 
-VOCAB, CONTEXT = 211, 384
+VOCAB, CONTEXT = 211, 2048
 COMMON = {
     "vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "pad_token_id": None, "bos_token_id": None,
@@ -131,6 +131,14 @@ def test_graphs_change_nothing(folder: Path, runner: ModelRunner) -> None:
         assert one.tokens == other.tokens
         assert one.logprobs == other.logprobs
         assert one.prompt_logprobs == other.prompt_logprobs
+
+
+def test_reading_a_shared_prefix_once_changes_nothing(runner: ModelRunner) -> None:
+    rng = random.Random(6)
+    prefix = [rng.randrange(VOCAB) for _ in range(1100)]
+    requests = [request(str(i), prefix + [i, rng.randrange(VOCAB)], max_tokens=12 + i, logprobs=0) for i in range(10)]
+    together, alone = Engine(runner), Engine(runner, shared_reading=None)
+    assert together.run(requests).logprobs == alone.run(requests).logprobs
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
