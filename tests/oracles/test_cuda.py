@@ -136,7 +136,7 @@ def test_graphs_change_nothing(folder: Path, runner: ModelRunner) -> None:
 def test_reading_a_shared_prefix_once_changes_nothing(runner: ModelRunner) -> None:
     rng = random.Random(6)
     prefix = [rng.randrange(VOCAB) for _ in range(1100)]
-    requests = [request(str(i), prefix + [i, rng.randrange(VOCAB)], max_tokens=12 + i, logprobs=0) for i in range(10)]
+    requests = [request(str(i), [*prefix, i, rng.randrange(VOCAB)], max_tokens=12 + i, logprobs=0) for i in range(10)]
     together, alone = Engine(runner), Engine(runner, shared_reading=None)
     assert together.run(requests).logprobs == alone.run(requests).logprobs
 

@@ -1,8 +1,12 @@
-// Token choice by the Gumbel-max trick, and log-probabilities: one block a row.
+// Token choice by the Gumbel-max trick, and log-probabilities. A row belongs to one block or, in a small batch on chips
+// that have them, to a cluster of blocks: each searches its part of the vocabulary for the largest logit and for the best
+// token, while thresholds are found by every block on its own.
 //
 // The filters are defined on sets and every step is exact (integer counts, masses in 64-bit fixed point, arithmetic
 // without contraction), so the choice depends neither on an order of summation nor on the batch, and equals that of the
 // CPU module (csrc/cpu/sample.h) bit for bit.
+#include <cooperative_groups.h>
+
 #include "common.cuh"
 
 namespace octavo {
@@ -111,12 +115,29 @@ __device__ uint64_t block_max(uint64_t x) {
   return x;
 }
 
-// Calls f(token, logit) for all tokens of a row, a few 16-byte loads of a thread in flight.
+// The largest value among the blocks of a cluster, which all call this.
+__device__ uint64_t cluster_max(uint64_t x, int blocks) {
+  x = block_max(x);
+#if OCTAVO_BULK_COPY
+  if (blocks == 1) return x;
+  __shared__ uint64_t mine;
+  cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  cluster.sync();  // nobody reads what the last call left
+  if (threadIdx.x == 0) mine = x;
+  cluster.sync();
+  for (int i = 0; i < blocks; ++i) x = max(x, *cluster.map_shared_rank(&mine, i));
+  cluster.sync();  // nobody leaves while others read
+#endif
+  return x;
+}
+
+// Calls f(token, logit) for the tokens of every `parts`-th stretch of a row, from stretch `part` on, a few 16-byte loads
+// of a thread in flight.
 template <class F>
-__device__ void for_tokens(const float* row, int vocab, F&& f) {
+__device__ void for_tokens(const float* row, int vocab, F&& f, int part = 0, int parts = 1) {
   constexpr int kUnroll = 4;
   const int vectors = reinterpret_cast<uintptr_t>(row) % 16 == 0 ? vocab / 4 : 0;
-  for (int base = threadIdx.x; base < vectors; base += kThreads * kUnroll) {
+  for (int base = part * kThreads * kUnroll + threadIdx.x; base < vectors; base += parts * kThreads * kUnroll) {
     float4 x[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i)
@@ -128,7 +149,8 @@ __device__ void for_tokens(const float* row, int vocab, F&& f) {
       f(token, x[i].x), f(token + 1, x[i].y), f(token + 2, x[i].z), f(token + 3, x[i].w);
     }
   }
-  for (int token = vectors * 4 + threadIdx.x; token < vocab; token += kThreads) f(token, row[token]);
+  for (int token = vectors * 4 + part * kThreads + threadIdx.x; token < vocab; token += parts * kThreads)
+    f(token, row[token]);
 }
 
 struct Scratch {
@@ -256,14 +278,16 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   __shared__ Scratch s;
   wait_for_previous_kernel();
   launch_next_kernel();
-  const int64_t r = blockIdx.x;
+  const int64_t r = blockIdx.y;
+  const int part = blockIdx.x, parts = gridDim.x;
   const float* logits = a.logits + r * a.stride;
   uint64_t best = 0;
-  for_tokens(logits, a.vocab, [&](int token, float logit) { best = max(best, candidate(logit, token)); });
-  best = block_max(best);
+  for_tokens(
+      logits, a.vocab, [&](int token, float logit) { best = max(best, candidate(logit, token)); }, part, parts);
+  best = cluster_max(best, parts);
   const float largest = value_of(uint32_t(best >> 32)), temperature = a.temperature[r];
   if (!(temperature > 0.0f) || !(largest > -INFINITY)) {
-    if (threadIdx.x == 0) a.tokens[r] = largest > -INFINITY ? int64_t(~uint32_t(best)) : 0;
+    if (part == 0 && threadIdx.x == 0) a.tokens[r] = largest > -INFINITY ? int64_t(~uint32_t(best)) : 0;
     return;
   }
   const Row row{logits, a.vocab, temperature, __fdiv_rn(largest, temperature)};
@@ -287,7 +311,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   const uint32_t word = likeliest % 4 == 0 ? drawn.x : likeliest % 4 == 1 ? drawn.y : likeliest % 4 == 2 ? drawn.z : drawn.w;
   float lead = __fadd_rn(row.top, gumbel(word));
   best = candidate(lead, likeliest);
-  for (int group = threadIdx.x; group * 4 < a.vocab; group += kThreads) {
+  for (int group = part * kThreads + threadIdx.x; group * 4 < a.vocab; group += parts * kThreads) {
     float z[4], most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -308,8 +332,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
       lead = fmaxf(lead, value);
     }
   }
-  best = block_max(best);
-  if (threadIdx.x == 0) a.tokens[r] = int64_t(~uint32_t(best));
+  best = cluster_max(best, parts);
+  if (part == 0 && threadIdx.x == 0) a.tokens[r] = int64_t(~uint32_t(best));
 }
 
 __global__ void __launch_bounds__(kThreads) logprobs_kernel(const __grid_constant__ LogprobArgs a) {
@@ -349,7 +373,21 @@ __global__ void __launch_bounds__(kThreads) logprobs_kernel(const __grid_constan
 
 cudaError_t sample(const SampleArgs& a, cudaStream_t stream) {
   if (a.rows == 0) return cudaSuccess;
-  return launch_after(sample_kernel, dim3(unsigned(a.rows)), kThreads, 0, stream, a);
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  int parts = 1;  // the blocks of a cluster: as many as there are multiprocessors for
+  if (device.major >= 9)
+    while (parts < 8 && 2 * parts * a.rows <= device.multiprocessors) parts *= 2;
+  if (parts == 1) return launch_after(sample_kernel, dim3(1, unsigned(a.rows)), kThreads, 0, stream, a);
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {unsigned(parts), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(parts), unsigned(a.rows)), config.blockDim = dim3(kThreads), config.stream = stream;
+  config.attrs = attributes, config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, sample_kernel, a);
 }
 
 cudaError_t logprobs(const LogprobArgs& a, cudaStream_t stream) {
