@@ -83,6 +83,7 @@ class FakeRunner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
+        self.token_budget = 2048
         self.vocab_size = vocab_size
         self.plans = self.grouped_plans = 0
         self.tokens_computed = 0

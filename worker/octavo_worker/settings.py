@@ -8,7 +8,6 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octavo.connection import default_url
-from octavo_worker.engine.options import TOKEN_BUDGET
 
 
 class WorkerSettings(BaseSettings):
@@ -48,7 +47,11 @@ class WorkerSettings(BaseSettings):
         "auto", description="What becomes of a preempted sequence's memory; `auto` takes what is cheaper."
     )
     max_running: int = Field(256, gt=0, description="Most sequences in the running batch.")
-    token_budget: int = Field(TOKEN_BUDGET, gt=0, description="Most tokens in one step, more than --max-running.")
+    token_budget: int | None = Field(
+        None,
+        gt=0,
+        description="Most tokens in one step, more than --max-running; by default 512 on a CPU, 8192 on a GPU.",
+    )
     overlap: bool = Field(
         True,
         description="Launch a step while the one before it runs; on CUDA only, a CPU gains nothing.",

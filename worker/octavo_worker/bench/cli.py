@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +17,19 @@ from rich.table import Table
 
 from octavo_worker.bench.report import median, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
-from octavo_worker.bench.workloads import CPU_LENGTHS, Work, workload
-from octavo_worker.engine.options import TOKEN_BUDGET, ModelOptions
+from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, Work, workload
+from octavo_worker.engine.options import ModelOptions
 from octavo_worker.files import model_folder
 
 bench = typer.Typer(no_args_is_help=True, help="Measure the engine alone, or the whole service.")
+
+
+class Device(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 _console = Console(stderr=True)
 
 Model = Annotated[
@@ -48,7 +57,7 @@ def _options(model: str, threads: int | None, max_model_len: int, **more: Any) -
 
 
 def _works(family: str, names: str, vocab_size: int) -> dict[str, list[Work]]:
-    chosen = names.split(",") if names else list(CPU_LENGTHS)
+    chosen = names.split(",") if names else list(CPU_LENGTHS if family == "cpu" else GPU_WORKLOADS)
     try:
         return {name: workload(family, name, vocab_size) for name in chosen}
     except ValueError as error:
@@ -94,7 +103,9 @@ def engine(
     rounds: Rounds = 3,
     threads: Threads = None,
     max_model_len: Annotated[int, typer.Option(help="Longest sequence that must fit.")] = 1024,
-    token_budget: Annotated[int, typer.Option(help="Most tokens in one step.")] = TOKEN_BUDGET,
+    token_budget: Annotated[int | None, typer.Option(help="Most tokens in one step; by default as the device.")] = None,
+    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
     interval_ms: Annotated[float, typer.Option(min=0, help="Requests arrive this far apart; 0: all at once.")] = 0.0,
     overlap: Annotated[bool, typer.Option(help="Launch steps one ahead where the device allows it.")] = True,
     out: Out = None,
@@ -105,8 +116,9 @@ def engine(
     from octavo_worker.model import load_runner
 
     rows = []
-    with _options(model, threads, max_model_len, token_budget=token_budget, overlap=overlap) as options:
-        bench_engine = EngineBench(load_runner(options), options)
+    more = {"token_budget": token_budget, "overlap": overlap, "device": device.value}
+    with _options(model, threads, max_model_len, **more) as options:
+        bench_engine = EngineBench(load_runner(options), options, temperature)
         for name, work in _works(family, workloads, bench_engine.vocab_size).items():
             bench_engine.run([Work(w.prompt, min(w.max_tokens, 8)) for w in work])
             timings = [
@@ -122,7 +134,9 @@ def engine(
             model=model,
             family=family,
             interval_ms=interval_ms,
-            token_budget=token_budget,
+            token_budget=bench_engine.token_budget,
+            device=device.value,
+            temperature=temperature,
             overlap=overlap,
         ),
         as_json,

@@ -40,28 +40,33 @@ class Timing:
 class EngineBench:
     """One loaded model; every run gets a fresh scheduler, so no prefix survives from the run before."""
 
-    def __init__(self, runner: ModelRunner, options: ModelOptions) -> None:
+    def __init__(self, runner: ModelRunner, options: ModelOptions, temperature: float = 0.0) -> None:
         self._runner = runner
         self._options = options
+        self._temperature = temperature
 
     @property
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
+    @property
+    def token_budget(self) -> int:
+        return self._runner.token_budget
+
     def run(self, work: list[Work], *, interval_s: float = 0.0) -> Timing:
-        """Generate everything, greedily and ignoring end of sequence. Requests arrive `interval_s` apart."""
+        """Generate everything, ignoring end of sequence. Requests arrive `interval_s` apart."""
         scheduler = Scheduler(
             num_blocks=self._runner.num_blocks,
             block_size=self._runner.block_size,
             max_model_len=self._runner.max_model_len,
             vocab_size=self._runner.vocab_size,
-            token_budget=self._options.token_budget,
+            token_budget=self._runner.token_budget,
             max_running=self._options.max_running,
             shared_reading=self._runner.shared_reading,
         )
         pipeline = Pipeline(self._runner, scheduler, ahead=self._options.overlap)
         timing, started, last = Timing(), time.perf_counter(), {}
-        arrivals = [(index * interval_s, _request(index, w)) for index, w in enumerate(work)]
+        arrivals = [(index * interval_s, _request(index, w, self._temperature)) for index, w in enumerate(work)]
         arrived = dict.fromkeys((request.id for _, request in arrivals), 0.0)
         while arrivals or scheduler.has_requests or not pipeline.is_empty:
             now = time.perf_counter() - started
@@ -95,6 +100,6 @@ class EngineBench:
             last[token.id] = now
 
 
-def _request(index: int, work: Work) -> AddRequest:
-    sampling = EngineSampling(seed=index, max_tokens=work.max_tokens, temperature=0.0)
+def _request(index: int, work: Work, temperature: float) -> AddRequest:
+    sampling = EngineSampling(seed=index, max_tokens=work.max_tokens, temperature=temperature)
     return AddRequest(id=str(index), prompt=work.prompt, sequences=[SequenceInput(0)], sampling=sampling)

@@ -24,6 +24,14 @@ def _cpu_name() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def _machine() -> dict[str, Any]:
+    machine = {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        machine |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    return machine
+
+
 def _versions() -> dict[str, str]:
     found = {}
     for package in _PACKAGES:
@@ -40,7 +48,7 @@ def report(name: str, rows: list[dict[str, Any]], **extra: Any) -> dict[str, Any
         "benchmark": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "machine": {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
+        "machine": _machine(),
         "versions": _versions(),
         **extra,
         "rows": rows,

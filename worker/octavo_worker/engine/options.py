@@ -6,8 +6,9 @@ from typing import Literal
 
 import msgspec
 
-TOKEN_BUDGET = 512
-"""Tokens of one step: on a few CPU cores already this many delay a running sequence's next token noticeably."""
+TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
+"""Tokens of one step by device: on a few CPU cores already 512 delay a running sequence's next token noticeably, a GPU
+is only busy with thousands."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,13 +16,13 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` is a folder or a hub id. Without `num_blocks` the KV cache takes `kv_cache_bytes`, without either the model
     decides from the memory that is free; on a GPU `gpu_memory` is the share of all its memory that may be in use.
-    `max_model_len` None is the model's own context. `token_budget` bounds the tokens of one step, `max_running` the
-    sequences in it; the budget must be the larger. With `overlap` steps are launched one ahead where the device
-    computes asynchronously; with `cuda_graphs` decode steps are replayed as one. `host_cache_bytes` of CPU memory hold
-    preempted sequences and what is left of those longer than the cache; `preemption` "swap" and "recompute" overrule
-    what is cheaper. `threads` None leaves the choice to torch. `kv_dtype` "auto" keeps K and V in the model's dtype.
-    `seed` makes dummy weights reproducible. `check_integrity` verifies all block accounting whenever the engine falls
-    idle.
+    `max_model_len` None is the model's own context. `token_budget` bounds the tokens of one step (None: as suits the
+    device), `max_running` the sequences in it; the budget must be the larger. With `overlap` steps are launched one
+    ahead where the device computes asynchronously; with `cuda_graphs` decode steps are replayed as one.
+    `host_cache_bytes` of CPU memory hold preempted sequences and what is left of those longer than the cache;
+    `preemption` "swap" and "recompute" overrule what is cheaper. `threads` None leaves the choice to torch. `kv_dtype`
+    "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible. `check_integrity` verifies all
+    block accounting whenever the engine falls idle.
     """
 
     model: str
@@ -33,7 +34,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int | None = None
     block_size: int = 16
     max_model_len: int | None = None
-    token_budget: int = TOKEN_BUDGET
+    token_budget: int | None = None
     max_running: int = 256
     overlap: bool = True
     gpu_memory: float = 0.9

@@ -27,7 +27,7 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
         block_size=runner.block_size,
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,
-        token_budget=options.token_budget,
+        token_budget=runner.token_budget,
         max_running=options.max_running,
         num_host_blocks=runner.num_host_blocks,
         window=runner.window,

@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from octavo_kernels import cuda, ops
 from octavo_worker.engine.capacity import Capacity
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.files import model_folder
 from octavo_worker.model.config import DecoderConfig, decoder_config
 from octavo_worker.model.cuda.loading import StreamedCheckpoint
@@ -38,7 +38,8 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
     model, wanted_len = load_model(options)
     cache_dtype = ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
     block_bytes = ops.block_bytes(model.num_layers, model.num_kv_heads, options.block_size, model.head_dim, cache_dtype)
-    held = min(wanted_len, model.window + options.token_budget) if model.window else wanted_len
+    budget = token_budget(options, model.device)
+    held = min(wanted_len, model.window + budget) if model.window else wanted_len
     num_blocks = pool_size(options, model, block_bytes, wanted_len, held)
     host_blocks = options.host_cache_bytes // block_bytes
     num_host_blocks = host_blocks + 1 if host_blocks else 0  # as everywhere, block 0 is never used
@@ -55,14 +56,16 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
             model,
             *shape,
             max_running=options.max_running,
-            token_budget=options.token_budget,
+            token_budget=budget,
             num_host_blocks=num_host_blocks,
             cache_dtype=cache_dtype,
             graphs=options.cuda_graphs,
         )
         runner.warm_up()
     else:
-        runner = PagedRunner(model, *shape, num_host_blocks=num_host_blocks, cache_dtype=cache_dtype)
+        runner = PagedRunner(
+            model, *shape, token_budget=budget, num_host_blocks=num_host_blocks, cache_dtype=cache_dtype
+        )
     if num_host_blocks:
         runner.speeds = measure_speeds(runner)
     return runner
@@ -91,7 +94,9 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     if described is None:
         return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len
     weights = load_weights(described, weight_source(options, described, folder, device), dtype, device)
-    rows = options.token_budget + options.max_running  # tokens, or those that are sampled or scored: some twice
+    rows = (
+        token_budget(options, device) + options.max_running
+    )  # tokens, or those that are sampled or scored: some twice
     return Decoder(described, weights, rows), wanted_len
 
 
@@ -103,6 +108,10 @@ def check_types(device: torch.device, dtype: torch.dtype, kv_dtype: str) -> None
         raise ModelError(f"{str(dtype).removeprefix('torch.')} runs on the CPU only; give --dtype bfloat16.")
     if ops.KV_DTYPES.get(kv_dtype, dtype) not in cuda.KV_DTYPES:
         raise ModelError(f"--kv-dtype {kv_dtype} works on the CPU only so far; give --kv-dtype auto or --device cpu.")
+
+
+def token_budget(options: ModelOptions, device: torch.device) -> int:
+    return options.token_budget or TOKEN_BUDGET[device.type]
 
 
 def weight_source(options: ModelOptions, described: DecoderConfig, folder: Path, device: torch.device) -> WeightSource:

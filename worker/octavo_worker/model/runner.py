@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_worker.engine.options import TOKEN_BUDGET
 from octavo_worker.engine.plan import (
     Done,
     Sampled,
@@ -73,10 +74,12 @@ class PagedRunner:
         block_size: int,
         max_model_len: int,
         *,
+        token_budget: int = TOKEN_BUDGET["cpu"],
         num_host_blocks: int = 0,
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
+        self.token_budget = token_budget
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.block_size = block_size

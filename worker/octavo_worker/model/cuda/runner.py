@@ -108,6 +108,7 @@ class CudaRunner:
         self.max_model_len = max_model_len
         self.vocab_size = model.vocab_size
         self.window = model.window
+        self.window = model.window
         self.max_running, self.token_budget = max_running, token_budget
         shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
         self.kv_cache = ops.empty_cache(num_blocks, *shape, cache_dtype or model.dtype, model.device)
@@ -118,7 +119,7 @@ class CudaRunner:
         model.bind(self.kv_cache, block_size, max_model_len)
         device, blocks = model.device, -(-max_model_len // block_size)
         words = Packer.capacity(max_running, token_budget, blocks)
-        self.shared_reading = SharedReading(chunk_tokens() // block_size, _least_saving(model))
+        self.shared_reading = _shared_reading(model, block_size)
         self._packer = Packer(rows=max_running, block_size=block_size, vocab_size=model.vocab_size)
         self._mailbox = Mailbox(words, max_running)
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
@@ -270,9 +271,12 @@ class CudaRunner:
         return answers
 
 
-def _least_saving(model: CausalModel) -> int:
-    """Tokens that a group of sequences must not read twice a step to be read as one."""
-    return SHARED_BYTES // (2 * model.num_kv_heads * model.head_dim * model.dtype.itemsize)
+def _shared_reading(model: CausalModel, block_size: int) -> SharedReading | None:
+    """None if every layer has a sliding window, behind which blocks are given up."""
+    if 0 not in model.windows:
+        return None
+    token_bytes = 2 * model.num_kv_heads * model.head_dim * model.dtype.itemsize
+    return SharedReading(chunk_tokens() // block_size, SHARED_BYTES // token_bytes)
 
 
 def _prompt_rows(sequences: list[SequenceStep]) -> list[int]:
