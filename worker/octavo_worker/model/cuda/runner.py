@@ -108,7 +108,6 @@ class CudaRunner:
         self.max_model_len = max_model_len
         self.vocab_size = model.vocab_size
         self.window = model.window
-        self.window = model.window
         self.max_running, self.token_budget = max_running, token_budget
         shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
         self.kv_cache = ops.empty_cache(num_blocks, *shape, cache_dtype or model.dtype, model.device)
