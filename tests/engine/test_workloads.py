@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from engine_driver import Driver, expected_beams, expected_tokens, make_request
-from fake_runner import DelayedRunner, FakeRunner
+from fake_runner import DelayedRunner, FailingRunner, FakeRunner, score
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,12 +18,14 @@ from octavo_worker.messages import AddRequest, BeamOptions
 CONTEXT = 200
 
 
-def random_request(rng: random.Random, name: str, prefixes: list[list[int]], window: int = 0) -> AddRequest:
+def random_request(
+    rng: random.Random, name: str, prefixes: list[list[int]], *, window: int = 0, beam_rate: float = 0.2
+) -> AddRequest:
     """A prompt that often starts like others, sometimes several samples, sometimes taken over half way."""
     shared = rng.choice([*prefixes, []])
     prompt = shared[: rng.randint(0, len(shared))] + [rng.randrange(50) for _ in range(rng.randint(1, 30))]
     max_tokens, n = rng.randint(1, 40), rng.choice([1, 1, 1, 2, 4])
-    if rng.random() < 0.2:
+    if rng.random() < beam_rate:
         return random_beams(rng, name, prompt)
     options = {
         "seed": rng.randrange(3),
@@ -31,6 +33,7 @@ def random_request(rng: random.Random, name: str, prefixes: list[list[int]], win
         "priority": rng.randrange(3),
         "stop_token_ids": [rng.randrange(997) for _ in range(rng.choice([0, 0, 30]))],
         "min_tokens": rng.choice([0, 0, 3]),
+        "prompt_logprobs": rng.choice([0, *[None] * 5]),
     }
     request = make_request(name, prompt, max_tokens=max_tokens, n=n, **options)
     if rng.random() < 0.25:
@@ -78,6 +81,7 @@ def run_workload(
     abort_rate: float = 0.02,
     max_running: int = 8,
     device: type[FakeRunner] = FakeRunner,
+    beam_rate: float = 0.2,
     **memory: Any,
 ) -> Driver:
     rng = random.Random(seed)
@@ -92,7 +96,10 @@ def run_workload(
         watermark=rng.choice([0.0, 0.1]),
     )
     prefixes = [[rng.randrange(50) for _ in range(rng.randint(20, 60))] for _ in range(3)]
-    requests = {str(i): random_request(rng, str(i), prefixes, driver.runner.window) for i in range(count)}
+    requests = {
+        str(i): random_request(rng, str(i), prefixes, window=driver.runner.window, beam_rate=beam_rate)
+        for i in range(count)
+    }
     arriving, aborted = list(requests.values()), set()
     while arriving or driver.busy:
         for _ in range(rng.choice([0, 0, 1, 3])):
@@ -105,6 +112,7 @@ def run_workload(
                 aborted.update((request.id, s.index) for s in request.sequences if index in (None, s.index))
             driver.scheduler.abort(request.id, index)
         driver.step()
+    driver.runner.close()
     assert driver.scheduler.pool.used == driver.scheduler.pool.quarantined == 0
     if driver.scheduler.residency.host is not None:
         assert driver.scheduler.residency.host.used == driver.scheduler.residency.host.quarantined == 0
@@ -124,13 +132,20 @@ def check_tokens(driver: Driver, requests: dict[str, AddRequest], aborted: set[t
         else:
             expected = expected_tokens(requests[name], index, max_model_len=CONTEXT, window=driver.runner.window)
         if name in driver.failed:
-            assert driver.failed[name].code == "pool_too_small"
+            assert driver.failed[name].code in ("pool_too_small", "step_failed")
         if (name, index) in aborted or name in driver.failed:
             assert tokens == expected[: len(tokens)]
         else:
             assert tokens == expected
             assert (name, index) in driver.reasons
             assert name in driver.started
+            check_scores(driver, requests[name])
+
+
+def check_scores(driver: Driver, request: AddRequest) -> None:
+    if request.sampling.prompt_logprobs is not None:
+        got, prompt = driver.started[request.id].prompt_logprobs, request.prompt
+        assert [entry.logprob for entry in got[1:]] == [score(prompt[:i], prompt[i]) for i in range(1, len(prompt))]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -153,10 +168,12 @@ def test_any_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, block_size)
     host_blocks=st.sampled_from([2, 6, 20, 300]),
     block_size=st.sampled_from([1, 2, 4, 16]),
     mode=st.sampled_from(["swap", "mixed"]),
+    device=st.sampled_from([FakeRunner, DelayedRunner]),
 )
-def test_any_host_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, host_blocks, block_size, mode):
+def test_any_host_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, host_blocks, block_size, mode, device):
     policy = MixedPolicy(random.Random(seed)) if mode == "mixed" else PreemptionPolicy("swap")
-    run_workload(seed, usable_blocks=usable_blocks, block_size=block_size, host_blocks=host_blocks, policy=policy)
+    sizes = {"usable_blocks": usable_blocks, "block_size": block_size, "host_blocks": host_blocks}
+    run_workload(seed, **sizes, policy=policy, device=device)
 
 
 @settings(max_examples=60, deadline=None)
@@ -184,9 +201,11 @@ def test_nothing_is_too_long_for_a_pool_much_smaller_than_the_context(memory):
     assert (driver.runner.cold_reads > 0) == ("reads_host" in memory)
 
 
+@pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
 @pytest.mark.parametrize("mode", ["none", "recompute", "swap", "mixed"])
-def test_500_requests_get_the_tokens_of_no_paging(mode):
-    """Greedy or seeded, parallel samples and beams: with a large pool, and with each way of preemption."""
+def test_500_requests_get_the_tokens_of_no_paging(mode, device):
+    """Greedy or seeded, parallel samples and beams: with a large pool, and with each way of preemption; one step after
+    the other, and one step ahead."""
     policy = MixedPolicy(random.Random(1)) if mode == "mixed" else PreemptionPolicy(mode if mode != "none" else "auto")
     driver = run_workload(
         2024,
@@ -197,7 +216,11 @@ def test_500_requests_get_the_tokens_of_no_paging(mode):
         count=500,
         abort_rate=0.0,
         max_running=512 if mode == "none" else 24,
+        beam_rate=0.2 if device is FakeRunner else 0.02,  # nothing runs ahead of beams
+        device=device,
     )
+    if device is DelayedRunner:
+        assert driver.runner.launched_ahead > 0.5 * driver.runner.plans
     stats = driver.scheduler.stats()
     assert not driver.failed
     assert (stats.preemptions > 100) == (mode != "none")
@@ -229,3 +252,23 @@ def test_failing_steps_change_no_token():
         driver.step()
     assert abandoned > 10
     check_tokens(driver, requests, set())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_that_fails_takes_the_one_behind_it_along_and_costs_one_request(seed):
+    """What both should have written is nonsense; nobody reads it, in a cached block or on the host."""
+    driver = run_workload(
+        seed,
+        usable_blocks=45,
+        block_size=8,
+        host_blocks=80,
+        policy=PreemptionPolicy("swap"),
+        count=100,
+        max_running=24,
+        beam_rate=0.02,
+        device=FailingRunner,
+    )
+    assert driver.runner.failures > 5
+    assert driver.runner.failures_with_one_behind > 3
+    failed = [failed for failed in driver.failed.values() if failed.code == "step_failed"]
+    assert 5 < len(failed) <= driver.runner.failures

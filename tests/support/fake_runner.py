@@ -100,6 +100,9 @@ class FakeRunner:
         self._step_seconds = step_seconds
         self._poison = poison
 
+    def close(self) -> None:
+        """Nothing runs on after this."""
+
     def launch(self, plan: StepPlan) -> Done:
         self._check_groups(plan)
         try:
@@ -262,7 +265,7 @@ class DelayedRunner(FakeRunner):
         self._lock = threading.Lock()
         self._leaving: dict[int, int] = {}  # host block -> block that is still to be copied there
         self._under_way: list[_Flight] = []
-        self.most_under_way = 0
+        self.launched_ahead = 0  # steps that were launched while another was under way
 
     def launch(self, plan: StepPlan) -> _Flight:
         self._check_groups(plan)
@@ -271,7 +274,7 @@ class DelayedRunner(FakeRunner):
         before = self._under_way[-1].future if self._under_way else None
         flight = _Flight(self, copied, self._device.submit(self._run, copied, before))
         self._under_way.append(flight)
-        self.most_under_way = max(self.most_under_way, len(self._under_way))
+        self.launched_ahead += len(self._under_way) > 1
         assert len(self._under_way) <= 2, "more than two steps are under way"
         return flight
 
@@ -289,10 +292,19 @@ class DelayedRunner(FakeRunner):
         if before is None or before.exception() is None:
             return self._compute(plan)
         assert isinstance(before.exception(), StepError), before.exception()
+        self._spoil(plan)
+        return StepResult([SequenceResult([Sampled(-1) for _ in step.samples]) for step in plan.sequences])
+
+    def _spoil(self, plan: StepPlan) -> None:
+        """Write nonsense wherever the plan writes."""
+        size, nonsense = self.block_size, (-1, -1)
+        for _, host in plan.swap_out:
+            self._host[host] = [nonsense] * size
+        for block in [block for _, block in (*plan.swap_in, *plan.copies)]:
+            self._kv[block * size : (block + 1) * size] = [nonsense] * size
         for step in plan.sequences:
             for position in range(step.start, step.start + len(step.tokens)):
-                self._kv[self._slot(step, position)] = (-1, -1)
-        return StepResult([SequenceResult([Sampled(-1) for _ in step.samples]) for step in plan.sequences])
+                self._kv[self._slot(step, position)] = nonsense
 
     def _read(self, step: SequenceStep, position: int) -> tuple[int, int] | None:
         self._flush(step.cold)
@@ -312,6 +324,28 @@ class DelayedRunner(FakeRunner):
             for host in hosts:
                 if (device := self._leaving.pop(host, None)) is not None:
                     self._host[host] = self._kv[device * size : (device + 1) * size]
+
+
+class FailingRunner(DelayedRunner):
+    """Blames one sequence or another for every eleventh step."""
+
+    failures = 0
+    failures_with_one_behind = 0
+
+    def land(self, flight: _Flight) -> StepResult:
+        try:
+            return super().land(flight)
+        except StepError:
+            self.failures_with_one_behind += bool(self._under_way)
+            raise
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        if (self.plans + 1) % 11 or not plan.sequences:
+            return super()._compute(plan)
+        self.plans += 1
+        self.failures += 1
+        self._spoil(plan)
+        raise StepError(self.failures % len(plan.sequences), "as it was told to")
 
 
 def _copy_of(step: SequenceStep) -> SequenceStep:

@@ -1,0 +1,322 @@
+"""One step ahead: the next step is launched while the one before it runs, and nobody can tell from the tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from engine_driver import Driver, expected_beams, expected_tokens, make_request
+from fake_runner import DelayedRunner, FakeRunner, score
+
+from octavo_worker.engine.pipeline import Pipeline
+from octavo_worker.engine.plan import UNKNOWN, Done, StepPlan
+from octavo_worker.memory.cost import PreemptionPolicy
+from octavo_worker.messages import BeamOptions, EngineStats
+
+
+@contextmanager
+def ahead(usable_blocks: int = 60, block_size: int = 4, **options: Any) -> Iterator[Driver]:
+    driver = Driver.create(usable_blocks + 1, block_size, device=DelayedRunner, **options)
+    try:
+        yield driver
+    finally:
+        driver.runner.close()
+
+
+class Recorder(DelayedRunner):
+    """Keeps what it was asked for, and when results were waited for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.story: list[str] = []
+        self.launched: list[StepPlan] = []
+
+    def launch(self, plan):
+        self.story.append("launch")
+        flight = super().launch(plan)
+        self.launched.append(flight.plan)
+        return flight
+
+    def land(self, flight):
+        self.story.append("result")
+        return super().land(flight)
+
+
+def recorded(**options: Any) -> Driver:
+    return Driver.create(61, 4, device=Recorder, **options)
+
+
+def test_a_step_is_launched_before_the_result_of_the_one_before_it_is_asked_for():
+    driver = recorded()
+    request = make_request("a", range(5), max_tokens=4)
+    driver.add(request)
+    driver.run()
+    assert driver.runner.story == ["launch", *["launch", "result"] * 3, "result"]
+    assert driver.tokens["a", 0] == expected_tokens(request, 0)
+
+
+def test_unknown_tokens_follow_the_samples_of_the_step_before():
+    driver = recorded(token_budget=64)
+    driver.add(make_request("a", range(5), n=2, max_tokens=6))
+    driver.add(make_request("b", range(50, 57), max_tokens=6))
+    driver.run()
+    first, second, third, *_ = driver.runner.launched
+    assert [len(step.samples) for step in first.sequences] == [2, 1]
+    for plan in (second, third):
+        assert [list(step.tokens) for step in plan.sequences] == [[UNKNOWN]] * 3
+        assert [step.follows for step in plan.sequences] == [0, 1, 2]
+    assert [step.start for step in second.sequences] == [5, 5, 7]
+
+
+def test_who_ends_by_length_is_in_no_step_in_vain():
+    computed = []
+    for device in (FakeRunner, DelayedRunner):
+        driver = Driver.create(61, 4, device=device, runner={"max_model_len": 24})
+        for name, prompt, limit in [("a", 5, 1), ("b", 6, 7), ("context", 10, 100), ("nothing", 9, 0)]:
+            driver.add(make_request(name, range(prompt), max_tokens=limit, n=2))
+        driver.run()
+        driver.runner.close()
+        assert driver.reasons["context", 0] == "length"
+        computed.append(driver.runner.tokens_computed)
+    assert computed[0] == computed[1]
+
+
+def test_an_end_by_surprise_costs_one_row_and_says_nothing_more():
+    free = expected_tokens(make_request("a", range(10), max_tokens=30), 0)
+    stop = free[7]
+    with ahead() as driver:
+        request = make_request("a", range(10), max_tokens=30, stop_token_ids=[stop])
+        driver.add(request)
+        driver.run()
+        assert driver.tokens["a", 0] == free[: free.index(stop) + 1]
+        assert driver.runner.tokens_computed == 10 + free.index(stop) + 1
+        assert driver.scheduler.stats().generated_tokens == len(driver.tokens["a", 0])
+
+
+@pytest.mark.parametrize("index", [None, 0, 1])
+def test_an_abort_takes_effect_on_the_step_that_is_under_way(index):
+    with ahead() as driver:
+        request, other = make_request("a", range(9), n=2, max_tokens=40), make_request("b", range(50, 60), max_tokens=9)
+        driver.add(request)
+        driver.add(other)
+        while not driver.tokens["a", 0]:
+            driver.step()
+        assert not driver.pipeline.is_empty
+        seen = {i: len(driver.tokens["a", i]) for i in range(2)}
+        driver.scheduler.abort("a", index)
+        driver.scheduler.check_integrity()
+        driver.run()
+        for i in range(2):
+            tokens = driver.tokens["a", i]
+            assert tokens == expected_tokens(request, i)[: len(tokens)]
+            assert len(tokens) == (seen[i] if index in (None, i) else 40)
+        assert driver.tokens["b", 0] == expected_tokens(other, 0)
+
+
+def test_an_abort_while_the_prompt_is_under_way_sends_nothing():
+    with ahead(token_budget=40) as driver:
+        driver.add(make_request("a", range(30), n=3))
+        driver.step()
+        assert not driver.pipeline.is_empty
+        driver.scheduler.abort("a")
+        driver.run()
+        assert driver.started == driver.failed == {}
+        assert not any(driver.tokens.values())
+
+
+def test_one_of_several_samples_aborted_while_their_prompt_is_under_way_leaves_the_others():
+    with ahead() as driver:
+        request = make_request("a", range(10), n=3, max_tokens=6, prompt_logprobs=0)
+        driver.add(request)
+        driver.step()
+        assert driver.runner.plans <= 1
+        driver.scheduler.abort("a", 0)
+        driver.run()
+        assert [driver.tokens["a", i] for i in range(3)] == [[], *(expected_tokens(request, i) for i in (1, 2))]
+        logprobs = driver.started["a"].prompt_logprobs
+        assert [entry.logprob for entry in logprobs[1:]] == [score(range(i), i) for i in range(1, 10)]
+
+
+def test_a_deadline_takes_effect_on_the_step_that_is_under_way():
+    now = 100.0
+    with ahead(clock=lambda: now) as driver:
+        driver.add(make_request("late", range(10), max_tokens=40, deadline=105.0))
+        for _ in range(4):
+            driver.step()
+        seen, now = len(driver.tokens["late", 0]), 106.0
+        driver.run()
+        assert driver.failed["late"].code == "deadline"
+        assert len(driver.tokens["late", 0]) == seen > 0
+
+
+def test_nothing_runs_ahead_of_beams_and_everything_does_once_they_are_gone():
+    driver = recorded()
+    beams = make_request("beams", range(10), n=2, max_tokens=5, beam=BeamOptions(3))
+    other = make_request("other", range(40, 50), max_tokens=20)
+    driver.add(beams)
+    driver.add(other)
+    driver.run()
+    assert [driver.tokens["beams", i] for i in range(2)] == expected_beams(beams)
+    assert driver.tokens["other", 0] == expected_tokens(other, 0)
+    assert driver.runner.story[:10] == ["launch", "result"] * 5
+    assert driver.runner.story[10:14] == ["launch", "launch", "result", "launch"]
+
+
+def test_a_sequence_preempted_while_its_token_is_under_way_keeps_the_token():
+    for policy in ("swap", "recompute"):
+        host = {"num_host_blocks": 40}
+        with ahead(8, 4, runner=host, policy=PreemptionPolicy(policy)) as driver:
+            requests = [make_request("a", range(12), max_tokens=20), make_request("b", range(100, 112), max_tokens=20)]
+            for request in requests:
+                driver.add(request)
+            while not driver.scheduler.stats().preemptions:
+                before = len(driver.tokens["b", 0])
+                driver.step()
+            assert len(driver.tokens["b", 0]) == before + 1, "the step that was under way said it"
+            driver.run()
+            for request in requests:
+                assert driver.tokens[request.id, 0] == expected_tokens(request, 0)
+
+
+def test_who_gave_way_comes_back_only_once_the_token_under_way_is_known():
+    """ "low" held blocks that equal those of "same", because its prompt was scored: without them it needs so few that
+    it fits beside "high" in the very step in which it gave way."""
+    with ahead(21) as driver:
+        prompt = range(33)
+        same = make_request("same", prompt, max_tokens=20)
+        low = make_request("low", prompt, max_tokens=20, priority=2, prompt_logprobs=0)
+        high = make_request("high", range(100, 113), max_tokens=3, priority=0)
+        driver.add(same)
+        driver.add(low)
+        while not driver.tokens["low", 0]:
+            driver.step()
+        driver.add(high)
+        driver.run()
+        assert driver.scheduler.stats().preemptions > 0
+        for request in (same, low, high):
+            assert driver.tokens[request.id, 0] == expected_tokens(request, 0)
+
+
+def test_blocks_stay_in_quarantine_until_the_step_that_copies_them_is_over():
+    """Two steps are under way: the end of the first one frees nothing that the second one copies."""
+    host = {"num_host_blocks": 40}
+    with ahead(8, 4, runner=host, policy=PreemptionPolicy("swap")) as driver:
+        driver.add(make_request("a", range(12), max_tokens=20))
+        driver.add(make_request("b", range(100, 112), max_tokens=20))
+        scheduler, runner = driver.scheduler, driver.runner
+        plan = scheduler.plan()
+        launched = runner.launch(plan)
+        while not (following := scheduler.plan()).swap_out:
+            behind = runner.launch(following)
+            scheduler.commit(plan, launched.result())
+            plan, launched = following, behind
+        copied = len(following.swap_out)
+        behind = runner.launch(following)
+        scheduler.commit(plan, launched.result())
+        assert scheduler.pool.quarantined == copied > 0
+        scheduler.check_integrity()
+        scheduler.commit(following, behind.result())
+        assert scheduler.pool.quarantined == 0
+
+
+def test_what_two_failed_steps_published_is_forgotten():
+    with ahead(block_size=4) as driver:
+        requests = [make_request(str(i), [*range(10), i], n=2, max_tokens=9) for i in range(3)]
+        for request in requests:
+            driver.add(request)
+        plan, behind = driver.scheduler.plan(), driver.scheduler.plan()
+        assert behind.sequences
+        driver.scheduler.abandon(plan)
+        pool = driver.scheduler.pool
+        assert pool.cached == pool.used == pool.quarantined == 0
+        driver.scheduler.check_integrity()
+        driver.run()
+        for request in requests:
+            for i in range(2):
+                assert driver.tokens[request.id, i] == expected_tokens(request, i)
+
+
+def test_a_request_that_was_aborted_is_not_blamed_for_the_step_it_spoiled():
+    with ahead(runner={"poison": 900}) as driver:
+        driver.add(make_request("bad", [1, 2, 900]))
+        driver.step()
+        driver.scheduler.abort("bad")
+        driver.run()
+        assert driver.failed == {}
+
+
+def test_decoded_blocks_are_found_by_others_as_soon_as_they_are_full():
+    """What a sequence generated serves the next turn of its conversation, wherever the step boundary fell."""
+    hits = []
+    for device in (FakeRunner, DelayedRunner):
+        driver = Driver.create(61, 4, device=device)
+        first = make_request("a", range(9), max_tokens=12)
+        driver.add(first)
+        driver.run()
+        driver.add(make_request("b", [*range(9), *expected_tokens(first, 0), 5], max_tokens=2))
+        driver.run()
+        driver.runner.close()
+        hits.append(driver.started["b"].cached_tokens)
+    assert hits == [20, 20]
+
+
+@pytest.mark.parametrize("beside", range(20, 28))
+def test_prompt_logprobs_survive_a_preemption_while_they_are_under_way(beside):
+    with ahead(32, 4, token_budget=40, max_running=8) as driver:
+        other = make_request("other", range(500, 500 + beside), max_tokens=60, priority=0)
+        driver.add(other)
+        driver.step()
+        request = make_request("a", range(100), prompt_logprobs=0)
+        driver.add(request)
+        driver.run()
+        assert driver.scheduler.stats().preemptions > 0
+        assert driver.tokens["a", 0] == expected_tokens(request, 0)
+        logprobs = driver.started["a"].prompt_logprobs
+        assert [entry.logprob for entry in logprobs[1:]] == [score(range(i), i) for i in range(1, 100)]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_pipeline_may_be_told_to_wait_and_waits_for_runners_that_compute_at_once(overlap):
+    for device in (FakeRunner, DelayedRunner):
+        driver = Driver.create(61, 4, device=device)
+        driver.pipeline = Pipeline(driver.runner, driver.scheduler, ahead=overlap)
+        driver.add(make_request("a", range(5), max_tokens=4))
+        driver.run()
+        driver.runner.close()
+        if device is DelayedRunner:
+            assert (driver.runner.launched_ahead > 0) == overlap
+
+
+class Held(FakeRunner):
+    """Results come when the test says so."""
+
+    asynchronous = True
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.release = threading.Event()
+
+    def launch(self, plan: StepPlan):
+        done, release = super().launch(plan), self.release
+
+        class Waiting(Done):
+            def result(self):
+                assert release.wait(10)
+                return done.result()
+
+        return Waiting(done.outcome)
+
+
+def test_times_tell_waiting_from_idling():
+    driver = Driver.create(61, 4, device=Held)
+    driver.add(make_request("a", range(5), max_tokens=3))
+    threading.Timer(0.2, driver.runner.release.set).start()
+    driver.run()
+    stats = EngineStats()
+    driver.pipeline.times.report(stats)
+    assert stats.wait_s >= 0.15
+    assert 0 < stats.idle_s < stats.wait_s
+    assert min(stats.plan_s, stats.launch_s, stats.commit_s) > 0
