@@ -4,7 +4,7 @@
 
 256 sequences decode while others wait; contexts are long, so anything that costs the length of a context shows. Their
 lengths differ, so that in every step one in sixteen fills a block and takes another. Reports microseconds at p50 and
-p99, for an empty and a long waiting queue, and where the time goes.
+p99, one step after the other and one step ahead, for an empty and a long waiting queue, and where the time goes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS = 400
 
 def make_scheduler(running: int, waiting: int, prompt_len: int) -> Scheduler:
     """A scheduler with `running` decoding sequences and `waiting` requests that find no slot."""
-    blocks_each = (prompt_len + STEPS + 64) // 16 + 1
+    blocks_each = (prompt_len + 2 * STEPS + 64) // 16 + 1
     scheduler = Scheduler(
         num_blocks=running * blocks_each + 2,
         block_size=16,
@@ -64,6 +64,18 @@ def step(scheduler: Scheduler) -> tuple[float, float]:
     return planned - began, time.perf_counter() - answered
 
 
+def step_ahead(scheduler: Scheduler, under_way: StepPlan) -> tuple[StepPlan, float, float]:
+    """The next plan, made before the one under way is committed; seconds as in `step`."""
+    result = answer(under_way)
+    began = time.perf_counter()
+    plan = scheduler.plan()
+    planned = time.perf_counter()
+    assert plan is not None
+    scheduler.commit(under_way, result)
+    scheduler.take_output()
+    return plan, planned - began, time.perf_counter() - planned
+
+
 def percentiles(seconds: list[float]) -> dict[str, float]:
     cuts = statistics.quantiles(seconds, n=100)
     return {"p50_us": round(cuts[49] * 1e6, 1), "p99_us": round(cuts[98] * 1e6, 1)}
@@ -74,6 +86,11 @@ def measure(running: int, waiting: int, prompt_len: int) -> dict[str, Any]:
     gc.collect()
     gc.freeze()
     times = [step(scheduler) for _ in range(STEPS)]
+    plan, ahead = scheduler.plan(), []
+    assert plan is not None
+    for _ in range(STEPS):
+        plan, *seconds = step_ahead(scheduler, plan)
+        ahead.append(seconds)
     scheduler.check_integrity()
     return {
         "running": running,
@@ -81,6 +98,8 @@ def measure(running: int, waiting: int, prompt_len: int) -> dict[str, Any]:
         "prompt_tokens": prompt_len,
         "plan": percentiles([plan for plan, _ in times]),
         "commit": percentiles([commit for _, commit in times]),
+        "plan_ahead": percentiles([plan for plan, _ in ahead]),
+        "commit_behind": percentiles([commit for _, commit in ahead]),
     }
 
 

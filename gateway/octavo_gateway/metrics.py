@@ -193,13 +193,19 @@ def _workers(workers: list[WorkerInfo]) -> Iterable[Metric]:
         key: CounterMetricFamily(name, f"{key.replace('_', ' ').capitalize()} since the worker's start.", labels=labels)
         for key, name in _WORKER_COUNTERS.items()
     }
+    seconds = CounterMetricFamily(
+        "octavo_engine_seconds", "Where an engine's time went since its start.", labels=[*labels, "phase"]
+    )
     for worker in workers:
         at = [worker.id, worker.model]
         up.add_metric(at, 1)
+        for phase in ("plan", "launch", "wait", "commit", "idle"):
+            if (spent := worker.stats.get(f"{phase}_s")) is not None:
+                seconds.add_metric([*at, phase], float(spent))
         for state in ("free", "used", "shared", "cached", "quarantined", "host", "host_free"):
             if (count := worker.stats.get(f"{state}_blocks")) is not None:
                 blocks.add_metric([*at, state], float(count))
         for key, family in (gauges | counters).items():
             if (value := worker.stats.get(key)) is not None:
                 family.add_metric(at, float(value))
-    yield from (up, blocks, *gauges.values(), *counters.values())
+    yield from (up, blocks, seconds, *gauges.values(), *counters.values())
