@@ -144,8 +144,9 @@ def check_tokens(driver: Driver, requests: dict[str, AddRequest], aborted: set[t
 
 def check_scores(driver: Driver, request: AddRequest) -> None:
     if request.sampling.prompt_logprobs is not None:
-        got, prompt = driver.started[request.id].prompt_logprobs, request.prompt
-        assert [entry.logprob for entry in got[1:]] == [score(prompt[:i], prompt[i]) for i in range(1, len(prompt))]
+        got, prompt, window = driver.started[request.id].prompt_logprobs, request.prompt, driver.runner.window
+        seen = [prompt[max(0, i - window) if window else 0 : i] for i in range(1, len(prompt))]
+        assert [entry.logprob for entry in got[1:]] == [score(s, t) for s, t in zip(seen, prompt[1:], strict=True)]
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -222,8 +222,9 @@ class FakeRunner:
         history = self._history(step)
         prompt_logprobs = []
         if step.prompt_logprobs is not None:
-            for position, target in enumerate(step.targets, step.start):
-                prompt_logprobs.append(Logprob(score(history[: position + 1], target)))
+            before = len(history) - len(step.tokens)
+            for seen, target in enumerate(step.targets, before + 1):
+                prompt_logprobs.append(Logprob(score(history[:seen][-self.window :], target)))
         return SequenceResult([self._sample(spec, history) for spec in step.samples], prompt_logprobs)
 
     def _sample(self, spec: SampleSpec, history: list[int]) -> Sampled:
