@@ -14,6 +14,8 @@ from octavo_worker.engine.plan import ModelRunner, SampleSpec
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling
 from octavo_worker.model import load_runner
+from octavo_worker.model.cuda.runner import CudaRunner
+from octavo_worker.model.loading import load_model
 from octavo_worker.model.sampler import sample
 
 from .drive import Engine, request
@@ -108,6 +110,22 @@ def test_prompt_scores_are_those_of_transformers(
         theirs.append((close - wanted).abs())
     assert torch.cat(ours).mean() <= 1.2 * torch.cat(theirs).mean()
     assert torch.cat(ours).max() <= 1.5 * torch.cat(theirs).max()
+
+
+def test_the_transformers_route_scores_alike(folder: Path, oracle: PreTrainedModel, rounded: PreTrainedModel) -> None:
+    """transformers' own code around our attention: the prompt in chunks, then decodes."""
+    fixed = options(folder)
+    model, length = load_model(fixed, decoders=False)
+    routed = CudaRunner(model, 65, 16, min(length, 512), max_running=64, token_budget=512)
+    rng = random.Random(8)
+    prompts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (1, 16, 33, 100)]
+    requests = [request(str(i), prompt, max_tokens=20) for i, prompt in enumerate(prompts)]
+    answers = Engine(routed, token_budget=70).run(requests)
+    for i, prompt in enumerate(prompts):
+        output = answers.tokens[str(i)][0]
+        wanted, close = (logprobs(model, prompt + output)[len(prompt) - 1 : -1] for model in (oracle, rounded))
+        lost = wanted.max(-1).values - wanted.gather(1, torch.tensor(output)[:, None])[:, 0]
+        assert lost.max() <= 2 * (close - wanted).abs().max(), (i, lost)
 
 
 def test_decoded_tokens_are_likely_ones(runner: ModelRunner, oracle: PreTrainedModel, rounded: PreTrainedModel) -> None:

@@ -6,7 +6,6 @@ go into the paged cache, attention reads only the cache, so neither masks nor tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ class Call:
     """One call of the attention function during the trial run."""
 
     layer: int
+    heads: int
     kv_heads: int
     head_dim: int
     window: int
@@ -61,8 +61,6 @@ class TransformersModel:
     """
 
     is_capturable = False
-    num_heads = 0
-    windows: Sequence[int] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
@@ -73,7 +71,12 @@ class TransformersModel:
         self.vocab_size = config.vocab_size
         self.num_layers = config.num_hidden_layers
         _attach(model, config, self.step)
-        self.num_kv_heads, self.head_dim, self.window = self._trial_run()
+        calls = self._trial_run()
+        heads = {call.heads for call in calls}
+        self.num_heads = heads.pop() if len(heads) == 1 else 0
+        self.num_kv_heads, self.head_dim = calls[0].kv_heads, calls[0].head_dim
+        self.windows = sorted({call.window for call in calls})
+        self.window = common_window(self.windows)
 
     def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None:
         _check_rope(self.model.config.get_text_config(), max_model_len)
@@ -93,9 +96,9 @@ class TransformersModel:
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden.float()
 
-    def _trial_run(self) -> tuple[int, int, int]:
-        """One token through the model: every layer must call the attention function exactly once, in one shape, and
-        with nothing that it would have to ignore. Returns the KV heads, the size of a head and the common window."""
+    def _trial_run(self) -> list[Call]:
+        """One token through the model: every layer must call the attention function exactly once, with KV heads of one
+        shape and nothing that it would have to ignore. Returns the calls."""
         ids = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
         with torch.inference_mode():
             self.model(input_ids=ids, position_ids=torch.zeros_like(ids), use_cache=False)
@@ -113,7 +116,7 @@ class TransformersModel:
             raise UnsupportedModel(
                 f"{name} has layers with different KV shapes {sorted(shapes)}; one shape is supported."
             )
-        return *shapes.pop(), common_window(call.window for call in calls)
+        return calls
 
 
 def load_transformers(
@@ -163,7 +166,7 @@ def paged_attention(
     step, width = layer.step, value.shape[-1]
     if not step.caches:
         problem = _problem(layer, module, attention_mask, sliding_window, value.shape[-1] - key.shape[-1], others)
-        step.calls.append(Call(layer.index, key.shape[1], key.shape[3], sliding_window or 0, problem))
+        step.calls.append(Call(layer.index, query.shape[1], *key.shape[1::2], sliding_window or 0, problem))
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous(), None
     assert step.batch is not None
     batch, cache = step.batch, step.caches[layer.index]
@@ -183,6 +186,7 @@ def paged_attention(
         sliding_window=sliding_window or 0,
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
+        plan=batch.plans.get(sliding_window or 0),
     )
     return out[None, ..., :width], None
 
