@@ -10,7 +10,7 @@ from octavo_worker.bench.workloads import Work
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.plan import ModelRunner
-from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.engine.process import scheduler_for
 from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput, StepOutput
 
 
@@ -55,15 +55,7 @@ class EngineBench:
 
     def run(self, work: list[Work], *, interval_s: float = 0.0) -> Timing:
         """Generate everything, ignoring end of sequence. Requests arrive `interval_s` apart."""
-        scheduler = Scheduler(
-            num_blocks=self._runner.num_blocks,
-            block_size=self._runner.block_size,
-            max_model_len=self._runner.max_model_len,
-            vocab_size=self._runner.vocab_size,
-            token_budget=self._runner.token_budget,
-            max_running=self._options.max_running,
-            shared_reading=self._runner.shared_reading,
-        )
+        scheduler = scheduler_for(self._runner, self._options)
         pipeline = Pipeline(self._runner, scheduler, ahead=self._options.overlap)
         timing, started, last = Timing(), time.perf_counter(), {}
         arrivals = [(index * interval_s, _request(index, w, self._temperature)) for index, w in enumerate(work)]

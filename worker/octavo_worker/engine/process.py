@@ -22,7 +22,16 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
     """Load the model and serve the agent at the other end of `sock` until it goes."""
     began = time.perf_counter()
     runner = load_runner(options)
-    scheduler = Scheduler(
+    scheduler = scheduler_for(runner, options)
+    gc.freeze()  # what the model brought stays for good: later collections need not walk it
+    channel = EngineChannel(sock)
+    loop = EngineLoop(channel, runner, scheduler, overlap=options.overlap, check_integrity=options.check_integrity)
+    loop.run(load_seconds=time.perf_counter() - began)
+
+
+def scheduler_for(runner: ModelRunner, options: ModelOptions) -> Scheduler:
+    """A scheduler over the memory of this runner."""
+    return Scheduler(
         num_blocks=runner.num_blocks,
         block_size=runner.block_size,
         max_model_len=runner.max_model_len,
@@ -35,10 +44,6 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
         policy=preemption_policy(options, runner),
         shared_reading=runner.shared_reading,
     )
-    gc.freeze()  # what the model brought stays for good: later collections need not walk it
-    channel = EngineChannel(sock)
-    loop = EngineLoop(channel, runner, scheduler, overlap=options.overlap, check_integrity=options.check_integrity)
-    loop.run(load_seconds=time.perf_counter() - began)
 
 
 def preemption_policy(options: ModelOptions, runner: ModelRunner) -> PreemptionPolicy:
