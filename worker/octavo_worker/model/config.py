@@ -24,6 +24,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
 }
 
+LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
@@ -91,6 +93,17 @@ class DecoderConfig:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+
+def reject(config: PreTrainedConfig) -> None:
+    """Raises `UnsupportedModel` for what the config alone gives away; a trial run of the model finds the rest."""
+    text, kind = config.get_text_config(), config.model_type
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models.")
+    if strange := sorted(set(getattr(text, "layer_types", None) or []) - LAYER_KINDS):
+        raise UnsupportedModel(
+            f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work."
+        )
 
 
 def decoder_config(config: PreTrainedConfig, max_model_len: int | None = None) -> DecoderConfig | None:

@@ -13,7 +13,7 @@ from octavo_kernels import cuda, ops
 from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.files import model_folder
-from octavo_worker.model.config import DecoderConfig, decoder_config
+from octavo_worker.model.config import DecoderConfig, decoder_config, reject
 from octavo_worker.model.cuda.loading import StreamedCheckpoint
 from octavo_worker.model.cuda.memory import room_for_cache
 from octavo_worker.model.cuda.runner import CudaRunner
@@ -21,7 +21,6 @@ from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.runner import CausalModel, PagedRunner
 from octavo_worker.model.speeds import measure_speeds
-from octavo_worker.model.transformers_route import load_transformers, reject
 from octavo_worker.model.weights import Checkpoint, RandomWeights, WeightSource, load_weights
 
 log = logging.getLogger(__name__)
@@ -92,6 +91,9 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     described = decoder_config(config, wanted_len) if decoders else None
     dummy = options.load_format == "dummy"
     if described is None:
+        # Brings all of transformers' modelling code, which takes seconds.
+        from octavo_worker.model.transformers_route import load_transformers
+
         return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len
     weights = load_weights(described, weight_source(options, described, folder, device), dtype, device)
     rows = (

@@ -20,7 +20,6 @@ from octavo_worker.model.config import common_window
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
 NAME = "octavo_paged"
-LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
 
 
 @dataclass(slots=True)
@@ -217,17 +216,6 @@ def _attach(model: PreTrainedModel, config: PreTrainedConfig, step: Step) -> Non
         if isinstance(index, int):
             sliding = index < len(kinds) and kinds[index] == "sliding_attention"
             module.octavo = Layer(index, step, sliding)
-
-
-def reject(config: PreTrainedConfig) -> None:
-    """Raises `UnsupportedModel` for what the config alone gives away; the trial run finds the rest."""
-    text, kind = config.get_text_config(), config.model_type
-    if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models.")
-    if strange := sorted(set(getattr(text, "layer_types", None) or []) - LAYER_KINDS):
-        raise UnsupportedModel(
-            f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work."
-        )
 
 
 def _check_rope(config: PreTrainedConfig, max_model_len: int) -> None:
