@@ -154,34 +154,65 @@ __device__ void cap(const AttentionArgs& a, float (&s)[2][4]) {
   }
 }
 
-// Adds a slice of 16 keys, of which the scores are known, to the state: columns from the 16-byte unit `first_unit` on.
-template <class T, int D, int C, int R>
-__device__ void absorb(const float (&s)[2][4], float unit, uint32_t values, int first_unit, State<C, R>& st) {
-  float p[2][4] = {};
+// How far scores may lie above the maximum that a row's sums refer to before it is raised, in the log2 domain: weights
+// stay below 2^8, and rescaling, which costs as much as the products, becomes rare. Each row decides for itself.
+constexpr float kSlack = 8.0f;
+
+// Adds N slices of 16 keys, of which the scores are known, to the state, one after the other; values lie `stride` bytes
+// apart. The state takes the columns from the 16-byte unit `first_unit` on.
+template <class T, int D, int C, int R, int N>
+__device__ void absorb(const float (&s)[N][2][4], float unit, uint32_t values, int stride, int first_unit,
+                       State<C, R>& st) {
+  float high[N][R], factor[N][R], shift[N][R];
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const float high = quad_max(fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1])));
-    const float top = fmaxf(st.m[r], __fmul_rn(high, unit));
-    if (__any_sync(~0u, top > st.m[r])) {  // for the other rows the factor is exactly one
-      const float factor = fast_exp2(__fsub_rn(st.m[r], top));
-      st.scale(r, factor);
-      st.l[r] = __fmul_rn(st.l[r], factor);
-      st.m[r] = top;
+  for (int j = 0; j < N; ++j)
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      high[j][r] = quad_max(fmaxf(fmaxf(s[j][0][2 * r], s[j][0][2 * r + 1]), fmaxf(s[j][1][2 * r], s[j][1][2 * r + 1])));
+  bool rescaled[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    bool rises = false;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const float top = __fmul_rn(high[j][r], unit);
+      const bool mine = top > __fadd_rn(st.m[r], kSlack);
+      factor[j][r] = mine ? fast_exp2(__fsub_rn(st.m[r], top)) : 1.0f;
+      st.m[r] = shift[j][r] = mine ? top : st.m[r];
+      rises |= mine;
+    }
+    rescaled[j] = __any_sync(~0u, rises);
+  }
+  uint32_t weights[N][4];
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    float p[2][4] = {};
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        p[i / 2][2 * r + i % 2] = fast_exp2(__fmaf_rn(s[j][i / 2][2 * r + i % 2], unit, -shift[j][r]));
+      const float sum = __fadd_rn(__fadd_rn(p[0][2 * r], p[0][2 * r + 1]), __fadd_rn(p[1][2 * r], p[1][2 * r + 1]));
+      st.l[r] = __fmaf_rn(st.l[r], factor[j][r], sum);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) p[i / 2][2 * r + i % 2] = fast_exp2(__fmaf_rn(s[i / 2][2 * r + i % 2], unit, -top));
-    st.l[r] = __fadd_rn(st.l[r], __fadd_rn(__fadd_rn(p[0][2 * r], p[0][2 * r + 1]),
-                                           __fadd_rn(p[1][2 * r], p[1][2 * r + 1])));
+    for (int i = 0; i < 4; ++i)
+      weights[j][i] = i % 2 < R ? pack<T>(p[i / 2][i % 2 * 2], p[i / 2][i % 2 * 2 + 1]) : 0;
   }
-  const uint32_t weights[4] = {pack<T>(p[0][0], p[0][1]), R == 2 ? pack<T>(p[0][2], p[0][3]) : 0,
-                               pack<T>(p[1][0], p[1][1]), R == 2 ? pack<T>(p[1][2], p[1][3]) : 0};
   const int lane = threadIdx.x % 32, row = lane & 15;
 #pragma unroll
-  for (int n = 0; n < C / 16; ++n) {
-    uint32_t b[4];
-    ldmatrix_transposed(b, values + row * (D * 2) + swizzle(D, row, first_unit + 2 * n + (lane >> 4)) * 16);
-    mma<T>(st.o[2 * n], weights, b[0], b[1]);
-    mma<T>(st.o[2 * n + 1], weights, b[2], b[3]);
+  for (int j = 0; j < N; ++j) {
+    if (rescaled[j]) {  // for the other rows the factor is exactly one
+#pragma unroll
+      for (int r = 0; r < R; ++r) st.scale(r, factor[j][r]);
+    }
+#pragma unroll
+    for (int n = 0; n < C / 16; ++n) {
+      uint32_t b[4];
+      ldmatrix_transposed(b, values + j * stride + row * (D * 2) + swizzle(D, row, first_unit + 2 * n + (lane >> 4)) * 16);
+      mma<T>(st.o[2 * n], weights[j], b[0], b[1]);
+      mma<T>(st.o[2 * n + 1], weights[j], b[2], b[3]);
+    }
   }
 }
 

@@ -27,11 +27,11 @@ __device__ Range range_of(const AttentionArgs& a, const DecodeItem& it) {
   return {begin, max(begin, min(it.context, (it.chunk + 1) * kChunk))};
 }
 
-// The items of a block. With bulk copies the first three are its own and the others are drawn from a counter, so that a
-// block with a slow path to memory takes fewer. Who computes an item does not change its result. An item is drawn three
-// ahead: its number is read one item ahead, by warps that know of the first one's work up to the item before last.
+// The items of a block. With bulk copies the first ones are its own and the others are drawn from a counter, so that a
+// block with a slow path to memory takes fewer. Who computes an item does not change its result. During item n every
+// warp sees what was drawn up to item n - 2, so places up to n + 3 are known.
 struct Queue {
-  static constexpr int kLength = 4, kAhead = 3;
+  static constexpr int kLength = 8, kAhead = 5;
   const int* drawn;  // shared memory: item n lies at n % kLength
   int total;
 
@@ -40,35 +40,48 @@ struct Queue {
   }
 };
 
-// Walks the slices of one warp over the items of its block, ahead of the arithmetic.
+// Walks the slices of one warp over the items of its block, ahead of the arithmetic. Items are read two ahead and their
+// blocks one ahead, so that nobody waits for either.
 template <class T, int D>
 struct Feeder {
   const AttentionArgs& a;
   const Queue& queue;
   const int warp, lane;
   int item, slice, slices, head, begin;  // `item`: the place in the queue that follows the slices at hand
-  int block;                             // lane i: the block that holds slice i
+  int block, next_block;                 // lane i: the block that holds slice i, at hand and of the next item
+  int next_index, after_index;
+  DecodeItem next, after;
 
   __device__ Feeder(const AttentionArgs& args, const Queue& items)
       : a(args), queue(items), warp(threadIdx.x / 32), lane(threadIdx.x % 32), item(0), slice(0), slices(0), head(0),
-        begin(0), block(0) {}
+        begin(0), block(0), next_block(0), next_index(items.at(0)), after_index(items.at(1)) {
+    if (next_index < queue.total) next = a.decode[next_index / a.kv_heads];
+    if (after_index < queue.total) after = a.decode[after_index / a.kv_heads];
+    look_up();
+  }
 
-  // Whether there is a slice to bring, up to the item after the `current` one: further ones are not drawn yet.
+  __device__ void look_up() {
+    if (next_index >= queue.total) return;
+    const Range range = range_of(a, next);
+    if (lane < range.slices(warp))
+      next_block = a.tables[next.sequence * a.table_stride +
+                            (range.begin + (warp + lane * kWarps) * kSlice) / a.cache.block_size];
+  }
+
+  // Whether there is a slice to bring, up to the item after the `current` one.
   __device__ bool ready(int current) {
     if (slice < slices) return true;
     for (; item <= current + 1 || !OCTAVO_BULK_COPY;) {
-      const int index = queue.at(item);
-      if (index >= queue.total) return false;
+      if (next_index >= queue.total) return false;
+      const Range range = range_of(a, next);
+      slice = 0, slices = max(range.slices(warp), 0), head = next_index % a.kv_heads;
+      begin = range.begin + warp * kSlice, block = next_block;
       ++item;
-      const DecodeItem it = a.decode[index / a.kv_heads];
-      const Range range = range_of(a, it);
-      slice = 0, slices = max(range.slices(warp), 0);
-      if (slices == 0) continue;
-      head = index % a.kv_heads;
-      begin = range.begin + warp * kSlice;
-      if (lane < slices)
-        block = a.tables[it.sequence * a.table_stride + (begin + lane * kWarps * kSlice) / a.cache.block_size];
-      return true;
+      next = after, next_index = after_index;
+      look_up();
+      after_index = queue.at(item + 1);
+      if (after_index < queue.total) after = a.decode[after_index / a.kv_heads];
+      if (slices > 0) return true;
     }
     return false;
   }
@@ -176,7 +189,7 @@ __device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, 
       }
     }
   }
-  absorb<T, D, D, R>(s[0], unit, values, 0, st);
+  absorb<T, D, D, R, 1>(s, unit, values, 0, 0, st);
 }
 
 template <class T, int D, int R>
@@ -197,9 +210,34 @@ __device__ void write_result(const AttentionArgs& a, const DecodeItem& it, int h
   }
 }
 
-// Folds the chunks of one query row: the n-th of kGroups groups takes every kGroups-th chunk from n on, then the groups
-// merge in order. The number of threads, chosen by the batch, only says how many groups run at a time.
-template <class T, int D, int kThreads>
+// What the fold gathers of one row: `column` is the first of the thread's four columns.
+struct Folded {
+  float m, l;
+  float4 o;
+
+  __device__ void clear() { m = kNoScore, l = 0.0f, o = make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
+  __device__ void add(float weight, float sum, const float4& x) {
+    l = __fmaf_rn(sum, weight, l);
+    o.x = __fmaf_rn(x.x, weight, o.x), o.y = __fmaf_rn(x.y, weight, o.y);
+    o.z = __fmaf_rn(x.z, weight, o.z), o.w = __fmaf_rn(x.w, weight, o.w);
+  }
+  __device__ void scale(float by) { l *= by, o.x *= by, o.y *= by, o.z *= by, o.w *= by; }
+};
+
+template <class T>
+__device__ void write_folded(const AttentionArgs& a, const FoldItem& it, int head, int row, int column, const Folded& f) {
+  const int group = a.heads / a.kv_heads, query_head = head * group + row % group;
+  const float factor = normaliser(a, query_head, f.m, f.l);
+  T* out = static_cast<T*>(a.out) + int64_t(it.query_row + row / group) * a.out_stride + query_head * a.head_dim + column;
+  *reinterpret_cast<uint2*>(out) =
+      make_uint2(pack<T>(f.o.x * factor, f.o.y * factor), pack<T>(f.o.z * factor, f.o.w * factor));
+}
+
+// Folds the chunks of query rows, kRows a block: the n-th of kGroups groups takes every kGroups-th chunk from n on, then
+// the groups merge in order. With no more chunks than groups a row is one pass of few threads and the block takes its
+// rows side by side; otherwise all threads work on one row after the other. The batch chooses kRows and the number of
+// threads, and neither changes a result.
+template <class T, int D, int kThreads, int kRows>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
   constexpr int kGroups = 8, kAtOnce = kThreads / (D / 4) < kGroups ? kThreads / (D / 4) : kGroups;
   __shared__ float4 outputs[kGroups][D / 4];
@@ -208,50 +246,73 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) fold_kernel(const _
   wait_for_previous_kernel();
   launch_next_kernel();
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) a.header->next_decode = 0;
-  const int head = blockIdx.y / a.partial_rows, row = blockIdx.y % a.partial_rows, group = a.heads / a.kv_heads;
-  if (it.chunks <= 1 || row >= it.queries * group) return;
+  const int rows = it.queries * (a.heads / a.kv_heads);
   const int part = threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
-  const int64_t first = partial_row(a, it.first_slot, head) + row, step = int64_t(a.kv_heads) * a.partial_rows;
-  for (int n = part; part < kAtOnce && n < kGroups; n += kAtOnce) {
-    float m = kNoScore, l = 0.0f;
-    float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-    for (int c = n; c < it.chunks; c += kGroups) {
-      const float2 sum = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
-      const float4 x = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
-      const float top = fmaxf(m, sum.x), old_weight = fast_exp2(m - top), weight = fast_exp2(sum.x - top);
-      l = l * old_weight + sum.y * weight;
-      o.x = o.x * old_weight + x.x * weight, o.y = o.y * old_weight + x.y * weight;
-      o.z = o.z * old_weight + x.z * weight, o.w = o.w * old_weight + x.w * weight;
-      m = top;
+  const int64_t step = int64_t(a.kv_heads) * a.partial_rows;
+  if (it.chunks <= 1) return;
+  if (kRows > 1 && it.chunks <= kGroups) {
+    const int place = blockIdx.y * kRows + part, head = place / a.partial_rows, row = place % a.partial_rows;
+    if (part >= kRows || head >= a.kv_heads || row >= rows) return;
+    const int64_t first = partial_row(a, it.first_slot, head) + row;
+    float2 sum[kGroups];
+    float4 x[kGroups];
+#pragma unroll
+    for (int c = 0; c < kGroups; ++c) {
+      if (c >= it.chunks) break;
+      sum[c] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
+      x[c] = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
     }
-    outputs[n][column / 4] = o;
-    if (column == 0) sums[n] = make_float2(m, l);
-  }
-  __syncthreads();
-  if (part > 0) return;
-  float m = kNoScore, l = 0.0f;
+    Folded f;
+    f.clear();
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) m = fmaxf(m, sums[i].x);
-  float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int c = 0; c < kGroups; ++c)
+      if (c < it.chunks) f.m = fmaxf(f.m, sum[c].x);
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    const float weight = fast_exp2(sums[i].x - m);
-    const float4 x = outputs[i][column / 4];
-    l += sums[i].y * weight;
-    o.x += x.x * weight, o.y += x.y * weight, o.z += x.z * weight, o.w += x.w * weight;
+    for (int c = 0; c < kGroups; ++c)
+      if (c < it.chunks) f.add(fast_exp2(__fsub_rn(sum[c].x, f.m)), sum[c].y, x[c]);
+    return write_folded<T>(a, it, head, row, column, f);
   }
-  const int query_head = head * group + row % group;
-  const float factor = normaliser(a, query_head, m, l);
-  T* out = static_cast<T*>(a.out) + int64_t(it.query_row + row / group) * a.out_stride + query_head * D + column;
-  *reinterpret_cast<uint2*>(out) = make_uint2(pack<T>(o.x * factor, o.y * factor), pack<T>(o.z * factor, o.w * factor));
+  for (int place = blockIdx.y * kRows; place < (int(blockIdx.y) + 1) * kRows; ++place) {
+    const int head = place / a.partial_rows, row = place % a.partial_rows;
+    if (head >= a.kv_heads || row >= rows) continue;
+    const int64_t first = partial_row(a, it.first_slot, head) + row;
+    for (int n = part; part < kAtOnce && n < kGroups; n += kAtOnce) {
+      Folded f;
+      f.clear();
+#pragma unroll 4
+      for (int c = n; c < it.chunks; c += kGroups) {
+        const float2 sum = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
+        const float4 x = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
+        const float top = fmaxf(f.m, sum.x);
+        f.scale(fast_exp2(__fsub_rn(f.m, top)));
+        f.add(fast_exp2(__fsub_rn(sum.x, top)), sum.y, x);
+        f.m = top;
+      }
+      outputs[n][column / 4] = f.o;
+      if (column == 0) sums[n] = make_float2(f.m, f.l);
+    }
+    __syncthreads();
+    if (part == 0) {
+      Folded f;
+      f.clear();
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) f.m = fmaxf(f.m, sums[i].x);
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) f.add(fast_exp2(__fsub_rn(sums[i].x, f.m)), sums[i].y, outputs[i][column / 4]);
+      write_folded<T>(a, it, head, row, column, f);
+    }
+    if (kRows > 1) __syncthreads();
+  }
 }
 
 template <class T, int D>
 cudaError_t launch_fold(const AttentionArgs& a, cudaStream_t stream) {
-  const dim3 rows(a.sequences, a.kv_heads * a.partial_rows);
-  if (rows.x * rows.y > 1024) return launch_after(fold_kernel<T, D, 64>, rows, 64, 0, stream, a);
-  return launch_after(fold_kernel<T, D, 256>, rows, 256, 0, stream, a);
+  constexpr int kRows = 128 / (D / 4);
+  const int rows = a.kv_heads * a.partial_rows;
+  if (a.sequences * rows <= 1024)
+    return launch_after(fold_kernel<T, D, 256, 1>, dim3(a.sequences, rows), 256, 0, stream, a);
+  const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
+  return launch_after(fold_kernel<T, D, 128, kRows>, grid, 128, 0, stream, a);
 }
 
 // R = 1: at most eight query rows; R = 2: at most sixteen.
@@ -358,7 +419,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
 
 template <class T, int D>
 cudaError_t launch_rows(const AttentionArgs& a, cudaStream_t stream) {
-  return a.partial_rows <= 8 && !a.prefix ? launch<T, D, 1>(a, stream) : launch<T, D, 2>(a, stream);
+  return a.partial_rows <= 8 ? launch<T, D, 1>(a, stream) : launch<T, D, 2>(a, stream);
 }
 
 }  // namespace

@@ -85,7 +85,10 @@ __device__ int bucket(int cost, int highest) {
   return kBuckets - 1 - int(int64_t(cost) * (kBuckets - 1) / max(highest, 1));
 }
 
-// What one group adds: rows to the list of rows, items of up to 16 rows to the decode kernel or tiles to the prefix
+// Rows of a group that an item of the decode kernel takes, whose tile has eight rows if those of a sequence fit.
+__device__ int item_rows(const PlanArgs& a) { return a.decode_rows <= 8 ? 8 : kDecodeRows; }
+
+// What one group adds: rows to the list of rows, items of a few rows to the decode kernel or tiles to the prefix
 // kernel. Members whose prefix is shorter than a chunk have no rows here.
 struct Group {
   int leader, rows, chunks, items, tiles;
@@ -93,7 +96,7 @@ struct Group {
   __device__ Group(const PlanArgs& a, int g) : leader(0), rows(0), chunks(0), items(0), tiles(0) {
     if (g >= a.sequences || a.group_states[g].rows == 0) return;
     leader = a.group_states[g].leader, rows = a.group_states[g].rows, chunks = a.prefix_lens[g] / kChunk;
-    if (rows <= a.few_rows) items = (rows + kDecodeRows - 1) / kDecodeRows * chunks;
+    if (rows <= a.few_rows) items = (rows + item_rows(a) - 1) / item_rows(a) * chunks;
     else tiles = (rows + a.prefix_rows - 1) / a.prefix_rows * chunks;
   }
 };
@@ -124,8 +127,8 @@ __device__ int plan_groups(const PlanArgs& a, Counts* starts) {
       const Group g(a, base + i);
       const Counts at = starts[i];
       for (int n = lane; n < g.items; n += 32) {
-        const int row = n / g.chunks * kDecodeRows;
-        a.decode[at.full + n] = {g.leader, n % g.chunks, at.slots + row, min(kDecodeRows, g.rows - row),
+        const int row = n / g.chunks * item_rows(a);
+        a.decode[at.full + n] = {g.leader, n % g.chunks, at.slots + row, min(item_rows(a), g.rows - row),
                                  g.chunks * kChunk, 0, 1, 0};
       }
       for (int n = lane; n < g.tiles; n += 32) {

@@ -176,11 +176,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
             const uint32_t keys = stage + i * 2 * slice_bytes<T, D>;
             float s[kPair][2][4];
             score<T, D, kPair>(queries, keys, 2 * slice_bytes<T, D>, s);
+            if constexpr (kCapped) {
 #pragma unroll
-            for (int j = 0; j < kPair; ++j) {
-              if constexpr (kCapped) cap<2>(a, s[j]);
-              absorb<T, D, C, 2>(s[j], unit, keys + (2 * j + 1) * slice_bytes<T, D>, column / 8, st);
+              for (int j = 0; j < kPair; ++j) cap<2>(a, s[j]);
             }
+            absorb<T, D, C, 2, kPair>(s, unit, keys + slice_bytes<T, D>, 2 * slice_bytes<T, D>, column / 8, st);
           }
         }
         ring.release(loader);
