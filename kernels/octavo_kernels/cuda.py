@@ -72,7 +72,7 @@ class AttentionPlan:
     """
 
     # A group with more query rows than these has tiles of its own kind, which suit many rows.
-    few_rows = 32
+    few_rows = 16
 
     def __init__(
         self,

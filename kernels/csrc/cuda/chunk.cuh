@@ -67,6 +67,22 @@ struct State {
     const float* p = buffer + threadIdx.x % 32;
     join([&](int r, int i) { return p[(r * (2 + C / 4) + i) * 32]; });
   }
+  // The other way round: this is the later lane, and the buffer holds those before.
+  __device__ void follow(const float* buffer) {
+    const float* p = buffer + threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const float before = p[0], top = fmaxf(before, m[r]);
+      const float old_weight = fast_exp2(__fsub_rn(before, top)), weight = fast_exp2(__fsub_rn(m[r], top));
+      m[r] = top, l[r] = __fmaf_rn(l[r], weight, __fmul_rn(p[32], old_weight)), p += 64;
+#pragma unroll
+      for (int n = 0; n < C / 8; ++n) {
+        o[n][2 * r] = __fmaf_rn(o[n][2 * r], weight, __fmul_rn(p[0], old_weight));
+        o[n][2 * r + 1] = __fmaf_rn(o[n][2 * r + 1], weight, __fmul_rn(p[32], old_weight));
+        p += 64;
+      }
+    }
+  }
 };
 
 // One query row of a tile: the token it comes from, its place among the sequence's packed rows (token x grouped head),

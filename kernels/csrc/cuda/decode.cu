@@ -29,9 +29,9 @@ __device__ Range range_of(const AttentionArgs& a, const DecodeItem& it) {
 
 // The items of a block. With bulk copies the first ones are its own and the others are drawn from a counter, so that a
 // block with a slow path to memory takes fewer. Who computes an item does not change its result. During item n every
-// warp sees what was drawn up to item n - 2, so places up to n + 3 are known.
+// warp sees what was drawn up to item n - 1, so places up to n + 2 are known.
 struct Queue {
-  static constexpr int kLength = 8, kAhead = 5;
+  static constexpr int kLength = 8, kAhead = 3;
   const int* drawn;  // shared memory: item n lies at n % kLength
   int total;
 
@@ -40,8 +40,9 @@ struct Queue {
   }
 };
 
-// Walks the slices of one warp over the items of its block, ahead of the arithmetic. Items are read two ahead and their
-// blocks one ahead, so that nobody waits for either.
+// Walks the slices of one warp over the items of its block, ahead of the arithmetic. With bulk copies the item after the
+// one at hand is read when that begins, and its blocks are looked up one slice later, so that nobody waits for either;
+// elsewhere the registers are needed for addresses.
 template <class T, int D>
 struct Feeder {
   const AttentionArgs& a;
@@ -49,38 +50,45 @@ struct Feeder {
   const int warp, lane;
   int item, slice, slices, head, begin;  // `item`: the place in the queue that follows the slices at hand
   int block, next_block;                 // lane i: the block that holds slice i, at hand and of the next item
-  int next_index, after_index;
-  DecodeItem next, after;
+  int next_index;
+  bool looked_up;
+  DecodeItem next;
 
   __device__ Feeder(const AttentionArgs& args, const Queue& items)
       : a(args), queue(items), warp(threadIdx.x / 32), lane(threadIdx.x % 32), item(0), slice(0), slices(0), head(0),
-        begin(0), block(0), next_block(0), next_index(items.at(0)), after_index(items.at(1)) {
-    if (next_index < queue.total) next = a.decode[next_index / a.kv_heads];
-    if (after_index < queue.total) after = a.decode[after_index / a.kv_heads];
-    look_up();
+        begin(0), block(0), next_block(0) {
+    if (OCTAVO_BULK_COPY) read();
   }
 
+  __device__ void read() {
+    next_index = queue.at(item);
+    if (next_index < queue.total) next = a.decode[next_index / a.kv_heads];
+    looked_up = false;
+  }
   __device__ void look_up() {
     if (next_index >= queue.total) return;
     const Range range = range_of(a, next);
     if (lane < range.slices(warp))
       next_block = a.tables[next.sequence * a.table_stride +
                             (range.begin + (warp + lane * kWarps) * kSlice) / a.cache.block_size];
+    looked_up = true;
   }
 
   // Whether there is a slice to bring, up to the item after the `current` one.
   __device__ bool ready(int current) {
-    if (slice < slices) return true;
+    if (slice < slices) {
+      if (OCTAVO_BULK_COPY && !looked_up) look_up();
+      return true;
+    }
     for (; item <= current + 1 || !OCTAVO_BULK_COPY;) {
+      if (!OCTAVO_BULK_COPY) read();
       if (next_index >= queue.total) return false;
+      if (!looked_up) look_up();
       const Range range = range_of(a, next);
       slice = 0, slices = max(range.slices(warp), 0), head = next_index % a.kv_heads;
       begin = range.begin + warp * kSlice, block = next_block;
       ++item;
-      next = after, next_index = after_index;
-      look_up();
-      after_index = queue.at(item + 1);
-      if (after_index < queue.total) after = a.decode[after_index / a.kv_heads];
+      if (OCTAVO_BULK_COPY) read();
       if (slices > 0) return true;
     }
     return false;
@@ -163,7 +171,7 @@ __device__ QueryRow row_of(const AttentionArgs& a, const DecodeItem& it, int row
 
 // One slice of 16 tokens, the first at position `token`.
 template <class T, int D, int R>
-__device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, float unit, uint32_t keys, int token,
+__device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, uint32_t keys, int token,
                        const Queries<T, D>& queries, State<D, R>& st) {
   const int lane = threadIdx.x % 32;
   const uint32_t values = keys + slice_bytes<T, D>;
@@ -189,7 +197,7 @@ __device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, 
       }
     }
   }
-  absorb<T, D, D, R, 1>(s, unit, values, 0, 0, st);
+  absorb<T, D, D, R, 1>(s, score_unit(a), values, 0, 0, st);
 }
 
 template <class T, int D, int R>
@@ -238,7 +246,7 @@ __device__ void write_folded(const AttentionArgs& a, const FoldItem& it, int hea
 // rows side by side; otherwise all threads work on one row after the other. The batch chooses kRows and the number of
 // threads, and neither changes a result.
 template <class T, int D, int kThreads, int kRows>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
+__global__ void __launch_bounds__(kThreads, 768 / kThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
   constexpr int kGroups = 8, kAtOnce = kThreads / (D / 4) < kGroups ? kThreads / (D / 4) : kGroups;
   __shared__ float4 outputs[kGroups][D / 4];
   __shared__ float2 sums[kGroups];
@@ -347,7 +355,6 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
   DecodeItem it = a.decode[index / a.kv_heads];
   auto locate = [&](int row) { return row_of(a, it, row, group); };
   Queries<T, D> queries(a, index % a.kv_heads, row_count(it, group), locate);
-  const float unit = score_unit(a);
   for (int n = 0;; ++n) {
     [[maybe_unused]] int later = 0;
 #if OCTAVO_BULK_COPY
@@ -358,7 +365,7 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
     State<D, R> st;
     st.clear();
     for (int token = range.begin + warp * kSlice; token < range.end; token += kWarps * kSlice) {
-      attend<T, D, R>(a, it, group, unit, ring.wait(), token, queries, st);
+      attend<T, D, R>(a, it, group, ring.wait(), token, queries, st);
       ring.release();
       ring.fill(feeder, n);
     }
@@ -381,9 +388,9 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
     if (warp > 0) {
       if (n > 0) barrier_sync(kFree, kWarps * 32);
       st.store(merge + (warp - 1) * floats);
-      barrier_arrive(kFull, kWarps * 32);
-    } else {
-      barrier_sync(kFull, kWarps * 32);
+    }
+    barrier_sync(kFull, kWarps * 32);
+    if (warp == 0) {
 #pragma unroll 1
       for (int i = 0; i < kWarps - 1; ++i) st.merge(merge + i * floats);
       if (more) barrier_arrive(kFree, kWarps * 32);

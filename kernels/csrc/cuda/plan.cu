@@ -150,7 +150,7 @@ __device__ int plan_groups(const PlanArgs& a, Counts* starts) {
 
 // Whole chunks come first in the list of decode items and partial ones last, so that the short ones fill the end of the
 // launch. Extend tiles are sorted by the keys they see, most first.
-__global__ void __launch_bounds__(kThreads) plan_kernel(const PlanArgs a) {
+__global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   __shared__ Counts starts[kThreads];
   __shared__ int buckets[kBuckets], highest;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

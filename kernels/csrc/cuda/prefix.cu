@@ -153,6 +153,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
   const int total = a.header->prefix_items * a.kv_heads, group = a.heads / a.kv_heads;
   const float unit = score_unit(a);
   Ring<T, D> ring{shared_address(shared), shared_address(full), shared_address(empty), stages};
+  // Where there is room, the lanes done so far lie in shared memory: registers are what hides latencies here.
+  [[maybe_unused]] float* sums = reinterpret_cast<float*>(shared + stages * Load::kStageBytes);
   Load loader(a, total);
   ring.start(loader);
 
@@ -163,7 +165,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
     };
     const int count = a.prefix[index / a.kv_heads].rows - first;
     const Queries<T, D> queries(a, index % a.kv_heads, count, locate);
-    State<C, 2> sum, st;
+    State<C, 2> st;
+#if OCTAVO_BULK_COPY
+    float* sum = sums + warp * State<C, 2>::kFloats * 32;
+#else
+    State<C, 2> sum;
+#endif
 #pragma unroll 1
     for (int lane = 0; lane < kLanes; ++lane) {
       st.clear();
@@ -187,10 +194,16 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) st.l[r] = warp_sum<4>(st.l[r]);
+#if OCTAVO_BULK_COPY
+      if (lane > 0) st.follow(sum);
+      if (lane < kLanes - 1) st.store(sum);
+#else
       if (lane == 0) sum = st;
       else sum.merge(st);
+      if (lane == kLanes - 1) st = sum;
+#endif
     }
-    write_partial<D, C, 2>(a, index % a.kv_heads, count, column, sum, locate);
+    write_partial<D, C, 2>(a, index % a.kv_heads, count, column, st, locate);
   }
 #if !OCTAVO_BULK_COPY
   wait_copies<0>();
@@ -203,9 +216,10 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   constexpr int reserved = 1024 + 2 * kMaxStages * 8;  // by the system, and the static variables
   const int room = std::min(device.shared_per_multiprocessor, device.shared_per_block + 1024) - reserved;
-  const int stages = std::min(room / Loader<T, D>::kStageBytes, kMaxStages);
+  const int sums = device.major >= 9 ? kWarps * State<columns<D>, 2>::kFloats * 32 * 4 : 0;
+  const int stages = std::min((room - sums) / Loader<T, D>::kStageBytes, kMaxStages);
   if (stages < 2) return cudaErrorInvalidConfiguration;
-  const int bytes = stages * Loader<T, D>::kStageBytes;
+  const int bytes = stages * Loader<T, D>::kStageBytes + sums;
   auto kernel = a.softcap > 0.0f ? prefix_kernel<T, D, true> : prefix_kernel<T, D, false>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
