@@ -168,8 +168,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
     State<C, 2> st;
 #if OCTAVO_BULK_COPY
     float* sum = sums + warp * State<C, 2>::kFloats * 32;
+    const State<C, 2>& result = st;
 #else
-    State<C, 2> sum;
+    State<C, 2> sum, &result = sum;
 #endif
 #pragma unroll 1
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -200,10 +201,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
 #else
       if (lane == 0) sum = st;
       else sum.merge(st);
-      if (lane == kLanes - 1) st = sum;
 #endif
     }
-    write_partial<D, C, 2>(a, index % a.kv_heads, count, column, st, locate);
+    write_partial<D, C, 2>(a, index % a.kv_heads, count, column, result, locate);
   }
 #if !OCTAVO_BULK_COPY
   wait_copies<0>();
