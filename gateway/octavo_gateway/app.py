@@ -16,7 +16,7 @@ from fastapi.staticfiles import StaticFiles
 
 from octavo import AsyncClient
 from octavo.models import JobRequest
-from octavo_gateway import errors, health, jobs, pages
+from octavo_gateway import errors, health, jobs, pages, workers
 from octavo_gateway.auth import Keyring
 from octavo_gateway.body import add_schemas
 from octavo_gateway.metrics import Metrics
@@ -48,7 +48,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
         redoc_url=None,
     )
     errors.install(app)
-    for part in (jobs, chat, completions, models, health, pages):
+    for part in (jobs, chat, completions, models, workers, health, pages):
         app.include_router(part.router)
     app.mount("/static", StaticFiles(directory=pages.STATIC), name="static")
     app.add_middleware(RequestLog)

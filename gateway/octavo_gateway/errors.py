@@ -23,6 +23,7 @@ from octavo.errors import (
     QueueFull,
     ServerUnavailable,
     UnknownModel,
+    WorkerNotFound,
 )
 from octavo.models import JobError, JobStatus
 
@@ -35,6 +36,7 @@ _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
     (InvalidRequest, 400),
     (MalformedMessage, 400),
     (JobNotFound, 404),
+    (WorkerNotFound, 404),
     (IdempotencyConflict, 409),
     (QueueFull, 429),
     (ServerUnavailable, 503),

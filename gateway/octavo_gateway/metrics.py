@@ -59,16 +59,17 @@ _WORKER_GAUGES = {
 _WORKER_COUNTERS = {
     "steps": "octavo_engine_steps",
     "preemptions": "octavo_num_preemptions",
-    "swapped_out": "octavo_preemptions_swapped_out",
-    "recompute_cheaper": "octavo_preemptions_recompute_cheaper",
-    "recompute_host_full": "octavo_preemptions_recompute_host_full",
-    "recompute_no_choice": "octavo_preemptions_recompute_no_choice",
     "recomputed_tokens": "octavo_tokens_recomputed",
     "restored_tokens": "octavo_tokens_restored",
     "prompt_tokens": "octavo_prompt_tokens",
     "cached_tokens": "octavo_prompt_tokens_cached",
     "generated_tokens": "octavo_generation_tokens",
 }
+_BLOCK_STATES = ("free", "used", "shared", "cached", "quarantined", "pinned", "host", "host_free")
+_PREEMPTION_REASONS = (
+    *("swapped_out", "recompute_cheaper", "recompute_cached"),
+    *("recompute_host_full", "recompute_no_swap", "recompute_no_choice"),
+)
 
 
 class Metrics:
@@ -188,6 +189,11 @@ def _workers(workers: list[WorkerInfo]) -> Iterable[Metric]:
     labels = ["worker", "model_name"]
     up = GaugeMetricFamily("octavo_worker_up", "1 for every worker whose heartbeat is fresh.", labels=labels)
     blocks = GaugeMetricFamily("octavo_kv_blocks", "Blocks of a worker's KV cache.", labels=[*labels, "state"])
+    reasons = CounterMetricFamily(
+        "octavo_preemptions",
+        "Sequences that gave up their memory, by what became of it and why.",
+        labels=[*labels, "reason"],
+    )
     gauges = {key: GaugeMetricFamily(name, f"Sequences {key}.", labels=labels) for key, name in _WORKER_GAUGES.items()}
     counters = {
         key: CounterMetricFamily(name, f"{key.replace('_', ' ').capitalize()} since the worker's start.", labels=labels)
@@ -202,10 +208,13 @@ def _workers(workers: list[WorkerInfo]) -> Iterable[Metric]:
         for phase in ("plan", "launch", "wait", "commit", "idle"):
             if (spent := worker.stats.get(f"{phase}_s")) is not None:
                 seconds.add_metric([*at, phase], float(spent))
-        for state in ("free", "used", "shared", "cached", "quarantined", "host", "host_free"):
+        for state in _BLOCK_STATES:
             if (count := worker.stats.get(f"{state}_blocks")) is not None:
                 blocks.add_metric([*at, state], float(count))
+        for reason in _PREEMPTION_REASONS:
+            if (count := worker.stats.get(reason)) is not None:
+                reasons.add_metric([*at, reason], float(count))
         for key, family in (gauges | counters).items():
             if (value := worker.stats.get(key)) is not None:
                 family.add_metric(at, float(value))
-    yield from (up, blocks, seconds, *gauges.values(), *counters.values())
+    yield from (up, blocks, seconds, reasons, *gauges.values(), *counters.values())

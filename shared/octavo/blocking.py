@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from octavo.client import DEFAULT_TENANT, AsyncClient, AsyncJob
 from octavo.errors import OctavoError
-from octavo.models import DeadLetter, Event, JobInfo, JobRequest, JobStatus, ModelCard, Result, WorkerInfo
+from octavo.models import DeadLetter, Event, JobInfo, JobRequest, JobStatus, ModelCard, Result, WorkerInfo, WorkerMemory
 from octavo.protocol import Limits, Retention
 from octavo.requests import Prompt, RequestFields
 
@@ -125,6 +125,10 @@ class Client:
     def workers(self) -> list[WorkerInfo]:
         """All workers whose heartbeat is fresh."""
         return self._wait(self._ready().client.workers())
+
+    def worker_memory(self, worker_id: str) -> WorkerMemory:
+        """A worker's KV memory now."""
+        return self._wait(self._ready().client.worker_memory(worker_id))
 
     def queue_depths(self) -> dict[str, int]:
         """Jobs that wait, by model."""

@@ -13,7 +13,7 @@ from redis.exceptions import OutOfMemoryError
 
 from octavo import wire
 from octavo.connection import answered, connect, connect_listener, default_url, redacted
-from octavo.errors import JobFailed, JobNotFound, OctavoError, QueueFull, ServerUnavailable
+from octavo.errors import JobFailed, JobNotFound, OctavoError, QueueFull, ServerUnavailable, WorkerNotFound
 from octavo.jobs import list_dead_letters, list_jobs, read_info, read_result, read_submission, remove_dead_letters
 from octavo.keys import Keys
 from octavo.models import (
@@ -26,6 +26,7 @@ from octavo.models import (
     ModelCard,
     Result,
     WorkerInfo,
+    WorkerMemory,
 )
 from octavo.protocol import Call, Cell, Enqueued, Limits, Retention, run, run_many
 from octavo.requests import Prompt, RequestFields, build_request
@@ -33,6 +34,7 @@ from octavo.subscriber import LOST, Subscriber
 
 DEFAULT_TENANT = "default"
 _BATCH = 64
+_ANSWER_S = 3.0  # workers answer between two steps
 
 T = TypeVar("T")
 
@@ -255,6 +257,24 @@ class AsyncClient:
             keys = [self._keys.worker(name.decode()) for name in names]
             infos: Any = await self._redis.mget(keys) if keys else []
         return sorted((wire.decode_worker(info) for info in infos if info), key=lambda info: info.id)
+
+    async def worker_memory(self, worker_id: str) -> WorkerMemory:
+        """A worker's KV memory now: it is asked, which costs its engine 0.6 ms for 8,000 blocks. Raises WorkerNotFound,
+        also for one that does not answer within three seconds, such as one that loads its model."""
+        answer_id, inbox = secrets.token_hex(8), self._keys.inbox(worker_id)
+        async with self._asking():
+            if not await self._redis.exists(self._keys.worker(worker_id)):
+                raise WorkerNotFound(f"no live worker {worker_id}: `octavo workers` lists those that there are")
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.rpush(inbox, answer_id)
+            pipeline.expire(inbox, 10)
+            await pipeline.execute()
+            answer: Any = await self._redis.blpop([self._keys.answer(answer_id)], timeout=_ANSWER_S)
+        if answer is None:
+            raise WorkerNotFound(
+                f"worker {worker_id} did not answer within {_ANSWER_S:g} s: ask again once it has loaded"
+            )
+        return wire.decode_memory(answer[1])
 
     async def queue_depths(self) -> dict[str, int]:
         """Jobs that wait, by model; 0 for a model whose queue is empty."""

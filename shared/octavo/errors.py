@@ -50,6 +50,12 @@ class JobNotFound(OctavoError):
     code = "job_not_found"
 
 
+class WorkerNotFound(OctavoError):
+    """No such worker, or it does not answer."""
+
+    code = "worker_not_found"
+
+
 class JobFailed(OctavoError):
     """The job ended without completing: failed, cancelled or expired. `status` says which."""
 

@@ -15,7 +15,8 @@ from octavo.models import DeadLetter, JobInfo, JobRequest, JobStatus, Result
 from octavo.streams import assemble, read_stream, result_of_events
 
 _ALWAYS = ("st", "mdl", "tn", "cls", "ct", "n", "ep", "crashes")
-_FIELDS = (*_ALWAYS, "sts", "ft", "wid", "err", "meta")
+_PACKED = ("err", "meta", "use")
+_FIELDS = (*_ALWAYS, "sts", "ft", "wid", *_PACKED)
 _PAGE = 200
 
 
@@ -131,7 +132,7 @@ def _info(job_id: str, values: Sequence[bytes | None]) -> JobInfo | None:
     row = dict(zip(_FIELDS, values, strict=True))
     if row["st"] is None:
         return None
-    text = {name: value.decode() for name, value in row.items() if value is not None and name not in ("err", "meta")}
+    text = {name: value.decode() for name, value in row.items() if value is not None and name not in _PACKED}
     return JobInfo(
         id=job_id,
         status=JobStatus(text["st"]),
@@ -147,6 +148,7 @@ def _info(job_id: str, values: Sequence[bytes | None]) -> JobInfo | None:
         worker=text.get("wid"),
         error=wire.decode_error(row["err"]) if row["err"] else None,
         metadata=wire.decode_metadata(row["meta"]) if row["meta"] else {},
+        usage=wire.decode_usage(row["use"]) if row["use"] else None,
     )
 
 

@@ -43,6 +43,14 @@ class Keys:
         """STRING with TTL: a worker's latest `WorkerInfo`."""
         return f"{self.prefix}:W:{worker_id}"
 
+    def inbox(self, worker_id: str) -> str:
+        """LIST: ids under which somebody awaits an answer from a worker about its memory."""
+        return f"{self.prefix}:in:{worker_id}"
+
+    def answer(self, answer_id: str) -> str:
+        """LIST of one, for seconds: a worker's answer."""
+        return f"{self.prefix}:a:{answer_id}"
+
     @property
     def workers(self) -> str:
         """ZSET: worker id by last heartbeat, ms."""

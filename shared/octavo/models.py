@@ -294,7 +294,8 @@ class SequenceResult(Frozen):
 
 
 class JobInfo(Frozen):
-    """Where a job stands now. Times are seconds since the epoch, by the server's clock."""
+    """Where a job stands now. Times are seconds since the epoch, by the server's clock. `usage` once a worker has
+    ended it."""
 
     id: str
     status: JobStatus
@@ -310,6 +311,7 @@ class JobInfo(Frozen):
     worker: str | None = None
     error: JobError | None = None
     metadata: dict[str, str] = {}
+    usage: Usage | None = None
 
 
 class Result(Frozen):
@@ -352,3 +354,37 @@ class WorkerInfo(Frozen):
     pid: int
     started_at: float
     stats: dict[str, float | int | str] = {}
+
+
+CELL_STATES = {".": "free", "c": "cached", "q": "quarantined", "u": "used", "s": "shared", "p": "pinned"}
+"""What the letters of a block map stand for, from the least to the most telling."""
+
+
+class WorkerMemory(Frozen):
+    """A worker's KV memory at one moment. `at` is in seconds since the epoch, by the worker's clock.
+
+    `blocks` counts blocks by state: free, used, cached and quarantined make up `total`; shared and pinned are among the
+    used. `host` counts those in CPU memory: total, used, free. `sharing` says of each reference count from 2 on how
+    many blocks have it. `cells` has a letter of `CELL_STATES` for each of some hundred runs of neighbouring blocks, the
+    most telling state among them, and `cell_references` the largest reference count in each; `host_cells` likewise.
+
+    Since the worker's engine began: of the `prompt` tokens asked for `cached` were found, and of those that preemptions
+    took `recomputed` were computed again and `restored` came back from CPU memory. `preemptions` counts sequences by
+    what became of their memory: swapped_out, or recomputed because that was cheaper anyway (recompute_cheaper), cheaper
+    as the prefix cache or others keep part of it (recompute_cached), the host's pool was full (recompute_host_full),
+    nothing is swapped here (recompute_no_swap) or there was nothing to swap (recompute_no_choice).
+    """
+
+    worker: str
+    model: str
+    at: float
+    block_size: int
+    kv_dtype: str
+    blocks: dict[str, int]
+    host: dict[str, int]
+    sharing: tuple[tuple[int, int], ...]
+    cells: str
+    cell_references: tuple[int, ...]
+    host_cells: str
+    tokens: dict[str, int]
+    preemptions: dict[str, int]

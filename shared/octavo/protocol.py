@@ -238,6 +238,7 @@ class Cell:
             wire.encode_terminal(terminal),
             result,
             wire.encode_error(terminal.error) if terminal.error else "",
+            wire.encode_usage(terminal.usage),
             parse=lambda reply: FinishReply(_text(reply[0]), int(reply[1])),
         )
 

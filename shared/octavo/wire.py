@@ -25,6 +25,7 @@ from octavo.models import (
     TopLogprob,
     Usage,
     WorkerInfo,
+    WorkerMemory,
 )
 
 VERSION = 1
@@ -114,6 +115,15 @@ def decode_error(data: bytes) -> JobError:
     return _error(_decode("x", data))
 
 
+def encode_usage(usage: Usage) -> bytes:
+    return _encode("use", *_usage_fields(usage))
+
+
+def decode_usage(data: bytes) -> Usage:
+    """Raises MalformedMessage."""
+    return _usage(_ints(_decode("use", data)))
+
+
 def encode_metadata(metadata: dict[str, str]) -> bytes:
     return _encode("meta", metadata)
 
@@ -142,6 +152,15 @@ def encode_worker(info: WorkerInfo) -> bytes:
 def decode_worker(data: bytes) -> WorkerInfo:
     """Raises MalformedMessage."""
     return _model(WorkerInfo, _one_map(_decode("worker", data)))
+
+
+def encode_memory(memory: WorkerMemory) -> bytes:
+    return _encode("memory", memory.model_dump())
+
+
+def decode_memory(data: bytes) -> WorkerMemory:
+    """Raises MalformedMessage."""
+    return _model(WorkerMemory, _one_map(_decode("memory", data)))
 
 
 def decode_live(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
@@ -261,16 +280,9 @@ def _chunk(fields: list[Any]) -> Chunk:
 
 
 def _terminal_fields(terminal: Terminal) -> list[Any]:
-    usage = terminal.usage
     return [
         terminal.status.value,
-        [
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.cached_tokens,
-            usage.recomputed_tokens,
-            usage.restored_tokens,
-        ],
+        _usage_fields(terminal.usage),
         None if terminal.error is None else _error_fields(terminal.error),
         None if terminal.prompt_logprobs is None else [_logprob_fields(item) for item in terminal.prompt_logprobs],
         terminal.prompt_token_ids,
@@ -279,17 +291,31 @@ def _terminal_fields(terminal: Terminal) -> list[Any]:
 
 def _terminal(fields: list[Any]) -> Terminal:
     status, usage, error, prompt_logprobs, prompt_token_ids = _fields(fields, 2, 5)
-    counts = dict(zip(Usage.model_fields, (count or 0 for count in _fields(_ints(usage), 3, 5)), strict=True))
     return _model(
         Terminal,
         {
             "status": status,
-            "usage": Usage(**counts),
+            "usage": _usage(_ints(usage)),
             "error": None if error is None else _error(_list(error)),
             "prompt_logprobs": None if prompt_logprobs is None else [_logprob(x) for x in _list(prompt_logprobs)],
             "prompt_token_ids": None if prompt_token_ids is None else _ints(prompt_token_ids),
         },
     )
+
+
+def _usage_fields(usage: Usage) -> list[int]:
+    return [
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cached_tokens,
+        usage.recomputed_tokens,
+        usage.restored_tokens,
+    ]
+
+
+def _usage(counts: list[int]) -> Usage:
+    named = zip(Usage.model_fields, (count or 0 for count in _fields(counts, 3, 5)), strict=True)
+    return _model(Usage, dict(named))
 
 
 def _error_fields(error: JobError) -> list[Any]:

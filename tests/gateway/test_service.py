@@ -326,3 +326,16 @@ def test_wrong_flags_are_explained():
 def test_the_gateway_never_imports_torch():
     code = "import sys, octavo_gateway.app, octavo_gateway.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+async def test_workers_and_their_memory(http, redis_url):
+    assert (await http.get("/v1/workers")).json() == {"object": "list", "data": []}
+    async with ScriptedWorker(redis_url) as worker:
+        (found,) = (await http.get("/v1/workers")).json()["data"]
+        assert (found["id"], found["model"], found["stats"]["free_blocks"]) == ("scripted", MODEL, 90)
+        memory = (await http.get("/v1/workers/scripted/memory")).json()
+        assert memory["object"] == "worker.memory"
+        assert memory["cells"] == worker.memory.cells
+        assert set(memory["cells"]) <= set(memory["legend"])
+    reply = await http.get("/v1/workers/nobody/memory")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "worker_not_found")

@@ -100,6 +100,17 @@ def test_top_and_workers_count_what_the_workers_do(cli: Cli) -> None:
     assert "no live worker" in cli("workers", "--host", "elsewhere", code=1)
 
 
+def test_top_shows_the_blocks_of_each_worker(cli: Cli) -> None:
+    cli("run", "ROMEO:", "--max-tokens", "40")
+    (first, second) = cli.json("top", "--once", "--memory", "--interval", "0.2")["memory"]
+    assert first["blocks"]["cached"] + second["blocks"]["cached"] > 0
+    (only,) = cli.json("top", "--once", "--memory", "--worker", first["worker"], "--interval", "0.2")["memory"]
+    assert (only["worker"], len(only["cells"])) == (first["worker"], min(512, only["blocks"]["total"]))
+    shown = cli("top", "--once", "--memory", "--interval", "0.2")
+    assert shown.count("preempted: nobody") == 2
+    assert f"{only['blocks']['total']:,} blocks" in shown
+
+
 def test_doctor_finds_nothing_to_repair_here(cli: Cli) -> None:
     findings = {finding["name"]: finding for finding in cli.json("doctor")["findings"]}
     assert {"python", "torch", "gpu", "kernels", "redis", "model", "disk"} <= findings.keys()

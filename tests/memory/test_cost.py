@@ -21,8 +21,9 @@ def host(free: int) -> BlockPool:
     [
         (FAST_LINK, Victim(100, 1600), Decision.SWAP),
         (SLOW_LINK, Victim(100, 1600), Decision.CHEAPER),
-        (FAST_LINK, Victim(100, 16), Decision.CHEAPER),  # others keep all but one block: they are found again
-        (FAST_LINK, Victim(100, 0), Decision.CHEAPER),
+        (FAST_LINK, Victim(100, 16, kept=1584), Decision.CACHED),  # others keep all but one block: they are found again
+        (FAST_LINK, Victim(100, 0, kept=1600), Decision.CACHED),
+        (SLOW_LINK, Victim(100, 16, kept=1584), Decision.CHEAPER),
         (None, Victim(100, 1600), Decision.SWAP),
     ],
 )
@@ -41,9 +42,9 @@ def test_no_room_on_the_host(mode):
     policy = PreemptionPolicy(mode, FAST_LINK)
     assert policy.decide(Victim(10, 160), host(9)) is Decision.HOST_FULL
     assert policy.decide(Victim(10, 160), host(10)) is Decision.SWAP
-    assert policy.decide(Victim(10, 160), None) is Decision.NO_CHOICE
+    assert policy.decide(Victim(10, 160), None) is Decision.NO_SWAP
     assert policy.decide(Victim(0, 0), host(9)) is Decision.NO_CHOICE
 
 
 def test_forced_recomputation():
-    assert PreemptionPolicy("recompute", FAST_LINK).decide(Victim(10, 160), host(99)) is Decision.NO_CHOICE
+    assert PreemptionPolicy("recompute", FAST_LINK).decide(Victim(10, 160), host(99)) is Decision.NO_SWAP

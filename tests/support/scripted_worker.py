@@ -23,6 +23,7 @@ from octavo.models import (
     TopLogprob,
     Usage,
     WorkerInfo,
+    WorkerMemory,
 )
 from octavo.protocol import Append, Cell, Claim, HeartbeatReply, run
 
@@ -30,6 +31,21 @@ MODEL = "toy"
 CONTEXT = 256
 STATS = {"free_blocks": 90, "used_blocks": 7, "cached_blocks": 3, "running": 2, "waiting": 1, "generated_tokens": 11}
 LEASE_MS = 5000
+MEMORY = WorkerMemory(
+    worker="scripted",
+    model=MODEL,
+    at=1.0,
+    block_size=16,
+    kv_dtype="bfloat16",
+    blocks={"total": 8, "free": 3, "used": 3, "cached": 1, "quarantined": 1, "shared": 1, "pinned": 1},
+    host={"total": 2, "used": 1, "free": 1},
+    sharing=((3, 1),),
+    cells="uscpq...",
+    cell_references=(1, 3, 0, 1, 0, 0, 0, 0),
+    host_cells="u.",
+    tokens={"prompt": 1000, "cached": 250, "recomputed": 40, "restored": 120},
+    preemptions={"swapped_out": 5, "recompute_cached": 2, "recompute_host_full": 0},
+)
 
 
 def text_of(sequence: int, position: int) -> str:
@@ -50,6 +66,8 @@ def prompt_tokens(request: JobRequest) -> list[bytes]:
 class ScriptedWorker:
     """Serves `toy`. `hold_after` tokens a sequence it waits for `go`; `pace` is the pause between tokens, seconds."""
 
+    memory = MEMORY
+
     def __init__(self, url: str, *, hold_after: int | None = None, pace: float = 0.0) -> None:
         self.go = asyncio.Event()
         self.seen: list[JobRequest] = []
@@ -66,7 +84,7 @@ class ScriptedWorker:
         card = ModelCard(name=MODEL, max_model_len=CONTEXT, vocab_size=5000, has_tokenizer=True, created_at=time.time())
         await run(self._redis, self._cell.register_model(card))
         await self._beat()
-        self._tasks = [asyncio.create_task(self._claim()), asyncio.create_task(self._beats())]
+        self._tasks = [asyncio.create_task(task) for task in (self._claim(), self._beats(), self._answer())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -91,6 +109,12 @@ class ScriptedWorker:
             "scripted", list(self._owned.items()), lease_ms=LEASE_MS, info=wire.encode_worker(info)
         )
         return await run(self._redis, call)
+
+    async def _answer(self) -> None:
+        while not self._stopped:
+            asked = await self._redis.blpop([Keys().inbox("scripted")], timeout=1)
+            if asked is not None:
+                await self._redis.rpush(Keys().answer(asked[1].decode()), wire.encode_memory(self.memory))
 
     async def _claim(self) -> None:
         while not self._stopped:  # a cancellation may get lost inside of redis-py

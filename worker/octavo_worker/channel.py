@@ -12,14 +12,14 @@ import struct
 
 import msgspec
 
-from octavo_worker.messages import Ready, StepOutput, ToAgent, ToEngine
+from octavo_worker.messages import MemoryReport, Ready, StepOutput, ToAgent, ToEngine
 
 MAX_FRAME_BYTES = 256 << 20
 
 _HEADER = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-_TO_AGENT: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(Ready | StepOutput)
+_TO_AGENT: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(Ready | StepOutput | MemoryReport)
 
 
 def encode_frame(message: ToEngine | ToAgent) -> bytes:

@@ -104,6 +104,12 @@ class UnpinPrefix(Message):
     name: str
 
 
+class DescribeMemory(Message):
+    """Agent to engine: answer with a `MemoryReport` whose maps have at most `cells` cells."""
+
+    cells: int
+
+
 class Shutdown(Message):
     """Agent to engine: exit now."""
 
@@ -204,7 +210,9 @@ class EngineStats(Message):
     restored_tokens: int = 0
     swapped_out: int = 0
     recompute_cheaper: int = 0
+    recompute_cached: int = 0
     recompute_host_full: int = 0
+    recompute_no_swap: int = 0
     recompute_no_choice: int = 0
     plan_s: float = 0.0
     launch_s: float = 0.0
@@ -223,5 +231,15 @@ class StepOutput(Message):
     resumed: list[RequestResumed] = []
 
 
-ToEngine = AddRequest | Abort | PinPrefix | UnpinPrefix | Shutdown
-ToAgent = Ready | StepOutput
+class MemoryReport(Message):
+    """Engine to agent: the pool as `octavo_worker.memory.block_map` draws it, and the letters of the host's."""
+
+    stats: EngineStats
+    states: str
+    references: list[int]
+    sharing: list[tuple[int, int]]
+    host_states: str
+
+
+ToEngine = AddRequest | Abort | PinPrefix | UnpinPrefix | DescribeMemory | Shutdown
+ToAgent = Ready | StepOutput | MemoryReport

@@ -15,11 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from octavo.cli.console import AsJson, RedisUrl, out, print_json
+from octavo.cli.memory_view import memory_panel
 from octavo.client import AsyncClient
-from octavo.models import WorkerInfo
+from octavo.errors import WorkerNotFound
+from octavo.models import WorkerInfo, WorkerMemory
 
-_BLOCK_STATES = ("free", "used", "shared", "cached", "quarantined", "host", "host_free")
-_REASONS = ("swapped_out", "recompute_cheaper", "recompute_host_full", "recompute_no_choice")
+_BLOCK_STATES = ("free", "used", "shared", "cached", "quarantined", "pinned", "host", "host_free")
+_WIDEST = 132
+_REASONS = (
+    *("swapped_out", "recompute_cheaper", "recompute_cached"),
+    *("recompute_host_full", "recompute_no_swap", "recompute_no_choice"),
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class WorkerLoad:
 class Snapshot:
     queued: dict[str, int]
     workers: list[WorkerLoad]
+    memory: list[WorkerMemory]  # of the workers whose memory was asked for
 
     @property
     def tokens_per_s(self) -> float:
@@ -56,19 +63,24 @@ def top(
     redis_url: RedisUrl = None,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between readings.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="One reading, then exit.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", "-M", help="Show each worker's KV blocks, and who gave up memory and why.")
+    ] = False,
+    worker: Annotated[str | None, typer.Option(help="Only workers whose id begins so.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show queue depth, workers, KV cache and tokens a second until Ctrl-C. --json prints a line for each reading."""
-    asyncio.run(_top(redis_url, interval, once=once, as_json=as_json))
+    asyncio.run(_top(redis_url, interval, worker or "", once=once, memory=memory, as_json=as_json))
 
 
-async def _top(redis_url: str | None, interval: float, *, once: bool, as_json: bool) -> None:
+async def _top(redis_url: str | None, interval: float, prefix: str, *, once: bool, memory: bool, as_json: bool) -> None:
     async with AsyncClient(redis_url) as client:
-        before, since = await client.workers(), time.monotonic()
+        reader = _Reader(client, prefix, memory=memory)
+        await reader.read()
         if as_json or once:
             while True:
                 await asyncio.sleep(interval)
-                snapshot, before, since = await _read(client, before, since)
+                snapshot = await reader.read()
                 if as_json:
                     print_json({**asdict(snapshot), "tokens_per_s": snapshot.tokens_per_s})
                 else:
@@ -77,19 +89,37 @@ async def _top(redis_url: str | None, interval: float, *, once: bool, as_json: b
                     return
         with Live(Text("reading ..."), console=out, screen=out.is_terminal, auto_refresh=False) as live:
             while True:
-                snapshot, before, since = await _read(client, before, since)
+                snapshot = await reader.read()
                 live.update(_screen(snapshot), refresh=True)
                 await asyncio.sleep(interval)
 
 
-async def _read(
-    client: AsyncClient, before: list[WorkerInfo], since: float
-) -> tuple[Snapshot, list[WorkerInfo], float]:
-    queued = await client.queue_depths()
-    now, workers = time.monotonic(), await client.workers()
-    made = {worker.id: _count(worker, "generated_tokens") for worker in before}
-    loads = [_load(worker, made.get(worker.id, 0), now - since) for worker in workers]
-    return Snapshot(queued, loads), workers, now
+class _Reader:
+    """One reading after the other; rates are those since the one before. Only workers whose id begins with `prefix`."""
+
+    def __init__(self, client: AsyncClient, prefix: str, *, memory: bool) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._memory = memory
+        self._made: dict[str, int] = {}
+        self._since = time.monotonic()
+
+    async def read(self) -> Snapshot:
+        queued = await self._client.queue_depths()
+        now, found = time.monotonic(), await self._client.workers()
+        workers = [worker for worker in found if worker.id.startswith(self._prefix)]
+        loads = [_load(worker, self._made.get(worker.id, 0), now - self._since) for worker in workers]
+        self._made, self._since = {worker.id: _count(worker, "generated_tokens") for worker in workers}, now
+        return Snapshot(queued, loads, await self._ask(workers) if self._memory else [])
+
+    async def _ask(self, workers: list[WorkerInfo]) -> list[WorkerMemory]:
+        questions = (self._client.worker_memory(worker.id) for worker in workers)
+        answers = await asyncio.gather(*questions, return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, WorkerNotFound):  # that one loads its model, or has just gone
+                raise failure
+        return [answer for answer in answers if isinstance(answer, WorkerMemory)]
 
 
 def _load(worker: WorkerInfo, made_before: int, seconds: float) -> WorkerLoad:
@@ -134,4 +164,5 @@ def _screen(snapshot: Snapshot) -> RenderableType:
             str(load.preemptions), str(load.preemption_reasons["swapped_out"]), f"{load.tokens_per_s:.0f}",
         )  # fmt: skip
     total = Text(f"{len(snapshot.workers)} workers, {snapshot.tokens_per_s:.0f} tokens/s", style="bold")
-    return Group(total, Text(), queue, Text(), table)
+    maps = [memory_panel(memory, min(out.width, _WIDEST)) for memory in snapshot.memory]
+    return Group(total, Text(), queue, Text(), table, *maps)

@@ -1,10 +1,11 @@
 -- Shared by all scripts. KEYS[1] is the prefix P of the cell; all keys carry its hash tag:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes tok ftok wid cx gw dl qdl ct sts ft
---                                body bytes est cost seed meta err idem ret
+--                                body bytes est cost seed meta err use idem ret
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, crashes,
 --                                claim token, token that finished it, worker, stop mark, subscribers, deadline,
 --                                start-by limit, times created/started/finished in ms, request, its size, estimated
---                                prompt tokens, fair-queue cost, seed, metadata, error, idempotency key, retention)
+--                                prompt tokens, fair-queue cost, seed, metadata, error, tokens used, idempotency key,
+--                                retention)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>  P:b:solo:<model>  ZSET  jobs that come back; suspects that must run alone (ms of return)
@@ -18,6 +19,7 @@
 --   P:i:<tenant>:<key>    STRING idempotency: "<id> <hash of the request>"
 --   P:c:<token>           STRING what a claim handed out, so that it can be repeated
 --   P:W:<wid>  P:workers  STRING worker info with TTL, ZSET of workers by last heartbeat
+--   P:in:<wid>  P:a:<id> LIST   who awaits an answer about a worker's memory; that answer (both expire)
 --   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
 --   P:aside:j:<id>  P:aside:t:<id>  what stood in the place of a job's hash or stream and was none (expires)

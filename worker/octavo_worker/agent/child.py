@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from octavo_worker.channel import AgentChannel
-from octavo_worker.messages import Ready, StepOutput, ToEngine
+from octavo_worker.messages import ToAgent, ToEngine
 
 _PR_SET_PDEATHSIG = 1
 _LAST_LINES = 20
@@ -66,7 +66,7 @@ class EngineProcess:
         with contextlib.suppress(ConnectionError):
             self._channel.send_soon(message)
 
-    async def receive(self) -> Ready | StepOutput:
+    async def receive(self) -> ToAgent:
         """Raises EOFError when the engine is gone."""
         return await self._channel.receive()
 

@@ -29,10 +29,12 @@ from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.claimer import Claimer
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
+from octavo_worker.agent.inbox import Inbox
+from octavo_worker.agent.memory import Reports, worker_memory
 from octavo_worker.agent.tokens import Prompts
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.files import ModelNotFound, model_folder, served_name
-from octavo_worker.messages import Ready, Shutdown, StepOutput
+from octavo_worker.messages import MemoryReport, Ready, Shutdown, StepOutput
 from octavo_worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -127,6 +129,8 @@ class Supervisor:
             changed=self._changed,
             take=self._agent.take,
         )
+        self._reports = Reports()
+        self._inbox = Inbox(connection, self._cell.keys, self._worker_id, describe=self._describe_memory)
 
     async def run(self) -> None:
         """Serve until a signal asks to leave. Raises WorkerFailed if no engine can be kept running."""
@@ -137,7 +141,13 @@ class Supervisor:
         claiming = asyncio.create_task(self._claimer.run())
         chores = [
             asyncio.create_task(chore)
-            for chore in (self._keep_engine(), self._agent.publisher.run(), self._reap(), self._watch())
+            for chore in (
+                self._keep_engine(),
+                self._agent.publisher.run(),
+                self._reap(),
+                self._watch(),
+                self._inbox.run(),
+            )
         ]
         try:
             await _first_of(leaving, claiming, *chores)
@@ -194,9 +204,20 @@ class Supervisor:
         await self._register(ready)
         self._agent.attach(engine, ready)
         while True:
-            output = await engine.receive()
-            assert isinstance(output, StepOutput)
-            self._agent.on_step(output)
+            message = await engine.receive()
+            if isinstance(message, StepOutput):
+                self._agent.on_step(message)
+            elif isinstance(message, MemoryReport):
+                self._reports.take(message)
+
+    async def _describe_memory(self) -> bytes | None:
+        engine, limits = self._engine, self._limits
+        if engine is None or limits is None:
+            return None
+        report = await self._reports.ask(engine)
+        if report is None:
+            return None
+        return wire.encode_memory(worker_memory(self._worker_id, self._model, report, limits))
 
     async def _watch(self) -> None:
         """Kill an engine that hangs; its death does the rest."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from octavo_worker.channel import EngineChannel
+from octavo_worker.engine.memory_report import memory_report
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.messages import Abort, AddRequest, PinPrefix, Ready, Shutdown, ToEngine, UnpinPrefix
+from octavo_worker.messages import Abort, AddRequest, DescribeMemory, PinPrefix, Ready, Shutdown, ToEngine, UnpinPrefix
 
 
 class EngineLoop:
@@ -79,6 +80,8 @@ class EngineLoop:
                 self._scheduler.pin(message)
             case UnpinPrefix():
                 self._scheduler.residency.pins.unpin(message.name)
+            case DescribeMemory():
+                self._channel.send(memory_report(self._scheduler, message.cells))
             case Shutdown():
                 self._stopping = True
 

@@ -259,9 +259,10 @@ class Residency:
             return Decision.NO_CHOICE  # a prompt may share blocks that its sibling has not computed yet
         held = Counter(block for member in members for block in self._stored(member))
         lost = sum(self.pool.refs[block] == count for block, count in held.items())
+        kept = len(held) - lost
         if lost:  # what they gave up before is computed again, too
             lost += max(member.table.start for member in members)
-        return self._policy.decide(Victim(len(held), lost * self._block_size), self.host)
+        return self._policy.decide(Victim(len(held), lost * self._block_size, kept * self._block_size), self.host)
 
     def _stored(self, sequence: Sequence) -> list[int]:
         return sequence.table.blocks[sequence.table.start : -(-sequence.computed // self._block_size)]

@@ -151,6 +151,15 @@ class BlockPool:
             del self._quarantine[block]
             self._put_back(block)
 
+    @property
+    def quarantine(self) -> list[int]:
+        """The quarantined blocks."""
+        return list(self._quarantine)
+
+    def has_content(self, first: int, end: int) -> bool:
+        """Whether a block from `first` to `end` (excluded) can be found by its content."""
+        return any(self._hash[first:end])
+
     def find(self, digest: bytes) -> int | None:
         """The block that holds this content, used or cached."""
         return self._by_hash.get(digest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -12,10 +12,11 @@ from octavo_worker.memory.block_pool import BlockPool
 @dataclass(frozen=True, slots=True)
 class Victim:
     """What a preemption takes from its victims: `blocks` that only they hold in their present form, and `tokens` that
-    would have to be computed again because nobody else keeps them."""
+    would have to be computed again because nobody else keeps them; `kept` tokens somebody does."""
 
     blocks: int
     tokens: int
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,27 @@ class CostModel:
     def recompute_seconds(self, victim: Victim) -> float:
         return victim.tokens / self.prefill
 
+    def choose(self, victim: Victim) -> Decision:
+        swap = self.swap_seconds(victim)
+        if swap < self.recompute_seconds(victim):
+            return Decision.SWAP
+        alone = replace(victim, tokens=victim.tokens + victim.kept)
+        return Decision.CACHED if swap < self.recompute_seconds(alone) else Decision.CHEAPER
+
 
 class Decision(StrEnum):
-    """What becomes of a victim's memory, and why. The names are those of the counters in `EngineStats`."""
+    """What becomes of a victim's memory, and why. The names are those of the counters in `EngineStats`.
+
+    It moves, or it is computed again: because that is cheaper even if nobody keeps any of it, or only since others or
+    the prefix cache do; because the host's pool is full; because nothing is ever swapped here; or because there was
+    nothing to keep or no step to carry it.
+    """
 
     SWAP = "swapped_out"
     CHEAPER = "recompute_cheaper"
+    CACHED = "recompute_cached"
     HOST_FULL = "recompute_host_full"
+    NO_SWAP = "recompute_no_swap"
     NO_CHOICE = "recompute_no_choice"
 
 
@@ -64,11 +79,10 @@ class PreemptionPolicy:
 
     def decide(self, victim: Victim, host: BlockPool | None) -> Decision:
         """`host` is the pool in CPU memory that a swap would take blocks from."""
-        if host is None or self._mode == "recompute" or victim.blocks == 0:
+        if host is None or self._mode == "recompute":
+            return Decision.NO_SWAP
+        if victim.blocks == 0:
             return Decision.NO_CHOICE
         if victim.blocks > host.available:
             return Decision.HOST_FULL
-        costs = self._costs
-        if self._mode == "auto" and costs and costs.recompute_seconds(victim) <= costs.swap_seconds(victim):
-            return Decision.CHEAPER
-        return Decision.SWAP
+        return self._costs.choose(victim) if self._mode == "auto" and self._costs else Decision.SWAP

@@ -1,0 +1,64 @@
+"""What others ask of this one worker, straight and not through the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from octavo.keys import Keys
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 5.0  # below what the connection allows a blocking command
+_LEAST_INTERVAL_S = 0.2  # however many ask, the engine is asked no more often
+_ANSWER_TTL_S = 10
+_RETRY_S = 1.0
+
+
+class Inbox:
+    """Answers questions about memory. `describe` gives an answer, or None if there is nobody to give one."""
+
+    def __init__(
+        self,
+        connection: redis.asyncio.Redis,
+        keys: Keys,
+        worker_id: str,
+        *,
+        describe: Callable[[], Awaitable[bytes | None]],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._name = keys.inbox(worker_id)
+        self._describe = describe
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            try:
+                asking = await self._wait()
+                if asking and (answer := await self._describe()) is not None:
+                    await self._answer(asking, answer)
+            except (RedisError, OSError) as error:
+                log.debug("the inbox cannot be read: %s", type(error).__name__)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                await asyncio.sleep(_LEAST_INTERVAL_S)
+
+    async def _wait(self) -> list[str]:
+        """The ids under which answers are awaited: one answer serves all that have asked by now."""
+        first = await self._connection.blpop([self._name], timeout=PATIENCE_S)
+        if first is None:
+            return []
+        others = await self._connection.lpop(self._name, 100) or []
+        return [asked.decode() for asked in (first[1], *others)]
+
+    async def _answer(self, asking: list[str], answer: bytes) -> None:
+        pipeline = self._connection.pipeline(transaction=False)
+        for answer_id in dict.fromkeys(asking):
+            pipeline.rpush(self._keys.answer(answer_id), answer)
+            pipeline.expire(self._keys.answer(answer_id), _ANSWER_TTL_S)
+        await pipeline.execute()

@@ -1,0 +1,60 @@
+"""A pool at a glance: some hundred cells, each the most telling of the blocks that it stands for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from octavo_worker.memory.block_pool import BlockPool
+
+
+class CellState(StrEnum):
+    """What a cell shows, from the least to the most telling."""
+
+    FREE = "."
+    CACHED = "c"
+    QUARANTINED = "q"
+    USED = "u"
+    SHARED = "s"
+    PINNED = "p"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMap:
+    """`states` has a letter for each cell, `references` the largest reference count in it; `sharing` says of each
+    reference count from 2 on how many blocks have it, the smallest first."""
+
+    states: str
+    references: list[int]
+    sharing: list[tuple[int, int]]
+
+
+def block_map(pool: BlockPool, pinned: Iterable[int], cells: int) -> BlockMap:
+    """At most `cells` cells over all blocks that can be handed out, in their order. O(pool), but in C: about 50 ns a
+    block."""
+    count = min(cells, pool.total)
+    bounds = [1 + cell * pool.total // count for cell in range(count + 1)]
+    ranges = list(pairwise(bounds))
+    references = [max(pool.refs[first:end]) for first, end in ranges]
+    states = [_state(pool, *limits, most) for limits, most in zip(ranges, references, strict=True)]
+    for block in pool.quarantine:
+        cell = (block * count - 1) // pool.total
+        states[cell] = max(states[cell], CellState.QUARANTINED, key=_ORDER.__getitem__)
+    for block in pinned:
+        states[(block * count - 1) // pool.total] = CellState.PINNED
+    sharing = sorted((refs, blocks) for refs, blocks in Counter(pool.refs).items() if refs > 1)
+    return BlockMap("".join(states), references, sharing)
+
+
+_ORDER = {state: rank for rank, state in enumerate(CellState)}
+
+
+def _state(pool: BlockPool, first: int, end: int, references: int) -> CellState:
+    if references > 1:
+        return CellState.SHARED
+    if references == 1:
+        return CellState.USED
+    return CellState.CACHED if pool.has_content(first, end) else CellState.FREE
