@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? kResident : 1) exten
   [[maybe_unused]] uint32_t parity = 0;
 
   for (int round = 0; extend_place(round) < total; ++round) {
-    const Tile t(a, extend_place(round));
+    const Tile t(a, extend_place(round) / a.kv_heads, extend_place(round) % a.kv_heads);
     load_queries<T, D>(a, t, queries);
     Loader<T, D> loader(a, t);
     for (int i = 0; i < kStages; ++i) {

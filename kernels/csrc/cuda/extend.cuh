@@ -13,9 +13,9 @@ struct ExtendTile {
   int begin, end;  // keys that any row sees; begin is a multiple of kKeys
   int offset;      // query i sees keys up to offset + i
 
-  __device__ ExtendTile(const AttentionArgs& a, int index) {
-    item = a.extend[index / a.kv_heads];
-    head = index % a.kv_heads;
+  __device__ ExtendTile(const AttentionArgs& a, int index, int kv_head) {
+    item = a.extend[index];
+    head = kv_head;
     group = a.heads / a.kv_heads;
     offset = item.context - item.queries;
     const int last = min(item.queries - 1, (item.tile * kExtendRows + kExtendRows - 1) / group);

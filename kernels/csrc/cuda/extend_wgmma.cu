@@ -27,6 +27,26 @@ using Tile = ExtendTile<kKeys>;
 // Named barriers; 0 is __syncthreads.
 enum Named { kTurn = 1, kCleared = 3 };
 
+// The items of a block in their order. Heads are taken a few at a time, so many that the keys and values of the longest
+// sequence lie in the L2 cache together.
+class Work {
+ public:
+  __device__ Work(const AttentionArgs& args) : a(args), items(a.header->extend_items), heads(0) {
+    if (items > 0) heads = max(1, min(a.kv_heads, kCachedBytes / max(1, a.extend[0].context) / (4 * a.head_dim)));
+  }
+  __device__ bool has(int round) const { return extend_place(round) < items * a.kv_heads; }
+  __device__ Tile at(int round) const {
+    const int place = extend_place(round), first = place / (items * heads) * heads, rest = place - items * first;
+    const int width = min(heads, a.kv_heads - first);
+    return Tile(a, rest / width, first + rest % width);
+  }
+
+ private:
+  static constexpr int kCachedBytes = 40 << 20;
+  const AttentionArgs& a;
+  int items, heads;
+};
+
 // Shared memory: every tile is [D / 64][rows][64].
 template <int D>
 struct Layout {
@@ -69,9 +89,9 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
   using L = Layout<D>;
   const int lane = threadIdx.x % 32, slices = kKeys / box, shift = __ffs(a.cache.block_size) - 1;
   const int slice = lane % slices, part = lane / slices;
-  const int total = a.header->extend_items * a.kv_heads;
-  for (int round = 0; extend_place(round) < total; ++round) {
-    const Tile t(a, extend_place(round));
+  const Work work(a);
+  for (int round = 0; work.has(round); ++round) {
+    const Tile t = work.at(round);
     const int lowest = max(0, t.lowest(a, t.item.tile * kExtendRows / t.group));
     for (int token = t.last(); token >= t.begin; token -= kKeys) {
       const int position = token + slice * box;
@@ -95,9 +115,9 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring rin
   using L = Layout<D>;
   constexpr int units = D / 8, step = kLoaders / units;
   const int thread = threadIdx.x % kLoaders, unit = thread % units;
-  const int total = a.header->extend_items * a.kv_heads;
-  for (int round = 0; extend_place(round) < total; ++round) {
-    const Tile t(a, extend_place(round));
+  const Work work(a);
+  for (int round = 0; work.has(round); ++round) {
+    const Tile t = work.at(round);
     const int first = t.item.tile * kExtendRows + thread / units;
     int query = first / t.group, head = first % t.group;
     const T* row = static_cast<const T*>(a.q) + t.item.query_row * a.q_stride + t.head * t.group * D + unit * 8;
@@ -237,8 +257,7 @@ struct Consumer {
     soften(s, p, factor);
     const uint32_t weighed = rings.values.empty_now();
     rings.values.advance();
-    // Weights are never negative, so this always waits; ptxas, which cannot know, keeps the softmax before the products' end.
-    if (!(sum[0] + sum[1] < 0.0f)) barrier_wait(rings.values.full_now(), rings.values.parity);
+    barrier_wait(rings.values.full_now(), rings.values.parity);
     products_wait<0>(o);
     release(weighed);
     pack_weights(p);
@@ -270,21 +289,23 @@ struct Consumer {
   }
 
   // All items of the block. An item's last values are multiplied under the next one's first scores.
-  __device__ void run(int total) {
-    if (extend_place(0) >= total) return;
+  __device__ void run() {
+    const Work work(a);
+    if (!work.has(0)) return;
+    Tile t = work.at(0);
     float s[kKeys / 2];
     barrier_wait(rings.queries.full_now(), rings.queries.parity);
     barrier_wait(rings.keys.full_now(), rings.keys.parity);
     score(s);
     products_wait<0>(s);
-    for (int round = 0; extend_place(round) < total; ++round) {
-      const Tile t(a, extend_place(round));
-      const bool more = extend_place(round + 1) < total;
+    for (int round = 0; work.has(round); ++round) {
+      const bool more = work.has(round + 1);
       release(rings.keys.empty_now());
       rings.keys.advance();
       attend(t, s);
       release(rings.queries.empty_now());
       rings.queries.advance();
+      const Tile next = more ? work.at(round + 1) : t;
       if (more) {
         barrier_wait(rings.queries.full_now(), rings.queries.parity);
         barrier_wait(rings.keys.full_now(), rings.keys.parity);
@@ -298,6 +319,7 @@ struct Consumer {
       release(rings.values.empty_now());
       rings.values.advance();
       store(t);
+      t = next;
     }
   }
 
@@ -366,7 +388,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     take_registers<232>();
     Consumer<T, D> consumer(a, shared);
     if (consumer.warpgroup == 1) barrier_arrive(kTurn, kConsumers * kWarpgroup);
-    consumer.run(a.header->extend_items * a.kv_heads);
+    consumer.run();
   }
 #endif
 }
