@@ -25,6 +25,12 @@ constexpr int query_bytes = kExtendRows* D * 2;
 
 using Tile = ExtendTile<kKeys>;
 
+// `swizzle`, spelled so that these kernels need fewer registers.
+template <int D>
+__device__ int unit_place(int token, int unit) {
+  return unit ^ (D % 64 == 0 ? token & 7 : token >> 1 & 3);
+}
+
 template <class T, int D>
 __device__ void load_queries(const AttentionArgs& a, const Tile& t, uint32_t queries) {
   constexpr int units = D / 8;
@@ -35,7 +41,7 @@ __device__ void load_queries(const AttentionArgs& a, const Tile& t, uint32_t que
     const T* p = static_cast<const T*>(a.q);
     if (real)
       p += int64_t(t.item.query_row + query) * a.q_stride + (t.head * t.group + packed % t.group) * D + unit * 8;
-    copy16(queries + row * (D * 2) + swizzle(D, row, unit) * 16, p, real);
+    copy16(queries + row * (D * 2) + unit_place<D>(row, unit) * 16, p, real);
   }
   commit_copies();
 }
@@ -112,11 +118,11 @@ __device__ void score(uint32_t queries, uint32_t keys, float (&s)[row_tiles<D>][
     uint32_t q[row_tiles<D>][4];
 #pragma unroll
     for (int m = 0; m < row_tiles<D>; ++m)
-      ldmatrix(q[m], queries + (query + m * 16) * (D * 2) + swizzle(D, query, 2 * k + (lane >> 4)) * 16);
+      ldmatrix(q[m], queries + (query + m * 16) * (D * 2) + unit_place<D>(query, 2 * k + (lane >> 4)) * 16);
 #pragma unroll
     for (int n = 0; n < kKeys / 16; ++n) {
       uint32_t b[4];
-      ldmatrix(b, keys + (key + n * 16) * (D * 2) + swizzle(D, key, 2 * k + (lane >> 3 & 1)) * 16);
+      ldmatrix(b, keys + (key + n * 16) * (D * 2) + unit_place<D>(key, 2 * k + (lane >> 3 & 1)) * 16);
 #pragma unroll
       for (int m = 0; m < row_tiles<D>; ++m) {
         mma<T>(s[m][2 * n], q[m], b[0], b[1]);
@@ -175,8 +181,10 @@ __global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? kResident : 1) exten
   int stage = 0;
   [[maybe_unused]] uint32_t parity = 0;
 
-  for (int round = 0; extend_place(round) < total; ++round) {
-    const Tile t(a, extend_place(round) / a.kv_heads, extend_place(round) % a.kv_heads);
+  for (int round = 0; round * int(gridDim.x) < total; ++round) {
+    const int place = extend_place(round);
+    if (place >= total) continue;
+    const Tile t(a, place / a.kv_heads, place % a.kv_heads);
     load_queries<T, D>(a, t, queries);
     Loader<T, D> loader(a, t);
     for (int i = 0; i < kStages; ++i) {
@@ -259,7 +267,7 @@ __global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? kResident : 1) exten
 #pragma unroll
         for (int n = 0; n < D / 16; ++n) {
           uint32_t b[4];
-          ldmatrix_transposed(b, values + (k * 16 + row) * (D * 2) + swizzle(D, row, 2 * n + (lane >> 4)) * 16);
+          ldmatrix_transposed(b, values + (k * 16 + row) * (D * 2) + unit_place<D>(row, 2 * n + (lane >> 4)) * 16);
 #pragma unroll
           for (int m = 0; m < M; ++m) {
             mma<T>(o[m][2 * n], weights[m], b[0], b[1]);

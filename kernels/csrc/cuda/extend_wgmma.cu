@@ -132,7 +132,7 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring rin
     commit_copies();
     wait_copies<0>();
     fence_bulk();
-    barrier_arrive_at(ring.full_now());
+    barrier_arrive_once(ring.full_now());
     ring.advance();
   }
 }
@@ -154,7 +154,7 @@ struct Consumer {
         row(warpgroup * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4), unit(args.scale * kLog2e), rings(base) {}
 
   __device__ void release(uint32_t barrier) {
-    if (lane == 0) barrier_arrive_at(barrier);
+    if (lane == 0) barrier_arrive_once(barrier);
   }
 
   // Starts the scores of the next tile of keys.

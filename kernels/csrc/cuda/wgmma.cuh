@@ -104,9 +104,6 @@ __device__ inline void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-__device__ inline void barrier_arrive_at(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 // Copies one box of a tensor and reports its bytes to the barrier.
 __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int column, int token, int head, int block,
                                 uint32_t barrier) {
