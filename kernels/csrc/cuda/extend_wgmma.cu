@@ -27,12 +27,14 @@ using Tile = ExtendTile<kKeys>;
 // Named barriers; 0 is __syncthreads.
 enum Named { kTurn = 1, kCleared = 3 };
 
-// The items of a block in their order. Heads are taken a few at a time, so many that the keys and values of the longest
-// sequence lie in the L2 cache together.
+// The items of a block in their order. Long contexts take a few heads at a time, so many that the keys and values of the
+// longest sequence lie in the L2 cache together; not so few that the blocks' shares of the work become unequal.
 class Work {
  public:
-  __device__ Work(const AttentionArgs& args) : a(args), items(a.header->extend_items), heads(0) {
-    if (items > 0) heads = max(1, min(a.kv_heads, kCachedBytes / max(1, a.extend[0].context) / (4 * a.head_dim)));
+  __device__ Work(const AttentionArgs& args) : a(args), items(a.header->extend_items), heads(a.kv_heads) {
+    if (items == 0) return;
+    const int cached = max(1, kCachedBytes / max(1, a.extend[0].context) / (4 * a.head_dim));
+    if (items * cached >= kLeastRounds * int(gridDim.x)) heads = min(heads, cached);
   }
   __device__ bool has(int round) const { return extend_place(round) < items * a.kv_heads; }
   __device__ Tile at(int round) const {
@@ -42,7 +44,7 @@ class Work {
   }
 
  private:
-  static constexpr int kCachedBytes = 40 << 20;
+  static constexpr int kCachedBytes = 40 << 20, kLeastRounds = 8;
   const AttentionArgs& a;
   int items, heads;
 };
@@ -257,7 +259,9 @@ struct Consumer {
     soften(s, p, factor);
     const uint32_t weighed = rings.values.empty_now();
     rings.values.advance();
-    barrier_wait(rings.values.full_now(), rings.values.parity);
+    // Weights are never negative, so this always waits. ptxas, which cannot know, keeps the softmax before the products' end
+    // instead of after it; where there is little to multiply that costs more than it gains.
+    if (D < 128 || !(sum[0] + sum[1] < 0.0f)) barrier_wait(rings.values.full_now(), rings.values.parity);
     products_wait<0>(o);
     release(weighed);
     pack_weights(p);
