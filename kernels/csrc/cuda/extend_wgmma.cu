@@ -1,13 +1,13 @@
 // Paged attention for many query rows on Hopper (sm_90a).
 //
-// FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2): one producer warpgroup brings queries, keys and values, two
-// consumer warpgroups of 64 rows each multiply. While the tensor cores run one tile's weights times values, a consumer
+// FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2): one producer warpgroup brings queries, keys and values,
+// two consumer warpgroups of 64 rows each multiply. While the tensor cores run one tile's weights times values, a consumer
 // already has the next tile's scores under way, and the two consumers take turns at the tensor cores, so that one's
 // softmax runs under the other's products. Tiles of 128 keys lie on absolute positions and are walked from the last to
 // the first: a row's result depends neither on how its prompt was cut into chunks nor on its neighbours.
 //
-// The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), so a box of
-// 64 columns lands in shared memory ready for them.
+// The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), so a box
+// of 64 columns lands in shared memory ready for them.
 #include "extend.cuh"
 #include "wgmma.cuh"
 
@@ -15,20 +15,20 @@ namespace octavo {
 namespace {
 
 constexpr int kKeys = 128;
-constexpr int kWarpgroup = 128;                 // threads
-constexpr int kConsumers = 2;                   // warpgroups
+constexpr int kWarpgroup = 128;  // threads
+constexpr int kConsumers = 2;    // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-constexpr int kRows = kExtendRows / kConsumers; // of one consumer
-constexpr int kColumns = 64;                    // of one swizzled row of 128 bytes
-constexpr int kLoaders = 2 * 32;                // threads that bring queries
+constexpr int kRows = kExtendRows / kConsumers;  // of one consumer
+constexpr int kColumns = 64;                     // of one swizzled row of 128 bytes
+constexpr int kLoaders = 2 * 32;                 // threads that bring queries
 
 using Tile = ExtendTile<kKeys>;
 
 // Named barriers; 0 is __syncthreads.
 enum Named { kTurn = 1, kCleared = 3 };
 
-// The items of a block in their order. Long contexts take a few heads at a time, so many that the keys and values of the
-// longest sequence lie in the L2 cache together; not so few that the blocks' shares of the work become unequal.
+// The items of a block in their order. Long contexts take a few heads at a time, so many that the keys and values of
+// the longest sequence lie in the L2 cache together; not so few that the blocks' shares of the work become unequal.
 class Work {
  public:
   __device__ Work(const AttentionArgs& args) : a(args), items(a.header->extend_items), heads(a.kv_heads) {
@@ -66,7 +66,8 @@ struct Ring {
   int length, stage;
   uint32_t parity;
 
-  __device__ Ring(uint32_t barriers, int stages) : full(barriers), empty(barriers + 8 * stages), length(stages), stage(0), parity(0) {}
+  __device__ Ring(uint32_t barriers, int stages)
+      : full(barriers), empty(barriers + 8 * stages), length(stages), stage(0), parity(0) {}
   __device__ uint32_t full_now() const { return full + 8 * stage; }
   __device__ uint32_t empty_now() const { return empty + 8 * stage; }
   __device__ void advance() {
@@ -104,7 +105,7 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
       if (lane == 0) barrier_expect(ring.full_now(), boxes * box * kColumns * 2);
       __syncwarp();
       if (wanted)
-        copy_box(tiles + ring.stage * L::kTileBytes + part * (kKeys * kColumns * 2) + slice * box * kColumns * 2, map, part,
+        copy_box(tiles + ring.stage * L::kTileBytes + (part * kKeys + slice * box) * kColumns * 2, map, part,
                  position & (a.cache.block_size - 1), t.head, block, ring.full_now());
       ring.advance();
     }
@@ -127,7 +128,8 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring rin
     const uint32_t target = queries + ring.stage * L::kQueryBytes + unit / 8 * (kExtendRows * kColumns * 2);
     for (int i = thread / units; i < kExtendRows; i += step) {
       const bool real = query < t.item.queries;
-      copy16(target + i * (kColumns * 2) + ((unit ^ i) & 7) * 16, real ? row + query * a.q_stride + head * D : row, real);
+      const T* source = real ? row + query * a.q_stride + head * D : row;
+      copy16(target + i * (kColumns * 2) + ((unit ^ i) & 7) * 16, source, real);
       query += step / t.group, head += step % t.group;
       if (head >= t.group) head -= t.group, ++query;
     }
@@ -153,7 +155,8 @@ struct Consumer {
 
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
       : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32),
-        row(warpgroup * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4), unit(args.scale * kLog2e), rings(base) {}
+        row(warpgroup * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4), unit(args.scale * kLog2e),
+        rings(base) {}
 
   __device__ void release(uint32_t barrier) {
     if (lane == 0) barrier_arrive_once(barrier);
@@ -161,7 +164,8 @@ struct Consumer {
 
   // Starts the scores of the next tile of keys.
   __device__ void score(float (&s)[kKeys / 2]) {
-    const uint32_t q = uniform((shared + rings.queries.stage * L::kQueryBytes + warpgroup * (kRows * kColumns * 2)) / 16);
+    const int mine = warpgroup * kRows * kColumns * 2;
+    const uint32_t q = uniform((shared + rings.queries.stage * L::kQueryBytes + mine) / 16);
     const uint32_t k = uniform((shared + L::kKeysAt + rings.keys.stage * L::kTileBytes) / 16);
     products_begin();
 #pragma unroll
@@ -259,8 +263,8 @@ struct Consumer {
     soften(s, p, factor);
     const uint32_t weighed = rings.values.empty_now();
     rings.values.advance();
-    // Weights are never negative, so this always waits. ptxas, which cannot know, keeps the softmax before the products' end
-    // instead of after it; where there is little to multiply that costs more than it gains.
+    // Weights are never negative, so this always waits. ptxas, which cannot know, keeps the softmax before the products'
+    // end instead of after it; where there is little to multiply that costs more than it gains.
     if (D < 128 || !(sum[0] + sum[1] < 0.0f)) barrier_wait(rings.values.full_now(), rings.values.parity);
     products_wait<0>(o);
     release(weighed);
@@ -342,7 +346,8 @@ struct Consumer {
         // The four lanes that share a row hold two columns each of four groups of eight: turned to one group each.
         uint32_t w[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) w[i] = pack<T>(o[(n + i) * 4 + 2 * r] * factor, o[(n + i) * 4 + 2 * r + 1] * factor);
+        for (int i = 0; i < 4; ++i)
+          w[i] = pack<T>(o[(n + i) * 4 + 2 * r] * factor, o[(n + i) * 4 + 2 * r + 1] * factor);
         exchange(w[0], w[1], 1), exchange(w[2], w[3], 1);
         exchange(w[0], w[2], 2), exchange(w[1], w[3], 2);
         if (real) *reinterpret_cast<uint4*>(out + (n + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
@@ -369,7 +374,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t shared = shared_address(memory);
   const Rings<D> rings(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) barrier_init(rings.queries.full + 8 * i, kLoaders), barrier_init(rings.queries.empty + 8 * i, 4 * kConsumers);
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(rings.queries.full + 8 * i, kLoaders);
+      barrier_init(rings.queries.empty + 8 * i, 4 * kConsumers);
+    }
     for (int i = 0; i < L::kStages; ++i) {
       barrier_init(rings.keys.full + 8 * i, 1), barrier_init(rings.keys.empty + 8 * i, 4 * kConsumers);
       barrier_init(rings.values.full + 8 * i, 1), barrier_init(rings.values.empty + 8 * i, 4 * kConsumers);
@@ -419,10 +427,10 @@ cudaError_t describe_tensor(CUtensorMap& map, const AttentionArgs& a, int64_t of
   const cuuint64_t strides[] = {kColumns * 2, cuuint64_t(a.head_dim) * 2, cuuint64_t(a.cache.head_stride) * 2,
                                 cuuint64_t(a.cache.block_stride) * 2};
   const cuuint32_t boxes[] = {kColumns, 1, cuuint32_t(box), 1, 1}, steps[] = {1, 1, 1, 1, 1};
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, static_cast<char*>(a.cache.data) + offset * 2, sizes, strides, boxes,
-             steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  void* data = static_cast<char*>(a.cache.data) + offset * 2;
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, data, sizes, strides, boxes, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 

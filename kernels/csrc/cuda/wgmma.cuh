@@ -15,9 +15,9 @@ namespace octavo {
 
 #if OCTAVO_WGMMA
 
-// Descriptor of an operand in shared memory whose rows of 128 bytes are swizzled (eight rows, 1024 bytes, form an atom).
-// `units`: its address over 16. `groups`: bytes between atoms along the rows. `columns`: bytes between atoms across them,
-// for an operand that is read transposed.
+// Descriptor of an operand in shared memory whose rows of 128 bytes are swizzled (eight rows, 1024 bytes, are an atom).
+// `units`: its address over 16. `groups`: bytes between atoms along the rows. `columns`: bytes between atoms across
+// them, for an operand that is read transposed.
 __device__ inline uint64_t operand(uint32_t units, uint32_t groups, uint32_t columns = 16) {
   return uint64_t(units + (columns / 16 << 16)) | uint64_t(groups / 16 | 1u << 30) << 32;
 }
@@ -75,7 +75,7 @@ __device__ inline void products_wait(float (&results)[N]) {
   __device__ inline void wgmma_transposed(T, float(&d)[64], const uint32_t* a, uint64_t b) {                     \
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME " {" OCTAVO_NAMES_64               \
                  "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"                                                      \
-                 : OCTAVO_FLOATS_32("+f", d, 0), OCTAVO_FLOATS_32("+f", d, 32)                                               \
+                 : OCTAVO_FLOATS_32("+f", d, 0), OCTAVO_FLOATS_32("+f", d, 32)                                   \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                            \
                  : "memory");                                                                                    \
   }                                                                                                              \
