@@ -1,13 +1,13 @@
 // Paged attention for many query rows on Hopper (sm_90a).
 //
 // FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2): one producer warpgroup brings queries, keys and values,
-// two consumer warpgroups of 64 rows each multiply. While the tensor cores run one tile's weights times values, a consumer
-// already has the next tile's scores under way, and the two consumers take turns at the tensor cores, so that one's
-// softmax runs under the other's products. Tiles of 128 keys lie on absolute positions and are walked from the last to
-// the first: a row's result depends neither on how its prompt was cut into chunks nor on its neighbours.
+// two consumer warpgroups of 64 rows each multiply. While the tensor cores run one tile's weights times values, a
+// consumer already has the next tile's scores under way, and the two consumers take turns at the tensor cores, so that
+// one's softmax runs under the other's products. Tiles of 128 keys lie on absolute positions and are walked from the
+// last to the first: a row's result depends neither on how its prompt was cut into chunks nor on its neighbours.
 //
-// The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), so a box
-// of 64 columns lands in shared memory ready for them.
+// The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), so that
+// a box of 64 columns lands in shared memory ready for them.
 #include "extend.cuh"
 #include "wgmma.cuh"
 
@@ -263,8 +263,8 @@ struct Consumer {
     soften(s, p, factor);
     const uint32_t weighed = rings.values.empty_now();
     rings.values.advance();
-    // Weights are never negative, so this always waits. ptxas, which cannot know, keeps the softmax before the products'
-    // end instead of after it; where there is little to multiply that costs more than it gains.
+    // Weights are never negative, so this always waits. ptxas, which cannot know, keeps the softmax before the end of
+    // the products instead of after it; where there is little to multiply that costs more than it gains.
     if (D < 128 || !(sum[0] + sum[1] < 0.0f)) barrier_wait(rings.values.full_now(), rings.values.parity);
     products_wait<0>(o);
     release(weighed);
