@@ -11,7 +11,19 @@ from typing import Any, Self, TypeVar, Unpack
 
 from octavo.client import DEFAULT_TENANT, AsyncClient, AsyncJob
 from octavo.errors import OctavoError
-from octavo.models import DeadLetter, Event, JobInfo, JobRequest, JobStatus, ModelCard, Result, WorkerInfo, WorkerMemory
+from octavo.models import (
+    DeadLetter,
+    Event,
+    JobInfo,
+    JobRequest,
+    JobStatus,
+    ModelCard,
+    PinnedPrefix,
+    PrefixPin,
+    Result,
+    WorkerInfo,
+    WorkerMemory,
+)
 from octavo.protocol import Limits, Retention
 from octavo.requests import Prompt, RequestFields
 
@@ -129,6 +141,27 @@ class Client:
     def worker_memory(self, worker_id: str) -> WorkerMemory:
         """A worker's KV memory now."""
         return self._wait(self._ready().client.worker_memory(worker_id))
+
+    def pin_prefix(
+        self,
+        name: str,
+        *,
+        model: str,
+        system: str | None = None,
+        prompt: Prompt | None = None,
+        tenant: str | None = None,
+    ) -> PrefixPin:
+        """Have every worker of a model keep a prefix in its KV memory."""
+        pin_prefix = self._ready().client.pin_prefix
+        return self._wait(pin_prefix(name, model=model, system=system, prompt=prompt, tenant=tenant))
+
+    def unpin_prefix(self, name: str, *, model: str, tenant: str | None = None) -> bool:
+        """Leave a pinned prefix to the cache again. Whether there was one."""
+        return self._wait(self._ready().client.unpin_prefix(name, model=model, tenant=tenant))
+
+    def pins(self, model: str | None = None) -> list[PinnedPrefix]:
+        """The pinned prefixes of a model, or of all, with what has become of them on each live worker."""
+        return self._wait(self._ready().client.pins(model))
 
     def queue_depths(self) -> dict[str, int]:
         """Jobs that wait, by model."""

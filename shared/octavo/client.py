@@ -24,10 +24,13 @@ from octavo.models import (
     JobRequest,
     JobStatus,
     ModelCard,
+    PinnedPrefix,
+    PrefixPin,
     Result,
     WorkerInfo,
     WorkerMemory,
 )
+from octavo.pins import announce, build_pin, drop_pin, list_pins, store_pin
 from octavo.protocol import Call, Cell, Enqueued, Limits, Retention, run, run_many
 from octavo.requests import Prompt, RequestFields, build_request
 from octavo.subscriber import LOST, Subscriber
@@ -275,6 +278,44 @@ class AsyncClient:
                 f"worker {worker_id} did not answer within {_ANSWER_S:g} s: ask again once it has loaded"
             )
         return wire.decode_memory(answer[1])
+
+    async def pin_prefix(
+        self,
+        name: str,
+        *,
+        model: str,
+        system: str | None = None,
+        prompt: Prompt | None = None,
+        tenant: str | None = None,
+    ) -> PrefixPin:
+        """Have every worker of a model keep a prefix in its KV memory, also those that start later, in place of the one
+        that the tenant had under this name: the `system` message of chat requests, or the beginning of prompts (text or
+        token ids). Jobs of this tenant find it; `pins` tells what each worker made of it. Raises InvalidRequest,
+        UnknownModel."""
+        pin = build_pin(name, model, tenant or self._tenant, system, prompt)
+        async with self._asking():
+            await store_pin(self._redis, self._keys, pin)
+        await self._announce_pins(model)
+        return pin
+
+    async def unpin_prefix(self, name: str, *, model: str, tenant: str | None = None) -> bool:
+        """Leave a pinned prefix to the cache again. Whether there was one."""
+        async with self._asking():
+            dropped = await drop_pin(self._redis, self._keys, model, tenant or self._tenant, name)
+        await self._announce_pins(model)
+        return dropped
+
+    async def pins(self, model: str | None = None) -> list[PinnedPrefix]:
+        """The pinned prefixes of a model, or of all, with what has become of them on each live worker."""
+        models = [model] if model is not None else [card.name for card in await self.models()]
+        workers = await self.workers()
+        async with self._asking():
+            return await list_pins(self._redis, self._keys, models, workers)
+
+    async def _announce_pins(self, model: str) -> None:
+        workers = await self.workers()
+        async with self._asking():
+            await announce(self._redis, self._keys, model, workers)
 
     async def queue_depths(self) -> dict[str, int]:
         """Jobs that wait, by model; 0 for a model whose queue is empty."""

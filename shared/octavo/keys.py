@@ -51,6 +51,10 @@ class Keys:
         """LIST of one, for seconds: a worker's answer."""
         return f"{self.prefix}:a:{answer_id}"
 
+    def pins(self, model: str) -> str:
+        """HASH: `<tenant>:<name>` to the `PrefixPin` that every worker of a model is to keep resident."""
+        return f"{self.prefix}:pins:{model}"
+
     @property
     def workers(self) -> str:
         """ZSET: worker id by last heartbeat, ms."""

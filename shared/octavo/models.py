@@ -16,6 +16,7 @@ MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 300
 MAX_TOP_LOGPROBS = 20
 MAX_SEQUENCES = 64
+MAX_PINS = 64  # of a model: every worker reports on all of them in each heartbeat
 
 Priority = Literal["high", "normal", "batch"]
 FinishReason = Literal["stop", "length", "abort"]
@@ -23,6 +24,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 ModelName = Annotated[str, StringConstraints(pattern=r"^[\w.:/@+-]{1,200}$")]
 Tenant = Annotated[str, StringConstraints(pattern=r"^[\w.@-]{1,64}$")]
+PinName = Annotated[str, StringConstraints(pattern=r"^[\w.@-]{1,64}$")]
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 IdempotencyKey = Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -345,6 +347,55 @@ class ModelCard(Frozen):
     created_at: float
 
 
+class PrefixPin(Frozen):
+    """A prefix that every worker of a model keeps in its KV memory for the jobs of one tenant.
+
+    It is the system message of chat requests (`system`, rendered by the worker's chat template), or the beginning of
+    prompts (`prompt`, text or token ids).
+    """
+
+    name: PinName
+    model: ModelName
+    tenant: Tenant
+    system: str | None = None
+    prompt: str | tuple[TokenId, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.system is None) == (self.prompt is None):
+            raise ValueError("give exactly one of system and prompt")
+        if not (self.system or self.prompt):
+            raise ValueError("the prefix is empty: give at least one character or token id")
+        return self
+
+    @property
+    def key(self) -> str:
+        """Its name among all pins of the model."""
+        return f"{self.tenant}:{self.name}"
+
+
+class PinOutcome(Frozen):
+    """What has become of a pin on one worker: `tokens` of it, whole blocks, are kept or being computed, or it is
+    refused and `message` says why. `version` tells which prefix of that name this is about."""
+
+    state: Literal["pinning", "pinned", "refused"]
+    version: str
+    tokens: int = 0
+    message: str = ""
+
+
+class PinnedPrefix(Frozen):
+    """A pin, and what each live worker of its model makes of it; None: it has not said anything yet."""
+
+    pin: PrefixPin
+    workers: dict[str, PinOutcome | None]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all workers have pinned or refused it."""
+        return all(outcome is not None and outcome.state != "pinning" for outcome in self.workers.values())
+
+
 class WorkerInfo(Frozen):
     """A worker's latest heartbeat; it vanishes with the worker."""
 
@@ -354,6 +405,7 @@ class WorkerInfo(Frozen):
     pid: int
     started_at: float
     stats: dict[str, float | int | str] = {}
+    pins: dict[str, PinOutcome] = {}
 
 
 CELL_STATES = {".": "free", "c": "cached", "q": "quarantined", "u": "used", "s": "shared", "p": "pinned"}

@@ -20,6 +20,7 @@ from octavo.models import (
     JobError,
     JobRequest,
     ModelCard,
+    PrefixPin,
     Terminal,
     TokenLogprob,
     TopLogprob,
@@ -152,6 +153,15 @@ def encode_worker(info: WorkerInfo) -> bytes:
 def decode_worker(data: bytes) -> WorkerInfo:
     """Raises MalformedMessage."""
     return _model(WorkerInfo, _one_map(_decode("worker", data)))
+
+
+def encode_pin(pin: PrefixPin) -> bytes:
+    return _encode("pin", pin.model_dump(exclude_none=True))
+
+
+def decode_pin(data: bytes) -> PrefixPin:
+    """Raises MalformedMessage."""
+    return _model(PrefixPin, _one_map(_decode("pin", data)))
 
 
 def encode_memory(memory: WorkerMemory) -> bytes:

@@ -111,6 +111,28 @@ def test_top_shows_the_blocks_of_each_worker(cli: Cli) -> None:
     assert f"{only['blocks']['total']:,} blocks" in shown
 
 
+def test_a_prefix_is_pinned_listed_and_dropped(cli: Cli, tmp_path: Path) -> None:
+    system = "Thou art a helpful servant of the house of Capulet, and speakest only in rhymes of two lines each."
+    file = tmp_path / "system.txt"
+    file.write_text(system)
+    pinned = cli.json("prefix", "pin", "servant", "--file", str(file))
+    assert [outcome["state"] for outcome in pinned["workers"].values()] == ["pinned", "pinned"]
+    tokens = {outcome["tokens"] for outcome in pinned["workers"].values()}
+    result = cli.json("run", "Who art thou?", "--system", system, "--max-tokens", "2")
+    assert tokens == {min(tokens)}
+    assert result["usage"]["cached_tokens"] >= min(tokens) > 0
+    assert cli.json("jobs", "show", result["id"])["usage"] == result["usage"]
+    (listed,) = cli.json("prefix", "ls")["prefixes"]
+    assert listed["pin"]["system"] == system
+    assert "servant" in cli("prefix", "ls")
+    assert "context of 1024" in cli("prefix", "pin", "huge", "--tokens", ",".join(["7"] * 2000), code=1)
+    cli("prefix", "drop", "huge")
+    cli("prefix", "drop", "servant")
+    assert "octavo prefix ls" in cli("prefix", "drop", "servant", code=1)
+    assert "exactly one" in cli("prefix", "pin", "servant", code=2)
+    assert cli("prefix", "ls") == "no prefix is pinned\n"
+
+
 def test_doctor_finds_nothing_to_repair_here(cli: Cli) -> None:
     findings = {finding["name"]: finding for finding in cli.json("doctor")["findings"]}
     assert {"python", "torch", "gpu", "kernels", "redis", "model", "disk"} <= findings.keys()

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 import typer
 from rich.markup import escape
 
-from octavo.cli import batch, demo, doctor, jobs, run, top, up, workers
+from octavo.cli import batch, demo, doctor, jobs, prefix, run, top, up, workers
 
 GROUP = "octavo.commands"
 
@@ -25,6 +25,7 @@ def build_app() -> typer.Typer:
     app.command("run")(run.run)
     app.add_typer(jobs.app, name="jobs")
     app.add_typer(batch.app, name="batch")
+    app.add_typer(prefix.app, name="prefix")
     app.command("top")(top.top)
     app.command("workers")(workers.workers)
     app.command("doctor")(doctor.doctor)

@@ -20,6 +20,7 @@
 --   P:c:<token>           STRING what a claim handed out, so that it can be repeated
 --   P:W:<wid>  P:workers  STRING worker info with TTL, ZSET of workers by last heartbeat
 --   P:in:<wid>  P:a:<id> LIST   who awaits an answer about a worker's memory; that answer (both expire)
+--   P:pins:<model>        HASH   prefixes to keep resident, by "<tenant>:<name>"
 --   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
 --   P:aside:j:<id>  P:aside:t:<id>  what stood in the place of a job's hash or stream and was none (expires)

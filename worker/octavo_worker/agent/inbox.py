@@ -10,6 +10,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from octavo.keys import Keys
+from octavo.pins import PINS_CHANGED
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,8 @@ _RETRY_S = 1.0
 
 
 class Inbox:
-    """Answers questions about memory. `describe` gives an answer, or None if there is nobody to give one."""
+    """Answers questions about memory: `describe` gives an answer, or None if there is nobody to give one. Calls
+    `pins_changed` when somebody says so, and every few seconds in case nobody could."""
 
     def __init__(
         self,
@@ -29,17 +31,22 @@ class Inbox:
         worker_id: str,
         *,
         describe: Callable[[], Awaitable[bytes | None]],
+        pins_changed: Callable[[], Awaitable[None]],
     ) -> None:
         self._connection = connection
         self._keys = keys
         self._name = keys.inbox(worker_id)
         self._describe = describe
+        self._pins_changed = pins_changed
 
     async def run(self) -> None:
         """For ever."""
         while True:
             try:
                 asking = await self._wait()
+                if not asking or PINS_CHANGED in asking:
+                    await self._pins_changed()
+                asking.discard(PINS_CHANGED)
                 if asking and (answer := await self._describe()) is not None:
                     await self._answer(asking, answer)
             except (RedisError, OSError) as error:
@@ -48,17 +55,17 @@ class Inbox:
             else:
                 await asyncio.sleep(_LEAST_INTERVAL_S)
 
-    async def _wait(self) -> list[str]:
-        """The ids under which answers are awaited: one answer serves all that have asked by now."""
+    async def _wait(self) -> set[str]:
+        """The ids under which answers are awaited; one answer serves all that have asked. Empty after a while."""
         first = await self._connection.blpop([self._name], timeout=PATIENCE_S)
         if first is None:
-            return []
+            return set()
         others = await self._connection.lpop(self._name, 100) or []
-        return [asked.decode() for asked in (first[1], *others)]
+        return {asked.decode() for asked in (first[1], *others)}
 
-    async def _answer(self, asking: list[str], answer: bytes) -> None:
+    async def _answer(self, asking: set[str], answer: bytes) -> None:
         pipeline = self._connection.pipeline(transaction=False)
-        for answer_id in dict.fromkeys(asking):
+        for answer_id in asking:
             pipeline.rpush(self._keys.answer(answer_id), answer)
             pipeline.expire(self._keys.answer(answer_id), _ANSWER_TTL_S)
         await pipeline.execute()

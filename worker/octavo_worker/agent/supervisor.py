@@ -31,6 +31,7 @@ from octavo_worker.agent.claimer import Claimer
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.inbox import Inbox
 from octavo_worker.agent.memory import Reports, worker_memory
+from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.tokens import Prompts
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.files import ModelNotFound, model_folder, served_name
@@ -130,7 +131,14 @@ class Supervisor:
             take=self._agent.take,
         )
         self._reports = Reports()
-        self._inbox = Inbox(connection, self._cell.keys, self._worker_id, describe=self._describe_memory)
+        self._pins = Pins(connection, self._cell.keys, prompts, self._model)
+        self._inbox = Inbox(
+            connection,
+            self._cell.keys,
+            self._worker_id,
+            describe=self._describe_memory,
+            pins_changed=self._pins.sync,
+        )
 
     async def run(self) -> None:
         """Serve until a signal asks to leave. Raises WorkerFailed if no engine can be kept running."""
@@ -182,6 +190,7 @@ class Supervisor:
                 was_ready = True
                 await self._serve_engine(engine, ready)
             except EOFError:
+                self._pins.detach()
                 await self._agent.detach()
             status = await engine.ended(patience_s=_ENGINE_EXIT_S)  # it may still be writing why
             self._engine = None
@@ -203,10 +212,14 @@ class Supervisor:
         self._limits = ready
         await self._register(ready)
         self._agent.attach(engine, ready)
+        self._pins.attach(engine, ready)
+        with contextlib.suppress(RedisError, OSError):  # the inbox tries again
+            await self._pins.sync()
         while True:
             message = await engine.receive()
             if isinstance(message, StepOutput):
                 self._agent.on_step(message)
+                self._pins.on_step(message)
             elif isinstance(message, MemoryReport):
                 self._reports.take(message)
 
@@ -295,6 +308,7 @@ class Supervisor:
             pid=os.getpid(),
             started_at=self._started_at,
             stats=stats,
+            pins=self._pins.outcomes(),
         )
         return wire.encode_worker(info)
 

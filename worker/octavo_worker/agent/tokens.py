@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from octavo.models import JobError, JobRequest, Message
+from octavo.models import JobError, JobRequest, Message, PrefixPin
 from octavo_worker.agent.template import ChatTemplate, TemplateFailed
 from octavo_worker.agent.vocabulary import TokenBytes
 
+_USERS_SAY = ("0", "z", "\n")  # whatever follows a prefix: what these have in common does not depend on it
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -59,6 +61,20 @@ class Prompts:
         if not ids:
             raise PromptRejected("empty_prompt", "the prompt has no tokens: give at least one character", param)
         return ids
+
+    def encode_prefix(self, pin: PrefixPin) -> list[int]:
+        """The tokens with which every prompt begins that has this prefix: what differs with its continuation is left
+        off. Raises PromptRejected."""
+        if pin.system is not None:
+            system = Message(role="system", content=pin.system)
+            prompts = [self._encode_messages([system, Message(role="user", content=said)]) for said in _USERS_SAY]
+        elif isinstance(pin.prompt, str):
+            prompts = [self._encode_text(pin.prompt + said, True) for said in _USERS_SAY]
+        else:
+            prompts = [list(pin.prompt or ())]
+        first, others = prompts[0], prompts[1:]
+        same = (all(other[i : i + 1] == [token] for other in others) for i, token in enumerate(first))
+        return [token for token, _ in zip(first, takewhile(bool, same), strict=False)]
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for: maybe part of a character. Empty without a tokenizer or for an unknown id."""
