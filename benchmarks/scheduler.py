@@ -1,6 +1,6 @@
 """What the scheduler alone costs a step: plan and commit, no model.
 
-    python benchmarks/scheduler.py [--json benchmarks/results/scheduler.json]
+    python benchmarks/scheduler.py [--out benchmarks/results/scheduler.json]
 
 256 sequences decode while others wait; contexts are long, so anything that costs the length of a context shows. Their
 lengths differ, so that in every step one in sixteen fills a block and takes another. Reports microseconds at p50 and
@@ -121,7 +121,7 @@ def profile(running: int, prompt_len: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/scheduler.json"))
+    parser.add_argument("--out", type=Path, help="write the report as JSON")
     arguments = parser.parse_args()
     cases = [measure(256, waiting, length) for waiting, length in [(0, 128), (1000, 128), (0, 1024)]]
     for case in cases:
@@ -134,8 +134,8 @@ def main() -> None:
         "cases": cases,
         "profile_256": profile(256, 128),
     }
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

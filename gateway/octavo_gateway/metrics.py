@@ -65,7 +65,7 @@ _WORKER_COUNTERS = {
     "cached_tokens": "octavo_prompt_tokens_cached",
     "generated_tokens": "octavo_generation_tokens",
 }
-_BLOCK_STATES = ("free", "used", "shared", "cached", "quarantined", "pinned", "host", "host_free")
+_BLOCK_STATES = ("free", "used", "shared", "cached", "quarantined", "pinned", "host", "host_free", "cold")
 _PREEMPTION_REASONS = (
     *("swapped_out", "recompute_cheaper", "recompute_cached"),
     *("recompute_host_full", "recompute_no_swap", "recompute_no_choice"),

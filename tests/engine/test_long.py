@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from engine_driver import Driver, expected_tokens, make_request
+from fake_runner import FakeRunner
 
 from octavo_worker.engine.capacity import Capacity
+from octavo_worker.engine.plan import StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions
 
@@ -40,7 +42,7 @@ def run(driver: Driver, *requests: AddRequest) -> int:
             assert driver.tokens[request.id, sequence.index] == expected
     host = driver.scheduler.residency.host
     assert driver.scheduler.pool.used == 0
-    assert host is None or host.available == host.total
+    assert host is None or host.pool.available == host.pool.total
     return most
 
 
@@ -172,6 +174,29 @@ def test_without_a_runner_that_reads_the_host_it_is_refused():
     assert driver.failed["a"].code == "pool_too_small"
 
 
+class Reading(FakeRunner):
+    """Remembers which host blocks the latest step read."""
+
+    read = 0
+
+    def launch(self, plan: StepPlan):
+        self.read = len({host for step in plan.sequences for host in step.cold})
+        return super().launch(plan)
+
+
+def test_statistics_count_what_running_sequences_read_on_the_host_each_block_once():
+    driver = spilling(10, 60, device=Reading)
+    driver.add(make_request("a", range(60), n=2, max_tokens=9))
+    most = 0
+    while driver.busy:
+        driver.step()
+        stats = driver.scheduler.stats()
+        assert stats.cold_blocks == (driver.runner.read if stats.running else 0)
+        most = max(most, stats.cold_blocks)
+    assert most > 60 // 4 - 10
+    assert stats.cold_blocks == 0
+
+
 def test_beams_are_never_long():
     driver = spilling(10, 60)
     driver.add(make_request("a", range(60), n=2, max_tokens=5, beam=BeamOptions(2)))
@@ -186,7 +211,7 @@ def test_both_sides_are_free_however_it_ends(end, tokens):
     now = 100.0
     driver = spilling(10, 60, clock=lambda: now)
     driver.add(make_request("a", range(200), max_tokens=30, deadline=200.0))
-    while driver.scheduler.residency.host.used < 5 or len(driver.tokens["a", 0]) < tokens:
+    while driver.scheduler.residency.host.pool.used < 5 or len(driver.tokens["a", 0]) < tokens:
         driver.step()
     if end == "abort":
         driver.scheduler.abort("a")
@@ -196,7 +221,7 @@ def test_both_sides_are_free_however_it_ends(end, tokens):
         driver.scheduler.abandon(driver.scheduler.plan(), culprit=0, message="no")
     driver.step()
     driver.scheduler.check_integrity()
-    assert driver.scheduler.pool.used == driver.scheduler.residency.host.used == 0
+    assert driver.scheduler.pool.used == driver.scheduler.residency.host.pool.used == 0
 
 
 def test_a_failed_step_starts_it_over():
@@ -206,7 +231,7 @@ def test_a_failed_step_starts_it_over():
     while not driver.tokens["a", 0]:
         driver.step()
     driver.scheduler.abandon(driver.scheduler.plan())
-    assert driver.scheduler.residency.host.used == 0
+    assert driver.scheduler.residency.host.pool.used == 0
     run(driver)
     assert driver.tokens["a", 0] == expected_tokens(request, 0)
 

@@ -115,7 +115,7 @@ def run_workload(
     driver.runner.close()
     assert driver.scheduler.pool.used == driver.scheduler.pool.quarantined == 0
     if driver.scheduler.residency.host is not None:
-        assert driver.scheduler.residency.host.used == driver.scheduler.residency.host.quarantined == 0
+        assert driver.scheduler.residency.host.pool.used == driver.scheduler.residency.host.pool.quarantined == 0
     check_tokens(driver, requests, aborted)
     return driver
 

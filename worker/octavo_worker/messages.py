@@ -180,12 +180,13 @@ class EngineStats(Message):
 
     Blocks: free (empty) + used (referenced) + cached (unreferenced, but the prefix cache may revive them) + quarantined
     (unreferenced, but a copy to the host still reads them) = all; `shared_blocks` of the used ones have several
-    references, `pinned_blocks` one that keeps them resident. `host_free_blocks` of `host_blocks` in CPU memory are
-    free. Tokens: `prompt_tokens` were asked for by admitted requests, `cached_tokens` of those came from the prefix
-    cache, `recomputed_tokens` had been computed before a preemption and were computed again, `restored_tokens` came
-    back from CPU memory. Of the `preemptions` (of sequences), `swapped_out` kept their memory on the host; the others
-    were to be recomputed, because that was cheaper, the host's pool was full, or there was nothing to keep or nowhere
-    to keep it. Seconds: spent planning, launching, waiting for and committing steps, and with requests but no step
+    references, `pinned_blocks` one that keeps them resident. Of the `host_blocks` in CPU memory, `host_free_blocks` are
+    free and `cold_blocks` hold what the device lacks of a running sequence that is longer than its memory. Tokens:
+    `prompt_tokens` were asked for by admitted requests, `cached_tokens` of those came from the prefix cache,
+    `recomputed_tokens` had been computed before a preemption and were computed again, `restored_tokens` came back from
+    CPU memory. Of the `preemptions` (of sequences), `swapped_out` kept their memory on the host; why the others were to
+    be recomputed says `octavo_worker.memory.cost.Decision`. Seconds: spent planning, launching, waiting for and
+    committing steps, and with requests but no step
     under way (`idle_s`).
     """
 
@@ -207,6 +208,7 @@ class EngineStats(Message):
     quarantined_blocks: int = 0
     host_blocks: int = 0
     host_free_blocks: int = 0
+    cold_blocks: int = 0
     restored_tokens: int = 0
     swapped_out: int = 0
     recompute_cheaper: int = 0

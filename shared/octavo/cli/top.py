@@ -20,7 +20,7 @@ from octavo.client import AsyncClient
 from octavo.errors import WorkerNotFound
 from octavo.models import WorkerInfo, WorkerMemory
 
-_BLOCK_STATES = ("free", "used", "shared", "cached", "quarantined", "pinned", "host", "host_free")
+_BLOCK_STATES = ("free", "used", "shared", "cached", "quarantined", "pinned", "host", "host_free", "cold")
 _WIDEST = 132
 _REASONS = (
     *("swapped_out", "recompute_cheaper", "recompute_cached"),

@@ -57,6 +57,7 @@ def worker_memory(worker_id: str, model: str, report: MemoryReport, limits: Read
         host={
             "total": stats.host_blocks,
             "used": stats.host_blocks - stats.host_free_blocks,
+            "cold": stats.cold_blocks,
             "free": stats.host_free_blocks,
         },
         sharing=tuple(report.sharing),

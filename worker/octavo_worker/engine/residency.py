@@ -1,33 +1,20 @@
-"""What sequences hold of the device's and the host's memory, and how it comes and goes."""
+"""What sequences hold of the memory, and how it comes and goes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from octavo_worker.engine.capacity import Capacity
+from octavo_worker.engine.host_memory import HostMemory
 from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import StepPlan
-from octavo_worker.engine.sequence import Sequence, by_order
-from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
+from octavo_worker.engine.sequence import Sequence
+from octavo_worker.engine.step_effects import StepEffects
+from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
 from octavo_worker.memory.pins import PinnedPrefixes
 from octavo_worker.memory.prefix_cache import PrefixCache
-
-
-@dataclass(slots=True)
-class StepEffects:
-    """What a step, once it is computed, will have done to the memory; `number` grows by one a step.
-
-    `published` blocks it fills, `moved` sequences it swaps. `awaiting` lost their memory when it was planned, while the
-    step before it still chose their next token: they cannot come back before that is known.
-    """
-
-    number: int
-    published: list[int] = field(default_factory=list)
-    moved: list[Sequence] = field(default_factory=list)
-    awaiting: set[Sequence] = field(default_factory=set)
 
 
 class Residency:
@@ -44,18 +31,12 @@ class Residency:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, capacity.block_size)
         self.pins = PinnedPrefixes(self.pool)
-        self.host = BlockPool(num_host_blocks) if num_host_blocks else None
+        self.host = HostMemory(num_host_blocks, self.pool) if num_host_blocks else None
         self.decisions: Counter[Decision] = Counter()
-        self._swapped: set[Sequence] = set()  # sequences that wait on the host
         self._policy = policy
         self._chunk = chunk
         self._block_size = capacity.block_size
         self.step = StepEffects(0)
-
-    @property
-    def swapped(self) -> int:
-        """Sequences that wait on the host."""
-        return len(self._swapped)
 
     @property
     def enough_blocks(self) -> int:
@@ -72,7 +53,7 @@ class Residency:
         """This step and those before it are over, their copies are done."""
         self.pool.settle(step.number)
         if self.host is not None:
-            self.host.settle(step.number)
+            self.host.pool.settle(step.number)
 
     def undo(self, step: StepEffects) -> None:
         """The step failed: nothing that it wrote can be found any more."""
@@ -117,10 +98,10 @@ class Residency:
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
         """A running sibling that shares all computed tokens, on the host, too."""
-        if sequence.host:
-            assert self.host is not None
-            self.host.acquire(sequence.host)
-        return sequence.fork(index)
+        child = sequence.fork(index)
+        if self.host is not None:
+            self.host.share(sequence, child)
+        return child
 
     # Receding
 
@@ -133,9 +114,9 @@ class Residency:
         request = members[0].request
         if request.beam is None and any(self.capacity.is_long(member.computed + 1) for member in members):
             request.long = True
-        if request.long:
+        if request.long and self.host is not None:
             held = {block for member in members for block in member.table.held}
-            self._spill(members, len(held) + growth - self.capacity.share, plan)
+            self.host.spill(members, len(held) + growth - self.capacity.share, self.step, plan)
 
     def stretch(self, sequence: Sequence, end: int, plan: StepPlan) -> int:
         """Make room for the tokens up to `end` of a prompt whose blocks were not all taken at once. Returns the end of
@@ -155,49 +136,6 @@ class Residency:
         table.reserve(min(end, (len(table.blocks) + growth) * size))
         return min(end, len(table.blocks) * size)
 
-    def _spill(self, members: list[Sequence], count: int, plan: StepPlan) -> None:
-        """Move `count` full blocks to the host, the oldest first, each once however many members share it. Fewer when
-        the host is full."""
-        assert self.host is not None
-        self._make_host_room(count)
-        count = min(count, self.host.available)
-        while count > 0:
-            entry = min(member.table.start for member in members)
-            leaving = [m for m in members if m.table.start == entry and entry < m.computed // self._block_size]
-            if not leaving:
-                return
-            blocks = list(dict.fromkeys(member.table.blocks[entry] for member in leaving))
-            if len(blocks) > self.host.available:
-                return
-            hosts = self.host.allocate(len(blocks))
-            image = dict(zip(blocks, hosts, strict=True))
-            self._copy_out(image, plan)
-            for member in leaving:
-                self._keep(member, [image[member.table.blocks[entry]]])
-                member.table.give_up(entry + 1)
-            self.host.release(hosts)
-            self.step.moved += leaving
-            count -= len(blocks)
-
-    def _make_host_room(self, count: int) -> None:
-        """Long sequences go before those that wait on the host: the last of these in order compute again."""
-        assert self.host is not None
-        for sequence in sorted(self._swapped, key=by_order, reverse=True):
-            if self.host.available >= count:
-                return
-            self.free(sequence)
-
-    def _copy_out(self, image: dict[int, int], plan: StepPlan) -> None:
-        assert self.host is not None
-        plan.swap_out += image.items()
-        self.pool.guard(image, self.step.number)
-        self.host.guard(image.values(), self.step.number)
-
-    def _keep(self, sequence: Sequence, hosts: list[int]) -> None:
-        assert self.host is not None
-        self.host.acquire(hosts)
-        sequence.host.extend(hosts)
-
     # Coming
 
     def place(self, members: list[Sequence], *, private: Sequence | None = None) -> Placement:
@@ -214,8 +152,8 @@ class Residency:
         self.pool.guard((block for _, block in loads), self.step.number)
         loaded = dict(loads)
         for member, shared in zip(placement.members, placement.shared, strict=True):
-            if member.host:
-                self._leave_host(member)
+            if self.host is not None and member.host:
+                self.host.leave(member, self.step)
                 self.step.moved.append(member)
             else:
                 member.computed = shared * self._block_size
@@ -239,8 +177,8 @@ class Residency:
             member.peak = max(member.peak, member.computed)
             if member.awaits_token:
                 self.step.awaiting.add(member)
-        if decision is Decision.SWAP and plan is not None:
-            self._swap_out(members, plan)
+        if decision is Decision.SWAP and self.host is not None and plan is not None:
+            self.host.swap_out(members, self.step, plan)
         else:
             for member in reversed(members):
                 self.free(member)
@@ -250,56 +188,21 @@ class Residency:
     def free(self, sequence: Sequence) -> None:
         """Give all memory of a sequence back; whatever it is to do, it computes again."""
         sequence.table.free()
-        self._release_host(sequence)
+        if self.host is not None:
+            self.host.release(sequence)
         sequence.start_over()
 
     def _decide(self, members: list[Sequence]) -> Decision:
         alone = len(set(members[0].request.sequences.values())) == 1
         if not alone and not all(member.decodes for member in members):
             return Decision.NO_CHOICE  # a prompt may share blocks that its sibling has not computed yet
-        held = Counter(block for member in members for block in self._stored(member))
+        held = Counter(block for member in members for block in member.table.storing(member.computed))
         lost = sum(self.pool.refs[block] == count for block, count in held.items())
         kept = len(held) - lost
         if lost:  # what they gave up before is computed again, too
             lost += max(member.table.start for member in members)
-        return self._policy.decide(Victim(len(held), lost * self._block_size, kept * self._block_size), self.host)
-
-    def _stored(self, sequence: Sequence) -> list[int]:
-        return sequence.table.blocks[sequence.table.start : -(-sequence.computed // self._block_size)]
-
-    def _swap_out(self, members: list[Sequence], plan: StepPlan) -> None:
-        """Copy the members' blocks to the host, each once however many members share it."""
-        assert self.host is not None
-        stored = {member: self._stored(member) for member in members}
-        blocks = list(dict.fromkeys(block for held in stored.values() for block in held))
-        hosts = self.host.allocate(len(blocks))
-        image = dict(zip(blocks, hosts, strict=True))
-        self._copy_out(image, plan)
-        for member, held in stored.items():
-            member.host.extend([NULL_BLOCK] * (member.table.start - len(member.host)))
-            self._keep(member, [image[block] for block in held])
-        self.host.release(hosts)
-        for member in reversed(members):
-            member.table.free()
-        self.step.moved += members
-        self._swapped.update(members)
-
-    def _leave_host(self, sequence: Sequence) -> None:
-        """The copies back begin: nobody may write to their sources before they are done."""
-        assert self.host is not None
-        cold = sequence.table.start if sequence.request.long else 0
-        hosts = [host for host in sequence.host[cold:] if host != NULL_BLOCK]
-        self.host.guard(hosts, self.step.number)
-        self.host.release(reversed(hosts))
-        del sequence.host[cold:]
-        self._swapped.remove(sequence)
-
-    def _release_host(self, sequence: Sequence) -> None:
-        if sequence.host:
-            assert self.host is not None
-            self.host.release(host for host in reversed(sequence.host) if host != NULL_BLOCK)
-        sequence.host.clear()
-        self._swapped.discard(sequence)
+        victim = Victim(len(held), lost * self._block_size, kept * self._block_size)
+        return self._policy.decide(victim, None if self.host is None else self.host.pool)
 
     # The prefix cache
 
@@ -331,10 +234,4 @@ class Residency:
         sequences = list(sequences)
         self.pool.check_integrity([*(sequence.table.blocks for sequence in sequences), self.pins.blocks])
         if self.host is not None:
-            self.host.check_integrity(sequence.host for sequence in sequences)
-        on_host = {sequence for sequence in sequences if sequence.host}
-        if {sequence for sequence in on_host if not sequence.table.blocks} != self._swapped:
-            raise AssertionError("swapped sequences are not those that are on the host alone")
-        for sequence in on_host - self._swapped:
-            if not sequence.request.long or len(sequence.host) != sequence.table.start:
-                raise AssertionError("host blocks of a running sequence are not those that its table lacks")
+            self.host.check_integrity(sequences)

@@ -14,10 +14,11 @@ from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.plan import SharedReading, StepPlan, StepResult
 from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.requests import Requests
-from octavo_worker.engine.residency import Residency, StepEffects
+from octavo_worker.engine.residency import Residency
 from octavo_worker.engine.roster import Roster
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.shared_reads import SharedReads
+from octavo_worker.engine.step_effects import StepEffects
 from octavo_worker.memory.cost import Decision, PreemptionPolicy
 from octavo_worker.messages import (
     AddRequest,
@@ -165,12 +166,13 @@ class Scheduler:
             cached_tokens=counters.hit,
             recomputed_tokens=counters.recomputed,
             generated_tokens=self._requests.generated,
-            swapped=self.residency.swapped,
+            swapped=0 if host is None else host.num_swapped,
             pinned_blocks=len(self.residency.pins.blocks),
             shared_blocks=self.pool.shared,
             quarantined_blocks=self.pool.quarantined,
-            host_blocks=0 if host is None else host.total,
-            host_free_blocks=0 if host is None else host.free,
+            host_blocks=0 if host is None else host.pool.total,
+            host_free_blocks=0 if host is None else host.pool.free,
+            cold_blocks=0 if host is None else host.cold_blocks,
             restored_tokens=counters.restored,
             **{decision.value: decisions[decision] for decision in Decision},
         )

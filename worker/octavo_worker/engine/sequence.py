@@ -210,9 +210,9 @@ class Sequence:
         return step
 
     def fork(self, index: int) -> Sequence:
-        """A running sibling that shares all computed tokens."""
+        """A running sibling that shares all computed tokens, but not yet those on the host."""
         child = Sequence(self.request, [index], list(self.output), self.table.fork())
-        child.digests, child.host = list(self.digests), list(self.host)
+        child.digests = list(self.digests)
         child.computed, child.published = self.computed, self.published
         child.state = State.RUNNING
         return child

@@ -32,6 +32,10 @@ class BlockTable:
         """Blocks to allocate before `num_tokens` tokens fit."""
         return max(0, -(-num_tokens // self.block_size) - len(self.blocks))
 
+    def storing(self, num_tokens: int) -> list[int]:
+        """The blocks among them that store something of the first `num_tokens` tokens."""
+        return self.blocks[self.start : -(-num_tokens // self.block_size)]
+
     def adopt(self, blocks: Iterable[int]) -> None:
         """Share full blocks found in the prefix cache."""
         blocks = list(blocks)
