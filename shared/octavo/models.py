@@ -417,8 +417,9 @@ class WorkerMemory(Frozen):
 
     `blocks` counts blocks by state: free, used, cached and quarantined make up `total`; shared and pinned are among the
     used. `host` counts those in CPU memory: total, used (of those cold: read in place), free. `sharing` says of each
-    reference count from 2 on how many blocks have it. `cells` has a letter of `CELL_STATES` for each of some hundred runs of neighbouring blocks, the
-    most telling state among them, and `cell_references` the largest reference count in each; `host_cells` likewise.
+    reference count from 2 on how many blocks have it. `cells` has a letter of `CELL_STATES` for each of some hundred
+    runs of neighbouring blocks, the most telling state among them, and `cell_references` the largest reference count in
+    each; `host_cells` likewise.
 
     Since the worker's engine began: of the `prompt` tokens asked for `cached` were found, and of those that preemptions
     took `recomputed` were computed again and `restored` came back from CPU memory. `preemptions` counts sequences by
