@@ -21,6 +21,7 @@ from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.runner import CausalModel, PagedRunner
 from octavo_worker.model.speeds import measure_speeds
+from octavo_worker.model.transformers_route import load_transformers
 from octavo_worker.model.weights import Checkpoint, RandomWeights, WeightSource, load_weights
 
 log = logging.getLogger(__name__)
@@ -91,9 +92,6 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     described = decoder_config(config, wanted_len) if decoders else None
     dummy = options.load_format == "dummy"
     if described is None:
-        # Brings all of transformers' modelling code, which takes seconds.
-        from octavo_worker.model.transformers_route import load_transformers
-
         return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len
     weights = load_weights(described, weight_source(options, described, folder, device), dtype, device)
     rows = (
