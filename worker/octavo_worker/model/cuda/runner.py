@@ -143,9 +143,11 @@ class CudaRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Captures all graphs now instead of when they are first needed."""
+        kinds = (False,) if self.shared_reading is None else (False, True)
         with torch.cuda.stream(self._stream):
             for size in reversed(self._sizes):  # smaller ones find their memory in the larger ones' pool
-                self._capture(DecodeShape(size, False))
+                for is_shared in kinds if size > 1 else (False,):
+                    self._capture(DecodeShape(size, is_shared))
             self._stream.synchronize()
 
     def _launch(self, plan: StepPlan) -> StepUnderWay:
