@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -9,6 +10,11 @@ import redis
 import redis.asyncio
 
 from octavo.server import EmbeddedServer
+
+
+def pytest_configure() -> None:
+    """Every engine that a test starts, through whatever process, verifies its accounts whenever it falls idle."""
+    os.environ["OCTAVO_CHECK_INTEGRITY"] = "1"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engine_driver import expected_tokens, make_request
+from engine_driver import Driver, expected_tokens, make_request
 
-from octavo_worker.channel import AgentChannel
+from octavo_worker.channel import AgentChannel, EngineChannel
+from octavo_worker.engine.loop import EngineLoop
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.messages import Abort, Ready, RequestFailed, Shutdown, StepOutput, TokenOutput
 
@@ -104,6 +105,16 @@ async def test_abort_and_refusal_answer_within_a_step():
         collected = await collect(channel, 1)
         assert collected.ended == {("next", 0)}
         assert len(collected.tokens.get(("long", 0), [])) <= 5
+
+
+def test_an_engine_that_falls_idle_with_wrong_accounts_ends():
+    driver = Driver.create(11)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop = EngineLoop(EngineChannel(theirs), driver.runner, driver.scheduler, check_integrity=True)
+        driver.scheduler.pool.allocate(1)  # for no table
+        with pytest.raises(AssertionError, match="1 references, tables hold 0"):
+            loop.run()
 
 
 async def test_deadline_passes_while_running():

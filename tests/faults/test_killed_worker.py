@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import psutil
 import pytest
 import redis
 from queue_client import Queue, known_queue, until
@@ -69,6 +70,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             worker.wait_ready()
             info = worker.info()
             assert info is not None
+            assert '"check_integrity":true' in " ".join(psutil.Process(worker.engine_pid).cmdline())
             assert info.stats["kv_dtype"] == {"auto": "bfloat16", "int8": "int8"}[request.param]
         queue = known_queue(connection)
         undisturbed = [queue.wait(job, 60) for job in submit_all(queue, "undisturbed")]

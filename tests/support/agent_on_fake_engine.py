@@ -25,6 +25,7 @@ def main() -> None:
         max_running=64,
         token_budget=512,
         max_model_len=1024,
+        check_integrity=settings.check_integrity,
     )
     engine = str(Path(__file__).parent / "fake_engine.py")
     try:

@@ -63,7 +63,8 @@ class Up:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        self.process.communicate(timeout=60)
+        said = self.process.communicate(timeout=60)
+        assert not any("AssertionError" in stream for stream in said), said
         return self.process.returncode
 
 

@@ -61,4 +61,7 @@ class WorkerSettings(BaseSettings):
     lease: float = Field(4.0, ge=0.2, le=300, description="Seconds after which a silent worker loses its jobs.")
     grace: float = Field(20.0, ge=0, description="Seconds that running jobs get to finish after SIGTERM.")
     watchdog: float = Field(60.0, gt=0, description="Seconds after which an engine with work but no output is killed.")
+    check_integrity: bool = Field(
+        False, description="Verify all block accounts whenever the engine falls idle; a wrong one ends it."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")

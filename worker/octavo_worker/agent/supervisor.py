@@ -86,6 +86,7 @@ def _options(settings: WorkerSettings, folder: str) -> str:
         max_running=settings.max_running,
         threads=settings.threads,
         seed=settings.seed,
+        check_integrity=settings.check_integrity,
     ).to_json()
 
 
