@@ -13,7 +13,8 @@ from fake_runner import DelayedRunner, FakeRunner, score
 
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.plan import UNKNOWN, Done, StepPlan
-from octavo_worker.memory.cost import PreemptionPolicy
+from octavo_worker.memory.block_pool import BlockPool
+from octavo_worker.memory.cost import Decision, Mode, PreemptionPolicy, Victim
 from octavo_worker.messages import BeamOptions, EngineStats
 
 
@@ -320,3 +321,72 @@ def test_times_tell_waiting_from_idling():
     assert stats.wait_s >= 0.15
     assert 0 < stats.idle_s < stats.wait_s
     assert min(stats.plan_s, stats.launch_s, stats.commit_s) > 0
+
+
+class InTurn(PreemptionPolicy):
+    """Decides as it was told, one victim after the other."""
+
+    def __init__(self, *modes: Mode) -> None:
+        super().__init__()
+        self._policies = [PreemptionPolicy(mode) for mode in modes]
+
+    def decide(self, victim: Victim, host: BlockPool | None) -> Decision:
+        return self._policies.pop(0).decide(victim, host)
+
+
+@pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_who_gives_way_comes_back_in_a_later_step(mode, device):
+    """ "twin" held what equals the blocks of "same", because its prompt was scored. It gives way to "high", and without
+    its copies there is room enough for "late", which gave way before it in the same step."""
+    usable = 41 + 41 + 15 + 7
+    driver = Driver.create(
+        usable + 1,
+        4,
+        device=device,
+        runner={"num_host_blocks": 100},
+        policy=InTurn(mode, "recompute"),
+        token_budget=100,
+        max_running=8,
+    )
+    prompt = range(161)
+    same = make_request("same", prompt, max_tokens=30, priority=0)
+    twin = make_request("twin", prompt, max_tokens=9, priority=2, prompt_logprobs=0)
+    late = make_request("late", range(300, 360), max_tokens=9, priority=2, prompt_logprobs=0)
+    high = make_request("high", range(500, 590), max_tokens=3, priority=0)
+    driver.add(same)
+    while not driver.tokens["same", 0]:
+        driver.step()
+    driver.add(twin)
+    driver.step()
+    driver.add(late)
+    while not driver.tokens["twin", 0]:
+        driver.step()
+    driver.add(high)
+    driver.step()
+    assert driver.scheduler.stats().preemptions == 2
+    assert driver.scheduler.stats().waiting == 2, "one gave way and came back in one step"
+    driver.run()
+    driver.runner.close()
+    for request in (same, twin, late, high):
+        assert driver.tokens[request.id, 0] == expected_tokens(request, 0)
+    assert len(driver.started["late"].prompt_logprobs) == 60
+
+
+def test_host_blocks_are_not_written_twice_at_a_time():
+    """The swap of the step under way goes on although its sequence was aborted: the next swap goes elsewhere."""
+    host = {"num_host_blocks": 40}
+    with ahead(8, 4, runner=host, policy=PreemptionPolicy("swap")) as driver:
+        driver.add(make_request("a", range(12), max_tokens=20))
+        driver.add(make_request("b", range(100, 112), max_tokens=20))
+        scheduler, runner = driver.scheduler, driver.runner
+        plan = scheduler.plan()
+        launched = runner.launch(plan)
+        while not (following := scheduler.plan()).swap_out:
+            behind = runner.launch(following)
+            scheduler.commit(plan, launched.result())
+            plan, launched = following, behind
+        host_pool, written = scheduler.residency.host.pool, {host for _, host in following.swap_out}
+        scheduler.abort("b")
+        assert host_pool.quarantined == len(written)
+        assert not written & set(host_pool.allocate(host_pool.available))

@@ -317,7 +317,9 @@ class DelayedRunner(FakeRunner):
 
     def _swap_out(self, plan: StepPlan) -> None:
         with self._lock:
-            self._leaving |= {host: device for device, host in plan.swap_out}
+            leaving = {host: device for device, host in plan.swap_out}
+            assert not leaving.keys() & self._leaving.keys(), "a host block is the target of two copies under way"
+            self._leaving |= leaving
 
     def _flush(self, hosts: Iterable[int]) -> None:
         size = self.block_size

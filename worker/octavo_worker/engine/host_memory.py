@@ -93,7 +93,7 @@ class HostMemory:
 
     def leave(self, sequence: Sequence, step: StepEffects) -> None:
         """A swapped sequence has its blocks on the device again, but for the oldest ones of a long sequence. The copies
-        begin: nobody may write to their sources before they are done."""
+        begin: this very step may still send others to the host, and not over their sources."""
         cold = sequence.table.start if sequence.request.long else 0
         hosts = [host for host in sequence.host[cold:] if host != NULL_BLOCK]
         self.pool.guard(hosts, step.number)

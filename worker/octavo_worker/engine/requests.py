@@ -101,11 +101,10 @@ class Requests:
         return sorted(sequences, key=by_order)
 
     def score(self, request: Request, start: int, logprobs: list[Logprob]) -> None:
-        """Take log-probabilities of the prompt's tokens from `start` + 1 on. Those that somebody computed who lost his
-        memory since, and whose successor is not that far, are dropped."""
-        scores = request.prompt_logprobs
-        if scores is not None and len(scores) > start:
-            scores[start + 1 :] = logprobs
+        """Take log-probabilities of the prompt's tokens from `start` + 1 on. Who computes them begins at the first, and
+        replaces what came from somebody who was aborted meanwhile."""
+        if request.prompt_logprobs is not None:
+            request.prompt_logprobs[start + 1 :] = logprobs
 
     def start(self, request: Request) -> None:
         """A sequence has computed its prompt: report the request's start, unless log-probabilities are to come with

@@ -148,8 +148,6 @@ class Residency:
         """Take what was found. The caller has made sure that it fits."""
         loads = placement.take()
         plan.swap_in += loads
-        # Should their owner be aborted before they have arrived:
-        self.pool.guard((block for _, block in loads), self.step.number)
         loaded = dict(loads)
         for member, shared in zip(placement.members, placement.shared, strict=True):
             if self.host is not None and member.host:
@@ -175,8 +173,7 @@ class Residency:
         decision = self._decide(members) if plan is not None else Decision.NO_CHOICE
         for member in members:
             member.peak = max(member.peak, member.computed)
-            if member.awaits_token:
-                self.step.awaiting.add(member)
+        self.step.evicted.update(members)
         if decision is Decision.SWAP and self.host is not None and plan is not None:
             self.host.swap_out(members, self.step, plan)
         else:

@@ -57,7 +57,7 @@ class Roster:
     def admit(self, request: Request, plan: StepPlan) -> bool:
         """Let the waiting sequences of a request run, all or none. False if they must wait."""
         gang = request.members(State.WAITING)
-        if not self.residency.step.awaiting.isdisjoint(gang):
+        if not self.residency.step.evicted.isdisjoint(gang):
             return False
         if request.long:  # one that computes has the device's share for itself
             gang = [sequence for sequence in gang if sequence.host] or gang[:1]

@@ -147,11 +147,6 @@ class Sequence:
         return len(self.request.prompt) + len(self.output)
 
     @property
-    def awaits_token(self) -> bool:
-        """Whether a step under way chooses its next token."""
-        return self.decodes and self.computed == self.length
-
-    @property
     def width(self) -> int:
         """How many sequences of the batch this is or is about to become."""
         return len(self.indices)

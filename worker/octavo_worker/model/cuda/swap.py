@@ -10,7 +10,8 @@ from octavo_kernels import ops
 
 class SwapStreams:
     """One stream for each direction. Copies out wait for what was computed before and hold up nothing; copies in wait
-    for it, too (their targets may just have been freed), and the step that asked for them waits for their end."""
+    for it, too (their targets may just have been freed) and for the copies out (whoever the step before it sent to the
+    host may come back at once), and the step that asked for them waits for their end."""
 
     def __init__(self, device_pool: Tensor, host_pool: Tensor) -> None:
         self._device_pool, self._host_pool = device_pool, host_pool
@@ -28,6 +29,7 @@ class SwapStreams:
                 events.append(self._out.record_event())
         if swap_in:
             self._in.wait_stream(compute)
+            self._in.wait_stream(self._out)
             with torch.cuda.stream(self._in):
                 ops.swap_blocks(self._host_pool, self._device_pool, torch.tensor(swap_in, dtype=torch.int64))
                 events.append(self._in.record_event())
