@@ -240,6 +240,32 @@ def test_what_two_failed_steps_published_is_forgotten():
                 assert driver.tokens[request.id, i] == expected_tokens(request, i)
 
 
+def test_who_came_back_to_blocks_of_a_step_that_fails_computes_again():
+    """ "back" left for the host and finds all that it had in blocks that a step under way fills for somebody else. No
+    block is left for its next token, so it is in no step itself when that one fails."""
+    driver = Driver.create(6, 4, runner={"num_host_blocks": 20}, policy=PreemptionPolicy("swap"), max_running=1)
+    scheduler = driver.scheduler
+    back = make_request("back", range(6), max_tokens=9, priority=2)
+    driver.add(back)
+    for _ in range(3):
+        driver.step()
+    driver.add(make_request("evicts what is cached", range(100, 119), max_tokens=1))
+    driver.add(make_request("other", range(200, 209), max_tokens=9))
+    while not driver.tokens["other", 0]:
+        driver.step()
+    assert scheduler.stats().swapped == 1
+    driver.add(make_request("same", [*range(6), *expected_tokens(back, 0)[:2]], priority=0))
+    failing = scheduler.plan()
+    assert failing.swap_out
+    scheduler.abort("same")
+    scheduler.abort("other")
+    assert scheduler.plan() is None
+    assert (scheduler.stats().running, scheduler.stats().swapped) == (1, 0)
+    scheduler.abandon(failing)
+    driver.run()
+    assert driver.tokens["back", 0] == expected_tokens(back, 0)
+
+
 def test_a_request_that_was_aborted_is_not_blamed_for_the_step_it_spoiled():
     with ahead(runner={"poison": 900}) as driver:
         driver.add(make_request("bad", [1, 2, 900]))

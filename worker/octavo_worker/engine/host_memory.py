@@ -45,7 +45,6 @@ class HostMemory:
         self.pool.release(image.values())
         for member in reversed(members):
             member.table.free()
-        step.moved += members
         self._swapped.update(members)
         self._cold.difference_update(members)
 
@@ -64,7 +63,6 @@ class HostMemory:
                 self._keep(member, [image[member.table.blocks[entry]]])
                 member.table.give_up(entry + 1)
             self.pool.release(image.values())
-            step.moved += leaving
             self._cold.update(leaving)
             count -= len(blocks)
 

@@ -152,7 +152,6 @@ class Residency:
         for member, shared in zip(placement.members, placement.shared, strict=True):
             if self.host is not None and member.host:
                 self.host.leave(member, self.step)
-                self.step.moved.append(member)
             else:
                 member.computed = shared * self._block_size
             member.published = shared

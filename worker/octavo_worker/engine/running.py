@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import insort
+from collections.abc import Iterator
 
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 
@@ -27,6 +28,9 @@ class RunningBatch:
 
     def __len__(self) -> int:
         return len(self.prefilling) + len(self.decoding) + len(self.holding)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return itertools.chain(self.prefilling, self.decoding, self.holding)
 
     def admit(self, sequence: Sequence) -> None:
         """Let a waiting sequence run: compute its prompt, or go on decoding if it was swapped while it did."""

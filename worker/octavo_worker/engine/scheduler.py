@@ -201,7 +201,7 @@ class Scheduler:
         self._requests.keep_time()
         before = None
         # A plan may come out empty and yet have changed who runs: who came back found everything in the cache, or who
-        # took the room of others cannot run at all.
+        # took the room of others cannot run at all. Nothing is lost with it: only what it plans is copied or published.
         while before != (before := self._roster.census()):
             effects = self.residency.begin_step()
             plan, planned = self._planner.plan(ahead=bool(self._flights))
@@ -221,8 +221,9 @@ class Scheduler:
         self._answers.take(plan, flight.planned, result)
 
     def abandon(self, plan: StepPlan, *, culprit: int | None = None, message: str = "") -> None:
-        """Undo `plan`, the oldest under way, which failed, and the one after it: nothing that they wrote is trusted,
-        all their groups compute again. The runner must be done with both.
+        """Undo `plan`, the oldest under way, which failed, and the one after it: nothing that they wrote is trusted.
+        Whoever runs computes again, because even those who sat out may share a block with somebody who did not, and so
+        does who went to the host. The runner must be done with both.
 
         `culprit` is the position in the plan of a sequence whose request fails with `message`.
         """
@@ -231,12 +232,11 @@ class Scheduler:
         self._flights.clear()
         for flight in flights:
             self.residency.undo(flight.effects)
-        swapped = [sequence for flight in flights for sequence in flight.effects.moved]
-        planned = [sequence for flight in flights for sequence in flight.planned]
-        for request in {sequence.request: None for sequence in (*planned, *swapped)}:
+        for request in dict.fromkeys(sequence.request for sequence in self._roster.running):
             self._roster.preempt(request.members(State.RUNNING))
-        for sequence in swapped:
-            self.residency.free(sequence)
+        for flight in flights:
+            for sequence in flight.effects.evicted:
+                self.residency.free(sequence)
         if culprit is not None and failed[culprit].request.sequences:
             self._requests.fail(failed[culprit].request, "step_failed", message)
 
