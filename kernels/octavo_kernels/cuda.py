@@ -16,6 +16,8 @@ except ImportError:  # built without nvcc
 
 HEAD_DIMS = (32, 64, 96, 128, 256)
 KV_DTYPES = (torch.bfloat16, torch.float16)
+LINEAR_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
+LINEAR_ROWS = 32  # with more rows cuBLAS was the faster one on an H200
 
 
 def available() -> bool:
@@ -37,14 +39,37 @@ def run(operation: str, device: torch.device, *arguments: object) -> None:
         launch(*arguments, torch.cuda.current_stream(device).cuda_stream)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> Tensor:
-    """Through torch (cuBLAS), whose choice of algorithm depends on the number of rows: so may a row's last bits."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
+    """Our kernel where it takes the product, else torch (cuBLAS), whose algorithm depends on the number of rows."""
+    if launch_linear(x, weight, bias, residual, out, None):
+        return
     if residual is not None and bias is not None:
-        return torch.addmm(residual, x, weight.t(), out=out).add_(bias)
-    addend = bias if residual is None else residual
-    if addend is None:
-        return torch.mm(x, weight.t(), out=out)
-    return torch.addmm(addend, x, weight.t(), out=out)
+        torch.addmm(residual, x, weight.t(), out=out).add_(bias)
+    elif bias is None and residual is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias if residual is None else residual, x, weight.t(), out=out)
+
+
+def gated_linear(x: Tensor, weight: Tensor, activation: int, bias: Tensor | None, out: Tensor) -> bool:
+    """Whether the product, its gate and the activation were one launch; otherwise nothing was done."""
+    return launch_linear(x, weight, bias, None, out, activation)
+
+
+def launch_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, activation: int | None
+) -> bool:
+    """Launches our matrix product, where it is the faster one; returns whether it did."""
+    rows, depth = x.shape
+    if _cuda is None or x.dtype not in LINEAR_DTYPES or not 0 < rows <= LINEAR_ROWS:
+        return False
+    with torch.cuda.device(x.device):
+        return _cuda.linear(
+            LINEAR_DTYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0),
+            0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(),
+            0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, weight.shape[0], depth,
+            activation is not None, activation or 0, torch.cuda.current_stream(x.device).cuda_stream,
+        )  # fmt: skip
 
 
 def check_cache(dtype: torch.dtype, head_dim: int, block_size: int) -> None:

@@ -65,11 +65,8 @@ def _check_layout(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} must be contiguous in its last dimension; its strides are {tensor.stride()}")
 
 
-def _run(operation: str, tensors: dict[str, Tensor | None], *arguments: object) -> None:
-    """Calls the module of the device that all tensors must share."""
-    if all(tensor is None or tensor.is_cpu for tensor in tensors.values()):
-        getattr(_cpu, operation)(*arguments)
-        return
+def _check_devices(tensors: dict[str, Tensor | None]) -> torch.device:
+    """Returns the device that all tensors must share."""
     given = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     device = next(iter(given.values()))
     for name, other in given.items():
@@ -77,7 +74,15 @@ def _run(operation: str, tensors: dict[str, Tensor | None], *arguments: object) 
             raise ValueError(f"{name} is on {other}; there are kernels for the CPU and for CUDA")
         if other != device:
             raise ValueError(f"{name} is on {other}, but {next(iter(given))} is on {device}")
-    cuda.run(operation, device, *arguments)
+    return device
+
+
+def _run(operation: str, tensors: dict[str, Tensor | None], *arguments: object) -> None:
+    """Calls the module of the tensors' device."""
+    if all(tensor is None or tensor.is_cpu for tensor in tensors.values()):
+        getattr(_cpu, operation)(*arguments)
+    else:
+        cuda.run(operation, _check_devices(tensors), *arguments)
 
 
 def _check_heads(name: str, tensor: Tensor) -> None:
@@ -364,7 +369,8 @@ def linear(
 ) -> Tensor:
     """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), summed in float32.
 
-    Weights are taken in checkpoint order.
+    Weights are taken in checkpoint order. On CUDA, with up to `cuda.LINEAR_ROWS` rows, they are read from before the
+    stream's previous kernel has ended: they must be older than it.
     """
     dtype = _float_type("x", x)
     rows, depth = _rows("x", x)
@@ -375,14 +381,47 @@ def linear(
     if residual is not None:
         _check("residual", residual, x.dtype, (rows, columns))
     out = _output(out, x, (rows, columns))
+    tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out}
     if x.is_cuda:
-        return cuda.linear(x, weight, bias, residual, out)
+        _check_devices(tensors)
+        cuda.linear(x, weight, bias, residual, out)
+        return out
     _run(
-        "linear", {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out},
+        "linear", tensors,
         dtype, x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), _address(bias), _address(residual),
         0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, columns, depth,
     )  # fmt: skip
     return out
+
+
+def gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    kind: Gate,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    scratch: Tensor | None = None,
+) -> Tensor:
+    """`act_and_mul(linear(x, weight, bias), kind)`, `[T, I]`, for `weight[2I, K]` whose first half is the gate.
+
+    On CUDA one launch where `linear` is ours, with the same roundings. `scratch[T, 2I]` is where the product goes if it
+    has to be stored.
+    """
+    _float_type("x", x)
+    rows, depth = _rows("x", x)
+    _check("weight", weight, x.dtype, (None, depth))
+    columns = weight.shape[0]
+    if columns % 2:
+        raise ValueError(f"weight must have an even number of rows, not {columns}")
+    if bias is not None:
+        _check("bias", bias, x.dtype, (columns,))
+    out = _output(out, x, (rows, columns // 2))
+    activation = _kind(kind)
+    if x.is_cuda:
+        _check_devices({"x": x, "weight": weight, "bias": bias, "out": out})
+        if cuda.gated_linear(x, weight, activation, bias, out):
+            return out
+    return act_and_mul(linear(x, weight, bias, out=scratch), kind, out=out)
 
 
 def rms_norm(

@@ -65,6 +65,18 @@ def test_a_row_feels_neither_the_others_nor_their_number(level, dtype, columns, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+def test_gated_linear_is_the_product_and_then_the_gate(level, dtype, kind):
+    x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((5, 48), (64, 48), (64,)))
+    for b in (None, bias):
+        expected = ops.act_and_mul(ops.linear(x, weight, b), kind)
+        assert torch.equal(ops.gated_linear(x, weight, kind, b), expected)
+        out, scratch = torch.empty(5, 32, dtype=dtype), torch.empty(5, 64, dtype=dtype)
+        assert ops.gated_linear(x, weight, kind, b, out=out, scratch=scratch) is out
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(130, 97, 1100), (600, 290, 70), (66, 600, 2100)])
 def test_many_rows(level, dtype, rows, columns, depth):
     x, weight = torch.randn(rows, depth).to(dtype), (torch.randn(columns, depth) / depth**0.5).to(dtype)

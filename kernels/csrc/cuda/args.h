@@ -151,6 +151,21 @@ struct ActivationArgs {
   int width;
 };
 
+struct LinearArgs {
+  Dtype dtype;
+  const void* x;
+  int64_t x_stride;
+  const void* weight;
+  int64_t weight_stride;
+  const void *bias, *residual;  // null: none
+  int64_t residual_stride;
+  void* out;
+  int64_t out_stride;
+  int rows, columns, depth;
+  bool gated;  // out = activation(x gate^T) * (x up^T), [rows, columns / 2], for weight = [gate; up]
+  Activation activation;
+};
+
 struct SampleArgs {
   const float* logits;
   int64_t stride, rows;
@@ -224,5 +239,6 @@ cudaError_t unpack_step(const StepArgs&, cudaStream_t);
 // One asynchronous copy a pair (source block, target block), of `block_bytes` each.
 cudaError_t swap_blocks(const void* source, void* target, int64_t block_bytes, const int64_t* pairs, int64_t count,
                         cudaStream_t);
+cudaError_t linear(const LinearArgs&, cudaStream_t);  // cudaErrorNotSupported: launched nothing, another is to do it
 
 }  // namespace octavo

@@ -191,9 +191,9 @@ class Decoder:
             ops.rms_norm(part, weight, c.norm_eps, out=part, offset=c.norm_offset)
 
     def _mlp(self, b: Buffers, x: Tensor, layer: LayerWeights) -> Tensor:
-        ops.linear(x, layer.up.weight, layer.up.bias, out=b.up)
+        up, kind = layer.up, self.config.activation
         if self.config.gated:
-            activated = ops.act_and_mul(b.up, self.config.activation, out=b.activated)
+            ops.gated_linear(x, up.weight, kind, up.bias, out=b.activated, scratch=b.up)
         else:
-            activated = ops.act(b.up, self.config.activation, out=b.activated)
-        return ops.linear(activated, layer.down.weight, layer.down.bias, out=b.delta)
+            ops.act(ops.linear(x, up.weight, up.bias, out=b.up), kind, out=b.activated)
+        return ops.linear(b.activated, layer.down.weight, layer.down.bias, out=b.delta)

@@ -1,0 +1,17 @@
+// The activations of a decoder's MLP.
+#pragma once
+
+#include "common.cuh"
+
+namespace octavo {
+
+template <Activation kind>
+__device__ inline float activate(float x) {
+  if constexpr (kind == Activation::silu) return x / (1.0f + __expf(-x));
+  if constexpr (kind == Activation::gelu) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+  if constexpr (kind == Activation::gelu_tanh)
+    return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+  return fmaxf(x, 0.0f);
+}
+
+}  // namespace octavo

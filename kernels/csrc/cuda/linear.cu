@@ -1,0 +1,460 @@
+// out[T, N] = x[T, K] weight[N, K]^T for few rows T, at the speed at which the weights can be read once.
+//
+// The weights' rows are dealt out evenly, in groups of eight, to clusters of one or two blocks; a tile is as many groups
+// as fit, and each block of a cluster takes a slice of the depth. In a block one warp keeps a ring of tensor copies going
+// (weights from before the previous kernel has ended, since nobody writes them), and eight warps multiply on tensor cores:
+// the weights' rows are the eight columns of an instruction, so that a block may have as few rows as balance wants. Four
+// of the warps share the depth in steps of 32. Their sums, and then those of the cluster's blocks, are added in a fixed
+// order, which depends on N and K alone: a row's result feels neither the other rows nor their number.
+#include <cuda.h>
+
+#include "activation.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kDepthWarps = 4, kRowWarps = 2, kConsumers = kDepthWarps * kRowWarps;
+constexpr int kThreads = (kConsumers + 1) * 32;
+constexpr int kSlab = 64;  // of the depth, a row of 128 bytes in shared memory, its 16-byte units swizzled by the copy
+constexpr int kPad = 8;    // floats between rows of sums, against bank conflicts
+constexpr int kGroup = 8;  // weight rows of one instruction
+constexpr int kTiles = 4;  // the most groups of a tile that a warp holds
+constexpr int kTileRows = kGroup * kRowWarps * kTiles;
+constexpr int kMaxStages = 32;
+
+// What a launch is cut into: see the top.
+struct Cut {
+  int cluster, groups, tile_rows, stages;  // groups: of the whole matrix, or, gated, of its gate
+};
+
+// Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, two inboxes for other blocks' sums.
+template <int kTokens, int kChunk>
+struct Layout {
+  static constexpr int kSlots = kTokens < 16 ? kTokens : 16;  // tokens whose sums are exchanged at once
+  static constexpr int kRing = 1024;
+  int tile_rows, cluster, stages;
+
+  __host__ __device__ int stage_bytes() const { return (tile_rows + kTokens) * kChunk * 2; }
+  __host__ __device__ int sums_pitch() const { return (tile_rows + 15) / 16 * 16 + kPad; }
+  __host__ __device__ int sums() const { return kRing + stages * stage_bytes(); }
+  __host__ __device__ int inbox() const { return sums() + kDepthWarps * kSlots * sums_pitch() * 4; }
+  __host__ __device__ int inbox_bytes() const {
+    return cluster == 1 ? 0 : (kSlots * tile_rows / 4 + cluster - 1) / cluster * cluster * 16;
+  }
+  __host__ __device__ int bytes() const { return inbox() + 2 * inbox_bytes(); }
+};
+
+#if OCTAVO_BULK_COPY
+
+constexpr int kStep = 32;    // of the depth, what a warp multiplies at once
+constexpr int kSlice = 512;  // slices of the depth are multiples of it
+
+__device__ inline int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Stores v in another block's shared memory, at the same address as in this one's, and reports it to that block's barrier.
+__device__ inline void send(uint32_t address, uint32_t barrier, int rank, float4 v) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 to, done;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\n"
+      "mapa.shared::cluster.u32 done, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [done];\n"
+      "}\n" ::"r"(address),
+      "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+      : "memory");
+}
+__device__ inline void barrier_arrive_one(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Copies a box {kSlab, rows, slabs} of a matrix seen as [slab][row][kSlab].
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row, int slab, uint32_t barrier,
+                                uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
+      "%4}], [%5], %6;" ::"r"(shared),
+      "l"(&map), "r"(0), "r"(row), "r"(slab), "r"(barrier), "l"(policy)
+      : "memory");
+}
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row, int slab, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+          shared),
+      "l"(&map), "r"(0), "r"(row), "r"(slab), "r"(barrier)
+      : "memory");
+}
+__device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+template <class T>
+__device__ inline float4 load4(const void* base, int64_t at) {
+  const auto v = *reinterpret_cast<const Elements<T, 4>*>(static_cast<const T*>(base) + at);
+  return {to_float(v.at[0]), to_float(v.at[1]), to_float(v.at[2]), to_float(v.at[3])};
+}
+
+__device__ inline float activated(Activation kind, float x) {
+  switch (kind) {
+    case Activation::silu: return activate<Activation::silu>(x);
+    case Activation::gelu: return activate<Activation::gelu>(x);
+    default: return activate<Activation::gelu_tanh>(x);
+  }
+}
+
+// One block's part: which rows, which slice of the depth, and where things lie in its shared memory.
+// kTokens: rows of x, rounded up. kGated: a tile is as many rows of the gate as of what it multiplies.
+template <class T, int kTokens, int kChunk, bool kGated>
+struct Block {
+  using L = Layout<kTokens, kChunk>;
+  static constexpr int kTokenTiles = kTokens < 16 ? 1 : kTokens / 16;
+  static constexpr int kBoxBytes = kGroup * kChunk * 2;
+
+  struct Tile {
+    int group, groups;  // of the gate's
+    __device__ int rows() const { return groups * kGroup * (kGated ? 2 : 1); }
+  };
+
+  const LinearArgs& a;
+  const Cut& cut;
+  const CUtensorMap &weight_map, &x_map;
+  const L layout;
+  char* shared;
+  uint32_t base;
+  int lane, warp, rank, first_group, groups, tiles, first_slab, chunks;
+
+  __device__ Block(const LinearArgs& args, const Cut& pieces, const CUtensorMap& weights, const CUtensorMap& inputs,
+                   char* smem)
+      : a(args),
+        cut(pieces),
+        weight_map(weights),
+        x_map(inputs),
+        layout{pieces.tile_rows, pieces.cluster, pieces.stages},
+        shared(smem),
+        base(shared_address(smem)),
+        lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32),
+        rank(pieces.cluster == 1 ? 0 : cluster_rank()) {
+    const int cluster = blockIdx.x / cut.cluster, clusters = gridDim.x / cut.cluster;
+    first_group = int64_t(cut.groups) * cluster / clusters;
+    groups = int64_t(cut.groups) * (cluster + 1) / clusters - first_group;
+    const int most = cut.tile_rows / kGroup / (kGated ? 2 : 1);
+    tiles = (groups + most - 1) / most;
+    const int slices = (a.depth + kSlice - 1) / kSlice, mine = (slices + cut.cluster - 1) / cut.cluster * kSlice;
+    first_slab = rank * mine / kSlab;
+    chunks = max(0, min(mine, a.depth - rank * mine) + kChunk - 1) / kChunk;
+  }
+
+  __device__ uint32_t full(int stage) const { return base + 8 * stage; }
+  __device__ uint32_t empty(int stage) const { return base + 8 * (kMaxStages + stage); }
+  __device__ uint32_t received(int inbox) const { return base + 8 * (2 * kMaxStages + inbox); }
+  __device__ uint32_t stage_at(int stage) const { return base + L::kRing + stage * layout.stage_bytes(); }
+  __device__ Tile tile(int i) const {
+    const int begin = groups * i / tiles;
+    return {first_group + begin, groups * (i + 1) / tiles - begin};
+  }
+
+  __device__ void init_barriers() const {
+    for (int s = 0; s < cut.stages; ++s) barrier_init(full(s), 1), barrier_init(empty(s), kConsumers);
+    barrier_init(received(0), 1), barrier_init(received(1), 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+
+  // The block's i-th chunk of weights: a box for each group of rows.
+  __device__ void load_weights(int i, int stage, uint64_t policy) const {
+    const Tile t = tile(i / chunks);
+    const int slab = first_slab + i % chunks * (kChunk / kSlab);
+    barrier_expect(full(stage), (t.rows() + kTokens) * kChunk * 2);
+    for (int g = 0; g < t.groups; ++g) {
+      const int row = (t.group + g) * kGroup;
+      copy_box(stage_at(stage) + g * kBoxBytes, weight_map, row, slab, full(stage), policy);
+      if constexpr (kGated)
+        copy_box(stage_at(stage) + (t.groups + g) * kBoxBytes, weight_map, a.columns / 2 + row, slab, full(stage), policy);
+    }
+  }
+
+  __device__ void load_x(int i, int stage) const {
+    copy_box(stage_at(stage) + cut.tile_rows * kChunk * 2, x_map, 0, first_slab + i % chunks * (kChunk / kSlab),
+             full(stage));
+  }
+
+  __device__ void load() const {
+    const int total = tiles * chunks, first = min(cut.stages, total);
+    const uint64_t policy = read_once_policy();
+    if (lane == 0) {
+      asm volatile("prefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
+      for (int i = 0; i < first; ++i) load_weights(i, i, policy);
+    }
+    __syncwarp();
+    if (cut.cluster > 1) cluster_sync();
+    wait_for_previous_kernel();
+    launch_next_kernel();
+    if (lane != 0) return;
+    for (int i = 0; i < first; ++i) load_x(i, i);
+    for (int i = first, stage = 0, phase = 0; i < total; ++i) {
+      barrier_wait(empty(stage), phase);
+      load_weights(i, stage, policy);
+      load_x(i, stage);
+      if (++stage == cut.stages) stage = 0, phase ^= 1;
+    }
+  }
+
+  // Multiplies one chunk, of which this warp takes every fourth step of the depth and every second group of weight rows.
+  __device__ void multiply(int stage, int tile_groups, float (&sums)[kTokenTiles][kTiles][4]) const {
+    const int first = warp % kRowWarps, row = lane & 7, quarter = lane >> 3;
+    const uint32_t w_at = stage_at(stage) + first * kBoxBytes + row * 128;
+    const uint32_t x_at =
+        stage_at(stage) + cut.tile_rows * kChunk * 2 + (kTokens < 16 ? row : row + (quarter & 1) * 8) * 128;
+#pragma unroll
+    for (int step = 0; step < kChunk / (kStep * kDepthWarps); ++step) {
+      const int k = (step * kDepthWarps + warp / kRowWarps) * kStep, slab = k / kSlab, unit = k % kSlab / 8;
+      uint32_t w[kTiles][4];
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+        if (j * kRowWarps + first < tile_groups)
+          ldmatrix(w[j], w_at + j * kRowWarps * kBoxBytes + slab * kGroup * 128 + ((unit + quarter) ^ row) * 16);
+#pragma unroll
+      for (int m = 0; m < kTokenTiles; ++m) {
+        const uint32_t from = x_at + (slab * kTokens + m * 16) * 128;
+        uint32_t low[4], high[4];
+        if constexpr (kTokens < 16) {
+          uint32_t x[4];
+          ldmatrix(x, from + ((unit + quarter) ^ row) * 16);
+          low[0] = x[0], low[2] = x[1], high[0] = x[2], high[2] = x[3];
+          low[1] = low[3] = high[1] = high[3] = 0;
+        } else {
+          ldmatrix(low, from + ((unit + quarter / 2) ^ row) * 16);
+          ldmatrix(high, from + ((unit + 2 + quarter / 2) ^ row) * 16);
+        }
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+          if (j * kRowWarps + first >= tile_groups) continue;
+          mma<T>(sums[m][j], low, w[j][0], w[j][1]);
+          mma<T>(sums[m][j], high, w[j][2], w[j][3]);
+        }
+      }
+    }
+  }
+
+  // Puts this warp's sums of sixteen tokens where the block's threads can add them: [depth warp][token][row of the tile].
+  __device__ void share(int rows, const float (&sums)[kTiles][4]) const {
+    const int pitch = layout.sums_pitch(), first_row = warp % kRowWarps * 8;
+    float* at = reinterpret_cast<float*>(shared + layout.sums()) +
+                (warp / kRowWarps * L::kSlots + lane / 4) * pitch + first_row + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      if (j * kRowWarps * 8 + first_row >= rows) continue;
+      *reinterpret_cast<float2*>(at + j * kRowWarps * 8) = make_float2(sums[j][0], sums[j][1]);
+      if constexpr (kTokens >= 16)
+        *reinterpret_cast<float2*>(at + j * kRowWarps * 8 + 8 * pitch) = make_float2(sums[j][2], sums[j][3]);
+    }
+  }
+
+  __device__ float4 total(int token, int row) const {
+    const float* at = reinterpret_cast<const float*>(shared + layout.sums()) + token * layout.sums_pitch() + row;
+    float4 sum = *reinterpret_cast<const float4*>(at);
+#pragma unroll
+    for (int w = 1; w < kDepthWarps; ++w)
+      sum = sum + *reinterpret_cast<const float4*>(at + w * L::kSlots * layout.sums_pitch());
+    return sum;
+  }
+
+  __device__ void store(int64_t token, int column, float4 v) const {
+    if (a.bias) v = v + load4<T>(a.bias, column);
+    if (a.residual) v = v + load4<T>(a.residual, token * a.residual_stride + column);
+    *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + token * a.out_stride + column) =
+        make_uint2(pack<T>(v.x, v.y), pack<T>(v.z, v.w));
+  }
+
+  // The projections are rounded as if they had been stored.
+  __device__ void store_gated(int64_t token, int column, float4 gate, float4 up) const {
+    if (a.bias) gate = gate + load4<T>(a.bias, column), up = up + load4<T>(a.bias, a.columns / 2 + column);
+    auto gated = [&](float g, float u) {
+      return activated(a.activation, to_float(from_float<T>(g))) * to_float(from_float<T>(u));
+    };
+    *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + token * a.out_stride + column) = make_uint2(
+        pack<T>(gated(gate.x, up.x), gated(gate.y, up.y)), pack<T>(gated(gate.z, up.z), gated(gate.w, up.w)));
+  }
+
+  // Each block of the cluster collects, from all of them, the partial sums of its share of the tile: every cluster-th unit.
+  // Each gets at least one, perhaps of no use, so that no block can run ahead by two exchanges and overwrite an inbox.
+  __device__ void exchange(int count, int first_column, int first_token, int quads, int units) const {
+    const int sent = max(units, cut.cluster), own = (sent - rank + cut.cluster - 1) / cut.cluster;
+    const int most = layout.inbox_bytes() / cut.cluster / 16;
+    const uint32_t barrier = received(count & 1);
+    const int inbox = layout.inbox() + (count & 1) * layout.inbox_bytes();
+    if (threadIdx.x == 0) barrier_expect(barrier, own * cut.cluster * 16);
+    for (int unit = threadIdx.x; unit < sent; unit += kConsumers * 32)
+      send(base + inbox + (rank * most + unit / cut.cluster) * 16, barrier, unit % cut.cluster,
+           total(unit / quads, unit % quads * 4));
+    barrier_wait(barrier, count >> 1 & 1);
+    for (int i = threadIdx.x; i < own; i += kConsumers * 32) {
+      const int unit = i * cut.cluster + rank;
+      if (unit >= units) break;
+      const float4* from = reinterpret_cast<const float4*>(shared + inbox) + i;
+      float4 sum = *from;
+      for (int r = 1; r < cut.cluster; ++r) sum = sum + from[r * most];
+      store(first_token + unit / quads, first_column + unit % quads * 4, sum);
+    }
+  }
+
+  __device__ void finish(int& exchanges, const Tile& t, const float (&sums)[kTokenTiles][kTiles][4]) const {
+    const int column = t.group * kGroup, quads = t.groups * kGroup / 4;
+#pragma unroll
+    for (int m = 0; m < kTokenTiles; ++m) {
+      const int units = min(L::kSlots, a.rows - m * 16) * quads;
+      if (units <= 0) break;
+      barrier_sync(1, kConsumers * 32);
+      share(t.rows(), sums[m]);
+      barrier_sync(1, kConsumers * 32);
+      if (cut.cluster > 1) {
+        exchange(exchanges++, column, m * 16, quads, units);
+        continue;
+      }
+      for (int unit = threadIdx.x; unit < units; unit += kConsumers * 32) {
+        const int token = unit / quads, row = unit % quads * 4;
+        if constexpr (kGated)
+          store_gated(m * 16 + token, column + row, total(token, row), total(token, t.groups * kGroup + row));
+        else
+          store(m * 16 + token, column + row, total(token, row));
+      }
+    }
+  }
+
+  __device__ void compute() const {
+    if (cut.cluster > 1) cluster_sync();
+    wait_for_previous_kernel();
+    int stage = 0, phase = 0, exchanges = 0;
+    for (int i = 0; i < tiles; ++i) {
+      const Tile t = tile(i);
+      float sums[kTokenTiles][kTiles][4] = {};
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        barrier_wait(full(stage), phase);
+        multiply(stage, t.rows() / kGroup, sums);
+        __syncwarp();
+        if (lane == 0) barrier_arrive_one(empty(stage));
+        if (++stage == cut.stages) stage = 0, phase ^= 1;
+      }
+      finish(exchanges, t, sums);
+    }
+  }
+};
+
+#endif
+
+template <class T, int kTokens, int kChunk, bool kGated>
+__global__ void __launch_bounds__(kThreads, kTokens < 32 ? 2 : 1) linear_kernel(
+    const __grid_constant__ LinearArgs a, const __grid_constant__ Cut cut, const __grid_constant__ CUtensorMap weights,
+    const __grid_constant__ CUtensorMap x) {
+#if OCTAVO_BULK_COPY
+  extern __shared__ __align__(1024) char smem[];
+  const Block<T, kTokens, kChunk, kGated> block(a, cut, weights, x, smem);
+  if (threadIdx.x == 0) block.init_barriers();
+  __syncthreads();
+  if (block.warp == kConsumers)
+    block.load();
+  else
+    block.compute();
+#endif
+}
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's function, found at run time: libcuda need not be there to link against.
+Encode tensor_map_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
+}
+
+// A row-major matrix of 16-bit elements, seen as [depth / kSlab][rows][kSlab], copied in boxes of `slabs` x `box_rows`.
+// What lies outside of it is copied as zeros.
+bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, int64_t depth, int64_t stride, int box_rows,
+                     int slabs) {
+  static const Encode encode = tensor_map_encoder();
+  const cuuint64_t sizes[] = {kSlab, cuuint64_t(rows), cuuint64_t(depth / kSlab)};
+  const cuuint64_t strides[] = {cuuint64_t(stride) * 2, kSlab * 2};
+  const cuuint32_t box[] = {kSlab, cuuint32_t(box_rows), cuuint32_t(slabs)}, steps[] = {1, 1, 1};
+  return encode && encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(data), sizes, strides, box, steps,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// A narrow, deep matrix has too few rows for tiles that feed the tensor cores well: two blocks share them.
+int cluster_for(const LinearArgs& a) { return !a.gated && a.columns <= 4224 && a.depth >= 2048 ? 2 : 1; }
+
+// The ring takes what shared memory there is, but a launch whose weights fit in half of it leaves the other half to the
+// next kernel, which can then begin to load before this one has ended.
+template <int kTokens, int kChunk>
+Cut cut_for(const LinearArgs& a, const Device& device, int& clusters) {
+  const int cluster = cluster_for(a), groups = a.columns / kGroup / (a.gated ? 2 : 1), sides = a.gated ? 2 : 1;
+  const int most = device.multiprocessors / cluster;
+  clusters = groups < most ? groups : most;
+  const int rows = (groups + clusters - 1) / clusters * kGroup * sides, tiles = (rows + kTileRows - 1) / kTileRows;
+  const int tile_rows = (rows / kGroup / sides + tiles - 1) / tiles * kGroup * sides;
+  const Layout<kTokens, kChunk> fixed{tile_rows, cluster, 0};
+  const int half = device.shared_per_multiprocessor / 2 - 1024;
+  const bool small = int64_t(rows) * a.depth * 2 / cluster <= half;
+  const int stages = ((small ? half : device.shared_per_block) - fixed.bytes()) / fixed.stage_bytes();
+  return {cluster, groups, tile_rows, stages < kMaxStages ? stages : kMaxStages};
+}
+
+template <class T, int kTokens, int kChunk, bool kGated>
+cudaError_t launch(const LinearArgs& a, const Device& device, cudaStream_t stream) {
+  int clusters;
+  const Cut cut = cut_for<kTokens, kChunk>(a, device, clusters);
+  if (cut.stages < 2) return cudaErrorNotSupported;
+  CUtensorMap weights, x;
+  if (!describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, kGroup, kChunk / kSlab) ||
+      !describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, kTokens, kChunk / kSlab))
+    return cudaErrorNotSupported;
+  const int bytes = Layout<kTokens, kChunk>{cut.tile_rows, cut.cluster, cut.stages}.bytes();
+  auto kernel = linear_kernel<T, kTokens, kChunk, kGated>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cut.cluster, attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(clusters * cut.cluster), config.blockDim = dim3(kThreads), config.dynamicSmemBytes = bytes;
+  config.stream = stream, config.attrs = attributes, config.numAttrs = cut.cluster > 1 ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, a, cut, weights, x);
+}
+
+template <class T, bool kGated>
+cudaError_t launch_tokens(const LinearArgs& a, const Device& device, cudaStream_t stream) {
+  if (a.rows <= 8) return launch<T, 8, 256, kGated>(a, device, stream);
+  if (a.rows <= 16) return launch<T, 16, 256, kGated>(a, device, stream);
+  return launch<T, 32, 256, kGated>(a, device, stream);
+}
+
+bool aligned(const void* data, int64_t stride) { return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0; }
+
+// Where this kernel was measured to be ahead of cuBLAS: with many rows only on matrices that take long to read.
+bool worth(const LinearArgs& a) { return a.rows <= 16 || (a.rows <= 32 && int64_t(a.columns) * a.depth >= 1 << 24); }
+
+}  // namespace
+
+cudaError_t linear(const LinearArgs& a, cudaStream_t stream) {
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  const int sides = a.gated ? 2 : 1;
+  if (device.major < 9 || !worth(a) || a.depth % kSlab != 0 || a.columns % (kGroup * sides) != 0 ||
+      !aligned(a.x, a.x_stride) || !aligned(a.weight, a.weight_stride) || !aligned(a.bias, 0) ||
+      !aligned(a.residual, a.residual_stride) || !aligned(a.out, a.out_stride))
+    return cudaErrorNotSupported;
+  return with_half(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    return a.gated ? launch_tokens<T, true>(a, device, stream) : launch_tokens<T, false>(a, device, stream);
+  });
+}
+
+}  // namespace octavo

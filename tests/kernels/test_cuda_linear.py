@@ -1,0 +1,143 @@
+"""Matrix products of few rows on a GPU, against float64, bit for bit among themselves, and inside a CUDA graph."""
+
+import pytest
+import torch
+
+from octavo_kernels import cuda, ops, reference
+
+pytestmark = pytest.mark.gpu
+
+HALF = [torch.bfloat16, torch.float16]
+ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
+ROWS = [1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65]
+# (columns, depth): those of real layers, and ragged ones: fewer groups of rows than multiprocessors, uneven tiles,
+# tails of a chunk and of a slice of the depth; then sizes that our kernel leaves to cuBLAS.
+OURS = [
+    (6144, 1024), (1024, 3072), (4096, 4096), (8, 64), (40, 128), (264, 576), (1000, 2112), (4104, 4160), (72, 14336),
+    (9000, 320),
+]  # fmt: skip
+OTHERS = [(100, 64), (64, 100), (63, 40), (264, 544)]
+
+
+def make(rows, columns, depth, dtype):
+    torch.manual_seed(rows + columns + depth)
+    x, weight = torch.randn(rows, depth, device="cuda"), torch.randn(columns, depth, device="cuda") / depth**0.5
+    bias, residual = torch.randn(columns, device="cuda"), torch.randn(rows, columns, device="cuda")
+    return [t.to(dtype) for t in (x, weight, bias, residual)]
+
+
+def assert_product(got, x, weight, bias=None, residual=None):
+    wide = [None if t is None else t.double() for t in (x, weight, bias, residual)]
+    expected, product = reference.linear(*wide), reference.linear(*wide[:3])
+    # A float32 sum in some order, then rounded; torch rounds the product and the sum.
+    bound = 2e-6 * (wide[0].abs() @ wide[1].abs().T + 1) + ROUNDING[x.dtype] * (product.abs() + expected.abs())
+    assert ((got.double() - expected).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(("columns", "depth"), OURS + OTHERS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_linear(dtype, rows, columns, depth):
+    x, weight, bias, residual = make(rows, columns, depth, dtype)
+    for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
+        out = torch.full_like(residual, float("nan"))
+        assert ops.linear(x, weight, b, out=out, residual=r) is out
+        assert_product(out, x, weight, b, r)
+
+
+@pytest.mark.parametrize(("columns", "depth"), OURS)
+@pytest.mark.parametrize("rows", [1, 8, 16])
+def test_decode_sized_products_are_ours(rows, columns, depth):
+    x, weight, bias, residual = make(rows, columns, depth, torch.bfloat16)
+    assert cuda.launch_linear(x, weight, bias, residual, torch.empty_like(residual), None)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(
+    ("columns", "depth", "rows"),
+    [*((*shape, 16) for shape in OURS), (4096, 4096, cuda.LINEAR_ROWS), (6144, 4096, cuda.LINEAR_ROWS)],
+)
+def test_a_row_feels_neither_the_others_nor_their_number(dtype, columns, depth, rows):
+    """Up to the rows that our kernel takes: a batch that shrinks or grows leaves a sequence's bits alone."""
+    x, weight, bias, residual = make(rows, columns, depth, dtype)
+    together = ops.linear(x, weight, bias, residual=residual)
+    for n in (1, 2, 8, 9, rows - 1):
+        assert torch.equal(ops.linear(x[:n], weight, bias, residual=residual[:n]), together[:n])
+        assert torch.equal(ops.linear(x[-n:], weight, bias, residual=residual[-n:]), together[-n:])
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_the_same_bits_run_to_run(rows):
+    x, weight, bias, residual = make(rows, 1024, 3072, torch.bfloat16)
+    first = ops.linear(x, weight, bias, residual=residual)
+    for _ in range(50):
+        assert torch.equal(ops.linear(x, weight, bias, residual=residual), first)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_strided_arguments_and_nothing_beside_the_output(rows):
+    wide_x, wide_weight = torch.randn(rows, 600, device="cuda").half(), torch.randn(200, 640, device="cuda").half()
+    x, weight = wide_x[:, 40:552], wide_weight[8:, 64:576]
+    out = torch.full((rows + 1, 320), 7.0, dtype=torch.float16, device="cuda")
+    ops.linear(x, weight, out=out[:rows, 64:256])
+    assert torch.equal(out[:rows, 64:256], ops.linear(x.contiguous(), weight.contiguous()))
+    assert (out[rows:] == 7).all()
+    assert (out[:, :64] == 7).all()
+    assert (out[:, 256:] == 7).all()
+
+
+def test_result_may_go_into_the_residual():
+    x, weight, _, residual = make(5, 1024, 2048, torch.bfloat16)
+    expected = ops.linear(x, weight, residual=residual)
+    assert ops.linear(x, weight, out=residual, residual=residual) is residual
+    assert torch.equal(residual, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 24])
+def test_a_chain_of_products_in_a_graph(rows):
+    """Each product begins before the one whose result it reads has ended; the results are those of single calls."""
+    weights = [torch.randn(n, k, device="cuda").bfloat16() / k**0.5 for n, k in ((3072, 1024), (1024, 3072))]
+    x = torch.empty(rows, 1024, dtype=torch.bfloat16, device="cuda")
+    up = torch.empty(rows, 3072, dtype=torch.bfloat16, device="cuda")
+
+    def chain(settle):
+        for _ in range(12):
+            ops.linear(x, weights[0], out=up)
+            settle()
+            ops.linear(up, weights[1], out=x, residual=x)
+            settle()
+
+    torch.manual_seed(rows)
+    start = torch.randn_like(x)
+    x.copy_(start)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain(lambda: None)
+    for _ in range(5):
+        x.copy_(start)
+        graph.replay()
+        replayed = x.clone()
+        x.copy_(start)
+        chain(torch.cuda.synchronize)
+        assert torch.equal(replayed, x)
+        start = x.clone().mul_(0.5)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(("width", "depth"), [(3072, 1024), (14336, 512), (40, 128), (72, 576), (44, 64)])
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 65])
+def test_gated_linear(dtype, rows, width, depth):
+    x, weight, bias, _ = make(rows, 2 * width, depth, dtype)
+    for b in (None, bias):
+        for kind in ("silu", "gelu", "gelu_tanh"):
+            out = torch.full((rows, width), float("nan"), dtype=dtype, device="cuda")
+            assert ops.gated_linear(x, weight, kind, b, out=out) is out
+            expected = reference.act_and_mul(ops.linear(x, weight, b).double(), kind)
+            torch.testing.assert_close(out.double(), expected, atol=1e-2, rtol=4 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_gated_products_of_a_layer_are_one_launch(rows):
+    x, weight, _, _ = make(rows, 6144, 1024, torch.bfloat16)
+    assert cuda.gated_linear(x, weight, ops.ACTIVATIONS["silu"], None, x.new_empty(rows, 3072))
