@@ -28,9 +28,10 @@ def make(rows, columns, depth, dtype):
 
 def assert_product(got, x, weight, bias=None, residual=None):
     wide = [None if t is None else t.double() for t in (x, weight, bias, residual)]
-    expected, product = reference.linear(*wide), reference.linear(*wide[:3])
-    # A float32 sum in some order, then rounded; torch rounds the product and the sum.
-    bound = 2e-6 * (wide[0].abs() @ wide[1].abs().T + 1) + ROUNDING[x.dtype] * (product.abs() + expected.abs())
+    steps = [reference.linear(*wide[:2]), reference.linear(*wide[:3]), reference.linear(*wide)]
+    expected = steps[-1]
+    # A float32 sum in some order, then rounded; torch may round the product, then with the bias, then the sum.
+    bound = 2e-6 * (wide[0].abs() @ wide[1].abs().T + 1) + ROUNDING[x.dtype] * sum(step.abs() for step in steps)
     assert ((got.double() - expected).abs() <= bound).all()
 
 
@@ -125,7 +126,7 @@ def test_a_chain_of_products_in_a_graph(rows):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize(("width", "depth"), [(3072, 1024), (14336, 512), (40, 128), (72, 576), (44, 64)])
+@pytest.mark.parametrize(("width", "depth"), [(3072, 1024), (14336, 512), (40, 128), (72, 576), (40, 96)])
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 65])
 def test_gated_linear(dtype, rows, width, depth):
     x, weight, bias, _ = make(rows, 2 * width, depth, dtype)

@@ -1,11 +1,11 @@
 // out[T, N] = x[T, K] weight[N, K]^T for few rows T, at the speed at which the weights can be read once.
 //
-// The weights' rows are dealt out evenly, in groups of eight, to clusters of one or two blocks; a tile is as many groups
-// as fit, and each block of a cluster takes a slice of the depth. In a block one warp keeps a ring of tensor copies going
-// (weights from before the previous kernel has ended, since nobody writes them), and eight warps multiply on tensor cores:
-// the weights' rows are the eight columns of an instruction, so that a block may have as few rows as balance wants. Four
-// of the warps share the depth in steps of 32. Their sums, and then those of the cluster's blocks, are added in a fixed
-// order, which depends on N and K alone: a row's result feels neither the other rows nor their number.
+// The weights' rows are dealt out evenly, in boxes of one or more groups of eight, to clusters of one or two blocks. A tile
+// is as many boxes as fit; each block of a cluster takes a slice of its depth. In a block one warp keeps a ring of tensor
+// copies going (weights from before the previous kernel has ended, since nobody writes them), and eight warps multiply on
+// tensor cores: the weights' rows are the eight columns of an instruction, so that a block may have as few rows as balance
+// wants. Four of the warps share the depth in steps of 32. Their sums, and then those of the cluster's blocks, are added in
+// a fixed order, which depends on N and K alone: a row's result feels neither the other rows nor their number.
 #include <cuda.h>
 
 #include "activation.cuh"
@@ -18,28 +18,31 @@ constexpr int kThreads = (kConsumers + 1) * 32;
 constexpr int kSlab = 64;  // of the depth, a row of 128 bytes in shared memory, its 16-byte units swizzled by the copy
 constexpr int kPad = 8;    // floats between rows of sums, against bank conflicts
 constexpr int kGroup = 8;  // weight rows of one instruction
+constexpr int kTokenTile = 16;  // rows of x of one instruction
 constexpr int kTiles = 4;  // the most groups of a tile that a warp holds
 constexpr int kTileRows = kGroup * kRowWarps * kTiles;
 constexpr int kMaxStages = 32;
 
 // What a launch is cut into: see the top.
 struct Cut {
-  int cluster, groups, tile_rows, stages;  // groups: of the whole matrix, or, gated, of its gate
+  int cluster, clusters;
+  int groups, boxes;  // of the whole matrix, or, gated, of its gate
+  int box_groups;
+  int tile_rows, stages;
 };
 
 // Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, two inboxes for other blocks' sums.
 template <int kTokens, int kChunk>
 struct Layout {
-  static constexpr int kSlots = kTokens < 16 ? kTokens : 16;  // tokens whose sums are exchanged at once
   static constexpr int kRing = 1024;
   int tile_rows, cluster, stages;
 
   __host__ __device__ int stage_bytes() const { return (tile_rows + kTokens) * kChunk * 2; }
   __host__ __device__ int sums_pitch() const { return (tile_rows + 15) / 16 * 16 + kPad; }
   __host__ __device__ int sums() const { return kRing + stages * stage_bytes(); }
-  __host__ __device__ int inbox() const { return sums() + kDepthWarps * kSlots * sums_pitch() * 4; }
+  __host__ __device__ int inbox() const { return sums() + kDepthWarps * kTokenTile * sums_pitch() * 4; }
   __host__ __device__ int inbox_bytes() const {
-    return cluster == 1 ? 0 : (kSlots * tile_rows / 4 + cluster - 1) / cluster * cluster * 16;
+    return cluster == 1 ? 0 : (kTokenTile * tile_rows / 4 + cluster - 1) / cluster * cluster * 16;
   }
   __host__ __device__ int bytes() const { return inbox() + 2 * inbox_bytes(); }
 };
@@ -109,11 +112,10 @@ __device__ inline float activated(Activation kind, float x) {
 template <class T, int kTokens, int kChunk, bool kGated>
 struct Block {
   using L = Layout<kTokens, kChunk>;
-  static constexpr int kTokenTiles = kTokens < 16 ? 1 : kTokens / 16;
-  static constexpr int kBoxBytes = kGroup * kChunk * 2;
+  static constexpr int kTokenTiles = kTokens / kTokenTile;
 
   struct Tile {
-    int group, groups;  // of the gate's
+    int box, boxes, groups;  // of the gate's
     __device__ int rows() const { return groups * kGroup * (kGated ? 2 : 1); }
   };
 
@@ -123,7 +125,7 @@ struct Block {
   const L layout;
   char* shared;
   uint32_t base;
-  int lane, warp, rank, first_group, groups, tiles, first_slab, chunks;
+  int lane, warp, rank, first_box, boxes, tiles, first_slab, chunks;
 
   __device__ Block(const LinearArgs& args, const Cut& pieces, const CUtensorMap& weights, const CUtensorMap& inputs,
                    char* smem)
@@ -137,11 +139,11 @@ struct Block {
         lane(threadIdx.x % 32),
         warp(threadIdx.x / 32),
         rank(pieces.cluster == 1 ? 0 : cluster_rank()) {
-    const int cluster = blockIdx.x / cut.cluster, clusters = gridDim.x / cut.cluster;
-    first_group = int64_t(cut.groups) * cluster / clusters;
-    groups = int64_t(cut.groups) * (cluster + 1) / clusters - first_group;
-    const int most = cut.tile_rows / kGroup / (kGated ? 2 : 1);
-    tiles = (groups + most - 1) / most;
+    const int cluster = blockIdx.x / cut.cluster;
+    first_box = cut.boxes * cluster / cut.clusters;
+    boxes = cut.boxes * (cluster + 1) / cut.clusters - first_box;
+    const int most = cut.tile_rows / (cut.box_groups * kGroup * (kGated ? 2 : 1));
+    tiles = (boxes + most - 1) / most;
     const int slices = (a.depth + kSlice - 1) / kSlice, mine = (slices + cut.cluster - 1) / cut.cluster * kSlice;
     first_slab = rank * mine / kSlab;
     chunks = max(0, min(mine, a.depth - rank * mine) + kChunk - 1) / kChunk;
@@ -152,9 +154,10 @@ struct Block {
   __device__ uint32_t received(int inbox) const { return base + 8 * (2 * kMaxStages + inbox); }
   __device__ uint32_t stage_at(int stage) const { return base + L::kRing + stage * layout.stage_bytes(); }
   __device__ Tile tile(int i) const {
-    const int begin = groups * i / tiles;
-    return {first_group + begin, groups * (i + 1) / tiles - begin};
+    const int begin = boxes * i / tiles, count = boxes * (i + 1) / tiles - begin;
+    return {first_box + begin, count, count * cut.box_groups};
   }
+  __device__ int box_bytes() const { return cut.box_groups * kGroup * kChunk * 2; }
 
   __device__ void init_barriers() const {
     for (int s = 0; s < cut.stages; ++s) barrier_init(full(s), 1), barrier_init(empty(s), kConsumers);
@@ -162,51 +165,68 @@ struct Block {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 
-  // The block's i-th chunk of weights: a box for each group of rows.
-  __device__ void load_weights(int i, int stage, uint64_t policy) const {
-    const Tile t = tile(i / chunks);
-    const int slab = first_slab + i % chunks * (kChunk / kSlab);
+  // Which chunk of which tile a stage is loaded with.
+  struct Cursor {
+    int tile, chunk;
+  };
+  __device__ void advance(Cursor& c) const {
+    if (++c.chunk == chunks) c.chunk = 0, ++c.tile;
+  }
+  __device__ int slab(const Cursor& c) const { return first_slab + c.chunk * (kChunk / kSlab); }
+
+  __device__ void load_weights(const Cursor& c, int stage, uint64_t policy) const {
+    const Tile t = tile(c.tile);
     barrier_expect(full(stage), (t.rows() + kTokens) * kChunk * 2);
-    for (int g = 0; g < t.groups; ++g) {
-      const int row = (t.group + g) * kGroup;
-      copy_box(stage_at(stage) + g * kBoxBytes, weight_map, row, slab, full(stage), policy);
+    for (int i = 0; i < t.boxes; ++i) {
+      const int row = (t.box + i) * cut.box_groups * kGroup;
+      copy_box(stage_at(stage) + i * box_bytes(), weight_map, row, slab(c), full(stage), policy);
       if constexpr (kGated)
-        copy_box(stage_at(stage) + (t.groups + g) * kBoxBytes, weight_map, a.columns / 2 + row, slab, full(stage), policy);
+        copy_box(stage_at(stage) + (t.boxes + i) * box_bytes(), weight_map, a.columns / 2 + row, slab(c), full(stage),
+                 policy);
     }
   }
 
-  __device__ void load_x(int i, int stage) const {
-    copy_box(stage_at(stage) + cut.tile_rows * kChunk * 2, x_map, 0, first_slab + i % chunks * (kChunk / kSlab),
-             full(stage));
+  __device__ void load_x(const Cursor& c, int stage) const {
+    copy_box(stage_at(stage) + cut.tile_rows * kChunk * 2, x_map, 0, slab(c), full(stage));
   }
 
   __device__ void load() const {
     const int total = tiles * chunks, first = min(cut.stages, total);
     const uint64_t policy = read_once_policy();
+    Cursor ahead{0, 0}, behind{0, 0};
     if (lane == 0) {
       asm volatile("prefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
-      for (int i = 0; i < first; ++i) load_weights(i, i, policy);
+      for (int i = 0; i < first; ++i, advance(ahead)) load_weights(ahead, i, policy);
     }
     __syncwarp();
     if (cut.cluster > 1) cluster_sync();
     wait_for_previous_kernel();
     launch_next_kernel();
     if (lane != 0) return;
-    for (int i = 0; i < first; ++i) load_x(i, i);
-    for (int i = first, stage = 0, phase = 0; i < total; ++i) {
+    for (int i = 0; i < first; ++i, advance(behind)) load_x(behind, i);
+    for (int i = first, stage = 0, phase = 0; i < total; ++i, advance(ahead)) {
       barrier_wait(empty(stage), phase);
-      load_weights(i, stage, policy);
-      load_x(i, stage);
+      load_weights(ahead, stage, policy);
+      load_x(ahead, stage);
       if (++stage == cut.stages) stage = 0, phase ^= 1;
     }
   }
 
+  // Where the groups of rows that this warp multiplies lie in a stage.
+  __device__ void place(uint32_t (&at)[kTiles]) const {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      const int group = j * kRowWarps + warp % kRowWarps;
+      at[j] = group / cut.box_groups * box_bytes() + (group % cut.box_groups * kGroup + (lane & 7)) * 128;
+    }
+  }
+
   // Multiplies one chunk, of which this warp takes every fourth step of the depth and every second group of weight rows.
-  __device__ void multiply(int stage, int tile_groups, float (&sums)[kTokenTiles][kTiles][4]) const {
+  __device__ void multiply(int stage, int tile_groups, const uint32_t (&at)[kTiles],
+                           float (&sums)[kTokenTiles][kTiles][4]) const {
     const int first = warp % kRowWarps, row = lane & 7, quarter = lane >> 3;
-    const uint32_t w_at = stage_at(stage) + first * kBoxBytes + row * 128;
     const uint32_t x_at =
-        stage_at(stage) + cut.tile_rows * kChunk * 2 + (kTokens < 16 ? row : row + (quarter & 1) * 8) * 128;
+        stage_at(stage) + cut.tile_rows * kChunk * 2 + (row + quarter % 2 * 8) * 128;
 #pragma unroll
     for (int step = 0; step < kChunk / (kStep * kDepthWarps); ++step) {
       const int k = (step * kDepthWarps + warp / kRowWarps) * kStep, slab = k / kSlab, unit = k % kSlab / 8;
@@ -214,20 +234,13 @@ struct Block {
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
         if (j * kRowWarps + first < tile_groups)
-          ldmatrix(w[j], w_at + j * kRowWarps * kBoxBytes + slab * kGroup * 128 + ((unit + quarter) ^ row) * 16);
+          ldmatrix(w[j], stage_at(stage) + at[j] + slab * cut.box_groups * kGroup * 128 + ((unit + quarter) ^ row) * 16);
 #pragma unroll
       for (int m = 0; m < kTokenTiles; ++m) {
-        const uint32_t from = x_at + (slab * kTokens + m * 16) * 128;
+        const uint32_t from = x_at + (slab * kTokens + m * kTokenTile) * 128;
         uint32_t low[4], high[4];
-        if constexpr (kTokens < 16) {
-          uint32_t x[4];
-          ldmatrix(x, from + ((unit + quarter) ^ row) * 16);
-          low[0] = x[0], low[2] = x[1], high[0] = x[2], high[2] = x[3];
-          low[1] = low[3] = high[1] = high[3] = 0;
-        } else {
-          ldmatrix(low, from + ((unit + quarter / 2) ^ row) * 16);
-          ldmatrix(high, from + ((unit + 2 + quarter / 2) ^ row) * 16);
-        }
+        ldmatrix(low, from + ((unit + quarter / 2) ^ row) * 16);
+        ldmatrix(high, from + ((unit + 2 + quarter / 2) ^ row) * 16);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
           if (j * kRowWarps + first >= tile_groups) continue;
@@ -242,13 +255,12 @@ struct Block {
   __device__ void share(int rows, const float (&sums)[kTiles][4]) const {
     const int pitch = layout.sums_pitch(), first_row = warp % kRowWarps * 8;
     float* at = reinterpret_cast<float*>(shared + layout.sums()) +
-                (warp / kRowWarps * L::kSlots + lane / 4) * pitch + first_row + lane % 4 * 2;
+                (warp / kRowWarps * kTokenTile + lane / 4) * pitch + first_row + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
       if (j * kRowWarps * 8 + first_row >= rows) continue;
       *reinterpret_cast<float2*>(at + j * kRowWarps * 8) = make_float2(sums[j][0], sums[j][1]);
-      if constexpr (kTokens >= 16)
-        *reinterpret_cast<float2*>(at + j * kRowWarps * 8 + 8 * pitch) = make_float2(sums[j][2], sums[j][3]);
+      *reinterpret_cast<float2*>(at + j * kRowWarps * 8 + 8 * pitch) = make_float2(sums[j][2], sums[j][3]);
     }
   }
 
@@ -257,7 +269,7 @@ struct Block {
     float4 sum = *reinterpret_cast<const float4*>(at);
 #pragma unroll
     for (int w = 1; w < kDepthWarps; ++w)
-      sum = sum + *reinterpret_cast<const float4*>(at + w * L::kSlots * layout.sums_pitch());
+      sum = sum + *reinterpret_cast<const float4*>(at + w * kTokenTile * layout.sums_pitch());
     return sum;
   }
 
@@ -301,24 +313,25 @@ struct Block {
   }
 
   __device__ void finish(int& exchanges, const Tile& t, const float (&sums)[kTokenTiles][kTiles][4]) const {
-    const int column = t.group * kGroup, quads = t.groups * kGroup / 4;
+    const int group = t.box * cut.box_groups, column = group * kGroup;
+    const int quads = min(t.groups, cut.groups - group) * kGroup / 4;  // the last box may reach over the edge
 #pragma unroll
     for (int m = 0; m < kTokenTiles; ++m) {
-      const int units = min(L::kSlots, a.rows - m * 16) * quads;
+      const int units = min(kTokenTile, a.rows - m * kTokenTile) * quads;
       if (units <= 0) break;
       barrier_sync(1, kConsumers * 32);
       share(t.rows(), sums[m]);
       barrier_sync(1, kConsumers * 32);
       if (cut.cluster > 1) {
-        exchange(exchanges++, column, m * 16, quads, units);
+        exchange(exchanges++, column, m * kTokenTile, quads, units);
         continue;
       }
       for (int unit = threadIdx.x; unit < units; unit += kConsumers * 32) {
         const int token = unit / quads, row = unit % quads * 4;
         if constexpr (kGated)
-          store_gated(m * 16 + token, column + row, total(token, row), total(token, t.groups * kGroup + row));
+          store_gated(m * kTokenTile + token, column + row, total(token, row), total(token, t.groups * kGroup + row));
         else
-          store(m * 16 + token, column + row, total(token, row));
+          store(m * kTokenTile + token, column + row, total(token, row));
       }
     }
   }
@@ -326,13 +339,15 @@ struct Block {
   __device__ void compute() const {
     if (cut.cluster > 1) cluster_sync();
     wait_for_previous_kernel();
+    uint32_t at[kTiles];
+    place(at);
     int stage = 0, phase = 0, exchanges = 0;
     for (int i = 0; i < tiles; ++i) {
       const Tile t = tile(i);
       float sums[kTokenTiles][kTiles][4] = {};
       for (int chunk = 0; chunk < chunks; ++chunk) {
         barrier_wait(full(stage), phase);
-        multiply(stage, t.rows() / kGroup, sums);
+        multiply(stage, t.rows() / kGroup, at, sums);
         __syncwarp();
         if (lane == 0) barrier_arrive_one(empty(stage));
         if (++stage == cut.stages) stage = 0, phase ^= 1;
@@ -387,29 +402,35 @@ bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, int64_t d
 // A narrow, deep matrix has too few rows for tiles that feed the tensor cores well: two blocks share them.
 int cluster_for(const LinearArgs& a) { return !a.gated && a.columns <= 4224 && a.depth >= 2048 ? 2 : 1; }
 
+// Deals the rows out to as many clusters as the device has room for. Boxes of one group read long stretches fastest;
+// blocks that share a tile have only that one, and get it at once.
+Cut cut_for(const LinearArgs& a, const Device& device) {
+  const int sides = a.gated ? 2 : 1, cluster = cluster_for(a), groups = a.columns / kGroup / sides;
+  const int most = device.multiprocessors / cluster, own = (groups + most - 1) / most, fit = kTileRows / kGroup / sides;
+  const int box = cluster > 1 && own <= fit ? own : 1;
+  const int boxes = (groups + box - 1) / box, clusters = boxes < most ? boxes : most;
+  const int own_boxes = (boxes + clusters - 1) / clusters, tiles = (own_boxes + fit / box - 1) / (fit / box);
+  const int tile_rows = (own_boxes + tiles - 1) / tiles * box * kGroup * sides;
+  return {cluster, clusters, groups, boxes, box, tile_rows, 0};
+}
+
 // The ring takes what shared memory there is, but a launch whose weights fit in half of it leaves the other half to the
 // next kernel, which can then begin to load before this one has ended.
 template <int kTokens, int kChunk>
-Cut cut_for(const LinearArgs& a, const Device& device, int& clusters) {
-  const int cluster = cluster_for(a), groups = a.columns / kGroup / (a.gated ? 2 : 1), sides = a.gated ? 2 : 1;
-  const int most = device.multiprocessors / cluster;
-  clusters = groups < most ? groups : most;
-  const int rows = (groups + clusters - 1) / clusters * kGroup * sides, tiles = (rows + kTileRows - 1) / kTileRows;
-  const int tile_rows = (rows / kGroup / sides + tiles - 1) / tiles * kGroup * sides;
-  const Layout<kTokens, kChunk> fixed{tile_rows, cluster, 0};
-  const int half = device.shared_per_multiprocessor / 2 - 1024;
-  const bool small = int64_t(rows) * a.depth * 2 / cluster <= half;
+int stages_for(const LinearArgs& a, const Cut& cut, const Device& device) {
+  const Layout<kTokens, kChunk> fixed{cut.tile_rows, cut.cluster, 0};
+  const int half = device.shared_per_multiprocessor / 2 - 1024;  // each block takes 1 KiB more than it asks for
+  const bool small = int64_t(a.columns) * a.depth * 2 <= int64_t(half) * cut.clusters * cut.cluster;
   const int stages = ((small ? half : device.shared_per_block) - fixed.bytes()) / fixed.stage_bytes();
-  return {cluster, groups, tile_rows, stages < kMaxStages ? stages : kMaxStages};
+  return stages < kMaxStages ? stages : kMaxStages;
 }
 
 template <class T, int kTokens, int kChunk, bool kGated>
-cudaError_t launch(const LinearArgs& a, const Device& device, cudaStream_t stream) {
-  int clusters;
-  const Cut cut = cut_for<kTokens, kChunk>(a, device, clusters);
+cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStream_t stream) {
+  cut.stages = stages_for<kTokens, kChunk>(a, cut, device);
   if (cut.stages < 2) return cudaErrorNotSupported;
   CUtensorMap weights, x;
-  if (!describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, kGroup, kChunk / kSlab) ||
+  if (!describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, cut.box_groups * kGroup, kChunk / kSlab) ||
       !describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, kTokens, kChunk / kSlab))
     return cudaErrorNotSupported;
   const int bytes = Layout<kTokens, kChunk>{cut.tile_rows, cut.cluster, cut.stages}.bytes();
@@ -424,22 +445,28 @@ cudaError_t launch(const LinearArgs& a, const Device& device, cudaStream_t strea
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim.x = cut.cluster, attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(clusters * cut.cluster), config.blockDim = dim3(kThreads), config.dynamicSmemBytes = bytes;
+  config.gridDim = dim3(cut.clusters * cut.cluster), config.blockDim = dim3(kThreads), config.dynamicSmemBytes = bytes;
   config.stream = stream, config.attrs = attributes, config.numAttrs = cut.cluster > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, a, cut, weights, x);
 }
 
 template <class T, bool kGated>
 cudaError_t launch_tokens(const LinearArgs& a, const Device& device, cudaStream_t stream) {
-  if (a.rows <= 8) return launch<T, 8, 256, kGated>(a, device, stream);
-  if (a.rows <= 16) return launch<T, 16, 256, kGated>(a, device, stream);
-  return launch<T, 32, 256, kGated>(a, device, stream);
+  const Cut cut = cut_for(a, device);
+  if (a.rows > 16) return launch<T, 32, 256, kGated>(a, cut, device, stream);
+  if (cut.tile_rows > 16) return launch<T, 16, 256, kGated>(a, cut, device, stream);
+  return launch<T, 16, 512, kGated>(a, cut, device, stream);
 }
 
 bool aligned(const void* data, int64_t stride) { return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0; }
 
-// Where this kernel was measured to be ahead of cuBLAS: with many rows only on matrices that take long to read.
-bool worth(const LinearArgs& a) { return a.rows <= 16 || (a.rows <= 32 && int64_t(a.columns) * a.depth >= 1 << 24); }
+// Where this kernel was measured to be ahead of cuBLAS on an H200, or level with it: not with many rows on a matrix that
+// takes a few microseconds, nor with few rows on one of over a hundred megabytes, but for the launch that a gate saves.
+bool worth(const LinearArgs& a) {
+  const int64_t size = int64_t(a.columns) * a.depth;
+  if (a.rows > 16) return a.rows <= 32 && size >= 1 << 24;
+  return a.rows > 8 || a.gated || size <= 1 << 26;
+}
 
 }  // namespace
 
