@@ -1,11 +1,12 @@
 // out[T, N] = x[T, K] weight[N, K]^T for few rows T, at the speed at which the weights can be read once.
 //
-// The weights' rows are dealt out evenly, in boxes of one or more groups of eight, to clusters of one or two blocks. A tile
-// is as many boxes as fit; each block of a cluster takes a slice of its depth. In a block one warp keeps a ring of tensor
-// copies going (weights from before the previous kernel has ended, since nobody writes them), and eight warps multiply on
-// tensor cores: the weights' rows are the eight columns of an instruction, so that a block may have as few rows as balance
-// wants. Four of the warps share the depth in steps of 32. Their sums, and then those of the cluster's blocks, are added in
-// a fixed order, which depends on N and K alone: a row's result feels neither the other rows nor their number.
+// The weights' rows are dealt out evenly, in boxes of one or more groups of eight, to clusters of one or two blocks. A
+// tile is as many boxes as fit; each block of a cluster takes a slice of its depth. In a block one warp keeps a ring of
+// tensor copies going (weights from before the previous kernel has ended, since nobody writes them), and eight warps
+// multiply on tensor cores: the weights' rows are the eight columns of an instruction, so that a block may have as few
+// rows as balance wants. Four of the warps share the depth in steps of 32. Their sums, and then those of the cluster's
+// blocks, are added in a fixed order, which depends on N and K alone: a row's result feels neither the other rows nor
+// their number.
 #include <cuda.h>
 
 #include "activation.cuh"
@@ -31,7 +32,7 @@ struct Cut {
   int tile_rows, stages;
 };
 
-// Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, two inboxes for other blocks' sums.
+// Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, two inboxes for other blocks'.
 template <int kTokens, int kChunk>
 struct Layout {
   static constexpr int kRing = 1024;
@@ -60,7 +61,7 @@ __device__ inline int cluster_rank() {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Stores v in another block's shared memory, at the same address as in this one's, and reports it to that block's barrier.
+// Stores v in another block's shared memory, at the same address as in this one's, and tells that block's barrier.
 __device__ inline void send(uint32_t address, uint32_t barrier, int rank, float4 v) {
   asm volatile(
       "{\n"
@@ -86,8 +87,8 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row
 }
 __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row, int slab, uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
-          shared),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(shared),
       "l"(&map), "r"(0), "r"(row), "r"(slab), "r"(barrier)
       : "memory");
 }
@@ -221,7 +222,7 @@ struct Block {
     }
   }
 
-  // Multiplies one chunk, of which this warp takes every fourth step of the depth and every second group of weight rows.
+  // Multiplies one chunk, of which this warp takes every fourth step of the depth and every second group of rows.
   __device__ void multiply(int stage, int tile_groups, const uint32_t (&at)[kTiles],
                            float (&sums)[kTokenTiles][kTiles][4]) const {
     const int first = warp % kRowWarps, row = lane & 7, quarter = lane >> 3;
@@ -230,11 +231,12 @@ struct Block {
 #pragma unroll
     for (int step = 0; step < kChunk / (kStep * kDepthWarps); ++step) {
       const int k = (step * kDepthWarps + warp / kRowWarps) * kStep, slab = k / kSlab, unit = k % kSlab / 8;
+      const uint32_t w_at = stage_at(stage) + slab * cut.box_groups * kGroup * 128;
       uint32_t w[kTiles][4];
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
         if (j * kRowWarps + first < tile_groups)
-          ldmatrix(w[j], stage_at(stage) + at[j] + slab * cut.box_groups * kGroup * 128 + ((unit + quarter) ^ row) * 16);
+          ldmatrix(w[j], w_at + at[j] + ((unit + quarter) ^ row) * 16);
 #pragma unroll
       for (int m = 0; m < kTokenTiles; ++m) {
         const uint32_t from = x_at + (slab * kTokens + m * kTokenTile) * 128;
@@ -251,7 +253,7 @@ struct Block {
     }
   }
 
-  // Puts this warp's sums of sixteen tokens where the block's threads can add them: [depth warp][token][row of the tile].
+  // Puts this warp's sums of sixteen tokens where all threads can add them: [depth warp][token][row of the tile].
   __device__ void share(int rows, const float (&sums)[kTiles][4]) const {
     const int pitch = layout.sums_pitch(), first_row = warp % kRowWarps * 8;
     float* at = reinterpret_cast<float*>(shared + layout.sums()) +
@@ -290,8 +292,9 @@ struct Block {
         pack<T>(gated(gate.x, up.x), gated(gate.y, up.y)), pack<T>(gated(gate.z, up.z), gated(gate.w, up.w)));
   }
 
-  // Each block of the cluster collects, from all of them, the partial sums of its share of the tile: every cluster-th unit.
-  // Each gets at least one, perhaps of no use, so that no block can run ahead by two exchanges and overwrite an inbox.
+  // Each block of the cluster collects, from all of them, the partial sums of its share of the tile: every cluster-th
+  // unit. Each gets at least one, perhaps of no use, so that no block can run ahead by two exchanges and overwrite an
+  // inbox.
   __device__ void exchange(int count, int first_column, int first_token, int quads, int units) const {
     const int sent = max(units, cut.cluster), own = (sent - rank + cut.cluster - 1) / cut.cluster;
     const int most = layout.inbox_bytes() / cut.cluster / 16;
@@ -430,7 +433,8 @@ cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStrea
   cut.stages = stages_for<kTokens, kChunk>(a, cut, device);
   if (cut.stages < 2) return cudaErrorNotSupported;
   CUtensorMap weights, x;
-  if (!describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, cut.box_groups * kGroup, kChunk / kSlab) ||
+  if (!describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, cut.box_groups * kGroup,
+                       kChunk / kSlab) ||
       !describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, kTokens, kChunk / kSlab))
     return cudaErrorNotSupported;
   const int bytes = Layout<kTokens, kChunk>{cut.tile_rows, cut.cluster, cut.stages}.bytes();
@@ -458,7 +462,9 @@ cudaError_t launch_tokens(const LinearArgs& a, const Device& device, cudaStream_
   return launch<T, 16, 512, kGated>(a, cut, device, stream);
 }
 
-bool aligned(const void* data, int64_t stride) { return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0; }
+bool aligned(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+}
 
 // Where this kernel was measured to be ahead of cuBLAS on an H200, or level with it: not with many rows on a matrix that
 // takes a few microseconds, nor with few rows on one of over a hundred megabytes, but for the launch that a gate saves.
