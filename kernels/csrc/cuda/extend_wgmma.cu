@@ -9,6 +9,7 @@
 // The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), so that
 // a box of 64 columns lands in shared memory ready for them.
 #include "extend.cuh"
+#include "tensor_map.cuh"
 #include "wgmma.cuh"
 
 namespace octavo {
@@ -405,23 +406,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's function, without linking to the driver.
-cudaError_t find_encode(Encode& encode) {
-  void* address = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found);
-  encode = reinterpret_cast<Encode>(address);
-  return error == cudaSuccess && !address ? cudaErrorSymbolNotFound : error;
-}
-
 // The cache of one layer as [blocks][heads][tokens][D / 64][64], read in boxes of `box` tokens by 64 columns.
 cudaError_t describe_tensor(CUtensorMap& map, const AttentionArgs& a, int64_t offset, int box) {
-  static Encode encode = nullptr;
-  if (!encode)
-    if (cudaError_t error = find_encode(encode); error != cudaSuccess) return error;
+  const TensorMapEncoder encode = tensor_map_encoder();
+  if (!encode) return cudaErrorSymbolNotFound;
   const cuuint64_t sizes[] = {kColumns, cuuint64_t(a.head_dim / kColumns), cuuint64_t(a.cache.block_size),
                               cuuint64_t(a.kv_heads), cuuint64_t(1) << 31};
   const cuuint64_t strides[] = {kColumns * 2, cuuint64_t(a.head_dim) * 2, cuuint64_t(a.cache.head_stride) * 2,

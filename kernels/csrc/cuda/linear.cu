@@ -7,9 +7,8 @@
 // rows as balance wants. Four of the warps share the depth in steps of 32. Their sums, and then those of the cluster's
 // blocks, are added in a fixed order, which depends on N and K alone: a row's result feels neither the other rows nor
 // their number.
-#include <cuda.h>
-
 #include "activation.cuh"
+#include "tensor_map.cuh"
 
 namespace octavo {
 namespace {
@@ -378,22 +377,11 @@ __global__ void __launch_bounds__(kThreads, kTokens < 32 ? 2 : 1) linear_kernel(
 #endif
 }
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's function, found at run time: libcuda need not be there to link against.
-Encode tensor_map_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-}
-
 // A row-major matrix of 16-bit elements, seen as [depth / kSlab][rows][kSlab], copied in boxes of `slabs` x `box_rows`.
 // What lies outside of it is copied as zeros.
 bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, int64_t depth, int64_t stride, int box_rows,
                      int slabs) {
-  static const Encode encode = tensor_map_encoder();
+  const TensorMapEncoder encode = tensor_map_encoder();
   const cuuint64_t sizes[] = {kSlab, cuuint64_t(rows), cuuint64_t(depth / kSlab)};
   const cuuint64_t strides[] = {cuuint64_t(stride) * 2, kSlab * 2};
   const cuuint32_t box[] = {kSlab, cuuint32_t(box_rows), cuuint32_t(slabs)}, steps[] = {1, 1, 1};
@@ -441,8 +429,6 @@ cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStrea
   auto kernel = linear_kernel<T, kTokens, kChunk, kGated>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -466,8 +452,9 @@ bool aligned(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
 }
 
-// Where this kernel was measured to be ahead of cuBLAS on an H200, or level with it: not with many rows on a matrix that
-// takes a few microseconds, nor with few rows on one of over a hundred megabytes, but for the launch that a gate saves.
+// Where this kernel was measured to be ahead of cuBLAS on an H200, or level with it: not with many rows on a matrix
+// that takes a few microseconds, nor with few rows on one of over a hundred megabytes, but for the launch that a gate
+// saves.
 bool worth(const LinearArgs& a) {
   const int64_t size = int64_t(a.columns) * a.depth;
   if (a.rows > 16) return a.rows <= 32 && size >= 1 << 24;
