@@ -118,7 +118,7 @@ async def stream(
         Position | None, Header(description="As `after`; a reconnecting browser sends it.")
     ] = None,
 ) -> Response:
-    """Tokens as server-sent events `token`, then one `done` or `error`.
+    """Tokens as server-sent events `token`, then one `done` or `error`; of a beam search, `progress` before them.
 
     The `id` of a token event is the number of tokens so far, that of the last event `<tokens>-1`; either resumes.
     `204` when the last event was seen already.
@@ -157,6 +157,8 @@ def event_bytes(event: Event) -> bytes:
     """One server-sent event."""
     if event.end is not None:
         return _end_bytes(event.offset, event.end)
+    if event.progress is not None:  # without an id: a reader that comes back is where it was
+        return f"event: progress\ndata: {event.progress.model_dump_json()}\n\n".encode()
     chunk = event.chunk or Chunk()
     ids = ",".join(map(str, chunk.token_ids))
     reason = "null" if chunk.finish_reason is None else quote(chunk.finish_reason)

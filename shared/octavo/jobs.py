@@ -15,7 +15,7 @@ from octavo.models import DeadLetter, JobInfo, JobRequest, JobStatus, Result
 from octavo.streams import assemble, read_stream, result_of_events
 
 _ALWAYS = ("st", "mdl", "tn", "cls", "ct", "n", "ep", "crashes")
-_PACKED = ("err", "meta", "use")
+_PACKED = ("err", "meta", "use", "pg")
 _FIELDS = (*_ALWAYS, "sts", "ft", "wid", *_PACKED)
 _PAGE = 200
 
@@ -149,6 +149,7 @@ def _info(job_id: str, values: Sequence[bytes | None]) -> JobInfo | None:
         error=wire.decode_error(row["err"]) if row["err"] else None,
         metadata=wire.decode_metadata(row["meta"]) if row["meta"] else {},
         usage=wire.decode_usage(row["use"]) if row["use"] else None,
+        progress=wire.decode_progress(row["pg"]) if row["pg"] else None,
     )
 
 

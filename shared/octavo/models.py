@@ -246,8 +246,20 @@ class Terminal(Frozen):
     prompt_token_ids: tuple[int, ...] | None = None
 
 
+class Progress(Frozen):
+    """How far a beam search is: its best sequence so far, of `tokens` tokens, which may yet become another one, and how
+    many are `finished`. `attempt` grows when another worker starts the search over."""
+
+    attempt: int
+    tokens: int
+    score: float
+    finished: int
+    text: str
+
+
 class Event(Frozen):
-    """One step of a stream: tokens, or its end.
+    """One step of a stream: tokens, or its end. Or the `progress` of a beam search, which is no part of the stream: it
+    changes no offset, is not stored, and may be missed.
 
     `offset` counts the tokens of all sequences up to and including this event; resuming with `after=offset`
     continues with the next token. `end` is set on the last event only.
@@ -256,6 +268,7 @@ class Event(Frozen):
     offset: int
     chunk: Chunk | None = None
     end: Terminal | None = None
+    progress: Progress | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -314,6 +327,7 @@ class JobInfo(Frozen):
     error: JobError | None = None
     metadata: dict[str, str] = {}
     usage: Usage | None = None
+    progress: Progress | None = None
 
 
 class Result(Frozen):

@@ -25,7 +25,7 @@ from octavo import wire
 from octavo.connection import answered
 from octavo.errors import IdempotencyConflict, InvalidRequest, MalformedMessage, QueueFull, UnknownModel
 from octavo.keys import Keys
-from octavo.models import MAX_BODY_BYTES, Chunk, JobRequest, JobStatus, ModelCard, Priority, Terminal
+from octavo.models import MAX_BODY_BYTES, Chunk, JobRequest, JobStatus, ModelCard, Priority, Progress, Terminal
 from octavo.scripts import script
 
 MAX_APPENDS = 64  # items in one append call; keeps the server's pause under a millisecond
@@ -241,6 +241,10 @@ class Cell:
             wire.encode_usage(terminal.usage),
             parse=lambda reply: FinishReply(_text(reply[0]), int(reply[1])),
         )
+
+    def progress(self, job_id: str, token: str, progress: Progress) -> Call[bool]:
+        """Tell how far a search is. Whether the caller owns the job."""
+        return self._call("progress", job_id, token, wire.encode_progress(progress), parse=bool)
 
     def heartbeat(
         self, worker_id: str, jobs: Sequence[tuple[str, str]], *, lease_ms: int, info: bytes

@@ -61,9 +61,10 @@ def parse_entry(entry_id: bytes, payload: bytes, after: int) -> Event:
     offset = int(entry_id.partition(b"-")[0])
     content = wire.decode_entry(payload)
     if isinstance(content, Terminal):
-        return Event.model_construct(_EVENT_FIELDS, offset=offset, chunk=None, end=content)
+        return Event.model_construct(_EVENT_FIELDS, offset=offset, chunk=None, end=content, progress=None)
     start = offset - len(content.token_ids)
-    return Event.model_construct(_EVENT_FIELDS, offset=offset, chunk=content.after(after - start), end=None)
+    chunk = content.after(after - start)
+    return Event.model_construct(_EVENT_FIELDS, offset=offset, chunk=chunk, end=None, progress=None)
 
 
 def events_of_result(terminal: Terminal, chunks: Sequence[Chunk], after: int = 0) -> list[Event]:

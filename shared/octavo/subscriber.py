@@ -32,6 +32,7 @@ from octavo.streams import PAGE, events_of_result, page_query, parse_entries, pa
 
 LOST = (ConnectionError, TimeoutError, OSError)
 
+_PROGRESS = b"progress"  # in place of an entry's id: not part of the stream
 _BUFFER_ENTRIES = 256
 _POLL_S = (1.0, 8.0)  # after one second of silence, then less and less often: a poll only guards against lost messages
 _BACKOFF_S = (0.05, 1.0)
@@ -50,18 +51,24 @@ class _Reader:
     behind: bool = True
     ended: bool = False
     live: deque[tuple[bytes, bytes]] = field(default_factory=deque)
+    progress: bytes | None = None  # the latest word, if it was not passed on yet
     news: asyncio.Event = field(default_factory=asyncio.Event)
     begun: bool = False
     poll_at: float = 0.0
     poll_every: float = _POLL_S[0]
 
     def offer(self, entry_id: bytes, payload: bytes) -> None:
+        if entry_id == _PROGRESS:
+            self.progress = payload
+            self.news.set()
+            return
         if self.behind:
             return
         if len(self.live) >= _BUFFER_ENTRIES:  # a slow consumer: it pages at its own speed from here on
             self.fall_behind()
             return
         self.live.append((entry_id, payload))
+        self.progress = None  # what it foretold is here
         self.news.set()
 
     def fall_behind(self) -> None:
@@ -144,6 +151,9 @@ class Subscriber:
                     reader.fall_behind()
                 else:
                     yield event
+            elif reader.progress is not None:
+                told, reader.progress = wire.decode_progress(reader.progress), None
+                yield Event(offset=reader.offset, progress=told)
             else:
                 await reader.wait()
 
@@ -180,10 +190,10 @@ class Subscriber:
         if await run(self._commands, self._cell.attach(reader.job_id, self.id)) is None:
             raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
         pipeline = self._commands.pipeline(transaction=False)
-        pipeline.hget(reader.keys.job(reader.job_id), "st")
+        pipeline.hmget(reader.keys.job(reader.job_id), "st", "pg")
         pipeline.xrange(*page_query(reader.job_id, reader.offset))
         async with answered():
-            status, entries = await pipeline.execute()
+            (status, reader.progress), entries = await pipeline.execute()
         return status is not None and JobStatus(status.decode()).is_terminal, parse_entries(entries, reader.offset)
 
     async def _from_result(self, reader: _Reader) -> list[Event]:

@@ -21,6 +21,7 @@ from octavo.models import (
     JobRequest,
     ModelCard,
     PrefixPin,
+    Progress,
     Terminal,
     TokenLogprob,
     TopLogprob,
@@ -153,6 +154,15 @@ def encode_worker(info: WorkerInfo) -> bytes:
 def decode_worker(data: bytes) -> WorkerInfo:
     """Raises MalformedMessage."""
     return _model(WorkerInfo, _one_map(_decode("worker", data)))
+
+
+def encode_progress(progress: Progress) -> bytes:
+    return _encode("p", progress.attempt, progress.tokens, progress.score, progress.finished, progress.text)
+
+
+def decode_progress(data: bytes) -> Progress:
+    """Raises MalformedMessage."""
+    return _model(Progress, dict(zip(Progress.model_fields, _fields(_decode("p", data), 5, 5), strict=True)))
 
 
 def encode_pin(pin: PrefixPin) -> bytes:

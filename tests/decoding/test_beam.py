@@ -68,3 +68,12 @@ def test_the_length_penalty_chooses_between_short_and_long():
 
 def test_equal_scores_go_by_parent_then_token():
     assert search(2).advance([[]], [[(7, -1.0), (3, -1.0), (5, -1.0)]]) == [(0, 3), (0, 5)]
+
+
+def test_the_best_so_far_may_be_live_or_finished():
+    beams = search(2)
+    assert beams.advance([[]], [[(1, -1.0), (EOS, -1.5), (2, -2.0)]]) == [(0, 1), (0, 2)]
+    assert beams.best([1]) == (-1.0, [1])
+    assert beams.num_finished == 1
+    assert beams.advance([[1], [2]], [[(3, -4.0), (4, -5.0), (5, -6.0)], [(6, -4.0), (7, -5.0), (8, -6.0)]])
+    assert beams.best([1, 3]) == (-1.5, [EOS])

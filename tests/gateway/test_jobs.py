@@ -11,7 +11,7 @@ from sse import ServerEvent, read_events
 from waiting import until
 
 from octavo import wire
-from octavo.models import JobRequest, SamplingParams
+from octavo.models import JobRequest, Progress, SamplingParams
 
 TOKENS = 6
 
@@ -144,6 +144,23 @@ async def test_silence_is_filled_with_comments(http, redis_url):
     comments = [event.comment for event in events if event.comment]
     assert comments[:2] == ["keep-alive"] * 2
     assert [event.event for event in named(events, "token", "done")] == ["token", "token", "done"]
+
+
+async def test_progress_of_a_search_is_an_event_that_moves_no_position(http, redis_url):
+    async with ScriptedWorker(redis_url, hold_after=0) as worker:
+        job = await submit(http)
+        progress = Progress(attempt=1, tokens=9, score=-1.5, finished=2, text="so\nfar")
+        await until(lambda: worker.tell_progress(job["id"], progress))
+        assert (await http.get(job["links"]["self"])).json()["progress"] == progress.model_dump()
+        async with http.stream("GET", job["links"]["stream"]) as response:
+            events = []
+            async for event in read_events(response):
+                events.append(event)
+                if event.event == "progress":
+                    worker.go.set()
+    (told,) = named(events, "progress")
+    assert (told.id, told.data) == (None, progress.model_dump())
+    assert [event.id for event in named(events, "token")] == [str(i) for i in range(1, TOKENS + 1)]
 
 
 async def test_a_reader_that_leaves_does_not_stop_a_job(http, redis_url):

@@ -42,6 +42,22 @@ def test_run_chat_ends_with_the_end_of_turn(cli: Cli) -> None:
     assert "<|" not in result["sequences"][0]["text"]
 
 
+def test_run_searches_with_beams_and_says_how_far_it_is(cli: Cli) -> None:
+    text = cli("run", "ROMEO:", "--beams", "4", "--max-tokens", "200")
+    (job,) = cli.json("jobs", "ls", "--limit", "1")["jobs"]
+    events = [json.loads(line) for line in cli("jobs", "tail", job["id"], "--json").splitlines()]
+    assert "".join("".join(event["chunk"]["texts"]) for event in events if event["chunk"]) + "\n" == text
+    process = cli.start("run", "JULIET:", "--beams", "4", "--max-tokens", "800")
+    job_id = eventually(lambda: next((j["id"] for j in cli.json("jobs", "ls", "--status", "running")["jobs"]), None))
+    follower = cli.start("jobs", "tail", job_id, "--json")
+    assert follower.stdout is not None
+    assert json.loads(follower.stdout.readline())["progress"]["tokens"] > 0
+    cli("jobs", "cancel", job_id)
+    for ending in (process, follower):
+        ending.communicate(timeout=60)
+        assert ending.returncode == 1
+
+
 def test_run_shows_several_answers_one_after_the_other(cli: Cli) -> None:
     text = cli("run", "ROMEO:", "--n", "2", "--seed", "1", "--max-tokens", "8")
     assert text.index("--- 0\n") < text.index("--- 1\n")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from octavo import AsyncClient, Event, JobStatus, UnknownModel
 from octavo import client as client_module
 from octavo.connection import connect
+from octavo.models import Progress
 from octavo.protocol import Claim, run
 
 
@@ -199,3 +200,44 @@ async def test_each_reconnect_starts_with_a_short_pause(client: AsyncClient, con
             while client._subscriber._hearing:  # noqa: ASYNC110 - the server is another process
                 await asyncio.sleep(0.002)
     reader.cancel()
+
+
+def told(tokens: int, attempt: int = 1) -> Progress:
+    return Progress(attempt=attempt, tokens=tokens, score=-1.5, finished=2, text="so far")
+
+
+async def test_progress_reaches_readers_and_changes_nothing_of_the_stream(
+    client: AsyncClient, connection: redis.asyncio.Redis
+) -> None:
+    job = await client.submit("x", model=fake.MODEL, follow=True)
+    claim = await claimed(connection)
+    early = job.events()
+    for tokens in (1, 2):
+        assert await run(connection, fake.CELL.progress(job.id, claim.token, told(tokens)))
+    while (seen := await anext(early)).progress == told(1):
+        pass  # each word may come by itself
+    assert (seen.offset, seen.token_ids, seen.text, seen.progress) == (0, (), "", told(2))
+    late = job.events()
+    assert (await anext(late)).progress == told(2)
+    assert (await job.info()).progress == told(2)
+    assert not await run(connection, fake.CELL.progress(job.id, "somebody else's token", told(9)))
+    await append(connection, claim, 0, [0, 1])
+    await run(connection, fake.CELL.progress(job.id, claim.token, told(3)))
+    await append(connection, claim, 2, [2])
+    await finish(connection, claim, 3)
+    for events in (early, late):
+        rest = await collected(events)
+        assert_whole([event for event in rest if event.progress is None], 3)
+    assert (await job.info()).progress is None
+    assert [event.progress for event in await collected(job.events())] == [None] * 3
+
+
+async def test_progress_is_forgotten_when_the_job_is_given_back(
+    client: AsyncClient, connection: redis.asyncio.Redis
+) -> None:
+    job = await client.submit("x", model=fake.MODEL)
+    claim = await claimed(connection)
+    await run(connection, fake.CELL.progress(job.id, claim.token, told(5)))
+    await run(connection, fake.CELL.release([(job.id, claim.token)], crashed=False))
+    assert (await job.info()).progress is None
+    assert not await run(connection, fake.CELL.progress(job.id, claim.token, told(6)))

@@ -18,6 +18,7 @@ from octavo.models import (
     JobRequest,
     JobStatus,
     ModelCard,
+    Progress,
     Terminal,
     TokenLogprob,
     TopLogprob,
@@ -93,6 +94,11 @@ class ScriptedWorker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._redis.aclose()
+
+    async def tell_progress(self, job_id: str, progress: Progress) -> bool:
+        """What the owner of a beam search says now and then. False while it is not ours."""
+        token = self._owned.get(job_id, "")
+        return await run(self._redis, self._cell.progress(job_id, token, progress))
 
     async def expire_stream(self, job_id: str) -> None:
         """What happens an hour after a job's end."""

@@ -162,6 +162,16 @@ class RequestResumed(Message):
     restored: int
 
 
+class BeamProgress(Message):
+    """Engine to agent, once a step of a search that goes on: the best hypothesis so far, its score, and how many are
+    finished. Later ones need not begin like it."""
+
+    id: str
+    tokens: list[int]
+    score: float
+    finished: int
+
+
 class RequestFailed(Message):
     """Engine to agent: this request cannot run or was dropped, with all its sequences.
 
@@ -231,6 +241,7 @@ class StepOutput(Message):
     failed: list[RequestFailed]
     stats: EngineStats
     resumed: list[RequestResumed] = []
+    progress: list[BeamProgress] = []
 
 
 class MemoryReport(Message):

@@ -7,10 +7,13 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from octavo.cli.console import AsJson, RedisUrl, err, print_json
 from octavo.client import AsyncClient, AsyncJob
-from octavo.models import Priority
+from octavo.models import Priority, Progress
+
+_TAIL = 40
 
 
 def run(
@@ -19,6 +22,7 @@ def run(
     chat: Annotated[bool, typer.Option("--chat", help="The prompt is a user's message for the chat template.")] = False,
     system: Annotated[str | None, typer.Option(help="System message; implies --chat.")] = None,
     n: Annotated[int | None, typer.Option(help="Answers to make; more than one are shown when all are done.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Search with so many beams instead of sampling.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer. [default: 256]")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy. [default: 1]")] = None,
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
@@ -32,8 +36,8 @@ def run(
 ) -> None:
     """Submit a prompt and stream the answer. Ctrl-C cancels the job."""
     given = {
-        "n": n, "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
-        "seed": seed, "stop": stop or None,
+        "n": n, "beam_width": beams, "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p,
+        "top_k": top_k, "min_p": min_p, "seed": seed, "stop": stop or None,
     }  # fmt: skip
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -66,6 +70,20 @@ async def _run(redis_url: str | None, fields: dict[str, Any], *, live: bool, as_
 
 
 async def _follow(job: AsyncJob) -> None:
-    async for event in job.stream():
-        print(event.text, end="", flush=True)
+    with err.status("") as status:
+        status.stop()  # shown only while a search has nothing else to show
+        async for event in job.stream():
+            if event.progress is not None:
+                status.start()
+                status.update(_in_words(event.progress))
+                continue
+            status.stop()
+            print(event.text, end="", flush=True)
     print()
+
+
+def _in_words(progress: Progress) -> str:
+    line = f"searching: {progress.tokens} tokens, score {progress.score:.3f}, {progress.finished} finished"
+    again = f", started over {progress.attempt - 1} times" if progress.attempt > 1 else ""
+    ending = progress.text[-_TAIL:].replace("\n", " ")
+    return escape(f"{line}{again}  ...{ending}")

@@ -1,11 +1,11 @@
 -- Shared by all scripts. KEYS[1] is the prefix P of the cell; all keys carry its hash tag:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes tok ftok wid cx gw dl qdl ct sts ft
---                                body bytes est cost seed meta err use idem ret
+--                                body bytes est cost seed meta err use pg idem ret
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, crashes,
 --                                claim token, token that finished it, worker, stop mark, subscribers, deadline,
 --                                start-by limit, times created/started/finished in ms, request, its size, estimated
---                                prompt tokens, fair-queue cost, seed, metadata, error, tokens used, idempotency key,
---                                retention)
+--                                prompt tokens, fair-queue cost, seed, metadata, error, tokens used, progress,
+--                                idempotency key, retention)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>  P:b:solo:<model>  ZSET  jobs that come back; suspects that must run alone (ms of return)
@@ -196,7 +196,7 @@ local function conclude(id, status, ending, result, token, problem, redrivable)
   end
   local hash = key('j', id)
   redis.call('HSET', hash, 'st', status, 'ft', NOW)
-  redis.call('HDEL', hash, 'tok', 'cx', 'gw', 'lane', 'dl', 'qdl')
+  redis.call('HDEL', hash, 'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'pg')
   if not redrivable then redis.call('HDEL', hash, 'body') end
   if token then redis.call('HSET', hash, 'ftok', token) end
   if problem then redis.call('HSET', hash, 'err', problem) end
@@ -318,7 +318,7 @@ local function give_back(id, crashed)
     return
   end
   local lane = crashes >= SUSPECT and 'solo' or 'resume'
-  redis.call('HDEL', hash, 'tok')
+  redis.call('HDEL', hash, 'tok', 'pg')
   redis.call('HSET', hash, 'st', 'queued', 'lane', lane)
   redis.call('ZREM', key('L'), id)
   count(job.tn, 'running', -1)

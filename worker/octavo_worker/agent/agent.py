@@ -20,6 +20,7 @@ from octavo.streams import read_stream
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.heartbeat import Holding
 from octavo_worker.agent.jobs import ActiveJob
+from octavo_worker.agent.progress import ProgressReports
 from octavo_worker.agent.publisher import Publisher
 from octavo_worker.agent.room import Room, room_for
 from octavo_worker.agent.tokens import PromptRejected, Prompts, check_ids
@@ -44,6 +45,7 @@ class Agent:
         self, connection: redis.asyncio.Redis, cell: Cell, prompts: Prompts, *, changed: Callable[[], None]
     ) -> None:
         self.stats = EngineStats()
+        self.progress = ProgressReports(connection, cell)
         self.publisher = Publisher(connection, cell, stop=self._stop, gone=self._gone)
         self._connection = connection
         self._cell = cell
@@ -134,6 +136,9 @@ class Agent:
                 if job.accept(token):
                     self._abort(job, token.index)
                 self.publisher.add(job)
+        for progress in output.progress:
+            if (job := self._jobs.get(progress.id)) is not None:
+                self.progress.add(job, progress)
         for failure in output.failed:
             if (job := self._jobs.get(failure.id)) is not None:
                 self._fail(job, failure)
@@ -281,6 +286,7 @@ class Agent:
     def _forget(self, job: ActiveJob) -> None:
         self._jobs.pop(job.request_id, None)
         self.publisher.discard(job)
+        self.progress.discard(job)
         if not self._jobs:
             self._empty.set()
         self._changed()

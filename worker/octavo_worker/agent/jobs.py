@@ -213,6 +213,10 @@ class ActiveJob:
                 self._take_over(self._earlier)  # what readers may have seen stays part of the result
         self._ending = self._ending or (status, error)
 
+    def text_of(self, tokens: list[int]) -> str:
+        """The text of tokens that may yet change."""
+        return "" if self._tokenizer is None else str(self._tokenizer.decode(tokens))
+
     # What goes to the server
 
     @property

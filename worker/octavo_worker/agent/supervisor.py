@@ -153,6 +153,7 @@ class Supervisor:
             for chore in (
                 self._keep_engine(),
                 self._agent.publisher.run(),
+                self._agent.progress.run(),
                 self._reap(),
                 self._watch(),
                 self._inbox.run(),

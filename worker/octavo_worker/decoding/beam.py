@@ -69,6 +69,17 @@ class BeamSearch:
         """The best `count` finished hypotheses, best first."""
         return self._finished[:count]
 
+    def best(self, leader: Sequence[int]) -> tuple[float, Sequence[int]]:
+        """The best hypothesis so far as (score, tokens), finished or live. `leader` are the tokens of the best live."""
+        score = self._scores[0] / len(leader) ** self._length_penalty
+        if self._finished and self._finished[0].score >= score:
+            return self._finished[0].score, self._finished[0].tokens
+        return score, leader
+
+    @property
+    def num_finished(self) -> int:
+        return len(self._finished)
+
     def _rank(self, candidates: Sequence[Sequence[Candidate]]) -> list[tuple[float, int, int]]:
         """All continuations as (score, parent, token), best first; equals in the order of parent and token."""
         scored = [

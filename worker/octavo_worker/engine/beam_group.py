@@ -6,6 +6,7 @@ from collections.abc import Sequence as List
 from typing import TYPE_CHECKING
 
 from octavo_worker.decoding.beam import BeamSearch, Candidate, Hypothesis
+from octavo_worker.messages import BeamProgress
 
 if TYPE_CHECKING:
     from octavo_worker.engine.sequence import Sequence
@@ -40,6 +41,11 @@ class BeamGroup:
         candidates = [self._candidates.pop(member) for member in members]
         choices = self.search.advance([member.output for member in members], candidates)
         return [(members[parent], token) for parent, token in choices]
+
+    def progress(self, request_id: str) -> BeamProgress:
+        """After `choose`, once the members have their new tokens."""
+        score, tokens = self.search.best(self.members[0].output)
+        return BeamProgress(request_id, list(tokens), score, self.search.num_finished)
 
     def results(self) -> list[Hypothesis]:
         return self.search.results(self._num_results)

@@ -25,6 +25,7 @@ class Beams:
         choices = beam.choose()
         if choices:
             self._continue(request, beam, choices)
+            self._requests.output.progress.append(beam.progress(request.id))
         else:
             self._requests.finish(request, [(found.tokens, found.reason) for found in beam.results()])
 
