@@ -105,6 +105,7 @@ def engine(
     max_model_len: Annotated[int, typer.Option(help="Longest sequence that must fit.")] = 1024,
     token_budget: Annotated[int | None, typer.Option(help="Most tokens in one step; by default as the device.")] = None,
     device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
+    swap_memory: Annotated[float, typer.Option(min=0, help="GiB of CPU memory for preempted sequences.")] = 0.0,
     temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
     interval_ms: Annotated[float, typer.Option(min=0, help="Requests arrive this far apart; 0: all at once.")] = 0.0,
     overlap: Annotated[bool, typer.Option(help="Launch steps one ahead where the device allows it.")] = True,
@@ -116,7 +117,12 @@ def engine(
     from octavo_worker.model import load_runner
 
     rows = []
-    more = {"token_budget": token_budget, "overlap": overlap, "device": device.value}
+    more = {
+        "token_budget": token_budget,
+        "overlap": overlap,
+        "device": device.value,
+        "host_cache_bytes": round(swap_memory * 2**30),
+    }
     with _options(model, threads, max_model_len, **more) as options:
         bench_engine = EngineBench(load_runner(options), options, temperature)
         for name, work in _works(family, workloads, bench_engine.vocab_size).items():
@@ -136,6 +142,7 @@ def engine(
             interval_ms=interval_ms,
             token_budget=bench_engine.token_budget,
             device=device.value,
+            swap_memory=swap_memory,
             temperature=temperature,
             overlap=overlap,
         ),
