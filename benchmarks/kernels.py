@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from torch import Tensor
 from octavo_kernels import cuda, ops
 
 READ, COPY, MATMUL = 4.55e12, 4.25e12, 775e12  # bytes/s, bytes/s, FLOP/s
+LINK = 55e9  # bytes/s between host and device, each way
 COLD_BYTES = 4 * 60e6
 
 
@@ -265,7 +267,7 @@ def rope_write(tokens: int, heads: int, kv_heads: int, head_dim: int) -> Row:
 
 def fused_rows() -> list[Row]:
     rows = []
-    for tokens in (1, 64, 4096):
+    for tokens in (1, 32, 256, 4096):
         rows += [rms_norm(tokens, 4096), silu_and_mul(tokens, 14336), rope_write(tokens, 32, 8, 128)]
     return rows
 
@@ -284,6 +286,96 @@ def copy_rows() -> list[Row]:
     pool = ops.empty_cache(1024, 32, 8, 16, 128, torch.bfloat16, "cuda")
     pool.view(len(pool), -1).normal_()
     return [copy(pool, count) for count in (1, 8, 256)]
+
+
+def swap_rows() -> list[Row]:
+    """Whole blocks to and from pinned memory, one way and both, and what that costs a decode loop beside it; the peer
+    of the latter is the loop alone."""
+    blocks, count = 512, 256
+    pool = ops.empty_cache(blocks, 32, 8, 16, 128, torch.bfloat16, "cuda").fill_(1.0)
+    host = torch.ones(pool.shape, dtype=pool.dtype, pin_memory=True)
+    to_host, to_device = torch.cuda.Stream(), torch.cuda.Stream()
+    out_pairs, in_pairs = torch.randint(blocks, (2, count, 2))
+    out_pairs[:, 0] //= 2  # the two ways share no block of the device
+    in_pairs[:, 1] = in_pairs[:, 1] // 2 + blocks // 2
+
+    def swap(ways: str, rounds: int = 1) -> None:
+        for _ in range(rounds):
+            if "o" in ways:
+                with torch.cuda.stream(to_host):
+                    ops.swap_blocks(pool, host, out_pairs)
+            if "i" in ways:
+                with torch.cuda.stream(to_device):
+                    ops.swap_blocks(host, pool, in_pairs)
+
+    def seconds(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(7):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+
+    moved = count * pool[0].nbytes
+    shape = f"{count} x {pool[0].nbytes >> 20} MiB"
+    rows = [
+        row("swap", f"{shape} {name}", seconds(lambda w=w: swap(w)), moved / LINK)
+        for w, name in (("o", "out"), ("i", "in"), ("oi", "out and in at once"))
+    ]
+    loop = decode_loop()
+
+    def loop_seconds(ways: str) -> float:
+        """Of one step, while the copies go on."""
+        times = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            swap(ways, 6)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            for _ in range(40):
+                loop()
+            end.record()
+            end.synchronize()
+            if ways and to_host.query() and to_device.query():
+                raise RuntimeError("the copies ended before the decode loop: give them more rounds")
+            times.append(begin.elapsed_time(end) / 1e3 / 40)
+        return statistics.median(times)
+
+    alone = loop_seconds("")
+    return rows + [
+        row("decode beside swaps", f"32/8/128 b16 B32 L4096, swap {name}", loop_seconds(w), alone, ("alone", alone))
+        for w, name in (("o", "out"), ("i", "in"), ("oi", "out and in"))
+    ]
+
+
+def decode_loop() -> Callable[[], None]:
+    """A graph of decode attention over four layers."""
+    cache = Cache.make([4096] * 32, 4, 8, 128, 16)
+    q, starts = bf16(32, 32, 128), torch.arange(33, dtype=torch.int32, device="cuda")
+    out = torch.empty_like(q)
+    plan = cuda.AttentionPlan(
+        sequences=32, tokens=32, chunks=32 * -(-4096 // cuda.chunk_tokens()), heads=32, kv_heads=8, head_dim=128,
+        max_queries=1,
+    )  # fmt: skip
+    plan.update(cache.lengths, starts)
+
+    def step() -> None:
+        for layer in range(4):
+            ops.paged_attention(
+                q, cache.pool[:, layer], cache.tables, cache.lengths, starts, out, 128**-0.5, 16, plan=plan
+            )
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    kept = (graph, cache, q, starts, out, plan)
+    return lambda: kept[0].replay()
 
 
 def decode_table(heads: int, kv_heads: int) -> list[Row]:
@@ -336,18 +428,21 @@ def prefill_rows() -> list[Row]:
     return [r for rows in batches for r in rows]
 
 
-def sample(rows: int, vocab: int, top_k: int, top_p: float) -> Row:
-    n = rotations(rows * vocab * 4)
-    logits = [torch.randn(rows, vocab, device="cuda") * 3 for _ in range(n)]
+def sample(rows: int, vocab: int, top_k: int, top_p: float, dtype: torch.dtype = torch.float32) -> Row:
+    n = rotations(rows * vocab * dtype.itemsize)
+    logits = [(torch.randn(rows, vocab, device="cuda") * 3).to(dtype) for _ in range(n)]
     seeds, zeros = torch.arange(rows, device="cuda"), torch.zeros(rows, dtype=torch.int32, device="cuda")
     ones = torch.ones(rows, device="cuda")
-    columns = (seeds, zeros, zeros, ones, zeros + top_k, ones * top_p, ones * 0.0)
+    columns = (seeds, zeros, zeros, ones * 0.8, zeros + top_k, ones * top_p, ones * 0.0)
     seconds = measure([lambda x=x: ops.sample(x, *columns) for x in logits])
-    return row("sample", f"{rows} x {vocab} top-k {top_k} top-p {top_p}", seconds, rows * vocab * 4 / READ)
+    floor = rows * vocab * dtype.itemsize / READ
+    return row("sample", f"{rows} x {vocab} {str(dtype)[6:]} top-k {top_k} top-p {top_p}", seconds, floor)
 
 
 def sample_rows() -> list[Row]:
-    return [sample(rows, 128_256, *limits) for rows in (1, 64) for limits in ((0, 1.0), (50, 0.9), (0, 0.9))]
+    limits = ((0, 1.0), (50, 0.9), (0, 0.9))
+    rows = [sample(rows, 128_256, *limit) for rows in (1, 32, 64, 256) for limit in limits]
+    return rows + [sample(64, 128_256, *limit, torch.bfloat16) for limit in limits]
 
 
 # (N, K) of a layer's products in their order, how many layers, and of the head.
@@ -393,6 +488,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "fused": fused_rows,
     "copy": copy_rows,
     "linear": linear_rows,
+    "swap": swap_rows,
     "sample": sample_rows,
 }
 

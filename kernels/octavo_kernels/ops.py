@@ -13,7 +13,7 @@ Ragged batches: T tokens of S sequences, `query_start[S + 1]` (int32) gives each
 Index tensors are int32 unless stated. Data are float32, bfloat16 or float16, sums are float32. `out` tensors are
 written in place and returned; where `out` is None a new tensor is made. A tensor of the wrong type raises `TypeError`,
 one of the wrong shape, stride or device `ValueError`; both name the argument. The values inside index tensors (slots,
-block tables, lengths, positions) are not checked: they are the caller's to keep in range.
+block tables, lengths, positions) are the caller's to keep in range: they are checked with `OCTAVO_CHECK=1` only.
 
 On the CPU every operation computes each row (token) with an arithmetic that depends neither on the other rows, nor on
 how many there are, nor on the number of threads: results are equal bit for bit however sequences are batched or prompts
@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from octavo_kernels import _cpu, cuda
+from octavo_kernels import _cpu, checks, cuda
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -192,6 +192,8 @@ def write_kv(k: Tensor, v: Tensor, layer_cache: Tensor, slots: Tensor, block_siz
     _check_heads("v", v)
     _check("slots", slots, torch.int64, (tokens,))
     cache = _cache_layout(layer_cache, k.dtype, kv_heads, head_dim, block_size)
+    if checks.wanted(slots):
+        checks.writes(layer_cache, block_size, slots)
     _run(
         "write_kv", {"k": k, "v": v, "layer_cache": layer_cache, "slots": slots},
         dtype, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), tokens, kv_heads, head_dim, *cache,
@@ -246,6 +248,10 @@ def rope_write_kv(
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             _check(name, weight, qkv.dtype, (head_dim,))
+    if checks.wanted(slots):
+        checks.writes(layer_cache, block_size, slots)
+        if cos_sin is not None:
+            checks.in_range("positions", positions, 0, cos_sin.shape[0], "rows of cos_sin")
     tensors = {
         "qkv": qkv, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions,
         "cos_sin": cos_sin, "q_norm": q_norm, "k_norm": k_norm,
@@ -303,6 +309,8 @@ def paged_attention(
         _check("sinks", sinks, torch.float32, (heads,))
     if sliding_window < 0:
         raise ValueError(f"sliding_window must be 0 (none) or positive, not {sliding_window}")
+    if checks.wanted(q):
+        checks.reads(layer_cache, block_size, block_tables, context_lens, query_start, tokens, sliding_window)
     tensors = {
         "q": q, "layer_cache": layer_cache, "block_tables": block_tables, "context_lens": context_lens,
         "query_start": query_start, "out": out, "sinks": sinks,
@@ -333,6 +341,8 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     _check("pairs", pairs, torch.int64, (None, 2))
     if not pairs.is_contiguous():
         raise ValueError(f"pairs must be contiguous; its strides are {pairs.stride()}")
+    if checks.wanted(pairs):
+        checks.in_range("pairs", pairs, 0, kv_cache.shape[0], "block ids")
     _run(
         "copy_blocks", {"kv_cache": kv_cache, "pairs": pairs},
         kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.itemsize, pairs.data_ptr(), pairs.shape[0],
@@ -352,6 +362,9 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
         if not cache.is_contiguous():
             raise ValueError(f"{name} must be the whole contiguous cache, not a layer of it")
     _check("pairs", pairs, torch.int64, (None, 2))
+    if checks.wanted(pairs):
+        checks.in_range("pairs", pairs[:, 0], 0, len(source), "block ids of source")
+        checks.in_range("pairs", pairs[:, 1], 0, len(target), "block ids of target")
     if source.is_cpu and target.is_cpu:
         sources, targets = pairs.unbind(1)
         words = torch.int64  # torch cannot index every type of 8 bits
@@ -518,7 +531,7 @@ def sample(
     top_p: Tensor,
     min_p: Tensor,
 ) -> Tensor:
-    """One token for each row of `logits[B, V]` (float32, penalties and biases applied): int64 `[B]`.
+    """One token for each row of `logits[B, V]` (penalties and biases applied): int64 `[B]`.
 
     All other arguments have shape `[B]`: `seeds` int64; sequence `indices`, absolute `positions` and `top_k` int32;
     `temperature`, `top_p` and `min_p` float32. The token is argmax(logit / temperature + noise) over the tokens that
@@ -529,10 +542,11 @@ def sample(
     Filters act on scaled logits, in this order, on sets: top-k (0: off) keeps what is at least the k-th largest, ties
     included; top-p (1: off) keeps, of those, what is at least as large as the token at which the mass, summed from the
     top, reaches `top_p` of the total, ties included; min-p (0: off) keeps what has at least `min_p` times the largest
-    probability. Every instruction-set level chooses the same token. A row of -inf everywhere gives 0.
+    probability. Every instruction-set level chooses the same token. A row of -inf everywhere gives 0. Logits in 16 bits
+    give what their float32 values give.
     """
-    _check("logits", logits, torch.float32, (None, None))
-    rows, vocab = logits.shape
+    dtype = _float_type("logits", logits)
+    rows, vocab = _rows("logits", logits)
     if vocab == 0:
         raise ValueError("logits must have at least one column")
     shape = (rows,)
@@ -543,6 +557,8 @@ def sample(
     _check("top_k", top_k, torch.int32, shape)
     _check("top_p", top_p, torch.float32, shape)
     _check("min_p", min_p, torch.float32, shape)
+    if logits.is_cpu:
+        logits = logits.float()
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     tensors = {
         "logits": logits, "seeds": seeds, "indices": indices, "positions": positions, "temperature": temperature,
@@ -550,8 +566,9 @@ def sample(
     }  # fmt: skip
     _run(
         "sample", tensors,
-        logits.data_ptr(), logits.stride(0), rows, vocab, seeds.data_ptr(), indices.data_ptr(), positions.data_ptr(),
-        temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr(), tokens.data_ptr(),
+        *(() if logits.is_cpu else (dtype,)), logits.data_ptr(), logits.stride(0), rows, vocab, seeds.data_ptr(),
+        indices.data_ptr(), positions.data_ptr(), temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(),
+        min_p.data_ptr(), tokens.data_ptr(),
     )  # fmt: skip
     return tokens
 
@@ -567,6 +584,8 @@ def logprobs(logits: Tensor, tokens: Tensor, top_n: int = 0) -> tuple[Tensor, Te
     _check("tokens", tokens, torch.int64, (rows,))
     if not 0 <= top_n <= vocab:
         raise ValueError(f"top_n must be between 0 and the vocabulary's {vocab}, not {top_n}")
+    if checks.wanted(tokens):
+        checks.in_range("tokens", tokens, 0, vocab, "tokens")
     device = logits.device
     chosen = torch.empty(rows, device=device)
     ids = torch.empty((rows, top_n), dtype=torch.int64, device=device)

@@ -20,7 +20,7 @@ def columns(rows: int, seed: int, **fixed):
         "positions": torch.randint(0, 100_000, (rows,), generator=generator).int(),
         "temperature": pick([1.0, 0.6, 1.7, 0.01, 0.0]),
         "top_k": pick([0, 1, 10, 50, 5000]).int(),
-        "top_p": pick([1.0, 0.95, 0.5, 0.0001]),
+        "top_p": pick([1.0, 0.95, 0.5, 0.0001, 0.99999]),
         "min_p": pick([0.0, 0.0, 0.05]),
     }
     for name, value in fixed.items():
@@ -29,6 +29,7 @@ def columns(rows: int, seed: int, **fixed):
 
 
 def both(logits, options):
+    """On either device; each must be given all of the vocabulary, wherever rows begin."""
     return ops.sample(logits, **options), ops.sample(logits.cuda(), **{k: v.cuda() for k, v in options.items()}).cpu()
 
 
@@ -39,6 +40,35 @@ def test_same_tokens_as_the_cpu(vocab, spread):
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
     cpu, gpu = both(logits, columns(rows, vocab))
     assert torch.equal(cpu, gpu)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_in_16_bits(dtype):
+    """Many of them are equal; rows of an odd length begin anywhere."""
+    for vocab in (4000, 4001, 128_256):
+        logits = (torch.randn(30, vocab) * 3).to(dtype)
+        options = columns(30, vocab)
+        cpu, gpu = both(logits, options)
+        assert torch.equal(cpu, gpu)
+        assert torch.equal(ops.sample(logits.float(), **options), gpu)
+
+
+def test_more_survivors_than_can_be_listed():
+    logits = torch.randn(12, 128_256)
+    for top_k, top_p in ((100_000, 1.0), (0, 0.9999), (120_000, 0.99)):
+        cpu, gpu = both(logits, columns(12, 5, temperature=0.9, top_k=top_k, top_p=top_p, min_p=0.0))
+        assert torch.equal(cpu, gpu)
+
+
+@pytest.mark.parametrize("vocab", [50_000, 200_000])
+def test_mostly_forbidden_tokens(vocab):
+    """As a grammar leaves them."""
+    logits = torch.full((40, vocab), float("-inf"))
+    allowed = torch.randint(vocab, (40, 30))
+    logits.scatter_(1, allowed, torch.randn(40, 30) * 5)
+    for seed in range(3):
+        cpu, gpu = both(logits, columns(40, seed))
+        assert torch.equal(cpu, gpu)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
@@ -59,9 +89,11 @@ def test_same_noise_without_filters(temperature):
         torch.full((20, 300), float("-inf")),
         torch.cat((torch.zeros(20, 100), -torch.zeros(20, 100)), 1),
         torch.randn(20, 5000) * 1000,
+        torch.randn(20, 5000) * 1e30,
+        torch.cat((torch.full((20, 3), 1e-3), torch.randn(20, 20_000).abs() * -3), 1),
         torch.cat((torch.full((20, 1), 500.0), torch.randn(20, 20_000)), 1),
     ],
-    ids=["flat", "two levels", "two tokens", "nothing", "signed zeros", "wide", "outlier"],
+    ids=["flat", "two levels", "two tokens", "nothing", "signed zeros", "wide", "huge", "around zero", "outlier"],
 )
 def test_hard_rows(logits):
     for seed in range(3):
@@ -69,8 +101,10 @@ def test_hard_rows(logits):
         assert torch.equal(cpu, gpu)
 
 
-def test_a_row_does_not_depend_on_the_batch():
-    logits, options = torch.randn(40, 9000), columns(40, 3)
+@pytest.mark.parametrize("rows", [40, 300])
+def test_a_row_does_not_depend_on_the_batch(rows):
+    """Nor, so, on how many blocks share it."""
+    logits, options = torch.randn(rows, 9000), columns(rows, 3)
     together = both(logits, options)[1]
     for i in range(0, 40, 7):
         alone = both(logits[i : i + 1], {k: v[i : i + 1] for k, v in options.items()})[1]

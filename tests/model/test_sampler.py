@@ -9,7 +9,7 @@ import torch
 
 from octavo_worker.engine.plan import SampleSpec
 from octavo_worker.messages import EngineSampling
-from octavo_worker.model.sampler import adjust, sample, score
+from octavo_worker.model.sampler import adjust_rows, sample, score
 
 
 def spec(
@@ -20,9 +20,9 @@ def spec(
 
 
 def adjusted(logits: list[float], asked: SampleSpec) -> list[float]:
-    row = torch.tensor(logits)
-    adjust(row, asked)
-    return row.tolist()
+    row = torch.tensor([logits])
+    adjust_rows(row, [asked])
+    return row[0].tolist()
 
 
 def test_repetition_penalty_counts_prompt_and_output_once_each() -> None:
@@ -76,9 +76,9 @@ def test_more_top_logprobs_than_tokens_gives_all_tokens() -> None:
 @pytest.mark.parametrize("last", [3, 4, 9])
 def test_a_token_that_only_the_device_knows_is_penalised_like_any_other(last: int) -> None:
     options = {"repetition_penalty": 1.7, "presence_penalty": 0.4, "frequency_penalty": 0.3}
-    row = torch.linspace(-2, 3, 12)
+    row = torch.linspace(-2, 3, 12)[None]
     known, ahead = row.clone(), row.clone()
-    adjust(known, spec(prompt=[1, 3], output=[4, 4, 5, last], **options))
-    adjust(ahead, spec(prompt=[1, 3], output=[4, 4, 5], **options), torch.tensor([last]))
-    assert torch.allclose(known, ahead)
+    adjust_rows(known, [spec(prompt=[1, 3], output=[4, 4, 5, last], **options)])
+    adjust_rows(ahead, [spec(prompt=[1, 3], output=[4, 4, 5], **options)], torch.tensor([last]))
+    assert torch.equal(known, ahead)
     assert not torch.allclose(known, row)

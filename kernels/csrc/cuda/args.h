@@ -167,7 +167,8 @@ struct LinearArgs {
 };
 
 struct SampleArgs {
-  const float* logits;
+  Dtype dtype;
+  const void* logits;
   int64_t stride, rows;
   int vocab;
   const int64_t* seeds;
@@ -176,6 +177,29 @@ struct SampleArgs {
   const int32_t* top_k;
   const float *top_p, *min_p;
   int64_t* tokens;
+};
+
+// Of the message about rows of logits: a row's parameters, then its `entries` from `first` of the list on.
+struct AdjustRow {
+  int32_t first, entries;
+  float repetition, presence, frequency;
+  int32_t masked;
+};
+inline constexpr int32_t kSeen = 1, kForbidden = 2;
+struct AdjustEntry {
+  int32_t token;
+  float bias;
+  int32_t count, flags;
+};
+
+struct AdjustArgs {
+  float* logits;
+  int64_t stride, rows;
+  int vocab;
+  const int32_t* message;  // [rows] of AdjustRow, then entries
+  const int64_t* latest;   // null: none; one more token of each row's output, or -1
+  const int32_t* allowed;  // null: none; one bit a token
+  int64_t allowed_stride;
 };
 
 struct LogprobArgs {
@@ -233,6 +257,7 @@ cudaError_t copy_blocks(void* cache, int64_t block_bytes, const int64_t* pairs, 
 cudaError_t rms_norm(const NormArgs&, cudaStream_t);
 cudaError_t layer_norm(const NormArgs&, cudaStream_t);
 cudaError_t sample(const SampleArgs&, cudaStream_t);
+cudaError_t adjust(const AdjustArgs&, cudaStream_t);
 cudaError_t logprobs(const LogprobArgs&, cudaStream_t);
 cudaError_t activation(const ActivationArgs&, cudaStream_t);
 cudaError_t unpack_step(const StepArgs&, cudaStream_t);

@@ -137,7 +137,7 @@ cudaError_t launch_write(const WriteArgs& a, cudaStream_t stream) {
   return cudaErrorInvalidValue;
 }
 
-constexpr int kCopyThreads = 256, kCopyUnroll = 8;
+constexpr int kCopyThreads = 256, kCopyUnroll = 2;  // small pieces, so that one block of the cache keeps the chip busy
 constexpr int64_t kCopyBytes = int64_t(kCopyThreads) * kCopyUnroll * 16;
 
 __global__ void __launch_bounds__(kCopyThreads)

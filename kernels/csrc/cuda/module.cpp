@@ -158,6 +158,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("prefix_item_bytes") = sizeof(PrefixItem);
   m.attr("extend_item_bytes") = sizeof(ExtendItem);
   m.attr("step_words") = py::make_tuple(sizeof(StepHeader) / 4, sizeof(StepSequence) / 4, sizeof(StepSample) / 4);
+  m.attr("adjust_words") = py::make_tuple(sizeof(AdjustRow) / 4, sizeof(AdjustEntry) / 4);
   m.def("write_kv", write_kv);
   m.def("rope_write_kv", rope_write_kv);
   m.def("plan_attention", plan);
@@ -196,16 +197,21 @@ PYBIND11_MODULE(_cuda, m) {
     if (error != cudaErrorNotSupported) check("linear", error);
     return error == cudaSuccess;
   });
-  m.def("sample", [](Address logits, int64_t stride, int64_t rows, int vocab, Address seeds, Address indices,
+  m.def("sample", [](int dtype, Address logits, int64_t stride, int64_t rows, int vocab, Address seeds, Address indices,
                      Address positions, Address temperature, Address top_k, Address top_p, Address min_p, Address tokens,
                      Address stream) {
-    const SampleArgs a{at<float>(logits),     stride,
-                       rows,                  vocab,
-                       at<int64_t>(seeds),    at<int32_t>(indices),
-                       at<int32_t>(positions), at<float>(temperature),
-                       at<int32_t>(top_k),    at<float>(top_p),
-                       at<float>(min_p),      at<int64_t>(tokens)};
+    const SampleArgs a{Dtype(dtype),           at<void>(logits),      stride,
+                       rows,                   vocab,                 at<int64_t>(seeds),
+                       at<int32_t>(indices),   at<int32_t>(positions), at<float>(temperature),
+                       at<int32_t>(top_k),     at<float>(top_p),      at<float>(min_p),
+                       at<int64_t>(tokens)};
     check("sample", sample(a, stream_at(stream)));
+  });
+  m.def("adjust", [](Address logits, int64_t stride, int64_t rows, int vocab, Address message, Address latest,
+                     Address allowed, int64_t allowed_stride, Address stream) {
+    const AdjustArgs a{at<float>(logits),    stride,           rows, vocab, at<int32_t>(message), at<int64_t>(latest),
+                       at<int32_t>(allowed), allowed_stride};
+    check("adjust", adjust(a, stream_at(stream)));
   });
   m.def("logprobs", [](Address logits, int64_t stride, int64_t rows, int vocab, Address tokens, int top, Address chosen,
                        Address top_ids, Address top_values, Address stream) {

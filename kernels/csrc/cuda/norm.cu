@@ -94,7 +94,7 @@ cudaError_t launch(const NormArgs& a, cudaStream_t stream) {
     using T = decltype(tag);
     constexpr int N = 16 / sizeof(T);
     if (a.width % N != 0) return cudaErrorInvalidValue;
-    const int vectors = a.width / N, held = vectors <= 256 ? 1 : vectors <= 2048 ? 2 : 4;
+    const int vectors = a.width / N, held = vectors <= 1024 ? 1 : vectors <= 2048 ? 2 : 4;
     const int threads = ((vectors + held - 1) / held + 31) / 32 * 32;
     if (threads > 1024) return cudaErrorInvalidValue;
     const dim3 rows{unsigned(a.rows)};

@@ -5,15 +5,15 @@ Nothing here waits for the device: what is chosen comes as a `Choice`, which the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_kernels.adjust import Adjustment, adjust, pack
 from octavo_worker.engine.plan import Sampled, SampleSpec
 from octavo_worker.messages import Logprob
 
@@ -102,11 +102,11 @@ def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return tensor.to(device) if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def sample(logits: Tensor, specs: Sequence[SampleSpec], latest: Mapping[int, Tensor] | None = None) -> Choice:
+def sample(logits: Tensor, specs: Sequence[SampleSpec], latest: Tensor | None = None) -> Choice:
     """One token for each spec from its row of `logits[B, vocab]` (float32; changed in place).
 
-    `latest`: for some rows, the last token of their output (int64 `[1]`), which `output` lacks because only the device
-    knows it.
+    `latest[B]` (int64): the last token of the rows' output, which `output` lacks because only the device knows it, or
+    -1.
     Log-probabilities are of the raw logits: before bias, penalties, temperature and filters. A spec that asks for
     candidates gets those instead.
     """
@@ -119,8 +119,7 @@ def sample(logits: Tensor, specs: Sequence[SampleSpec], latest: Mapping[int, Ten
     if wanted:
         wanted_rows = on_device(wanted, torch.int64, device)
         raw = logits[wanted_rows]
-    for row, spec in enumerate(specs):
-        adjust(logits[row], spec, None if latest is None else latest.get(row))
+    adjust_rows(logits, specs, latest)
     choice = Choice(_choose(logits, specs), wanted, None, beams)
     if beams:
         choice.candidates = _candidates(logits[beam_rows], [specs[row].candidates for row in beams])
@@ -139,36 +138,32 @@ def _candidates(scores: Tensor, counts: Sequence[int]) -> Candidates:
     return Candidates(counts, ids, values)
 
 
-def adjust(row: Tensor, spec: SampleSpec, latest: Tensor | None = None) -> None:
-    """Bias, penalties and forbidden tokens on one row of logits, in place.
-
-    As in vLLM: the repetition penalty (CTRL, arXiv 1909.05858, section 4.1) looks at prompt and output, presence and
-    frequency penalties at the output only. `latest` as in `sample`.
-    """
-    params, device = spec.params, row.device
-    if params.logit_bias:
-        ids = on_device(list(params.logit_bias), torch.int64, device)
-        row[ids] += on_device(list(params.logit_bias.values()), torch.float32, device)
-    if params.repetition_penalty != 1.0:
-        seen = on_device(np.unique(np.fromiter((*spec.prompt, *spec.output), np.int64)), torch.int64, device)
-        seen = seen if latest is None else torch.cat((seen, latest))
-        values = row[seen]
-        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if params.presence_penalty or params.frequency_penalty:
-        _penalise_output(row, spec, latest)
-    if spec.forbidden:
-        row[on_device(list(spec.forbidden), torch.int64, device)] = -torch.inf
+def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec], latest: Tensor | None = None) -> None:
+    """Bias, penalties and forbidden tokens, as in vLLM, in place: one message to the device and one launch. `latest` as
+    in `sample`."""
+    if not any(map(_asks, specs)):
+        return
+    message = on_device(pack([_adjustment(spec) for spec in specs]), torch.int32, logits.device)
+    adjust(logits, message, latest)
 
 
-def _penalise_output(row: Tensor, spec: SampleSpec, latest: Tensor | None) -> None:
-    presence, frequency = spec.params.presence_penalty, spec.params.frequency_penalty
-    unique, counts = np.unique(np.fromiter(spec.output, np.int64), return_counts=True)
-    ids = on_device(unique, torch.int64, row.device)
-    if len(unique):
-        penalty = presence + frequency * torch.from_numpy(counts)
-        row[ids] -= on_device(penalty.float(), torch.float32, row.device)
-    if latest is not None:
-        row[latest] -= frequency + presence * ~torch.isin(latest, ids)
+def _asks(spec: SampleSpec) -> bool:
+    p = spec.params
+    penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+    return bool(p.logit_bias or penalties or spec.forbidden)
+
+
+def _adjustment(spec: SampleSpec) -> Adjustment:
+    p = spec.params
+    return Adjustment(
+        bias=p.logit_bias or {},
+        prompt=spec.prompt,
+        output=spec.output,
+        repetition=p.repetition_penalty,
+        presence=p.presence_penalty,
+        frequency=p.frequency_penalty,
+        forbidden=spec.forbidden,
+    )
 
 
 def _choose(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:

@@ -252,7 +252,8 @@ class CudaRunner:
         places = on_device(special, torch.int64, logits.device)
         asking = [specs[place] for place in special]
         # decodes come first: what they follow stands in their sequence's place of the input
-        latest = {row: self._inputs.token_ids[at : at + 1] for row, (_, at, ahead) in enumerate(asking) if ahead}
+        followed = on_device([at if ahead else -1 for _, at, ahead in asking], torch.int64, logits.device)
+        latest = torch.where(followed >= 0, self._inputs.token_ids[followed], -1)
         choice = sample(logits[places], [spec for spec, _, _ in asking], latest)
         self._sampled[places] = choice.tokens
         return choice.to_host()

@@ -1,0 +1,71 @@
+// Passes over rows of logits, a few wide loads of each thread in flight, and orders of (value, token).
+#pragma once
+
+#include <type_traits>
+
+#include "common.cuh"
+
+namespace octavo {
+
+// Order-preserving map of floats to integers, and back.
+__device__ inline uint32_t key_of(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ inline float value_of(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+
+// The best value and, among equals, the lowest token: the largest candidate.
+__device__ inline uint64_t candidate(float value, int token) {
+  return uint64_t(key_of(__fadd_rn(value, 0.0f))) << 32 | uint32_t(~token);  // -0 and 0 are equal
+}
+__device__ inline float value_of_candidate(uint64_t x) { return value_of(uint32_t(x >> 32)); }
+__device__ inline int token_of_candidate(uint64_t x) { return int(~uint32_t(x)); }
+
+__device__ inline uint64_t warp_max(uint64_t x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x = max(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
+// A row of logits in groups of four tokens. Behind the vocabulary's end they are minus infinity.
+template <class T>
+struct Logits {
+  const T* row;
+  int vocab;
+  bool aligned;
+
+  __device__ Logits(const T* data, int size)
+      : row(data), vocab(size), aligned(reinterpret_cast<uintptr_t>(data) % (4 * sizeof(T)) == 0) {}
+
+  __device__ float4 group(int index) const {
+    const int token = 4 * index;
+    if (aligned && token + 4 <= vocab) {
+      using Word = std::conditional_t<sizeof(T) == 4, int4, int2>;
+      union {
+        Word word;
+        Elements<T, 4> x;
+      };
+      word = __ldcg(reinterpret_cast<const Word*>(row + token));
+      return {to_float(x.at[0]), to_float(x.at[1]), to_float(x.at[2]), to_float(x.at[3])};
+    }
+    auto one = [&](int i) { return token + i < vocab ? to_float(row[token + i]) : -INFINITY; };
+    return {one(0), one(1), one(2), one(3)};
+  }
+
+  // Calls f(group, logits) for the groups from `begin` to before `end`, dealt out to the block's threads, of which each has `kUnroll`
+  // loads in flight.
+  template <int kThreads, int kUnroll, class F>
+  __device__ void stream(int begin, int end, F&& f) const {
+    for (int base = begin + threadIdx.x; base < end; base += kThreads * kUnroll) {
+      float4 x[kUnroll];
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i)
+        if (base + i * kThreads < end) x[i] = group(base + i * kThreads);
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i)
+        if (base + i * kThreads < end) f(base + i * kThreads, x[i]);
+    }
+  }
+};
+
+}  // namespace octavo
