@@ -603,5 +603,10 @@ def set_num_threads(threads: int) -> None:
     _cpu.set_num_threads(threads)
 
 
+def cpu_level() -> str:
+    """The instruction set that the CPU kernels use here; `OCTAVO_CPU_LEVEL` takes a lower one than the best."""
+    return str(_cpu.level())
+
+
 def num_threads() -> int:
     return int(_cpu.num_threads())

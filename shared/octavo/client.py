@@ -14,6 +14,7 @@ from redis.exceptions import OutOfMemoryError
 from octavo import wire
 from octavo.connection import answered, connect, connect_listener, default_url, redacted
 from octavo.errors import JobFailed, JobNotFound, OctavoError, QueueFull, ServerUnavailable, WorkerNotFound
+from octavo.fleet import live_workers
 from octavo.jobs import list_dead_letters, list_jobs, read_info, read_result, read_submission, remove_dead_letters
 from octavo.keys import Keys
 from octavo.models import (
@@ -256,10 +257,7 @@ class AsyncClient:
     async def workers(self) -> list[WorkerInfo]:
         """All workers whose heartbeat is fresh, by id."""
         async with self._asking():
-            names: Any = await self._redis.zrange(self._keys.workers, 0, -1)
-            keys = [self._keys.worker(name.decode()) for name in names]
-            infos: Any = await self._redis.mget(keys) if keys else []
-        return sorted((wire.decode_worker(info) for info in infos if info), key=lambda info: info.id)
+            return await live_workers(self._redis, self._keys)
 
     async def worker_memory(self, worker_id: str) -> WorkerMemory:
         """A worker's KV memory now: it is asked, which costs its engine 0.6 ms for 8,000 blocks. Raises WorkerNotFound,

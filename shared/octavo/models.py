@@ -411,7 +411,8 @@ class PinnedPrefix(Frozen):
 
 
 class WorkerInfo(Frozen):
-    """A worker's latest heartbeat; it vanishes with the worker."""
+    """A worker's latest heartbeat; it vanishes with the worker. `numerics` says what decides how it rounds; it is empty
+    if that is not known. Workers of one model that say the same give the same tokens."""
 
     id: str
     model: str
@@ -420,6 +421,7 @@ class WorkerInfo(Frozen):
     started_at: float
     stats: dict[str, float | int | str] = {}
     pins: dict[str, PinOutcome] = {}
+    numerics: str = ""
 
 
 CELL_STATES = {".": "free", "c": "cached", "q": "quarantined", "u": "used", "s": "shared", "p": "pinned"}

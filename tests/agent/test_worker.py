@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from cli_driver import Cli
 from engine_driver import expected_beams, make_request
 from fake_runner import score
-from queue_client import VOCABULARY, Queue, expected
+from queue_client import VOCABULARY, Queue, expected, until
 from tokenizers import Tokenizer
 
 import octavo_worker
@@ -49,6 +50,22 @@ def test_beams_and_the_best_of_several_samples(queue: Queue, start_worker):
     result = queue.wait(best)
     assert [list(s.token_ids) for s in result.sequences] == samples[:2]
     assert all(s.logprobs is None for s in result.sequences)
+
+
+def test_workers_of_one_model_that_round_differently_are_named(queue: Queue, start_worker, redis_url, tmp_path):
+    first = start_worker("numerics=amx").wait_ready()
+    warning = "workers of demo round differently (amx; avx512)"
+    cli = Cli(tmp_path)
+    assert "round differently" not in cli("top", "--once", "--interval", "0.2", "--redis-url", redis_url)
+    second = start_worker("numerics=avx512").wait_ready()
+    until(lambda: warning in second.log)
+    third = start_worker("numerics=amx", served_name="another").wait_ready()
+    assert "round differently" not in first.log + third.log
+    assert warning in " ".join(cli("top", "--once", "--interval", "0.2", "--redis-url", redis_url).split())
+    findings = cli.json("doctor", "--redis-url", redis_url)["findings"]
+    (finding,) = (finding for finding in findings if finding["name"] == "workers")
+    assert finding["state"] == "warning"
+    assert warning in finding["found"]
 
 
 def test_a_prompt_of_several_caches_is_answered_beside_others(queue: Queue, start_worker):

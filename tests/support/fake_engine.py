@@ -2,7 +2,7 @@
 
 `--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake, as in
 "fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a
-token that aborts it (`crash_token`), a token that fails its request (`poison`).
+token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def load_runner(options: ModelOptions) -> FakeRunner:
     )
     runner.crash_after = int(settings.get("crash_after", 0))
     runner.crash_token = int(settings.get("crash_token", -1))
+    runner.numerics = settings.get("numerics", FakeRunner.numerics)
     return runner
 
 

@@ -65,6 +65,7 @@ class FakeRunner:
     shared_reading = None
     asynchronous = False
     kv_dtype = "bfloat16"
+    numerics = "fake"
 
     def __init__(
         self,

@@ -115,7 +115,8 @@ class Shutdown(Message):
 
 
 class Ready(Message):
-    """Engine to agent, once: the model is loaded. `kv_dtype` names the type of the KV cache. With `enough_blocks` free
+    """Engine to agent, once: the model is loaded. `kv_dtype` names the type of the KV cache, `numerics` what decides
+    how the engine rounds. With `enough_blocks` free
     a sequence of any length can begin."""
 
     max_model_len: int
@@ -126,6 +127,7 @@ class Ready(Message):
     max_running: int
     enough_blocks: int
     load_seconds: float
+    numerics: str = ""
 
 
 class Logprob(Message):

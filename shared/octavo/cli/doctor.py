@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import json
@@ -20,7 +21,10 @@ from rich.markup import escape
 
 from octavo import local
 from octavo.cli.console import AsJson, RedisUrl, out, print_json
+from octavo.cli.workers import live_workers
 from octavo.connection import connect_sync, default_url, redacted
+from octavo.errors import OctavoError
+from octavo.fleet import describe_mix, mixed_numerics
 
 _LEAST_SERVER = (7, 0)
 _LEAST_DISK_GB = 2
@@ -48,6 +52,7 @@ def doctor(
         *_guard("torch", _torch),
         *_guard("kernels", _kernels),
         _redis(redis_url or default_url()),
+        *_workers(redis_url or default_url()),
         _model(model),
         _disk(),
     ]
@@ -113,6 +118,18 @@ def _redis(url: str) -> Finding:
     if compatible < _LEAST_SERVER:
         return Finding("redis", "error", found, "octavo needs Redis 7.0 or newer, or Valkey")
     return Finding("redis", "ok", found)
+
+
+def _workers(url: str) -> list[Finding]:
+    try:
+        found = asyncio.run(live_workers(url))
+    except (OctavoError, RedisError, ValueError):
+        return []  # that of the server says why
+    mixed = [describe_mix(*mix) for mix in mixed_numerics(found).items()]
+    step = "give them the same --device, --dtype and --kv-dtype; OCTAVO_CPU_LEVEL takes a lower instruction set"
+    return [Finding("workers", "warning", mix, step) for mix in mixed] or [
+        Finding("workers", "ok", f"{len(found)} live")
+    ]
 
 
 def _model(model: str) -> Finding:

@@ -18,6 +18,7 @@ from octavo.cli.console import AsJson, RedisUrl, out, print_json
 from octavo.cli.memory_view import memory_panel
 from octavo.client import AsyncClient
 from octavo.errors import WorkerNotFound
+from octavo.fleet import describe_mix, mixed_numerics
 from octavo.models import WorkerInfo, WorkerMemory
 
 _BLOCK_STATES = ("free", "used", "shared", "cached", "quarantined", "pinned", "host", "host_free", "cold")
@@ -41,6 +42,7 @@ class WorkerLoad:
     kv_used: float  # share of the KV blocks that sequences hold, 0 to 1
     kv_cached: float  # share that only the prefix cache holds
     kv_dtype: str
+    numerics: str  # what decides how it rounds
     blocks: dict[str, int]  # free + used + cached + quarantined are all; shared are among the used, host in CPU memory
     preemptions: int
     preemption_reasons: dict[str, int]  # which way each went, and why
@@ -136,6 +138,7 @@ def _load(worker: WorkerInfo, made_before: int, seconds: float) -> WorkerLoad:
         kv_used=round(used / blocks, 4),
         kv_cached=round(cached / blocks, 4),
         kv_dtype=str(worker.stats.get("kv_dtype", "")),
+        numerics=worker.numerics,
         blocks={state: _count(worker, f"{state}_blocks") for state in _BLOCK_STATES},
         preemptions=_count(worker, "preemptions"),
         preemption_reasons={reason: _count(worker, reason) for reason in _REASONS},
@@ -163,6 +166,7 @@ def _screen(snapshot: Snapshot) -> RenderableType:
             load.id, load.model, str(load.running), str(load.waiting), kv, bar, load.kv_dtype, cached,
             str(load.preemptions), str(load.preemption_reasons["swapped_out"]), f"{load.tokens_per_s:.0f}",
         )  # fmt: skip
+    mixed = [Text(describe_mix(*mix), style="yellow") for mix in mixed_numerics(snapshot.workers).items()]
     total = Text(f"{len(snapshot.workers)} workers, {snapshot.tokens_per_s:.0f} tokens/s", style="bold")
     maps = [memory_panel(memory, min(out.width, _WIDEST)) for memory in snapshot.memory]
-    return Group(total, Text(), queue, Text(), table, *maps)
+    return Group(total, Text(), queue, Text(), table, *mixed, *maps)

@@ -23,6 +23,7 @@ from redis.retry import Retry
 
 from octavo import wire
 from octavo.connection import connect, redacted
+from octavo.fleet import describe_mix, live_workers, mixed_numerics
 from octavo.models import ModelCard, WorkerInfo
 from octavo.protocol import Cell, run
 from octavo_worker.agent.agent import Agent
@@ -117,7 +118,7 @@ class Supervisor:
             self._worker_id,
             lease_s=settings.lease,
             holding=self._agent.holding,
-            info=self._info,
+            info=lambda: wire.encode_worker(self._info()),
             answered=lambda held, reply: loop.call_soon_threadsafe(self._agent.on_heartbeat, held, reply),
             silent=lambda: loop.call_soon_threadsafe(self._agent.on_silence),
         )
@@ -206,13 +207,14 @@ class Supervisor:
 
     async def _serve_engine(self, engine: EngineProcess, ready: Ready) -> None:
         """Raises EOFError when the engine dies."""
-        if self._limits is None:
+        is_first, self._limits = self._limits is None, ready
+        await self._register(ready)
+        if is_first:
             log.info(
                 "serving %s: loaded in %.1f s, %d blocks of %d tokens in %s",
                 self._model, ready.load_seconds, ready.num_blocks, ready.block_size, ready.kv_dtype,
             )  # fmt: skip
-        self._limits = ready
-        await self._register(ready)
+            await self._compare_rounding()
         self._agent.attach(engine, ready)
         self._pins.attach(engine, ready)
         with contextlib.suppress(RedisError, OSError):  # the inbox tries again
@@ -277,6 +279,13 @@ class Supervisor:
         if not self._heartbeat.is_alive:
             self._heartbeat.start()
 
+    async def _compare_rounding(self) -> None:
+        """Warn when workers of this model round differently; whoever starts last says it."""
+        with contextlib.suppress(RedisError, OSError):
+            workers = [*await live_workers(self._connection, self._cell.keys), self._info()]
+            if numerics := mixed_numerics(workers).get(self._model):
+                log.warning(describe_mix(self._model, numerics))
+
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(_REAP_EVERY_S)
@@ -295,7 +304,7 @@ class Supervisor:
             retry=Retry(NoBackoff(), 0),
         )
 
-    def _info(self) -> bytes:
+    def _info(self) -> WorkerInfo:
         stats = msgspec.structs.asdict(self._agent.stats)
         stats["jobs"] = len(self._agent.holding())
         if self._limits is not None:
@@ -303,7 +312,7 @@ class Supervisor:
             stats |= {"num_blocks": limits.num_blocks, "max_running": limits.max_running, "kv_dtype": limits.kv_dtype}
         if self._engine is not None:
             stats["engine_pid"] = self._engine.pid
-        info = WorkerInfo(
+        return WorkerInfo(
             id=self._worker_id,
             model=self._model,
             host=socket.gethostname(),
@@ -311,8 +320,8 @@ class Supervisor:
             started_at=self._started_at,
             stats=stats,
             pins=self._pins.outcomes(),
+            numerics="" if self._limits is None else self._limits.numerics,
         )
-        return wire.encode_worker(info)
 
     # The end
 

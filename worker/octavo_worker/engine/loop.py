@@ -60,6 +60,7 @@ class EngineLoop:
             max_running=limits.max_running,
             enough_blocks=self._scheduler.residency.enough_blocks,
             load_seconds=load_seconds,
+            numerics=runner.numerics,
         )
 
     def _receive(self) -> None:

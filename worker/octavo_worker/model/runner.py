@@ -23,6 +23,7 @@ from octavo_worker.engine.plan import (
 )
 from octavo_worker.messages import Logprob
 from octavo_worker.model.batch import Batch, ragged_batch
+from octavo_worker.model.numerics import numerics
 from octavo_worker.model.sampler import sample, score
 
 PROMPT_ROWS = 128  # logits of a large vocabulary are megabytes a row
@@ -89,6 +90,7 @@ class PagedRunner:
         shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
         both = ops.empty_cache(num_blocks + num_host_blocks, *shape, cache_dtype or model.dtype, model.device)
         self.kv_dtype = str(both.dtype).removeprefix("torch.")
+        self.numerics = numerics(model.device, model.dtype, both.dtype)
         self.kv_cache, self.host_cache = both[:num_blocks], both[num_blocks:]
         model.bind(both, block_size, max_model_len)
 

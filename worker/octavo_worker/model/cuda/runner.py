@@ -30,6 +30,7 @@ from octavo_worker.model.cuda.mailbox import Mailbox, Slot
 from octavo_worker.model.cuda.packer import Packed, Packer
 from octavo_worker.model.cuda.plans import AttentionPlans
 from octavo_worker.model.cuda.swap import SwapStreams
+from octavo_worker.model.numerics import numerics
 from octavo_worker.model.runner import PROMPT_ROWS, CausalModel
 from octavo_worker.model.sampler import Choice, Scores, on_device, sample, score
 
@@ -112,6 +113,7 @@ class CudaRunner:
         shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
         self.kv_cache = ops.empty_cache(num_blocks, *shape, cache_dtype or model.dtype, model.device)
         self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
+        self.numerics = numerics(model.device, model.dtype, self.kv_cache.dtype)
         self.host_cache = torch.empty(
             (num_host_blocks, *self.kv_cache.shape[1:]), dtype=self.kv_cache.dtype, pin_memory=num_host_blocks > 0
         )
