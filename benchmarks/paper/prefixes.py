@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo_worker.bench.traces import TRACE_BLOCK as BLOCK
+from octavo_worker.bench.traces import read_trace
 from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.memory.prefix_cache import PrefixCache
-
-BLOCK = 512  # tokens that one id of the trace stands for
 
 
 @dataclass(frozen=True)
@@ -27,14 +25,10 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
     """A block's content is unknown, its identity is not: the id stands for its 512 tokens."""
     prompts, cache = [], PrefixCache(BlockPool(2), 1)
     root = cache.root(b"")
-    with gzip.open(path, "rt") as file:
-        for line in file:
-            row = json.loads(line)
-            digests = [root]
-            cache.extend_digests(digests, row["hash_ids"][: row["input_tokens"] // BLOCK])
-            prompts.append(Prompt(row["input_tokens"], row["hash_ids"], digests))
-            if len(prompts) == limit:
-                break
+    for request in read_trace(path, limit):
+        digests = [root]
+        cache.extend_digests(digests, request.blocks[: request.prompt // BLOCK])
+        prompts.append(Prompt(request.prompt, list(request.blocks), digests))
     return prompts
 
 

@@ -58,6 +58,8 @@ _WORKER_GAUGES = {
 }
 _WORKER_COUNTERS = {
     "steps": "octavo_engine_steps",
+    "decoded_tokens": "octavo_engine_tokens_decoded",
+    "prefilled_tokens": "octavo_engine_tokens_prefilled",
     "preemptions": "octavo_num_preemptions",
     "recomputed_tokens": "octavo_tokens_recomputed",
     "restored_tokens": "octavo_tokens_restored",

@@ -148,11 +148,13 @@ class TokenOutput(Message):
 
 
 class RequestStarted(Message):
-    """Engine to agent, when a request's prompt is computed: what the prefix cache saved, and prompt logprobs."""
+    """Engine to agent, when a request's prompt is computed: what the prefix cache saved, prompt logprobs, and the
+    seconds from its arrival until it was first given memory."""
 
     id: str
     cached_tokens: int
     prompt_logprobs: list[Logprob | None] | None = None
+    queued_s: float = 0.0
 
 
 class RequestResumed(Message):
@@ -198,8 +200,8 @@ class EngineStats(Message):
     `recomputed_tokens` had been computed before a preemption and were computed again, `restored_tokens` came back from
     CPU memory. Of the `preemptions` (of sequences), `swapped_out` kept their memory on the host; why the others were to
     be recomputed says `octavo_worker.memory.cost.Decision`. Seconds: spent planning, launching, waiting for and
-    committing steps, and with requests but no step
-    under way (`idle_s`).
+    committing steps, and with requests but no step under way (`idle_s`). Tokens that the steps computed:
+    `decoded_tokens`, one a sequence that decodes, and `prefilled_tokens` in chunks.
     """
 
     running: int = 0
@@ -233,6 +235,8 @@ class EngineStats(Message):
     wait_s: float = 0.0
     commit_s: float = 0.0
     idle_s: float = 0.0
+    decoded_tokens: int = 0
+    prefilled_tokens: int = 0
 
 
 class StepOutput(Message):

@@ -15,10 +15,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from octavo_worker.bench.replay import RULES, arrivals_of, figures
 from octavo_worker.bench.report import median, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
+from octavo_worker.bench.traces import TracedRequest, clip, read_trace, work_of
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, Work, workload
+from octavo_worker.engine import step_log
 from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.step_log import StepLog
 from octavo_worker.files import model_folder
 
 bench = typer.Typer(no_args_is_help=True, help="Measure the engine alone, or the whole service.")
@@ -38,13 +42,22 @@ Model = Annotated[
 Workloads = Annotated[str, typer.Option(help="Comma-separated names; the default is all of the family.")]
 Family = Annotated[str, typer.Option(help="cpu: small sets for a few cores; gpu: the published peer's sets.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Counted runs of each workload; the median is reported.")]
+MaxModelLen = Annotated[int, typer.Option(help="Longest sequence that must fit.")]
+TokenBudget = Annotated[int | None, typer.Option(help="Most tokens in one step; by default as the device.")]
+OnDevice = Annotated[Device, typer.Option(help="Where the model runs.")]
+SwapMemory = Annotated[float, typer.Option(min=0, help="GiB of CPU memory for preempted sequences.")]
+Temperature = Annotated[float, typer.Option(min=0, help="0: greedy.")]
+Overlap = Annotated[bool, typer.Option(help="Launch steps one ahead where the device allows it.")]
+ChromeTrace = Annotated[
+    Path | None, typer.Option(help="Write the steps of the last run to this file, for Perfetto or chrome://tracing.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of the engine.")]
 Out = Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of a table.")]
 
 
 @contextmanager
-def _options(model: str, threads: int | None, max_model_len: int, **more: Any) -> Iterator[ModelOptions]:
+def _options(model: str, threads: int | None, max_model_len: int | None, **more: Any) -> Iterator[ModelOptions]:
     with tempfile.TemporaryDirectory() as folder:
         path = write_shape(model, Path(folder)) if model in SHAPES else model_folder(model)
         yield ModelOptions(
@@ -75,12 +88,21 @@ def _figure(name: str, work: list[Work], seconds: list[float]) -> dict[str, Any]
     }
 
 
+def _write_steps(log: StepLog | None, path: Path | None) -> None:
+    if log is not None and path is not None:
+        path.write_text(json.dumps(step_log.chrome_trace(log)))
+
+
 def _show(document: dict[str, Any], as_json: bool, out: Path | None) -> None:
     if out is not None:
         write(document, out)
     if as_json:
         typer.echo(json.dumps(document, indent=1))
         return
+    Console().print(_across(document) if len(document["rows"]) > 1 else _down(document))
+
+
+def _across(document: dict[str, Any]) -> Table:
     rows = document["rows"]
     columns = [
         name
@@ -92,7 +114,17 @@ def _show(document: dict[str, Any], as_json: bool, out: Path | None) -> None:
         table.add_column(column.replace("_", " "), justify="left" if column == "workload" else "right")
     for row in rows:
         table.add_row(*(str(row.get(column, "")) for column in columns))
-    Console().print(table)
+    return table
+
+
+def _down(document: dict[str, Any]) -> Table:
+    """One row has room for everything."""
+    table = Table("", "", title=document["benchmark"], show_header=False)
+    for name, value in document["rows"][0].items():
+        parts = value if isinstance(value, dict) else {"": value}
+        for part, figure in parts.items():
+            table.add_row(f"{name} {part}".strip().replace("_", " "), "-" if figure is None else str(figure))
+    return table
 
 
 @bench.command()
@@ -102,13 +134,14 @@ def engine(
     family: Family = "cpu",
     rounds: Rounds = 3,
     threads: Threads = None,
-    max_model_len: Annotated[int, typer.Option(help="Longest sequence that must fit.")] = 1024,
-    token_budget: Annotated[int | None, typer.Option(help="Most tokens in one step; by default as the device.")] = None,
-    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
-    swap_memory: Annotated[float, typer.Option(min=0, help="GiB of CPU memory for preempted sequences.")] = 0.0,
-    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
+    max_model_len: MaxModelLen = 1024,
+    token_budget: TokenBudget = None,
+    device: OnDevice = Device.AUTO,
+    swap_memory: SwapMemory = 0.0,
+    temperature: Temperature = 0.0,
     interval_ms: Annotated[float, typer.Option(min=0, help="Requests arrive this far apart; 0: all at once.")] = 0.0,
-    overlap: Annotated[bool, typer.Option(help="Launch steps one ahead where the device allows it.")] = True,
+    overlap: Overlap = True,
+    chrome_trace: ChromeTrace = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -127,12 +160,13 @@ def engine(
         bench_engine = EngineBench(load_runner(options), options, temperature)
         for name, work in _works(family, workloads, bench_engine.vocab_size).items():
             bench_engine.run([Work(w.prompt, min(w.max_tokens, 8)) for w in work])
-            timings = [
-                bench_engine.run(work, interval_s=interval_ms / 1e3)
-                for _ in track(range(rounds), description=name, console=_console, transient=True)
-            ]
+            arrivals, timings = [index * interval_ms / 1e3 for index in range(len(work))], []
+            for _ in track(range(rounds), description=name, console=_console, transient=True):
+                log = None if chrome_trace is None else StepLog()
+                timings.append(bench_engine.run(work, arrivals=arrivals, log=log))
             middle = sorted(timings, key=lambda timing: timing.seconds)[len(timings) // 2]
             rows.append(_figure(name, work, [timing.seconds for timing in timings]) | middle.summary())
+    _write_steps(log, chrome_trace)
     _show(
         report(
             "engine",
@@ -158,7 +192,7 @@ def service(
     family: Family = "cpu",
     rounds: Rounds = 3,
     threads: Threads = None,
-    max_model_len: Annotated[int, typer.Option(help="Longest sequence that must fit.")] = 1024,
+    max_model_len: MaxModelLen = 1024,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -168,3 +202,74 @@ def service(
     with _options(model, threads, max_model_len) as options:
         rows = compare_service(options, lambda vocab: _works(family, workloads, vocab), rounds, _console)
     _show(report("service", rows, model=model, family=family), as_json, out)
+
+
+@bench.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="CSV or JSON lines, see benchmarks/README.md.", exists=True)],
+    model: Model = "demo",
+    requests: Annotated[int | None, typer.Option(min=1, help="Only that many requests of its head.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Only its first seconds, in its own time.")] = None,
+    speed: Annotated[float, typer.Option(min=1e-3, help="How much faster than in the trace requests arrive.")] = 1.0,
+    max_model_len: Annotated[int | None, typer.Option(help="Clip to this context instead of the model's.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(min=16, help="Size of the KV cache, to see preemption.")] = None,
+    swap_memory: SwapMemory = 0.0,
+    token_budget: TokenBudget = None,
+    threads: Threads = None,
+    device: OnDevice = Device.AUTO,
+    temperature: Temperature = 1.0,
+    overlap: Overlap = True,
+    chrome_trace: ChromeTrace = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """A trace of requests in its own time against the engine alone: latencies, queueing, preemptions, prefix hits."""
+    from octavo_worker.bench.engine import EngineBench
+    from octavo_worker.model import load_runner
+
+    asked = _trace(trace, requests, seconds)
+    more = {"token_budget": token_budget, "overlap": overlap, "device": device.value}
+    memory = {"num_blocks": kv_tokens and -(-kv_tokens // 16) + 1, "host_cache_bytes": round(swap_memory * 2**30)}
+    with _options(model, threads, max_model_len, **more, **memory) as options:
+        bench_engine = EngineBench(load_runner(options), options, temperature)
+        fitting, clipped = clip(asked, bench_engine.max_model_len)
+        work = work_of(fitting, bench_engine.vocab_size)
+        bench_engine.run([Work(w.prompt[:64], 8) for w in work[:8]])
+        log = None if chrome_trace is None else StepLog()
+        timing = bench_engine.run(work, arrivals=_arrivals(fitting, speed), log=log)
+    _write_steps(log, chrome_trace)
+    _show(
+        report(
+            "replay",
+            [{"workload": trace.name} | figures(timing, fitting, clipped)],
+            rules=RULES,
+            model=model,
+            device=device.value,
+            speed=speed,
+            max_model_len=bench_engine.max_model_len,
+            kv_tokens=bench_engine.kv_tokens,
+            swap_memory=swap_memory,
+            token_budget=bench_engine.token_budget,
+            temperature=temperature,
+            overlap=overlap,
+        ),
+        as_json,
+        out,
+    )
+
+
+def _trace(path: Path, requests: int | None, seconds: float | None) -> list[TracedRequest]:
+    try:
+        found = read_trace(path, requests, seconds)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if not found:
+        raise typer.BadParameter(f"{path} has no requests in what was asked for")
+    return found
+
+
+def _arrivals(trace: list[TracedRequest], speed: float) -> list[float]:
+    try:
+        return arrivals_of(trace, speed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo_worker.bench.report import percentile
@@ -11,20 +13,28 @@ from octavo_worker.engine.options import ModelOptions
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.engine.process import scheduler_for
-from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput, StepOutput
+from octavo_worker.engine.step_log import StepLog
+from octavo_worker.messages import AddRequest, EngineSampling, EngineStats, SequenceInput, StepOutput
 
 
 @dataclass
 class Timing:
-    """What one run of a workload showed. Times in seconds since the first request was added."""
+    """What one run of a workload showed. Times in seconds since the first request was added.
+
+    `queued` are the times from a request's arrival until it was given memory, `per_token` the mean times between its
+    tokens of those with several. `empty` are the seconds without any request, `idle` those with requests but without a
+    step under way.
+    """
 
     seconds: float = 0.0
     generated: int = 0
-    steps: int = 0
-    preemptions: int = 0
-    idle: float = 0.0  # seconds without a step under way
+    empty: float = 0.0
+    idle: float = 0.0
+    stats: EngineStats = field(default_factory=EngineStats)
     first_token: list[float] = field(default_factory=list)
     between_tokens: list[float] = field(default_factory=list)
+    per_token: list[float] = field(default_factory=list)
+    queued: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
         """Percentiles in milliseconds; the share of the time in which no step was under way."""
@@ -35,6 +45,39 @@ class Timing:
             "itl_p99_ms": round(1e3 * percentile(self.between_tokens, 0.99), 2),
             "idle_share": round(self.idle / self.seconds, 4) if self.seconds else 0.0,
         }
+
+
+class _Progress:
+    """Takes the engine's outputs into a `Timing`. `due` is when each request was to arrive."""
+
+    def __init__(self, due: dict[str, float]) -> None:
+        self.timing = Timing()
+        self._due = due
+        self._late: dict[str, float] = {}  # seconds that a request arrived later, because a step was in the way
+        self._first: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+        self._count: dict[str, int] = {}
+
+    def arrived(self, request_id: str, now: float) -> None:
+        self._late[request_id] = now - self._due[request_id]
+
+    def take(self, output: StepOutput, now: float) -> None:
+        if output.failed:
+            raise RuntimeError(f"a benchmark request failed: {output.failed[0].message}")
+        timing = self.timing
+        timing.generated += len(output.tokens)
+        for started in output.started:
+            timing.queued.append(self._late[started.id] + started.queued_s)
+        for token in output.tokens:
+            if token.id in self._last:
+                timing.between_tokens.append(now - self._last[token.id])
+                self._count[token.id] += 1
+            else:
+                timing.first_token.append(now - self._due[token.id])
+                self._first[token.id], self._count[token.id] = now, 1
+            self._last[token.id] = now
+            if token.finish_reason is not None and self._count[token.id] > 1:
+                timing.per_token.append((now - self._first[token.id]) / (self._count[token.id] - 1))
 
 
 class EngineBench:
@@ -50,46 +93,45 @@ class EngineBench:
         return self._runner.vocab_size
 
     @property
+    def max_model_len(self) -> int:
+        return self._runner.max_model_len
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return (self._runner.num_blocks - 1) * self._runner.block_size
+
+    @property
     def token_budget(self) -> int:
         return self._runner.token_budget
 
-    def run(self, work: list[Work], *, interval_s: float = 0.0) -> Timing:
-        """Generate everything, ignoring end of sequence. Requests arrive `interval_s` apart."""
+    def run(self, work: list[Work], *, arrivals: Sequence[float] = (), log: StepLog | None = None) -> Timing:
+        """Generate everything, ignoring end of sequence. Request i arrives `arrivals[i]` seconds after the start, in
+        this order; without arrivals all do at once. Every step is recorded in `log`."""
         scheduler = scheduler_for(self._runner, self._options)
         pipeline = Pipeline(self._runner, scheduler, ahead=self._options.overlap)
-        timing, started, last = Timing(), time.perf_counter(), {}
-        arrivals = [(index * interval_s, _request(index, w, self._temperature)) for index, w in enumerate(work)]
-        arrived = dict.fromkeys((request.id for _, request in arrivals), 0.0)
-        while arrivals or scheduler.has_requests or not pipeline.is_empty:
+        pipeline.log = log
+        requests = [_request(index, w, self._temperature) for index, w in enumerate(work)]
+        coming = deque(zip(arrivals or [0.0] * len(work), requests, strict=True))
+        progress = _Progress({request.id: due for due, request in coming})
+        timing, started = progress.timing, time.perf_counter()
+        while coming or scheduler.has_requests or not pipeline.is_empty:
             now = time.perf_counter() - started
-            while arrivals and arrivals[0][0] <= now:
-                due, request = arrivals.pop(0)
-                arrived[request.id] = due
+            while coming and coming[0][0] <= now:
+                request = coming.popleft()[1]
+                progress.arrived(request.id, now)
                 scheduler.add(request)
-            if not scheduler.has_requests and pipeline.is_empty:
-                time.sleep(max(0.0, arrivals[0][0] - now))
-                continue
-            pipeline.advance()
-            self._take(scheduler.take_output(), timing, started, arrived, last)
+            if scheduler.has_requests or not pipeline.is_empty:
+                pipeline.advance()
+                progress.take(scheduler.take_output(), time.perf_counter() - started)
+            else:
+                time.sleep(max(0.0, coming[0][0] - now))
+                timing.empty += time.perf_counter() - started - now
         timing.seconds = time.perf_counter() - started
         timing.idle = pipeline.times.idle
-        timing.steps = scheduler.stats().steps
-        timing.preemptions = scheduler.stats().preemptions
+        timing.stats = scheduler.stats()
+        pipeline.times.report(timing.stats)
         return timing
-
-    def _take(
-        self, output: StepOutput, timing: Timing, started: float, arrived: dict[str, float], last: dict[str, float]
-    ) -> None:
-        if output.failed:
-            raise RuntimeError(f"a benchmark request failed: {output.failed[0].message}")
-        now = time.perf_counter() - started
-        timing.generated += len(output.tokens)
-        for token in output.tokens:
-            if token.id in last:
-                timing.between_tokens.append(now - last[token.id])
-            else:
-                timing.first_token.append(now - arrived[token.id])
-            last[token.id] = now
 
 
 def _request(index: int, work: Work, temperature: float) -> AddRequest:

@@ -9,24 +9,41 @@ from dataclasses import dataclass
 
 from octavo_worker.engine.plan import Launched, ModelRunner, StepError, StepPlan
 from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.engine.step_log import StepLog, StepRecord
 from octavo_worker.messages import EngineStats
 
 
 @dataclass(slots=True)
 class StepTimes:
     """Seconds since the start: planning steps, launching them, waiting for their results, taking those in; and those
-    in which no step was under way although there were requests."""
+    in which no step was under way although there were requests. Tokens that the steps computed: one a decoding
+    sequence, and those of prompts."""
 
     plan: float = 0.0
     launch: float = 0.0
     wait: float = 0.0
     commit: float = 0.0
     idle: float = 0.0
+    decoded: int = 0
+    prefilled: int = 0
 
     def report(self, stats: EngineStats) -> None:
         stats.plan_s, stats.launch_s = self.plan, self.launch
         stats.wait_s, stats.commit_s = self.wait, self.commit
         stats.idle_s = self.idle
+        stats.decoded_tokens, stats.prefilled_tokens = self.decoded, self.prefilled
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A launched step: when its planning began, its launch began and ended, and its tokens of prompts."""
+
+    plan: StepPlan
+    launched: Launched
+    began: float
+    planned: float
+    left: float
+    prefilled: int
 
 
 class Pipeline:
@@ -34,7 +51,8 @@ class Pipeline:
 
     With `ahead` the next step is planned and launched before the result of the one under way is waited for: the device
     goes from one to the other while results are taken in, new requests arrive and outputs leave. That needs a runner
-    that computes asynchronously; with others it is left off, because it would only delay results.
+    that computes asynchronously; with others it is left off, because it would only delay results. Steps are recorded
+    in `log` while there is one.
     """
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, *, ahead: bool = True) -> None:
@@ -42,7 +60,8 @@ class Pipeline:
         self._runner = runner
         self._scheduler = scheduler
         self._ahead = ahead and runner.asynchronous
-        self._under_way: deque[tuple[StepPlan, Launched]] = deque()
+        self.log: StepLog | None = None
+        self._under_way: deque[UnderWay] = deque()
         self._idle_since: float | None = None
 
     @property
@@ -75,28 +94,54 @@ class Pipeline:
             return False
         if self.is_empty:
             self.times.idle += planned - (self._idle_since or began)
-        self._under_way.append((plan, self._runner.launch(plan)))
-        self.times.launch += time.perf_counter() - planned
+        prefilled = sum(len(step.tokens) for step in plan.sequences[plan.num_decodes :])
+        launched = self._runner.launch(plan)
+        left = time.perf_counter()
+        self._under_way.append(UnderWay(plan, launched, began, planned, left, prefilled))
+        self.times.launch += left - planned
+        self.times.decoded += plan.num_decodes
+        self.times.prefilled += prefilled
         return True
 
     def _land(self) -> None:
         began = time.perf_counter()
-        plan, launched = self._under_way.popleft()
+        step = self._under_way.popleft()
         try:
-            result = launched.result()
+            result = step.launched.result()
         except StepError as error:
             self._drain()
-            self._scheduler.abandon(plan, culprit=error.sequence, message=str(error))
+            self._scheduler.abandon(step.plan, culprit=error.sequence, message=str(error))
             return
         landed = time.perf_counter()
         self.times.wait += landed - began
         if self.is_empty:
             self._idle_since = landed
-        self._scheduler.commit(plan, result)
-        self.times.commit += time.perf_counter() - landed
+        self._scheduler.commit(step.plan, result)
+        committed = time.perf_counter()
+        self.times.commit += committed - landed
+        if self.log is not None:
+            self.log.add(_record(step, began, landed, committed))
 
     def _drain(self) -> None:
         """Wait for what was launched after a step that failed: it is of no use, but its copies must be over."""
         while self._under_way:
             with suppress(StepError):
-                self._under_way.popleft()[1].result()
+                self._under_way.popleft().launched.result()
+
+
+def _record(step: UnderWay, waited: float, landed: float, committed: float) -> StepRecord:
+    plan = step.plan
+    return StepRecord(
+        began=step.began,
+        planned=step.planned,
+        left=step.left,
+        waited=waited,
+        landed=landed,
+        committed=committed,
+        decodes=plan.num_decodes,
+        chunks=len(plan.sequences) - plan.num_decodes,
+        prefilled=step.prefilled,
+        swapped_out=len(plan.swap_out),
+        swapped_in=len(plan.swap_in),
+        copied=len(plan.copies),
+    )

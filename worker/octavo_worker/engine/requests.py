@@ -113,7 +113,9 @@ class Requests:
         if request.started or (wanted and len(request.prompt_logprobs or ()) < len(request.prompt)):
             return
         request.started = True
-        started = RequestStarted(request.id, request.cached_tokens or 0, request.prompt_logprobs)
+        started = RequestStarted(
+            request.id, request.cached_tokens or 0, request.prompt_logprobs, queued_s=request.queued_s
+        )
         request.prompt_scorer = request.prompt_logprobs = None
         self.output.started.append(started)
 

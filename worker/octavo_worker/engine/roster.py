@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import StepPlan
 from octavo_worker.engine.residency import Residency
@@ -113,6 +115,7 @@ class Roster:
             counters.hit += hit
         if request.cached_tokens is None:
             request.cached_tokens = min(hit, len(request.prompt))
+            request.queued_s = time.monotonic() - request.queued_since
         if _wants_scores(request):
             request.prompt_scorer = sequence
             request.prompt_logprobs = [None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from enum import Enum
 from operator import attrgetter
 
@@ -46,6 +47,8 @@ class Request:
         "prompt",
         "prompt_logprobs",
         "prompt_scorer",
+        "queued_s",
+        "queued_since",
         "rules",
         "salt",
         "sampling",
@@ -63,6 +66,8 @@ class Request:
         self.rules = rules
         self.final = min(len(message.prompt) + rules.limit - 1, room)
         self.arrival = arrival
+        self.queued_since = time.monotonic()
+        self.queued_s = 0.0  # until it was first given memory
         self.sequences: dict[int, Sequence] = {}
         self.beam: BeamGroup | None = None
         if message.sampling.beam is not None:
