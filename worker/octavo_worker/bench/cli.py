@@ -34,6 +34,19 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class Dtype(StrEnum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class KvDtype(StrEnum):
+    AUTO = "auto"
+    INT8 = "int8"
+    FP8 = "fp8"
+
+
 _console = Console(stderr=True)
 
 Model = Annotated[
@@ -45,6 +58,8 @@ Rounds = Annotated[int, typer.Option(min=1, help="Counted runs of each workload;
 MaxModelLen = Annotated[int, typer.Option(help="Longest sequence that must fit.")]
 TokenBudget = Annotated[int | None, typer.Option(help="Most tokens in one step; by default as the device.")]
 OnDevice = Annotated[Device, typer.Option(help="Where the model runs.")]
+InDtype = Annotated[Dtype, typer.Option(help="Type of weights and cache.")]
+CacheDtype = Annotated[KvDtype, typer.Option(help="Type of the KV cache; auto: as --dtype.")]
 SwapMemory = Annotated[float, typer.Option(min=0, help="GiB of CPU memory for preempted sequences.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0: greedy.")]
 Overlap = Annotated[bool, typer.Option(help="Launch steps one ahead where the device allows it.")]
@@ -137,6 +152,10 @@ def engine(
     max_model_len: MaxModelLen = 1024,
     token_budget: TokenBudget = None,
     device: OnDevice = Device.AUTO,
+    dtype: InDtype = Dtype.AUTO,
+    kv_dtype: CacheDtype = KvDtype.AUTO,
+    num_blocks: Annotated[int | None, typer.Option(min=2, help="Blocks of the KV cache, to see preemption.")] = None,
+    max_running: Annotated[int, typer.Option(min=1, help="Most sequences in the running batch.")] = 256,
     swap_memory: SwapMemory = 0.0,
     temperature: Temperature = 0.0,
     interval_ms: Annotated[float, typer.Option(min=0, help="Requests arrive this far apart; 0: all at once.")] = 0.0,
@@ -154,6 +173,10 @@ def engine(
         "token_budget": token_budget,
         "overlap": overlap,
         "device": device.value,
+        "dtype": dtype.value,
+        "kv_dtype": kv_dtype.value,
+        "num_blocks": num_blocks,
+        "max_running": max_running,
         "host_cache_bytes": round(swap_memory * 2**30),
     }
     with _options(model, threads, max_model_len, **more) as options:
@@ -176,6 +199,9 @@ def engine(
             interval_ms=interval_ms,
             token_budget=bench_engine.token_budget,
             device=device.value,
+            numerics=bench_engine.numerics,
+            num_blocks=num_blocks,
+            max_running=max_running,
             swap_memory=swap_memory,
             temperature=temperature,
             overlap=overlap,
@@ -217,6 +243,8 @@ def replay(
     token_budget: TokenBudget = None,
     threads: Threads = None,
     device: OnDevice = Device.AUTO,
+    dtype: InDtype = Dtype.AUTO,
+    kv_dtype: CacheDtype = KvDtype.AUTO,
     temperature: Temperature = 1.0,
     overlap: Overlap = True,
     chrome_trace: ChromeTrace = None,
@@ -228,7 +256,8 @@ def replay(
     from octavo_worker.model import load_runner
 
     asked = _trace(trace, requests, seconds)
-    more = {"token_budget": token_budget, "overlap": overlap, "device": device.value}
+    types = {"device": device.value, "dtype": dtype.value, "kv_dtype": kv_dtype.value}
+    more = {"token_budget": token_budget, "overlap": overlap, **types}
     memory = {"num_blocks": kv_tokens and -(-kv_tokens // 16) + 1, "host_cache_bytes": round(swap_memory * 2**30)}
     with _options(model, threads, max_model_len, **more, **memory) as options:
         bench_engine = EngineBench(load_runner(options), options, temperature)
@@ -245,6 +274,7 @@ def replay(
             rules=RULES,
             model=model,
             device=device.value,
+            numerics=bench_engine.numerics,
             speed=speed,
             max_model_len=bench_engine.max_model_len,
             kv_tokens=bench_engine.kv_tokens,

@@ -93,6 +93,11 @@ class EngineBench:
         return self._runner.vocab_size
 
     @property
+    def numerics(self) -> str:
+        """The device and the types that it computes in."""
+        return self._runner.numerics
+
+    @property
     def max_model_len(self) -> int:
         return self._runner.max_model_len
 

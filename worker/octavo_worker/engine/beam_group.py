@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 from octavo_worker.decoding.beam import BeamSearch, Candidate, Hypothesis
 from octavo_worker.messages import BeamProgress
 
-if TYPE_CHECKING:
-    from octavo_worker.engine.sequence import Sequence
+
+class Member(Protocol):
+    """A live hypothesis: a sequence of the engine."""
+
+    output: list[int]
 
 
-class BeamGroup:
+M = TypeVar("M", bound=Member)
+
+
+class BeamGroup(Generic[M]):
     """Collects what the model says after each live hypothesis; the search chooses once all are in.
 
     `members` are the sequences of the live hypotheses, the best first. `num_results` sequences were asked for.
@@ -20,11 +26,11 @@ class BeamGroup:
 
     def __init__(self, search: BeamSearch, num_results: int) -> None:
         self.search = search
-        self.members: list[Sequence] = []
+        self.members: list[M] = []
         self._num_results = num_results
-        self._candidates: dict[Sequence, List[Candidate]] = {}
+        self._candidates: dict[M, Sequence[Candidate]] = {}
 
-    def offer(self, member: Sequence, candidates: List[Candidate]) -> bool:
+    def offer(self, member: M, candidates: Sequence[Candidate]) -> bool:
         """Take a member's candidates. Whether those of all are in now."""
         if not self.members:
             self.members = [member]
@@ -35,7 +41,7 @@ class BeamGroup:
         """The members lost their memory: whatever they offered they will offer again."""
         self._candidates.clear()
 
-    def choose(self) -> list[tuple[Sequence, int]]:
+    def choose(self) -> list[tuple[M, int]]:
         """The next live hypotheses, best first, as a member to continue and a token. None when the search is over."""
         members = self.members
         candidates = [self._candidates.pop(member) for member in members]

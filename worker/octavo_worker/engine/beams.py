@@ -29,7 +29,7 @@ class Beams:
         else:
             self._requests.finish(request, [(found.tokens, found.reason) for found in beam.results()])
 
-    def _continue(self, request: Request, beam: BeamGroup, choices: list[tuple[Sequence, int]]) -> None:
+    def _continue(self, request: Request, beam: BeamGroup[Sequence], choices: list[tuple[Sequence, int]]) -> None:
         """Each chosen parent continues as the first of its children, the others fork from it; the rest is dropped."""
         running = self._roster.running
         parents = dict.fromkeys(parent for parent, _ in choices)

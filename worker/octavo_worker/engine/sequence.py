@@ -69,7 +69,7 @@ class Request:
         self.queued_since = time.monotonic()
         self.queued_s = 0.0  # until it was first given memory
         self.sequences: dict[int, Sequence] = {}
-        self.beam: BeamGroup | None = None
+        self.beam: BeamGroup[Sequence] | None = None
         if message.sampling.beam is not None:
             self.beam = BeamGroup(BeamSearch(message.sampling.beam, rules), len(message.sequences))
         self.long = False  # more than the device's memory holds: the rest of it is kept on the host
