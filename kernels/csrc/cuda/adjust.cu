@@ -12,7 +12,9 @@ struct Row {
   AdjustRow parameters;
   const int32_t* allowed;  // null: all
 
-  __device__ bool is_allowed(int token) const { return !allowed || (uint32_t(allowed[token / 32]) >> token % 32 & 1) != 0; }
+  __device__ bool is_allowed(int token) const {
+    return !allowed || (uint32_t(allowed[token / 32]) >> token % 32 & 1) != 0;
+  }
 
   // Arithmetic without contraction, as on the CPU.
   __device__ void adjust(const AdjustEntry& e) const {

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads) logprobs_kernel(const __grid_constan
   wait_for_previous_kernel();
   launch_next_kernel();
   const int64_t r = blockIdx.x;
-  const Logits<float> logits(a.logits + r * a.stride, a.vocab);
+  const Logits<float> logits{a.logits + r * a.stride, a.vocab};
   const int groups = (a.vocab + 3) / 4;
   // The best one below `last`.
   auto next = [&](uint64_t last) {

@@ -32,14 +32,10 @@ template <class T>
 struct Logits {
   const T* row;
   int vocab;
-  bool aligned;
-
-  __device__ Logits(const T* data, int size)
-      : row(data), vocab(size), aligned(reinterpret_cast<uintptr_t>(data) % (4 * sizeof(T)) == 0) {}
 
   __device__ float4 group(int index) const {
     const int token = 4 * index;
-    if (aligned && token + 4 <= vocab) {
+    if (reinterpret_cast<uintptr_t>(row) % (4 * sizeof(T)) == 0 && token + 4 <= vocab) {
       using Word = std::conditional_t<sizeof(T) == 4, int4, int2>;
       union {
         Word word;
@@ -52,8 +48,8 @@ struct Logits {
     return {one(0), one(1), one(2), one(3)};
   }
 
-  // Calls f(group, logits) for the groups from `begin` to before `end`, dealt out to the block's threads, of which each has `kUnroll`
-  // loads in flight.
+  // Calls f(group, logits) for the groups from `begin` to before `end`, dealt out to the block's threads, of which each
+  // has `kUnroll` loads in flight.
   template <int kThreads, int kUnroll, class F>
   __device__ void stream(int begin, int end, F&& f) const {
     for (int base = begin + threadIdx.x; base < end; base += kThreads * kUnroll) {
