@@ -224,9 +224,14 @@ def service(
 ) -> None:
     """The whole service beside the engine alone, run in turns: throughput, and time to the first token over HTTP."""
     from octavo_worker.bench.compare import compare_service
+    from octavo_worker.bench.service import ServiceFailed
 
     with _options(model, threads, max_model_len) as options:
-        rows = compare_service(options, lambda vocab: _works(family, workloads, vocab), rounds, _console)
+        try:
+            rows = compare_service(options, lambda vocab: _works(family, workloads, vocab), rounds, _console)
+        except ServiceFailed as failure:
+            _console.print(str(failure), markup=False, style="red")
+            raise typer.Exit(1) from failure
     _show(report("service", rows, model=model, family=family), as_json, out)
 
 

@@ -29,6 +29,35 @@ from octavo_worker.bench.engine import Timing
 from octavo_worker.bench.workloads import Work
 
 START_TIMEOUT_S = 300.0
+LAST_LINES = 15
+
+
+class ServiceFailed(Exception):
+    """The service did not start; the message says why."""
+
+
+class Child:
+    """A process of the service, started with `python *command`. What it writes goes to a file in `folder`."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str], folder: Path) -> None:
+        self._name = name
+        self._log = folder / f"{name}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen([sys.executable, *command], env=environment, stdout=log, stderr=log)
+
+    def check(self) -> None:
+        """`ServiceFailed` with its last lines if it has ended."""
+        if (status := self.process.poll()) is not None:
+            lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+            raise ServiceFailed("\n".join([f"the {self._name} ended with status {status}:", *lines]))
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 class ServiceBench:
@@ -140,12 +169,13 @@ def service(model: Path, flags: list[str]) -> Iterator[ServiceBench]:
             "agent": ["-m", "octavo_worker", "--model", str(model), *flags],
         }
         processes = {"server": psutil.Process(server.pid)}
+        children = []
         for name, command in commands.items():
-            process = subprocess.Popen([sys.executable, *command], env=environment)
-            stack.callback(_stop, process)
-            processes[name] = psutil.Process(process.pid)
+            children.append(child := Child(name, command, environment, Path(folder)))
+            stack.callback(child.stop)
+            processes[name] = psutil.Process(child.process.pid)
         gateway_url = f"http://127.0.0.1:{port}"
-        _wait_ready(gateway_url)
+        _wait_ready(gateway_url, children)
         bench = ServiceBench(server.url, gateway_url, _served_model(gateway_url), processes)
         stack.callback(bench.close)
         yield bench
@@ -157,24 +187,17 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _wait_ready(gateway_url: str) -> None:
+def _wait_ready(gateway_url: str, children: list[Child]) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
+        for child in children:
+            child.check()
         try:
             urllib.request.urlopen(f"{gateway_url}/readyz", timeout=5)
             return
         except OSError:
             time.sleep(0.2)
-    raise TimeoutError(f"the service was not ready within {START_TIMEOUT_S:.0f} s")
+    raise ServiceFailed(f"the service was not ready within {START_TIMEOUT_S:.0f} s")
 
 
 def _served_model(gateway_url: str) -> str:
