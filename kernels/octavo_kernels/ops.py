@@ -366,9 +366,8 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
         checks.in_range("pairs", pairs[:, 0], 0, len(source), "block ids of source")
         checks.in_range("pairs", pairs[:, 1], 0, len(target), "block ids of target")
     if source.is_cpu and target.is_cpu:
-        sources, targets = pairs.unbind(1)
-        words = torch.int64  # torch cannot index every type of 8 bits
-        target.view(words).index_copy_(0, targets, source.view(words)[sources])
+        for old, new in pairs.tolist():  # one after the other: gathering them first would touch all memory twice more
+            target[new].copy_(source[old])
         return
     cuda.run(
         "swap_blocks", target.device if source.is_cpu else source.device,

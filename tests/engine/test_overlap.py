@@ -416,3 +416,24 @@ def test_host_blocks_are_not_written_twice_at_a_time():
         scheduler.abort("b")
         assert host_pool.quarantined == len(written)
         assert not written & set(host_pool.allocate(host_pool.available))
+
+
+def test_a_request_starts_with_all_scores_whenever_their_scorer_is_aborted():
+    """Long samples run one after the other. What the first one computed last is under way when it is aborted, and the
+    second one begins to score the prompt anew before that arrives."""
+    reference = make_request("a", range(60), n=2, max_tokens=14)
+    published = {i: expected_tokens(reference, i)[:10] for i in range(2)}
+    started_before = 0
+    for steps in range(1, 16):
+        host = {"num_host_blocks": 61, "reads_host": True}
+        with ahead(10, 4, runner=host, policy=PreemptionPolicy("swap")) as driver:
+            driver.add(make_request("a", range(60), max_tokens=14, published=published, prompt_logprobs=0))
+            for _ in range(steps):
+                driver.step()
+            driver.scheduler.abort("a", 0)
+            started_before += "a" in driver.started
+            driver.run()
+            logprobs = driver.started["a"].prompt_logprobs
+            assert [entry.logprob for entry in logprobs[1:]] == [score(range(i), i) for i in range(1, 60)]
+            assert driver.tokens["a", 1] == expected_tokens(reference, 1)
+    assert 0 < started_before < 15

@@ -19,7 +19,14 @@ CONTEXT = 200
 
 
 def random_request(
-    rng: random.Random, name: str, prefixes: list[list[int]], *, window: int = 0, beam_rate: float = 0.2
+    rng: random.Random,
+    name: str,
+    prefixes: list[list[int]],
+    *,
+    context: int = CONTEXT,
+    window: int = 0,
+    beam_rate: float = 0.2,
+    deadline_rate: float = 0.0,
 ) -> AddRequest:
     """A prompt that often starts like others, sometimes several samples, sometimes taken over half way."""
     shared = rng.choice([*prefixes, []])
@@ -35,9 +42,11 @@ def random_request(
         "min_tokens": rng.choice([0, 0, 3]),
         "prompt_logprobs": rng.choice([0, *[None] * 5]),
     }
+    if deadline_rate and rng.random() < deadline_rate:
+        options["deadline"] = float(rng.randint(5, 400))
     request = make_request(name, prompt, max_tokens=max_tokens, n=n, **options)
     if rng.random() < 0.25:
-        whole = {i: expected_tokens(request, i, max_model_len=CONTEXT, window=window) for i in range(n)}
+        whole = {i: expected_tokens(request, i, max_model_len=context, window=window) for i in range(n)}
         published = {i: tokens[: rng.randrange(len(tokens))] for i, tokens in whole.items()}
         request = make_request(name, prompt, max_tokens=max_tokens, published=published, **options)
     return request
@@ -82,22 +91,35 @@ def run_workload(
     max_running: int = 8,
     device: type[FakeRunner] = FakeRunner,
     beam_rate: float = 0.2,
+    deadline_rate: float = 0.0,
+    context: int = CONTEXT,
+    longest_prefix: int = 60,
     **memory: Any,
 ) -> Driver:
-    rng = random.Random(seed)
+    """A step takes a second of the clock that deadlines go by."""
+    rng, now = random.Random(seed), 0.0
     driver = Driver.create(
         usable_blocks + 1,
         block_size,
-        runner={"max_model_len": CONTEXT, "num_host_blocks": host_blocks, **memory},
+        runner={"max_model_len": context, "num_host_blocks": host_blocks, **memory},
         device=device,
+        clock=lambda: now,
         policy=policy,
         token_budget=max_running + rng.choice([1, 24, 248]),
         max_running=max_running,
         watermark=rng.choice([0.0, 0.1]),
     )
-    prefixes = [[rng.randrange(50) for _ in range(rng.randint(20, 60))] for _ in range(3)]
+    prefixes = [[rng.randrange(50) for _ in range(rng.randint(20, longest_prefix))] for _ in range(3)]
     requests = {
-        str(i): random_request(rng, str(i), prefixes, window=driver.runner.window, beam_rate=beam_rate)
+        str(i): random_request(
+            rng,
+            str(i),
+            prefixes,
+            context=context,
+            window=driver.runner.window,
+            beam_rate=beam_rate,
+            deadline_rate=deadline_rate,
+        )
         for i in range(count)
     }
     arriving, aborted = list(requests.values()), set()
@@ -112,6 +134,7 @@ def run_workload(
                 aborted.update((request.id, s.index) for s in request.sequences if index in (None, s.index))
             driver.scheduler.abort(request.id, index)
         driver.step()
+        now += 1
     driver.runner.close()
     assert driver.scheduler.pool.used == driver.scheduler.pool.quarantined == 0
     if driver.scheduler.residency.host is not None:
@@ -122,7 +145,7 @@ def run_workload(
 
 def check_tokens(driver: Driver, requests: dict[str, AddRequest], aborted: set[tuple[str, int]]) -> None:
     beams = {
-        name: expected_beams(request, max_model_len=CONTEXT, window=driver.runner.window)
+        name: expected_beams(request, max_model_len=driver.runner.max_model_len, window=driver.runner.window)
         for name, request in requests.items()
         if request.sampling.beam is not None
     }
@@ -130,9 +153,11 @@ def check_tokens(driver: Driver, requests: dict[str, AddRequest], aborted: set[t
         if name in beams:
             expected = beams[name][index]
         else:
-            expected = expected_tokens(requests[name], index, max_model_len=CONTEXT, window=driver.runner.window)
+            expected = expected_tokens(
+                requests[name], index, max_model_len=driver.runner.max_model_len, window=driver.runner.window
+            )
         if name in driver.failed:
-            assert driver.failed[name].code in ("pool_too_small", "step_failed")
+            assert driver.failed[name].code in ("pool_too_small", "step_failed", "deadline")
         if (name, index) in aborted or name in driver.failed:
             assert tokens == expected[: len(tokens)]
         else:
@@ -227,6 +252,32 @@ def test_500_requests_get_the_tokens_of_no_paging(mode, device):
     assert (stats.preemptions > 100) == (mode != "none")
     assert (stats.swapped_out > 50) == (mode in ("swap", "mixed"))
     assert (stats.recomputed_tokens > 500) == (mode in ("recompute", "mixed"))
+
+
+@pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
+@pytest.mark.parametrize("mode", ["recompute", "swap", "mixed"])
+def test_long_prompts_aborts_and_deadlines_leave_the_others_their_tokens(mode, device):
+    """Prompts of up to 330 tokens that share prefixes of several hundred; some are given up on, or late."""
+    driver = run_workload(
+        7,
+        usable_blocks=32,
+        block_size=16,
+        host_blocks=80 if mode != "recompute" else 0,
+        policy=MixedPolicy(random.Random(1)) if mode == "mixed" else PreemptionPolicy(mode),
+        count=200,
+        abort_rate=0.05,
+        deadline_rate=0.2,
+        max_running=12,
+        beam_rate=0.1 if device is FakeRunner else 0.02,
+        device=device,
+        context=400,
+        longest_prefix=300,
+    )
+    stats = driver.scheduler.stats()
+    assert stats.preemptions > 10
+    assert (stats.swapped_out > 5) == (mode != "recompute")
+    assert stats.cached_tokens > 2000
+    assert any(failed.code == "deadline" for failed in driver.failed.values())
 
 
 def test_failing_steps_change_no_token():

@@ -185,3 +185,17 @@ def test_copy_blocks_copies_all_layers_and_nothing_else():
     ops.copy_blocks(cache, torch.tensor([[1, 4], [1, 2], [3, 5]]))
     assert torch.equal(cache, before[[0, 1, 1, 3, 1, 3]])
     ops.copy_blocks(cache, torch.empty(0, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *EIGHT_BITS], ids=str)
+def test_swap_blocks_copies_whole_blocks_and_nothing_else(dtype):
+    source, target = (ops.empty_cache(blocks, 3, 2, BLOCK, 8, dtype) for blocks in (4, 6))
+    source.view(torch.uint8).random_(0, 100)
+    target.view(torch.uint8).fill_(101)
+    ops.swap_blocks(source, target, torch.tensor([[3, 1], [1, 5], [3, 2]]))
+    for block, origin in {1: 3, 5: 1, 2: 3}.items():
+        assert torch.equal(target[block].view(torch.uint8), source[origin].view(torch.uint8))
+    assert all((target[block].view(torch.uint8) == 101).all() for block in (0, 3, 4))
+    ops.swap_blocks(source, target, torch.empty(0, 2, dtype=torch.int64))
+    with pytest.raises(IndexError):
+        ops.swap_blocks(source, target, torch.tensor([[4, 0]]))

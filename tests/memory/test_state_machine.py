@@ -3,11 +3,20 @@ the books and the contents right."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool, OutOfBlocks
 from octavo_worker.memory.block_table import BlockTable
@@ -44,7 +53,10 @@ class Writer:
 
 
 class Memory(RuleBasedStateMachine):
-    """Sequences write their tokens into an array through their tables; each must always read its own back."""
+    """Sequences write their tokens into an array through their tables; each must always read its own back. `done`
+    counts what was not in vain, over all runs."""
+
+    done: ClassVar[Counter[str]] = Counter()
 
     @initialize(num_blocks=st.integers(4, 14), host_blocks=st.integers(2, 14))
     def start(self, num_blocks: int, host_blocks: int) -> None:
@@ -60,9 +72,14 @@ class Memory(RuleBasedStateMachine):
         self.contents: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}  # digest -> salt and all tokens up to it
 
     @precondition(lambda self: len(self.writers) < 8)
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20), salt=st.sampled_from(SALTS))
-    def allocate(self, tokens: list[int], salt: bytes) -> None:
-        writer = Writer(salt, tokens, BlockTable(self.pool, SIZE), [self.cache.root(salt)])
+    @rule(
+        prefix=st.integers(0, 14),
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6),
+        salt=st.sampled_from(SALTS),
+    )
+    def allocate(self, prefix: int, tokens: list[int], salt: bytes) -> None:
+        """Many begin alike."""
+        writer = Writer(salt, [0] * prefix + tokens, BlockTable(self.pool, SIZE), [self.cache.root(salt)])
         if self._restore(writer):
             self.writers.append(writer)
 
@@ -84,6 +101,7 @@ class Memory(RuleBasedStateMachine):
                 assert source != target
                 copied = self.array[source * SIZE : (source + 1) * SIZE]
                 self.array[target * SIZE : (target + 1) * SIZE] = copied
+                self.done["copies on write"] += 1
         except OutOfBlocks:
             return
         assert not writer.table.is_shared(position), "a block with two writers"
@@ -102,6 +120,7 @@ class Memory(RuleBasedStateMachine):
         self.host_pool.acquire(parent.host)
         child.host = list(parent.host)
         self.writers.append(child)
+        self.done["forks"] += 1
         return child
 
     @precondition(lambda self: len(self.writers) > 1)
@@ -129,6 +148,7 @@ class Memory(RuleBasedStateMachine):
             self._keep(writer, [image[b] for b in writer.stored_blocks])
             writer.table.free()
             writer.away = True
+            self.done["swaps out"] += 1
         self.host_pool.release(image.values())
 
     def _copy_out(self, blocks: list[int]) -> dict[int, int]:
@@ -155,6 +175,7 @@ class Memory(RuleBasedStateMachine):
         for writer in gang:
             self._keep(writer, [image[writer.table.blocks[writer.table.start]]])
             writer.table.give_up(writer.table.start + 1)
+            self.done["spills"] += 1
         self.host_pool.release(image.values())
 
     @precondition(lambda self: self.writers)
@@ -162,7 +183,9 @@ class Memory(RuleBasedStateMachine):
     def slide(self, data: st.DataObject, window: int) -> None:
         writer = data.draw(st.sampled_from(self.writers))
         if writer.present and not writer.host:
+            before = writer.table.start
             writer.table.give_up(max(0, writer.stored - window) // SIZE)
+            self.done["slides"] += writer.table.start > before
 
     @precondition(lambda self: any(w.away for w in self.writers))
     @rule(data=st.data(), cold=st.integers(0, 5))
@@ -187,12 +210,14 @@ class Memory(RuleBasedStateMachine):
         self.host_pool.guard(coming, self.step)
         self.host_pool.release(reversed(coming))
         writer.host, writer.away, writer.arriving = writer.host[:cold], False, self.step
+        self.done["swaps in"] += 1
 
     @precondition(lambda self: self.step - self.settled < 2)
     @rule()
     def run_ahead(self) -> None:
         """The step is launched, the next one is planned while it is under way."""
         self.step += 1
+        self.done["ahead"] += 1
 
     @rule()
     def settle(self) -> None:
@@ -276,6 +301,7 @@ class Memory(RuleBasedStateMachine):
             assert self.pool.refs == before
             return False
         writer.stored = len(hits) * SIZE
+        self.done["hits"] += bool(hits)
         self._write(writer)
         return True
 
@@ -298,6 +324,7 @@ class Memory(RuleBasedStateMachine):
 
     @invariant()
     def books_balance(self) -> None:
+        self.done["steps"] += 1
         self.pool.check_integrity(writer.table.blocks for writer in self.writers)
         self.host_pool.check_integrity(writer.host for writer in self.writers)
         pool = self.pool
@@ -326,5 +353,11 @@ class Memory(RuleBasedStateMachine):
                 assert tuple(self.array[block * SIZE : (block + 1) * SIZE]) == tokens[-SIZE:]
 
 
-TestMemory = Memory.TestCase
-TestMemory.settings = settings(max_examples=250, stateful_step_count=70, deadline=None)
+def test_any_order_keeps_books_and_contents(capsys):
+    Memory.done.clear()
+    run_state_machine_as_test(Memory, settings=settings(max_examples=250, stateful_step_count=70, deadline=None))
+    with capsys.disabled():
+        print(f"\nmemory state machine: {dict(Memory.done.most_common())}")
+    assert Memory.done["steps"] > 10_000
+    kinds = "forks", "copies on write", "swaps out", "swaps in", "spills", "slides", "hits", "ahead"
+    assert {kind: count for kind in kinds if (count := Memory.done[kind]) < 10} == {}
