@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 
+from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.transformers_route import TransformersModel
 
@@ -89,6 +90,22 @@ def test_preemption(name: str, pair: Callable[[str], Pair], batched: Callable[[s
     answers = engine.run([request(str(i), prompts()[i]) for i in chosen])
     assert answers.stats.preemptions > 0
     assert [answers.tokens[str(i)][0] for i in chosen] == [batched(name)[i] for i in chosen]
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mixtral"])
+def test_preemption_at_any_length(
+    name: str, mode: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]
+) -> None:
+    """Six neighbours grow out of their first block and the last in order gives way: with 1 to 257 tokens of prompt."""
+    others = [i for i in range(BATCH) if len(prompts()[i]) in (15, 16)][:6]
+    for i in (0, 3, 4, 5, 6, 7, 8, 9):
+        blocks = 1 + len(others) + len(prompts()[i]) // 16 + 4
+        engine = Engine(pair(name).runner, num_blocks=blocks, num_host_blocks=64, policy=PreemptionPolicy(mode))
+        answers = engine.run([request(str(j), prompts()[j]) for j in (*others, i)])
+        gave_way = answers.stats.swapped_out if mode == "swap" else answers.stats.recomputed_tokens
+        assert gave_way > 0
+        assert {j: answers.tokens[str(j)][0] for j in (*others, i)} == {j: batched(name)[j] for j in (*others, i)}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -31,12 +31,13 @@ class MixedPolicy(PreemptionPolicy):
 
 
 def random_requests() -> list[AddRequest]:
-    """Greedy, seeded, four samples, beams; many begin alike."""
+    """Greedy, seeded, four samples, beams; many begin alike, some with several hundred tokens."""
     rng = random.Random(77)
-    prefixes = [[rng.randrange(VOCAB) for _ in range(48)] for _ in range(4)]
+    prefixes = [[rng.randrange(VOCAB) for _ in range(length)] for length in (48, 48, 48, 48, 48, 48, 330)]
     requests = []
     for number in range(COUNT):
-        prompt = rng.choice(prefixes)[: rng.randint(0, 48)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))]
+        prefix = rng.choice(prefixes)
+        prompt = prefix[: rng.randint(0, len(prefix))] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))]
         kind = rng.choice(["greedy", "seeded", "n4", "beams"])
         options: dict[str, object] = {
             "greedy": {},
