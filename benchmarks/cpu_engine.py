@@ -12,55 +12,29 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from peers.process import Peer
 
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import write_shape
 from octavo_worker.bench.workloads import CPU_LENGTHS
+from octavo_worker.engine.options import ModelOptions
 
 HERE = Path(__file__).parent
-ENGINES = {
-    "octavo": ["peers/octavo_engine.py"],
-    "hf-generate": ["peers/hf_generate.py"],
-    "hf-generate_batch": ["peers/hf_batch.py"],
-    "llama.cpp": ["peers/llamacpp.py"],
+PEERS = {
+    "hf-generate": "peers/hf_generate.py",
+    "hf-generate_batch": "peers/hf_batch.py",
+    "llama.cpp": "peers/llamacpp.py",
 }
 
 
-class Peer:
-    """One engine's process."""
-
-    def __init__(self, name: str, script: list[str], model: Path, threads: int) -> None:
-        self.name = name
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / script[0]), str(model), str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        self._answer()
-
-    def _answer(self) -> dict[str, object]:
-        while True:
-            line = self._process.stdout.readline()
-            if not line:
-                raise SystemExit(f"{self.name} ended with status {self._process.wait()}")
-            if line.startswith("{"):
-                return json.loads(line)
-
-    def seconds(self, workload: str) -> float:
-        self._process.stdin.write(workload + "\n")
-        self._process.stdin.flush()
-        return float(self._answer()["seconds"])
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+def command(name: str, model: Path, threads: int) -> list[str]:
+    if name == "octavo":
+        options = ModelOptions(model=str(model), dtype="bfloat16", device="cpu", threads=threads, max_model_len=2048)
+        return ["peers/octavo_engine.py", options.to_json()]
+    return [PEERS[name], str(model), str(threads)]
 
 
 def materialise(shape: str, folder: Path) -> Path:
@@ -76,7 +50,7 @@ def materialise(shape: str, folder: Path) -> Path:
 
 
 def compare(shape: str, folder: Path, names: list[str], workloads: list[str], rounds: int, threads: int) -> list[dict]:
-    peers = [Peer(name, ENGINES[name], folder, threads) for name in names]
+    peers = [Peer(name, command(name, folder, threads)) for name in names]
     rows = []
     for workload in workloads:
         lengths = CPU_LENGTHS[workload]()
@@ -84,7 +58,7 @@ def compare(shape: str, folder: Path, names: list[str], workloads: list[str], ro
         seconds: dict[str, list[float]] = {peer.name: [] for peer in peers}
         for _ in range(rounds):
             for peer in peers:
-                seconds[peer.name].append(peer.seconds(workload))
+                seconds[peer.name].append(peer.run(workload)["seconds"])
         medians = {name: statistics.median(values) for name, values in seconds.items()}
         tokens = prompt + generated if workload == "prefill" else generated
         row = {

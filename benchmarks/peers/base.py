@@ -10,20 +10,31 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from typing import Any, NoReturn
 
-from octavo_worker.bench.workloads import Work, cpu_workload
+from octavo_worker.bench.workloads import Work, workload
 
 
-def serve(run: Callable[[list[Work]], int], vocab_size: int) -> None:
-    """Answer each line of stdin with one JSON line. `run` generates and returns the number of tokens generated.
+def serve(
+    run: Callable[[list[Work]], int],
+    vocab_size: int,
+    family: str = "cpu",
+    *,
+    about: dict[str, Any] | None = None,
+    figures: Callable[[list[Work]], dict[str, Any]] = lambda work: {},
+) -> None:
+    """Answer each line of stdin with one JSON line. `run` generates and returns the number of tokens generated,
+    `figures` says more about the run that just ended.
 
-    The first time a workload is named, it also runs once shortened, as a warm-up that is not counted.
+    The first line says `about` and comes when a first token was generated. The first time a workload is named, it also
+    runs once shortened, as a warm-up that is not counted.
     """
     warm: set[str] = set()
-    print(json.dumps({"ready": True}), flush=True)
+    run([Work([token % vocab_size for token in range(10, 42)], 1)])
+    print(json.dumps({"ready": True, **(about or {})}), flush=True)
     for line in sys.stdin:
         name = line.strip()
-        work = cpu_workload(name, vocab_size)
+        work = workload(family, name, vocab_size)
         if name not in warm:
             run([Work(w.prompt, min(w.max_tokens, 8)) for w in work])
             warm.add(name)
@@ -32,5 +43,11 @@ def serve(run: Callable[[list[Work]], int], vocab_size: int) -> None:
         seconds = time.perf_counter() - started
         expected = sum(w.max_tokens for w in work)
         if generated != expected:
-            raise SystemExit(f"{name}: {generated} tokens generated where {expected} were asked for")
-        print(json.dumps({"workload": name, "seconds": seconds}), flush=True)
+            refuse(f"{name}: {generated} tokens generated where {expected} were asked for")
+        print(json.dumps({"workload": name, "seconds": seconds, **figures(work)}), flush=True)
+
+
+def refuse(reason: str) -> NoReturn:
+    """Tell the driver why this peer cannot go on, and end."""
+    print(json.dumps({"error": reason}), flush=True)
+    raise SystemExit(1)

@@ -1,21 +1,40 @@
-"""octavo's engine. usage: octavo_engine.py MODEL_DIR THREADS"""
+"""octavo's engine. usage: octavo_engine.py OPTIONS [FAMILY [TEMPERATURE]], OPTIONS being `ModelOptions` as JSON"""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-from octavo_worker.bench.engine import EngineBench
+import torch
+
+from octavo_worker.bench.engine import EngineBench, Timing
 from octavo_worker.bench.workloads import Work
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.model import load_runner
 from peers.base import serve
 
-options = ModelOptions(model=sys.argv[1], dtype="bfloat16", device="cpu", threads=int(sys.argv[2]), max_model_len=2048)
-bench = EngineBench(load_runner(options), options)
+options = ModelOptions.from_json(sys.argv[1])
+family = sys.argv[2] if len(sys.argv) > 2 else "cpu"
+temperature = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+bench = EngineBench(load_runner(options), options, temperature)
+last = Timing()
 
 
 def run(work: list[Work]) -> int:
-    return bench.run(work).generated
+    global last
+    last = bench.run(work)
+    return last.generated
 
 
-serve(run, bench.vocab_size)
+def figures(work: list[Work]) -> dict[str, Any]:
+    return {
+        "floor_s": bench.floor(work),
+        "ceilings": bench.ceilings and bench.ceilings.to_json(),
+        "idle_share": round(last.idle / last.seconds, 4),
+        "preemptions": last.stats.preemptions,
+    }
+
+
+device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+about = {"device": device, "torch": torch.__version__, "kv_tokens": bench.kv_tokens, "numerics": bench.numerics}
+serve(run, bench.vocab_size, family, about=about, figures=figures)

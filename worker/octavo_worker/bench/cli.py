@@ -16,7 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 from octavo_worker.bench.replay import RULES, arrivals_of, figures
-from octavo_worker.bench.report import median, report, write
+from octavo_worker.bench.report import floor_share, median, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.traces import TracedRequest, clip, read_trace, work_of
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, Work, workload
@@ -188,7 +188,9 @@ def engine(
                 log = None if chrome_trace is None else StepLog()
                 timings.append(bench_engine.run(work, arrivals=arrivals, log=log))
             middle = sorted(timings, key=lambda timing: timing.seconds)[len(timings) // 2]
-            rows.append(_figure(name, work, [timing.seconds for timing in timings]) | middle.summary())
+            seconds = [timing.seconds for timing in timings]
+            share = {} if interval_ms else floor_share(bench_engine.floor(work), seconds)
+            rows.append(_figure(name, work, seconds) | share | middle.summary())
     _write_steps(log, chrome_trace)
     _show(
         report(
@@ -199,6 +201,7 @@ def engine(
             interval_ms=interval_ms,
             token_budget=bench_engine.token_budget,
             device=device.value,
+            ceilings=bench_engine.ceilings and bench_engine.ceilings.to_json(),
             numerics=bench_engine.numerics,
             num_blocks=num_blocks,
             max_running=max_running,

@@ -6,15 +6,20 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from octavo_worker.bench.ceilings import Ceilings, measure_ceilings
+from octavo_worker.bench.floors import Costs, floor_seconds
 from octavo_worker.bench.report import percentile
 from octavo_worker.bench.workloads import Work
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.engine.pipeline import Pipeline
-from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.engine.process import scheduler_for
 from octavo_worker.engine.step_log import StepLog
 from octavo_worker.messages import AddRequest, EngineSampling, EngineStats, SequenceInput, StepOutput
+from octavo_worker.model.cuda.runner import CudaRunner
+from octavo_worker.model.decoder import Decoder
+from octavo_worker.model.runner import PagedRunner
 
 
 @dataclass
@@ -83,7 +88,7 @@ class _Progress:
 class EngineBench:
     """One loaded model; every run gets a fresh scheduler, so no prefix survives from the run before."""
 
-    def __init__(self, runner: ModelRunner, options: ModelOptions, temperature: float = 0.0) -> None:
+    def __init__(self, runner: PagedRunner | CudaRunner, options: ModelOptions, temperature: float = 0.0) -> None:
         self._runner = runner
         self._options = options
         self._temperature = temperature
@@ -96,6 +101,21 @@ class EngineBench:
     def numerics(self) -> str:
         """The device and the types that it computes in."""
         return self._runner.numerics
+
+    @cached_property
+    def ceilings(self) -> Ceilings | None:
+        """Of a GPU, measured when first asked for. A CPU has none to speak of: its caches hold small models."""
+        model = self._runner.model
+        return measure_ceilings(model.device, model.dtype) if model.device.type == "cuda" else None
+
+    def floor(self, work: list[Work]) -> float | None:
+        """The least seconds in which this GPU could do the work; None for models of the transformers route, and on a
+        CPU."""
+        model = self._runner.model
+        if self.ceilings is None or not isinstance(model, Decoder):
+            return None
+        costs = Costs.of(model.config, model.dtype.itemsize, self._runner.kv_cache.dtype.itemsize)
+        return floor_seconds(costs, work, self.ceilings)
 
     @property
     def max_model_len(self) -> int:

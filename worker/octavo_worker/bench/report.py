@@ -73,3 +73,8 @@ def percentile(values: list[float], q: float) -> float:
 
 def median(values: list[float]) -> float:
     return statistics.median(values) if values else float("nan")
+
+
+def floor_share(floor: float | None, seconds: list[float]) -> dict[str, float]:
+    """Which share of the speed that is physically possible was reached, as a column of its own where it is known."""
+    return {} if floor is None else {"share_of_floor": round(floor / median(seconds), 3)}

@@ -84,11 +84,3 @@ def write_shape(name: str, folder: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(SHAPES[name], indent=1))
     return target
-
-
-def weight_bytes_per_step(config: dict[str, Any]) -> int:
-    """Bytes of bf16 weights that one decode step must read: every matrix once, the embedding table not (only rows)."""
-    hidden, layers, head_dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
-    q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    layer = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * config["intermediate_size"]
-    return 2 * (layers * layer + hidden * config["vocab_size"])

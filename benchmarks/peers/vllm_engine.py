@@ -1,0 +1,52 @@
+"""vLLM in this process, as it is set up by default.
+
+usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY
+
+CUDA graphs, compilation and chunked prefill are as vLLM chooses them; its prefix cache is emptied before every run, as
+octavo's engine begins every run with an empty one. MEMORY is the share of the GPU's memory that it may use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from octavo_worker.bench.workloads import Work
+from peers.base import refuse, serve
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read when vLLM is imported
+try:
+    import vllm
+    from vllm.inputs import TokensPrompt
+except ImportError as error:
+    refuse(f"vLLM cannot be imported ({error}): pip install vllm, or name a folder that has it with --vllm-path")
+
+MAX_SEQUENCES = 256
+
+model, load_format, context, memory, family = sys.argv[1:6]
+llm = vllm.LLM(
+    model=model,
+    load_format=load_format,
+    skip_tokenizer_init=True,
+    dtype="bfloat16",
+    max_model_len=int(context),
+    max_num_seqs=MAX_SEQUENCES,
+    gpu_memory_utilization=float(memory),
+    disable_log_stats=True,
+)
+
+
+def run(work: list[Work]) -> int:
+    llm.reset_prefix_cache()
+    prompts = [TokensPrompt(prompt_token_ids=w.prompt) for w in work]
+    parameters = [
+        vllm.SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=w.max_tokens, detokenize=False) for w in work
+    ]
+    answers = llm.generate(prompts, parameters, use_tqdm=False)
+    return sum(len(answer.outputs[0].token_ids) for answer in answers)
+
+
+vocab_size = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
+serve(run, vocab_size, family, about={"vllm": vllm.__version__})
