@@ -22,6 +22,7 @@ from octavo_worker.engine.plan import (
     StepResult,
 )
 from octavo_worker.messages import Logprob
+from octavo_worker.model.backing import Backing
 from octavo_worker.model.batch import Batch, ragged_batch
 from octavo_worker.model.numerics import numerics
 from octavo_worker.model.sampler import sample, score
@@ -93,6 +94,7 @@ class PagedRunner:
         self.numerics = numerics(model.device, model.dtype, both.dtype)
         self.kv_cache, self.host_cache = both[:num_blocks], both[num_blocks:]
         model.bind(both, block_size, max_model_len)
+        self._backing = Backing(self.kv_cache)
 
     def launch(self, plan: StepPlan) -> Done:
         """Computes the step. It fails with a `StepError` for a sequence whose tokens the model cannot embed."""
@@ -112,6 +114,7 @@ class PagedRunner:
         if not plan.sequences:
             return StepResult([])
         batch = ragged_batch(plan.sequences, self.block_size, self.vocab_size, self.num_blocks)
+        self._backing.reach(int(batch.slots.max()) // self.block_size)
         last_rows = (batch.query_start[1:] - 1).tolist()
         sampled_rows = [row for row, s in zip(last_rows, plan.sequences, strict=True) if s.samples]
         prompt_rows = [
