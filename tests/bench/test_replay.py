@@ -26,8 +26,8 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def replayed(trace: Path, *arguments: str) -> dict:
-    result = CliRunner().invoke(bench, ["replay", str(trace), "--device", "cpu", "--json", *arguments])
+def replayed(*arguments: str | Path) -> dict:
+    result = CliRunner().invoke(bench, ["replay", *map(str, arguments), "--device", "cpu", "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -40,6 +40,8 @@ def test_every_request_is_replayed_in_time(trace: Path) -> None:
     assert row["output_tokens_per_s"] == pytest.approx(COUNT * 40 / row["seconds"], rel=0.01)
     assert 0 <= row["queued_p50_ms"] <= row["ttft_p50_ms"] <= row["ttft_p99_ms"]
     assert row["per_token_p50_ms"] > 0
+    assert 0 <= row["idle_share"] <= 1  # of the time with requests: the lull is not in it
+    assert 0 < row["empty_share"] < 1
     assert sum(row["preemptions"].values()) == 0
     assert row["clipped_requests"] == 0
     assert {"rules", "machine", "versions", "command", "date"} <= set(document)
@@ -51,12 +53,20 @@ def test_shared_blocks_are_found(trace: Path) -> None:
 
 
 def test_a_small_cache_shows_preemption(trace: Path) -> None:
-    document = replayed(trace, "--speed", "1000", "--kv-tokens", "704", "--seconds", "1")
-    row = document["rows"][0]
-    assert document["kv_tokens"] == 704
-    assert row["requests"] == COUNT - 1
-    assert row["preemptions"]["recompute_no_swap"] > 0
-    assert row["recomputed_tokens"] > 0
+    sizes = ("--kv-tokens", "704", "--kv-tokens", "16000")
+    small, ample = replayed(trace, "--speed", "1000", *sizes, "--seconds", "1")["rows"]
+    assert (small["kv_tokens"], ample["kv_tokens"]) == (704, 16_000)
+    assert small["requests"] == ample["requests"] == COUNT - 1
+    assert small["preemptions"]["recompute_no_swap"] > 0
+    assert small["recomputed_tokens"] > 0
+    assert sum(ample["preemptions"].values()) == ample["recomputed_tokens"] == 0
+
+
+def test_several_traces_share_one_loaded_model(trace: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("arrival_s,input_tokens,output_tokens\n0,20,3\n")
+    rows = replayed(trace, other, "--speed", "1000")["rows"]
+    assert [(row["workload"], row["requests"]) for row in rows] == [(trace.name, COUNT), (other.name, 1)]
 
 
 def test_long_requests_are_clipped_and_counted(trace: Path) -> None:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,9 @@ class KvDtype(StrEnum):
     INT8 = "int8"
     FP8 = "fp8"
 
+
+UNSHOWN = ("seconds", "cpu_ms_per_1000_tokens")
+MOST_COLUMNS = 14
 
 _console = Console(stderr=True)
 
@@ -114,31 +118,30 @@ def _show(document: dict[str, Any], as_json: bool, out: Path | None) -> None:
     if as_json:
         typer.echo(json.dumps(document, indent=1))
         return
-    Console().print(_across(document) if len(document["rows"]) > 1 else _down(document))
+    names = [name for name in dict.fromkeys(key for row in document["rows"] for key in row) if name not in UNSHOWN]
+    Console().print((_across if len(names) <= MOST_COLUMNS else _down)(document, names))
 
 
-def _across(document: dict[str, Any]) -> Table:
-    rows = document["rows"]
-    columns = [
-        name
-        for name in dict.fromkeys(key for row in rows for key in row)
-        if name not in ("seconds", "cpu_ms_per_1000_tokens")
-    ]
+def _across(document: dict[str, Any], names: list[str]) -> Table:
     table = Table(title=document["benchmark"])
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="left" if column == "workload" else "right")
-    for row in rows:
-        table.add_row(*(str(row.get(column, "")) for column in columns))
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="left" if name == "workload" else "right")
+    for row in document["rows"]:
+        table.add_row(*(str(row.get(name, "")) for name in names))
     return table
 
 
-def _down(document: dict[str, Any]) -> Table:
-    """One row has room for everything."""
-    table = Table("", "", title=document["benchmark"], show_header=False)
-    for name, value in document["rows"][0].items():
-        parts = value if isinstance(value, dict) else {"": value}
-        for part, figure in parts.items():
-            table.add_row(f"{name} {part}".strip().replace("_", " "), "-" if figure is None else str(figure))
+def _down(document: dict[str, Any], names: list[str]) -> Table:
+    """A column a row, for rows of many figures."""
+    rows = document["rows"]
+    table = Table("", *([""] * len(rows)), title=document["benchmark"], show_header=False)
+    for name in names:
+        values = [row.get(name) for row in rows]
+        parts = values[0] if isinstance(values[0], dict) else {"": None}
+        for part in parts:
+            shown = [value[part] if part else value for value in values]
+            label = f"{name} {part}".strip().replace("_", " ")
+            table.add_row(label, *("-" if value is None else str(value) for value in shown))
     return table
 
 
@@ -240,13 +243,16 @@ def service(
 
 @bench.command()
 def replay(
-    trace: Annotated[Path, typer.Argument(help="CSV or JSON lines, see benchmarks/README.md.", exists=True)],
+    traces: Annotated[list[Path], typer.Argument(help="CSV or JSON lines, see benchmarks/README.md.", exists=True)],
     model: Model = "demo",
     requests: Annotated[int | None, typer.Option(min=1, help="Only that many requests of its head.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Only its first seconds, in its own time.")] = None,
     speed: Annotated[float, typer.Option(min=1e-3, help="How much faster than in the trace requests arrive.")] = 1.0,
     max_model_len: Annotated[int | None, typer.Option(help="Clip to this context instead of the model's.")] = None,
-    kv_tokens: Annotated[int | None, typer.Option(min=16, help="Size of the KV cache, to see preemption.")] = None,
+    kv_tokens: Annotated[
+        list[int] | None,
+        typer.Option(min=16, help="Size of the KV cache, to see preemption; each of several is tried with each trace."),
+    ] = None,
     swap_memory: SwapMemory = 0.0,
     token_budget: TokenBudget = None,
     threads: Threads = None,
@@ -259,33 +265,37 @@ def replay(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """A trace of requests in its own time against the engine alone: latencies, queueing, preemptions, prefix hits."""
-    from octavo_worker.bench.engine import EngineBench
+    """Traces of requests in their own time against the engine alone: latencies, queueing, preemptions, prefix hits."""
+    from octavo_worker.bench.engine import EngineBench, blocks_for
     from octavo_worker.model import load_runner
 
-    asked = _trace(trace, requests, seconds)
+    asked = {path.name: _trace(path, requests, seconds) for path in traces}
     types = {"device": device.value, "dtype": dtype.value, "kv_dtype": kv_dtype.value}
     more = {"token_budget": token_budget, "overlap": overlap, **types}
-    memory = {"num_blocks": kv_tokens and -(-kv_tokens // 16) + 1, "host_cache_bytes": round(swap_memory * 2**30)}
+    blocks = blocks_for(max(kv_tokens), ModelOptions(model="").block_size) if kv_tokens else None
+    memory = {"num_blocks": blocks, "host_cache_bytes": round(swap_memory * 2**30)}
+    rows = []
     with _options(model, threads, max_model_len, **more, **memory) as options:
         bench_engine = EngineBench(load_runner(options), options, temperature)
-        fitting, clipped = clip(asked, bench_engine.max_model_len)
-        work = work_of(fitting, bench_engine.vocab_size)
-        bench_engine.run([Work(w.prompt[:64], 8) for w in work[:8]])
-        log = None if chrome_trace is None else StepLog()
-        timing = bench_engine.run(work, arrivals=_arrivals(fitting, speed), log=log)
+        context = min(bench_engine.max_model_len, *(kv_tokens or [bench_engine.kv_tokens]))
+        for (name, trace), tokens in product(asked.items(), kv_tokens or [bench_engine.kv_tokens]):
+            fitting, clipped = clip(trace, context)
+            arrivals, work = _arrivals(fitting, speed), work_of(fitting, bench_engine.vocab_size)
+            bench_engine.run([Work(w.prompt[:64], 8) for w in work[:8]])
+            log = None if chrome_trace is None else StepLog()
+            timing = bench_engine.run(work, arrivals=arrivals, kv_tokens=tokens, log=log)
+            rows.append({"workload": name, "kv_tokens": tokens} | figures(timing, fitting, clipped))
     _write_steps(log, chrome_trace)
     _show(
         report(
             "replay",
-            [{"workload": trace.name} | figures(timing, fitting, clipped)],
+            rows,
             rules=RULES,
             model=model,
             device=device.value,
             numerics=bench_engine.numerics,
             speed=speed,
-            max_model_len=bench_engine.max_model_len,
-            kv_tokens=bench_engine.kv_tokens,
+            max_model_len=context,
             swap_memory=swap_memory,
             token_budget=bench_engine.token_budget,
             temperature=temperature,

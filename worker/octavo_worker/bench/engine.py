@@ -130,10 +130,19 @@ class EngineBench:
     def token_budget(self) -> int:
         return self._runner.token_budget
 
-    def run(self, work: list[Work], *, arrivals: Sequence[float] = (), log: StepLog | None = None) -> Timing:
+    def run(
+        self,
+        work: list[Work],
+        *,
+        arrivals: Sequence[float] = (),
+        kv_tokens: int | None = None,
+        log: StepLog | None = None,
+    ) -> Timing:
         """Generate everything, ignoring end of sequence. Request i arrives `arrivals[i]` seconds after the start, in
-        this order; without arrivals all do at once. Every step is recorded in `log`."""
-        scheduler = scheduler_for(self._runner, self._options)
+        this order; without arrivals all do at once. Of the KV cache only `kv_tokens` are used. Every step is recorded
+        in `log`."""
+        blocks = None if kv_tokens is None else blocks_for(kv_tokens, self._runner.block_size)
+        scheduler = scheduler_for(self._runner, self._options, num_blocks=blocks)
         pipeline = Pipeline(self._runner, scheduler, ahead=self._options.overlap)
         pipeline.log = log
         requests = [_request(index, w, self._temperature) for index, w in enumerate(work)]
@@ -146,8 +155,7 @@ class EngineBench:
                 request = coming.popleft()[1]
                 progress.arrived(request.id, now)
                 scheduler.add(request)
-            if scheduler.has_requests or not pipeline.is_empty:
-                pipeline.advance()
+            if pipeline.advance():
                 progress.take(scheduler.take_output(), time.perf_counter() - started)
             else:
                 time.sleep(max(0.0, coming[0][0] - now))
@@ -157,6 +165,11 @@ class EngineBench:
         timing.stats = scheduler.stats()
         pipeline.times.report(timing.stats)
         return timing
+
+
+def blocks_for(kv_tokens: int, block_size: int) -> int:
+    """Blocks that hold so many tokens, and the one that is never used."""
+    return -(-kv_tokens // block_size) + 1
 
 
 def _request(index: int, work: Work, temperature: float) -> AddRequest:

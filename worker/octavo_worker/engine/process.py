@@ -29,10 +29,10 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
     loop.run(load_seconds=time.perf_counter() - began)
 
 
-def scheduler_for(runner: ModelRunner, options: ModelOptions) -> Scheduler:
-    """A scheduler over the memory of this runner."""
+def scheduler_for(runner: ModelRunner, options: ModelOptions, *, num_blocks: int | None = None) -> Scheduler:
+    """A scheduler over the memory of this runner, or over its first `num_blocks` blocks."""
     return Scheduler(
-        num_blocks=runner.num_blocks,
+        num_blocks=num_blocks or runner.num_blocks,
         block_size=runner.block_size,
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,
