@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -18,11 +19,16 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects `gpu` tests where there is no GPU or the kernels were built without nvcc."""
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu and not _has_gpu():
-        config.hook.pytest_deselected(items=gpu)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    """Deselects what needs a GPU where there is none or the kernels were built without nvcc, and what needs nvcc."""
+    for marker, is_there in (("gpu", _has_gpu), ("nvcc", _has_nvcc)):
+        needing = [item for item in items if item.get_closest_marker(marker)]
+        if needing and not is_there():
+            config.hook.pytest_deselected(items=needing)
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
+
+
+def _has_nvcc() -> bool:
+    return shutil.which("nvcc") is not None
 
 
 def _has_gpu() -> bool:

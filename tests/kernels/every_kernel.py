@@ -1,0 +1,212 @@
+"""Launches every CUDA kernel on small shapes, for compute-sanitizer to watch: `tests/kernels/sanitize.sh`.
+
+What goes in is copied from the host, so that initcheck knows who wrote it; what comes out starts unwritten. Arguments
+name the pieces to run, by default all, and then it fails if the module has an operation that none of them launched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo_kernels import cuda, ops, step
+from octavo_kernels.adjust import Adjustment, adjust, pack
+
+BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
+BLOCK = 16
+
+
+class Recorder:
+    """The module, and which of its operations were launched."""
+
+    def __init__(self, module: object) -> None:
+        self._module, self.launched = module, set[str]()
+
+    def __getattr__(self, name: str) -> object:
+        value = getattr(self._module, name)
+        if callable(value):
+            self.launched.add(name)
+        return value
+
+    def missing(self) -> set[str]:
+        operations = {n for n, value in vars(self._module).items() if callable(value) and not n.startswith("_")}
+        return operations - self.launched
+
+
+def data(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.randn(shape).to(dtype).cuda()
+
+
+def ints(*values: int, dtype: torch.dtype = I32) -> Tensor:
+    return torch.tensor(values, dtype=dtype).cuda()
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+class Sequences:
+    """Contexts whose blocks are written, in a shuffled pool; `shared` leading blocks are those of sequence 0."""
+
+    def __init__(self, lengths: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype, shared: int = 0) -> None:
+        counts = [-(-n // BLOCK) for n in lengths]
+        order = (torch.randperm(sum(counts)) + 1).int()
+        tables = torch.zeros(len(lengths), max(counts), dtype=I32)
+        for row, blocks in enumerate(order.split(counts)):
+            tables[row, : counts[row]] = blocks
+            tables[row, : min(shared, counts[row])] = tables[0, : min(shared, counts[row])]
+        self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
+        self.cache = ops.empty_cache(sum(counts) + 1, 2, kv_heads, BLOCK, head_dim, dtype, "cuda")
+        self.tables, self.lengths = tables.cuda(), ints(*lengths)
+        for row, length in enumerate(lengths):
+            position = torch.arange(length)
+            slots = tables[row, position // BLOCK].long() * BLOCK + position % BLOCK
+            k, v = (data(length, kv_heads, head_dim, dtype=dtype) for _ in range(2))
+            ops.write_kv(k, v, self.cache[:, 1], slots.cuda(), BLOCK)
+
+    def attend(self, queries: list[int], heads: int, groups: tuple[int, ...] = (), shared: int = 0, **options: object
+               ) -> None:  # fmt: skip
+        q = data(sum(queries), heads, self.head_dim, dtype=self.dtype)
+        starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
+        plan = cuda.AttentionPlan(
+            sequences=len(queries), tokens=len(q), chunks=sum(-(-n // 512) for n in self.lengths.tolist()), heads=heads,
+            kv_heads=self.kv_heads, head_dim=self.head_dim, max_queries=max(queries), shared_prefixes=bool(groups),
+            sliding_window=int(options.get("sliding_window", 0)),
+        )  # fmt: skip
+        if groups:
+            plan.update(self.lengths, starts, ints(*groups), ints(*[shared] * len(queries)))
+        else:
+            plan.update(self.lengths, starts)
+        ops.paged_attention(
+            q, self.cache[:, 1], self.tables, self.lengths, starts, torch.empty_like(q), 0.1, BLOCK, plan=plan,
+            **options,
+        )  # fmt: skip
+
+
+def decode() -> None:
+    for head_dim in cuda.HEAD_DIMS:
+        for dtype, heads in ((BF16, 4), (F16, 3)):
+            sequences = Sequences([1, 15, 16, 17, 600, 1100], 1, head_dim, dtype)
+            sequences.attend([1] * 6, heads)
+    sequences = Sequences([5, 700], 2, 128, BF16)
+    sequences.attend([1, 1], 4, sliding_window=40)
+    sequences.attend([2, 3], 4, softcap=20.0, sinks=data(4, dtype=F32))
+
+
+def prefix() -> None:
+    for heads, count in ((2, 3), (8, 9)):  # few rows a group, and many
+        sequences = Sequences([1100 + 7 * i for i in range(count)], 2, 128, BF16, shared=64)
+        sequences.attend([1] * count, heads, groups=(0,) * (count - 1) + (-1,), shared=1024)
+    sequences = Sequences([600, 610, 620], 1, 256, F16, shared=32)
+    sequences.attend([1] * 3, 8, groups=(0, 0, 0), shared=512)
+
+
+def extend() -> None:
+    for head_dim in cuda.HEAD_DIMS:
+        sequences = Sequences([40, 300, 200], 2, head_dim, BF16)
+        sequences.attend([40, 130, 33], 4)
+        sequences.attend([40, 130, 33], 4, softcap=20.0)
+    sequences = Sequences([300, 190], 2, 64, F16)
+    sequences.attend([200, 17], 4, sliding_window=70, sinks=data(4, dtype=F32))
+    sequences.attend([200, 17], 4, sliding_window=70, softcap=5.0)
+
+
+def cache() -> None:
+    for head_dim in cuda.HEAD_DIMS:
+        for norm, interleaved, rotary in ((True, False, head_dim), (False, True, head_dim), (True, False, 8)):
+            layers = ops.empty_cache(4, 2, 2, BLOCK, head_dim, BF16, "cuda")
+            weights = {"q_norm": data(head_dim), "k_norm": data(head_dim)} if norm else {}
+            ops.rope_write_kv(
+                data(5, 7 * head_dim), empty(5, 3, head_dim), layers[:, 0], ints(17, 18, -1, 63, 0, dtype=I64),
+                ints(0, 1, 2, 3, 9, dtype=I64), data(10, rotary, dtype=F32), interleaved=interleaved, **weights,
+            )  # fmt: skip
+    blocks = data(6, 2, 2, 2, BLOCK * 64)
+    ops.copy_blocks(blocks, torch.tensor([[1, 4], [2, 5]]).cuda())
+    host = torch.zeros(3, *blocks.shape[1:], dtype=BF16).pin_memory()
+    ops.swap_blocks(blocks, host, torch.tensor([[1, 0], [4, 2]]))
+    ops.swap_blocks(host, blocks, torch.tensor([[2, 3]]))
+
+
+def between() -> None:
+    """Norms and activations."""
+    for dtype in (BF16, F16, F32):
+        for width in (64, 200, 4096, 16384):
+            x, weight = data(3, width, dtype=dtype), data(width, dtype=dtype)
+            for residual in (None, data(3, width, dtype=dtype)):
+                ops.rms_norm(x, weight, 1e-5, residual=residual)
+                ops.layer_norm(x, weight, data(width, dtype=dtype), 1e-5, residual=residual)
+        for kind in ("silu", "gelu", "gelu_tanh"):
+            ops.act_and_mul(data(3, 2 * 4104, dtype=dtype), kind)
+            ops.act(data(3, 72, dtype=dtype), kind)
+        ops.act(data(3, 72, dtype=dtype), "relu")
+
+
+def linear() -> None:
+    for rows in (1, 5, 8, 16, 31):
+        for columns, depth in ((264, 576), (40, 128), (1000, 2112)):
+            x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
+            ops.linear(x, weight)
+            ops.linear(x, weight, bias, residual=data(rows, columns))
+            ops.gated_linear(x, weight, "silu", bias)
+
+
+def sample() -> None:
+    rows = 12
+    columns = [
+        torch.arange(rows).cuda(), ints(*[0, 1] * 6), ints(*range(rows)),
+        torch.tensor([0.0, 1.0, 0.7] * 4).cuda(), ints(*[0, 0, 3, 500] * 3),
+        torch.tensor([1.0, 0.9, 1.0, 0.5] * 3).cuda(), torch.tensor([0.0, 0.0, 0.1] * 4).cuda(),
+    ]  # fmt: skip
+    for vocab in (5, 1003, 40_000):
+        for dtype in (F32, BF16, F16):
+            ops.sample(data(rows, vocab, dtype=dtype), *columns)
+    ops.sample(data(1, 20_000), *(x[3:4] for x in columns))
+    ops.sample(torch.zeros(rows, 20_000).cuda(), *columns)  # more survivors than can be listed
+    ops.logprobs(data(3, 1003, dtype=F32), ints(0, 7, 1002, dtype=I64), 4)
+    message = pack([
+        Adjustment(bias={3: 1.0}, prompt=[1, 2], output=[3, 3, 4], repetition=1.2, presence=0.5, frequency=0.1),
+        Adjustment(forbidden=[0, 1002], masked=True),
+    ])  # fmt: skip
+    allowed = torch.randint(-(2**31), 2**31 - 1, (2, 32), dtype=I32).cuda()
+    adjust(data(2, 1003, dtype=F32), torch.from_numpy(message).cuda(), ints(4, -1, dtype=I64), allowed)
+
+
+def inputs() -> None:
+    header, record, drawn = np.zeros(1, step.HEADER), np.zeros(2, step.SEQUENCE), np.zeros(2, step.SAMPLE)
+    record["row"], record["context"], record["queries"], record["query_start"] = [1, 0], [20, 3], [1, 3], [0, 1]
+    record["blocks"], record["group"], drawn["row"], drawn["top_p"] = [2, 1], -1, [0, 3], 1.0
+    lengths = [part.nbytes // 4 for part in (header, record)]
+    header["sequences"], header["tokens"], header["samples"] = 2, 4, 2
+    header["sequence_at"], header["token_at"] = lengths[0], sum(lengths)
+    header["sample_at"] = sum(lengths) + 4
+    block_at = sum(lengths) + 4 + drawn.nbytes // 4
+    record["block_at"] = [block_at, block_at + 2]
+    parts = [header.view("<i4"), record.view("<i4"), [~0, 5, 6, 7], drawn.view("<i4"), [3, 4, 2]]
+    message = torch.from_numpy(np.concatenate(parts).astype(np.int32)).cuda()
+    places = step.StepInputs.allocate(4, 16, 3, torch.device("cuda"))
+    step.unpack_step(message, torch.zeros(4, 3, dtype=I32).cuda(), ints(9, 9, dtype=I64), places, 4, BLOCK)
+    assert places.token_ids[:4].tolist() == [9, 5, 6, 7]
+
+
+PIECES: dict[str, Callable[[], None]] = {
+    piece.__name__: piece for piece in (decode, prefix, extend, cache, between, linear, sample, inputs)
+}
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    recorder = cuda._cuda = Recorder(cuda._cuda)
+    for name in sys.argv[1:] or PIECES:
+        PIECES[name]()
+        torch.cuda.synchronize()
+        print(f"{name} launched", flush=True)
+    if not sys.argv[1:] and recorder.missing():
+        raise SystemExit(f"never launched: {', '.join(sorted(recorder.missing()))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The CUDA module compiles for Hopper without a GPU, and what would make it slow or wrong fails the build."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pybind11
+import pytest
+
+pytestmark = [pytest.mark.nvcc, pytest.mark.slow, pytest.mark.xdist_group("nvcc"), pytest.mark.timeout(300)]
+
+KERNELS = Path(__file__).parents[2] / "kernels"
+SPILLS = """
+__global__ void __launch_bounds__(1024, 2) kernel(float* data, int n) {
+  float kept[64];
+  for (int i = 0; i < 64; ++i) kept[i] = data[i * n + threadIdx.x];
+  __syncthreads();
+  for (int i = 0; i < 64; ++i) data[kept[i] > 0 ? i * n : threadIdx.x] += kept[i] * kept[63 - i];
+}
+"""
+WARNS = "__global__ void kernel(float* data) { int unused = 3; data[0] = 1; }"
+RIGHT = "__global__ void kernel(float* data) { data[threadIdx.x] = 1; }"
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Configured as `pip install ./kernels` would, for one architecture."""
+    folder = tmp_path_factory.mktemp("cuda")
+    cmake = [
+        sys.executable, "-m", "cmake", "-S", str(KERNELS), "-B", str(folder), "-DCMAKE_CUDA_ARCHITECTURES=90a-real",
+        f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+    ]  # fmt: skip
+    done = run(cmake, folder)
+    assert "CPU and CUDA modules (90a-real)" in done.stdout, done.stdout + done.stderr
+    return folder
+
+
+def compile_like(source: str, build: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Compiles `source` with the flags that the build has for its kernels."""
+    commands = json.loads((build / "compile_commands.json").read_text())
+    kernel = next(entry for entry in commands if entry["file"].endswith("norm.cu"))
+    (folder / "probe.cu").write_text(source)
+    words = shlex.split(kernel["command"])
+    words[words.index(kernel["file"])] = str(folder / "probe.cu")
+    words[words.index("-o") + 1] = os.devnull
+    return run(words, Path(kernel["directory"]))
+
+
+def test_every_kernel_compiles_without_warnings_and_spills(build: Path) -> None:
+    done = run([sys.executable, "-m", "cmake", "--build", str(build), "--target", "_cuda", "-j2"], build)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    assert list(build.rglob("_cuda.*.so"))
+    compiled = {entry["file"] for entry in json.loads((build / "compile_commands.json").read_text())}
+    assert {str(source) for source in (KERNELS / "csrc/cuda").glob("*.cu")} <= compiled
+
+
+@pytest.mark.parametrize(("source", "complaint"), [(SPILLS, "spill"), (WARNS, "unused")], ids=["spill", "warning"])
+def test_a_spill_or_a_warning_fails_the_build(build: Path, tmp_path: Path, source: str, complaint: str) -> None:
+    assert compile_like(RIGHT, build, tmp_path).returncode == 0
+    done = compile_like(source, build, tmp_path)
+    assert done.returncode != 0
+    assert complaint in done.stderr
