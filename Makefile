@@ -9,9 +9,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 KERNELS := $(shell find kernels -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu*' -o -name '*.py' -o -name '*.t*ml' -o -name 'CMakeLists.txt' \))
 
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo test lint bench kernels clean
 help:
-	@echo "make demo | test | lint | bench | install | clean    (variables: PYTHON, TORCH, ARGS for pytest)"
+	@echo "make demo | test | lint | bench | kernels | install | clean    (variables: PYTHON, TORCH, ARGS for pytest)"
 
 install: $(INSTALLED)
 
@@ -36,6 +36,10 @@ test: lint
 
 bench: $(INSTALLED)
 	$(BIN)/octavo bench engine && $(BIN)/octavo bench service
+
+# The kernels as a wheel for every GPU that has its own machine code, PTX for later ones; needs nvcc, not a GPU.
+kernels: $(BIN)/python
+	CMAKE_ARGS= $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist ./kernels
 
 clean:
 	rm -rf .venv build dist kernels/build .pytest_cache .mypy_cache .ruff_cache .hypothesis .octavo
