@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import takewhile
 
 from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.sequence import Sequence
@@ -81,12 +82,12 @@ class Placement:
 
     def _prefix(self, digests: list[bytes], size: int) -> list[int]:
         """The longest prefix of which everything is there that is seen from its end."""
+        slots = (self._find(digest) or self._computing.get(digest, NULL_BLOCK) for digest in digests)
+        if not self._capacity.slides:
+            return list(takewhile(lambda slot: slot != NULL_BLOCK, slots))
         found: list[int] = []
         best = run = 0
-        for end, digest in enumerate(digests, 1):
-            slot = self._find(digest) or self._computing.get(digest, NULL_BLOCK)
-            if slot == NULL_BLOCK and not self._capacity.slides:
-                break
+        for end, slot in enumerate(slots, 1):
             found.append(slot)
             run = 0 if slot == NULL_BLOCK else run + 1
             if run >= end - self._capacity.unseen(end * size):

@@ -46,11 +46,11 @@ class PrefixCache:
 
         `digests[0]` is the root, `digests[i + 1]` belongs to block i.
         """
-        size = self.block_size
-        for start in range(0, len(tokens) - size + 1, size):
-            block = blake2b(digests[-1], digest_size=DIGEST_BYTES)
-            block.update(array("I", tokens[start : start + size]).tobytes())
-            digests.append(block.digest())
+        data, width = array("I", tokens).tobytes(), 4 * self.block_size
+        digest = digests[-1]
+        for at in range(0, len(data) - width + 1, width):
+            digest = blake2b(digest + data[at : at + width], digest_size=DIGEST_BYTES).digest()
+            digests.append(digest)
 
     def match(self, digests: Sequence[bytes], num_tokens: int) -> list[int]:
         """The longest run of published blocks that begins a sequence of `num_tokens` tokens. Takes no references.
