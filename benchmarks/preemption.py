@@ -1,8 +1,9 @@
 """Swapping against recomputing a sequence, measured, beside what the cost model expects (figure 19 of the paper).
 
-    python benchmarks/preemption.py [--model smollm-135m] [--device cpu|cuda] [--out FILE.json] [--plot FILE.png]
+    python benchmarks/preemption.py [--model smollm-135m] [--device cpu|cuda] [--tokens 1024] [--out FILE.json]
+    python benchmarks/preemption.py --read FILE.json --plot FILE.png
 
-A sequence of 1,024 tokens is copied to the host and back by the operation that the engine swaps with, from shuffled
+A sequence is copied to the host and back by the operation that the engine swaps with, from shuffled
 blocks to shuffled blocks: the bytes of a token lie together, as in octavo, or scattered over its layers, as in the
 paper's layout, keys and values apart. Computing it again is the engine's own prefill, in blocks of 16 (copies are the
 only thing here that smaller blocks would change). The model expects what it expects in a worker that has just measured
@@ -12,6 +13,7 @@ its speeds at its start. Random weights; least times of several rounds.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import tempfile
 import time
@@ -29,7 +31,6 @@ from octavo_worker.engine.plan import ModelRunner, SequenceStep, StepPlan
 from octavo_worker.memory.cost import CostModel, Victim
 from octavo_worker.model import load_runner
 
-TOKENS = 1024
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -45,9 +46,9 @@ def least_seconds(run: Callable[[], None], device: torch.device, rounds: int) ->
     return min(seconds[1:])
 
 
-def swap_seconds(token: torch.Tensor, pieces: int, rounds: int) -> float:
-    """Out and back, for `TOKENS` tokens in `pieces` copies each way. `token` is a token's part of the cache."""
-    shape = (2 * pieces, 1, 2, 1, TOKENS * token.numel() // (2 * pieces))
+def swap_seconds(token: torch.Tensor, tokens: int, pieces: int, rounds: int) -> float:
+    """Out and back, in `pieces` copies each way. `token` is a token's part of the cache."""
+    shape = (2 * pieces, 1, 2, 1, tokens * token.numel() // (2 * pieces))
     device = torch.zeros(shape, dtype=token.dtype, device=token.device)
     host = torch.zeros(shape, dtype=token.dtype, pin_memory=token.is_cuda)
     here, there = (torch.tensor(random.Random(side).sample(range(2 * pieces), pieces)) for side in (1, 2))
@@ -60,10 +61,10 @@ def swap_seconds(token: torch.Tensor, pieces: int, rounds: int) -> float:
     return least_seconds(swap, token.device, rounds)
 
 
-def prefill_seconds(runner: ModelRunner, device: torch.device, rounds: int) -> float:
-    table = list(range(1, TOKENS // runner.block_size + 1))
-    starts = range(0, TOKENS, runner.token_budget)
-    chunks = [SequenceStep([7] * min(runner.token_budget, TOKENS - start), start, table) for start in starts]
+def prefill_seconds(runner: ModelRunner, tokens: int, device: torch.device, rounds: int) -> float:
+    table = list(range(1, tokens // runner.block_size + 1))
+    starts = range(0, tokens, runner.token_budget)
+    chunks = [SequenceStep([7] * min(runner.token_budget, tokens - start), start, table) for start in starts]
 
     def prefill() -> None:
         for chunk in chunks:
@@ -72,43 +73,42 @@ def prefill_seconds(runner: ModelRunner, device: torch.device, rounds: int) -> f
     return least_seconds(prefill, device, rounds)
 
 
-def measure(model: str, device: str, rounds: int) -> list[dict[str, Any]]:
+def measure(model: str, device: str, tokens: int, rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = write_shape(model, Path(folder))
-        blocks = TOKENS // 16 + 1
         options = ModelOptions(
             model=str(path),
             load_format="dummy",
             device=device,
-            num_blocks=blocks,
-            max_model_len=TOKENS,
-            host_cache_bytes=blocks * 16 << 20,
+            num_blocks=tokens // 16 + 1,
+            max_model_len=tokens,
+            host_cache_bytes=1 << 29,
         )
         runner = load_runner(options)
     cache, speeds = runner.kv_cache, runner.speeds
     assert speeds is not None
     token = cache[0].view(-1)[: cache[0].numel() // runner.block_size]
     layers = cache.shape[1]
-    recompute = prefill_seconds(runner, token.device, max(2, rounds // 5))
+    recompute = prefill_seconds(runner, tokens, token.device, max(2, rounds // 5))
     rows = []
     for size in BLOCK_SIZES:
-        victim = Victim(TOKENS // size, TOKENS)
+        victim = Victim(tokens // size, tokens)
         costs = CostModel(speeds.block_bytes * size // runner.block_size, speeds.link, speeds.prefill)
         seconds = {
-            "swap_ms": swap_seconds(token, TOKENS // size, rounds),
-            "swap_scattered_ms": swap_seconds(token, TOKENS // size * layers * 2, rounds),
+            "swap_ms": swap_seconds(token, tokens, tokens // size, rounds),
+            "swap_scattered_ms": swap_seconds(token, tokens, tokens // size * layers * 2, max(2, rounds // 5)),
             "recompute_ms": recompute,
             "model_swap_ms": costs.swap_seconds(victim),
             "model_recompute_ms": costs.recompute_seconds(victim),
         }
-        gigabytes = 2 * TOKENS * token.nbytes / seconds["swap_ms"] / 1e9
+        gigabytes = 2 * tokens * token.nbytes / seconds["swap_ms"] / 1e9
         rounded = {name: round(value * 1e3, 3) for name, value in seconds.items()}
         rows.append({"block_size": size, **rounded, "swap_gb_per_s": round(gigabytes, 2)})
         print(rows[-1], flush=True)
     return rows
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(rows: list[dict[str, Any]], tokens: int, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -127,7 +127,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     plt.xscale("log", base=2)
     plt.yscale("log")
     plt.xlabel("tokens a block")
-    plt.ylabel(f"ms for {TOKENS:,} tokens")
+    plt.ylabel(f"ms for {tokens:,} tokens")
     plt.legend()
     plt.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,15 +138,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="smollm-135m")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--tokens", type=int, default=1024, help="a multiple of 128")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--read", type=Path, help="figures of an earlier run, to plot them")
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
-    rows = measure(arguments.model, arguments.device, arguments.rounds)
+    if arguments.read is not None:
+        figures = json.loads(arguments.read.read_text())
+    else:
+        model, device, tokens = arguments.model, arguments.device, arguments.tokens
+        rows = measure(model, device, tokens, arguments.rounds)
+        figures = report("preemption", rows, model=model, device=device, tokens=tokens)
     if arguments.out is not None:
-        write(report("preemption", rows, model=arguments.model, device=arguments.device, tokens=TOKENS), arguments.out)
+        write(figures, arguments.out)
     if arguments.plot is not None:
-        plot(rows, arguments.plot)
+        plot(figures["rows"], figures["tokens"], arguments.plot)
 
 
 if __name__ == "__main__":

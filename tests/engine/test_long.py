@@ -253,3 +253,28 @@ def test_a_failed_step_starts_it_over():
 def test_capacity(capacity, longest, enough):
     assert capacity.longest == longest
     assert capacity.bound(32) == enough
+
+
+def test_blocks_that_a_returning_sequence_leaves_on_the_host_are_not_overwritten_before_they_are_read():
+    """Both in one step: one comes back, and the long one behind it sends its oldest blocks to the host."""
+    now = 0.0
+    driver = spilling(14, 60, clock=lambda: now, aging_s=10.0, token_budget=40, max_running=8)
+    first = make_request("first", range(300, 320), max_tokens=30)
+    driver.add(first)
+    for _ in range(6):
+        driver.step()
+    driver.add(make_request("filler", range(600, 640), max_tokens=6, priority=0))
+    while not driver.scheduler.stats().swapped:
+        driver.step()
+    long = make_request("long", range(100, 300), max_tokens=5)
+    driver.add(long)
+    driver.step()
+    now = 11.0  # the first has waited and goes before the long one
+    both = 0
+    while driver.busy:
+        away, cold = driver.scheduler.stats().swapped, driver.scheduler.stats().cold_blocks
+        driver.step()
+        both += driver.scheduler.stats().swapped < away and driver.scheduler.stats().cold_blocks > cold
+    assert both > 0
+    assert driver.tokens["first", 0] == expected_tokens(first, 0)
+    assert driver.tokens["long", 0] == expected_tokens(long, 0)

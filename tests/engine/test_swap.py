@@ -155,6 +155,52 @@ def test_beams_are_swapped_as_one_and_end_as_if_never_disturbed():
     assert [driver.tokens["beams", i] for i in range(4)] == expected_beams(beams)
 
 
+def continued(id: str, outputs: int, **options: Any) -> AddRequest:
+    """Four samples of a prompt of ten blocks, taken over when each had `outputs` tokens."""
+    fresh = make_request(id, range(100, 140), n=4, **options)
+    published = {index: expected_tokens(fresh, index)[:outputs] for index in range(4)}
+    return make_request(id, range(100, 140), published=published, **options)
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_a_group_amid_its_prompts_leaves_and_returns_with_what_is_computed(steps: int):
+    """Samples that wait for a sibling to compute their common prompt have nothing to take along yet."""
+    driver = swapping(40, 100, token_budget=9, max_running=8)
+    group = continued("group", 8, max_tokens=20)
+    driver.add(group)
+    for _ in range(steps):
+        driver.step()
+    urgent = make_request("urgent", range(500, 500 + 130), max_tokens=2, priority=0)
+    driver.add(urgent)
+    driver.run()
+    stats = driver.scheduler.stats()
+    assert stats.swapped_out == 4
+    assert driver.resumed["group"].recomputed == stats.recomputed_tokens == 0
+    assert driver.runner.tokens_computed == 131 + 40 + 4 * 19, "the prompt once, though four continue it"
+    for index in range(4):
+        assert driver.tokens["group", index] == expected_tokens(group, index)
+    assert stats.host_free_blocks == 100
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+def test_beams_that_compute_again_may_leave_again(steps: int):
+    """Recomputed after a failed step, swapped before the last of them is done."""
+    driver = swapping(40, 100, token_budget=9, max_running=8)
+    beams = make_request("beams", range(100, 130), n=4, max_tokens=12, beam=BeamOptions(4))
+    driver.add(beams)
+    for _ in range(8):
+        driver.step()
+    plan = driver.scheduler.plan()
+    assert plan is not None
+    driver.scheduler.abandon(plan)
+    for _ in range(steps):
+        driver.step()
+    driver.add(make_request("urgent", range(500, 500 + 130), max_tokens=2, priority=0))
+    driver.run()
+    assert driver.scheduler.stats().swapped_out > 0
+    assert [driver.tokens["beams", i] for i in range(4)] == expected_beams(beams)
+
+
 def test_beams_that_no_memory_can_hold_fail_and_say_so():
     driver = swapping(10, 60)
     driver.add(make_request("beams", range(20), n=4, max_tokens=60, beam=BeamOptions(4)))

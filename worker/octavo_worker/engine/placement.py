@@ -55,8 +55,9 @@ class Placement:
         ahead = max(0, self._capacity.share - self._new) if self._long else 0
         return self._new + ahead + sum(self._pool.refs[block] == 0 for block in self._found)
 
-    def take(self) -> list[tuple[int, int]]:
-        """Fill the tables. Returns the (host block, device block) copies to make. `OutOfBlocks` unless `needed` fit."""
+    def take(self) -> tuple[list[tuple[int, int]], dict[bytes, int]]:
+        """Fill the tables. Returns the (host block, device block) copies to make, and the full blocks among their
+        targets by their digests. `OutOfBlocks` unless `needed` fit."""
         found = list(self._found)
         self._pool.acquire(found)  # or the allocation might evict them
         fresh = self._pool.allocate(self._new)
@@ -65,7 +66,9 @@ class Placement:
             member.table.skip(first)
             member.table.adopt(slot if slot > 0 else fresh[-slot - 1] for slot in slots[first:])
         self._pool.release([*found, *fresh])
-        return [(host, fresh[-slot - 1]) for slot, host in self.loads.items()]
+        loads = [(host, fresh[-slot - 1]) for slot, host in self.loads.items()]
+        full = {key: fresh[-slot - 1] for key, slot in self._loading.items() if isinstance(key, bytes)}
+        return loads, full
 
     def _compute(self, member: Sequence, private: bool) -> list[int]:
         size, length = member.table.block_size, member.length
@@ -74,7 +77,10 @@ class Placement:
         self._found.update(slot for slot in slots if slot > 0)
         self.shared.append(len(slots))
         self.recomputed += max(0, member.peak - len(slots) * size)
-        end = self._end(slots, length, size)
+        return self._add_rest(slots, shareable, self._end(slots, length, size))
+
+    def _add_rest(self, slots: list[int], shareable: list[bytes], end: int) -> list[int]:
+        """New blocks up to `end`, which later members share as far as they are to hold the same."""
         for digest in shareable[len(slots) : end]:
             slots.append(self._add())
             self._computing.setdefault(digest, slots[-1])
@@ -113,9 +119,27 @@ class Placement:
             elif slot > 0:
                 self._found.add(slot)
             slots.append(slot)
+        if member.decodes or self._long:
+            self.shared.append(full)
+            length = member.computed if member.decodes else member.length
+            return slots + [self._add() for _ in range(self._end(slots, length, size) - len(slots))]
+        return self._go_on(member, slots, full)
+
+    def _go_on(self, member: Sequence, slots: list[int], full: int) -> list[int]:
+        """The blocks of a member that was loaded amid its prompt: `full` full ones, a partly filled one perhaps. It
+        shares blocks with others that have filled them since, or are going to."""
+        size, length = member.table.block_size, member.length
+        shareable = member.digests[1 : (length - 1) // size + 1]
+        if len(slots) > full:  # its last block is partly filled
+            if full < len(shareable):
+                self._computing.setdefault(shareable[full], slots[full])
+        elif not self._capacity.slides and member.request.prompt_scorer is not member:
+            slots += takewhile(bool, (self._find(d) or self._computing.get(d, NULL_BLOCK) for d in shareable[full:]))
+            self._found.update(slot for slot in slots[full:] if slot > 0)
+            full = len(slots)
         self.shared.append(full)
-        length = member.computed if member.decodes else member.length
-        return slots + [self._add() for _ in range(self._end(slots, length, size) - len(slots))]
+        self.recomputed += max(0, member.peak - max(member.computed, full * size))
+        return self._add_rest(slots, shareable, self._end(slots, length, size))
 
     def _end(self, slots: list[int], length: int, size: int) -> int:
         """How many entries a table gets whose first ones are `slots`."""

@@ -9,7 +9,7 @@ from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.host_memory import HostMemory
 from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import StepPlan
-from octavo_worker.engine.sequence import Sequence
+from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.step_effects import StepEffects
 from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
@@ -146,40 +146,58 @@ class Residency:
 
     def enter(self, placement: Placement, plan: StepPlan) -> None:
         """Take what was found. The caller has made sure that it fits."""
-        loads = placement.take()
+        loads, restored = placement.take()
         plan.swap_in += loads
-        loaded = dict(loads)
         for member, shared in zip(placement.members, placement.shared, strict=True):
             if self.host is not None and member.host:
                 self.host.leave(member, self.step)
-            else:
-                member.computed = shared * self._block_size
+            member.computed = max(member.computed, shared * self._block_size)
             member.published = shared
         self.cache.counters.restored += placement.restored
         self.cache.counters.recomputed += placement.recomputed
-        self._publish_loaded(placement.members, set(loaded.values()))
-
-    def _publish_loaded(self, members: list[Sequence], loaded: set[int]) -> None:
-        for member in members:
-            for block, digest in zip(member.table.blocks[: member.published], member.digests[1:], strict=False):
-                if block in loaded and self.pool.hash_of(block) is None:
-                    self._offer(block, digest)
+        for digest, block in restored.items():
+            self._offer(block, digest)
 
     # Going
 
     def evict(self, members: list[Sequence], plan: StepPlan | None) -> Decision:
         """Take the memory of running members of one group. Without a plan there is no step left to carry a swap."""
+        if plan is not None and not self._is_apart(members):
+            self._forgo(members)
         decision = self._decide(members) if plan is not None else Decision.NO_CHOICE
         for member in members:
             member.peak = max(member.peak, member.computed)
         self.step.evicted.update(members)
+        stored: list[Sequence] = []
         if decision is Decision.SWAP and self.host is not None and plan is not None:
-            self.host.swap_out(members, self.step, plan)
-        else:
-            for member in reversed(members):
+            stored = [member for member in members if member.computed]
+            self.host.swap_out(stored, self.step, plan)
+        for member in reversed(members):
+            if member not in stored:
                 self.free(member)
         self.decisions[decision] += len(members)
         return decision
+
+    def _is_apart(self, members: list[Sequence]) -> bool:
+        """Of groups amid their prompts, long and sliding ones are not swapped: they may lack what comes before the
+        blocks that they would go back to."""
+        request = members[0].request
+        alone = len(set(request.sequences.values())) == 1
+        return (request.long or self.capacity.slides) and not alone and not all(member.decodes for member in members)
+
+    def _forgo(self, members: list[Sequence]) -> None:
+        """Count as computed only what is: of a group amid its prompts some wait for blocks that a sibling is to fill.
+        Beams that hold compute the block of their last token again, because its logits are asked for again."""
+        request, size = members[0].request, self._block_size
+        pending: set[int] = set()
+        for member in request.members(State.RUNNING):
+            blocks = member.table.blocks
+            if not member.decodes:
+                full = min(member.computed, member.length - 1) // size
+                ready = next((slot for slot in range(full) if blocks[slot] in pending), full)
+                if member in members and (ready < full or member.computed == member.length):
+                    member.computed = ready * size
+                pending.update(blocks[ready:])
 
     def free(self, sequence: Sequence) -> None:
         """Give all memory of a sequence back; whatever it is to do, it computes again."""
@@ -189,9 +207,8 @@ class Residency:
         sequence.start_over()
 
     def _decide(self, members: list[Sequence]) -> Decision:
-        alone = len(set(members[0].request.sequences.values())) == 1
-        if not alone and not all(member.decodes for member in members):
-            return Decision.NO_CHOICE  # a prompt may share blocks that its sibling has not computed yet
+        if self._is_apart(members):
+            return Decision.NO_CHOICE
         held = Counter(block for member in members for block in member.table.storing(member.computed))
         lost = sum(self.pool.refs[block] == count for block, count in held.items())
         kept = len(held) - lost

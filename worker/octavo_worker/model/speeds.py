@@ -8,26 +8,32 @@ from octavo_worker.engine.plan import SequenceStep, Speeds, StepPlan
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.runner import PagedRunner
 
-PROMPT_TOKENS = 64
+SHORTEST_PROMPT = 64
+BUSY_SECONDS = 0.03
 COPIED_BLOCKS = 32
-RUNS = 4
+RUNS = 3
 
 
 def measure_speeds(runner: PagedRunner | CudaRunner) -> Speeds:
-    """Computes a short prompt and copies some blocks out and back, on a cache that nobody uses yet.
-
-    A short prompt underrates devices that need large batches to be busy: there, recomputing looks dearer than it is,
-    and victims are rather swapped, which on such devices is cheaper by an order of magnitude.
-    """
+    """Computes prompts and copies some blocks out and back, on a cache that nobody uses yet."""
     block_bytes = runner.kv_cache[0].nbytes
     blocks = min(COPIED_BLOCKS, runner.num_blocks, runner.num_host_blocks) - 1
-    tokens = min(PROMPT_TOKENS, runner.max_model_len, (runner.num_blocks - 1) * runner.block_size)
-    table = list(range(1, runner.num_blocks))
-    prompt = StepPlan([SequenceStep([0] * tokens, 0, table)], 0)
     pairs = [(block, block) for block in range(1, blocks + 1)]
-    swap = StepPlan([], 0, swap_out=pairs, swap_in=pairs)
-    computing, copying = (_seconds(runner, plan) for plan in (prompt, swap))
-    return Speeds(block_bytes, link=2 * blocks * block_bytes / copying, prefill=tokens / computing)
+    copying = _seconds(runner, StepPlan([], 0, swap_out=pairs, swap_in=pairs))
+    return Speeds(block_bytes, link=2 * blocks * block_bytes / copying, prefill=_prefill(runner))
+
+
+def _prefill(runner: PagedRunner | CudaRunner) -> float:
+    """Tokens a second of a prompt that keeps the device busy: twice as long each time, until one takes a while or
+    nothing longer fits a step. What a step costs however short it is would make a fast device look slow."""
+    longest = min(runner.token_budget, runner.max_model_len, (runner.num_blocks - 1) * runner.block_size)
+    table = list(range(1, runner.num_blocks))
+    tokens = min(SHORTEST_PROMPT, longest)
+    while (seconds := _seconds(runner, StepPlan([SequenceStep([0] * tokens, 0, table)], 0))) < BUSY_SECONDS:
+        if tokens == longest:
+            break
+        tokens = min(2 * tokens, longest)
+    return tokens / seconds
 
 
 def _seconds(runner: PagedRunner | CudaRunner, plan: StepPlan) -> float:
