@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -66,6 +66,40 @@ def connect_sync(url: str) -> redis.Redis:
 def connect_listener(url: str) -> redis.asyncio.Redis:
     """For pub/sub: a lost connection is an error at once, because what was published meanwhile is lost too."""
     return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_ASYNC_OPTIONS)
+
+
+class Line:
+    """A connection of its own for somebody whose calls follow each other without end: what a pool, its locks and a
+    pipeline's bookkeeping cost is as much as the call itself. Connects on first use, and again when it was lost; calls
+    are repeated as those of the pool are. For one task.
+    """
+
+    def __init__(self, pool: redis.asyncio.Redis) -> None:
+        """To the server that `pool` is connected to."""
+        self._connection: Any = pool.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+
+    async def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """The replies to `commands`, sent at once. An error of one is the exception in its place; a lost connection
+        raises redis-py's errors."""
+        connection = self._connection
+        return await connection.retry.call_with_retry(  # type: ignore[no-any-return]
+            lambda: self._once(commands), lambda error: connection.disconnect(nowait=True)
+        )
+
+    async def _once(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Cancelled or failed half-way, redis-py drops the connection: nobody finds the replies of somebody else."""
+        connection = self._connection
+        await connection.send_packed_command(connection.pack_commands(commands))
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(await connection.read_response())
+            except redis.ResponseError as error:
+                replies.append(error)
+        return replies
+
+    async def close(self) -> None:
+        await self._connection.disconnect(nowait=True)
 
 
 @asynccontextmanager

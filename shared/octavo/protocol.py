@@ -14,7 +14,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgpack
 import redis
@@ -22,7 +22,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
 
 from octavo import wire
-from octavo.connection import answered
+from octavo.connection import Line, answered
 from octavo.errors import IdempotencyConflict, InvalidRequest, MalformedMessage, QueueFull, UnknownModel
 from octavo.keys import Keys
 from octavo.models import MAX_BODY_BYTES, Chunk, JobRequest, JobStatus, ModelCard, Priority, Progress, Terminal
@@ -106,8 +106,7 @@ class Claims:
     unreadable: tuple[Unreadable, ...] = ()
 
 
-@dataclass(frozen=True)
-class Append:
+class Append(NamedTuple):
     """`len(chunk.token_ids)` tokens, at least one, that start at offset `start`."""
 
     job_id: str
@@ -116,8 +115,7 @@ class Append:
     chunk: Chunk
 
 
-@dataclass(frozen=True)
-class AppendReply:
+class AppendReply(NamedTuple):
     """`state`: ok, dup (already stored), rewind (out of step, mostly because the server lost tokens: go on from
     `offset`), fenced (another owner or terminal: drop it), cancel (stored, and the job should stop: `reason` is
     cancelled or expired). `offset` is what the server holds now."""
@@ -302,38 +300,45 @@ def run_sync(connection: redis.Redis, call: Call[T]) -> T:
     return call.parse(reply)
 
 
-async def run_many(connection: redis.asyncio.Redis, calls: Sequence[Call[T]]) -> list[T | Exception]:
+async def run_many(connection: redis.asyncio.Redis | Line, calls: Sequence[Call[T]]) -> list[T | Exception]:
     """Run calls in one round trip, in order. A call that fails gives its exception in place of its result and
     spoils no other; a lost connection raises."""
     async with answered():
-        replies = await _pipeline(connection, calls).execute(raise_on_error=False)
+        replies = await _exchange(connection, _evaluations(calls))
         if any(isinstance(reply, NoScriptError) for reply in replies):
-            await _loads(connection, calls).execute()
-            replies = await _pipeline(connection, calls).execute(raise_on_error=False)
+            await _exchange(connection, _loads(calls))
+            replies = await _exchange(connection, _evaluations(calls))
     return _settle(calls, replies)
 
 
 def run_many_sync(connection: redis.Redis, calls: Sequence[Call[T]]) -> list[T | Exception]:
     """`run_many` for synchronous connections."""
-    replies = _pipeline(connection, calls).execute(raise_on_error=False)
+    replies = _pipeline(connection, _evaluations(calls)).execute(raise_on_error=False)
     if any(isinstance(reply, NoScriptError) for reply in replies):
-        _loads(connection, calls).execute()
-        replies = _pipeline(connection, calls).execute(raise_on_error=False)
+        _pipeline(connection, _loads(calls)).execute()
+        replies = _pipeline(connection, _evaluations(calls)).execute(raise_on_error=False)
     return _settle(calls, replies)
 
 
-def _pipeline(connection: Any, calls: Sequence[Call[T]]) -> Any:
+async def _exchange(connection: redis.asyncio.Redis | Line, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    if isinstance(connection, Line):
+        return await connection.exchange(commands)
+    return await _pipeline(connection, commands).execute(raise_on_error=False)  # type: ignore[no-any-return]
+
+
+def _pipeline(connection: Any, commands: Sequence[Sequence[Any]]) -> Any:
     pipeline = connection.pipeline(transaction=False)
-    for call in calls:
-        pipeline.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
+    for command in commands:
+        pipeline.execute_command(*command)
     return pipeline
 
 
-def _loads(connection: Any, calls: Sequence[Call[T]]) -> Any:
-    pipeline = connection.pipeline(transaction=False)
-    for name in {call.script for call in calls}:
-        pipeline.script_load(script(name).source)
-    return pipeline
+def _evaluations(calls: Sequence[Call[Any]]) -> list[Sequence[Any]]:
+    return [("EVALSHA", script(call.script).sha, len(call.keys), *call.keys, *call.args) for call in calls]
+
+
+def _loads(calls: Sequence[Call[Any]]) -> list[Sequence[Any]]:
+    return [("SCRIPT", "LOAD", script(name).source) for name in {call.script for call in calls}]
 
 
 def _settle(calls: Sequence[Call[T]], replies: Sequence[Any]) -> list[T | Exception]:

@@ -14,8 +14,6 @@ from octavo.models import Chunk, Event, Result, SequenceResult, Terminal
 
 PAGE = 512  # entries read in one command
 
-_EVENT_FIELDS = set(Event.model_fields)
-
 
 async def read_stream(connection: redis.asyncio.Redis, job_id: str, after: int = 0) -> list[Event]:
     """All that a job's stream holds beyond offset `after`, oldest first. Empty if there is no stream."""
@@ -61,10 +59,9 @@ def parse_entry(entry_id: bytes, payload: bytes, after: int) -> Event:
     offset = int(entry_id.partition(b"-")[0])
     content = wire.decode_entry(payload)
     if isinstance(content, Terminal):
-        return Event.model_construct(_EVENT_FIELDS, offset=offset, chunk=None, end=content, progress=None)
+        return Event(offset=offset, end=content)
     start = offset - len(content.token_ids)
-    chunk = content.after(after - start)
-    return Event.model_construct(_EVENT_FIELDS, offset=offset, chunk=chunk, end=None, progress=None)
+    return Event(offset=offset, chunk=content.after(after - start))
 
 
 def events_of_result(terminal: Terminal, chunks: Sequence[Chunk], after: int = 0) -> list[Event]:

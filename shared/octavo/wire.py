@@ -45,7 +45,6 @@ _READ_LIMITS: dict[str, Any] = {
     "max_ext_len": 0,
 }
 _FINISH_REASONS = (None, *get_args(FinishReason))
-_CHUNK_FIELDS = set(Chunk.model_fields)
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -281,7 +280,7 @@ def _chunk_fields(chunk: Chunk) -> list[Any]:
 
 
 def _chunk(fields: list[Any]) -> Chunk:
-    """Every token of every stream passes here: all is checked by hand, then taken over without validation."""
+    """Every token of every stream passes here. Types are checked by hand, because a model takes what it can convert."""
     index, token_ids, texts, logprobs, finish_reason = _fields(fields, 3, 5)
     if len(_ints(token_ids)) != len(_strings(texts)):
         raise MalformedMessage("a chunk needs one text for every token")
@@ -289,8 +288,7 @@ def _chunk(fields: list[Any]) -> Chunk:
         raise MalformedMessage("a chunk needs log-probabilities for every token or none")
     if finish_reason not in _FINISH_REASONS:
         raise MalformedMessage("a chunk has an unknown finish reason")
-    return Chunk.model_construct(
-        _CHUNK_FIELDS,
+    return Chunk(
         index=_int(index),
         token_ids=tuple(token_ids),
         texts=tuple(texts),

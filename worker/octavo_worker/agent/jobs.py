@@ -63,7 +63,7 @@ class GeneratedSequence:
 
     def chunk(self, first: int, end: int) -> Chunk:
         """Tokens `first` to `end` (excluded). The finish reason travels with the last token."""
-        return Chunk.model_construct(  # our own values: validating every token again would cost more than all the rest
+        return Chunk(
             index=self.index,
             token_ids=tuple(self.ids[first:end]),
             texts=tuple(self.texts[first:end]),
@@ -96,6 +96,7 @@ class ActiveJob:
         self._held_back = claim.request.sampling.is_held_back
         self._earlier: list[Chunk] = []  # what an earlier owner of a job that is held back stored
         self._ending: tuple[JobStatus, JobError | None] | None = None
+        self._unfinished = claim.request.sampling.width  # sequences
         self._runs: list[tuple[int, int, int, int]] = []  # (offset, sequence, its first token, count)
         self._placed = 0
         self._token_bytes: Callable[[int], bytes] = _no_bytes
@@ -107,7 +108,11 @@ class ActiveJob:
         self.prompt = prompt
         self._token_bytes = token_bytes
         self._tokenizer = tokenizer
+        self._renew()
+
+    def _renew(self) -> None:
         self.sequences = self._new_sequences()
+        self._unfinished = len(self.sequences)
 
     def _new_sequences(self) -> list[GeneratedSequence]:
         sampling, sequences = self.claim.request.sampling, []
@@ -129,10 +134,7 @@ class ActiveJob:
     def open_sequences(self) -> int:
         """Sequences of the engine's batch that this job is."""
         sampling = self.claim.request.sampling
-        unfinished = [s for s in self.sequences if s.finish_reason is None]
-        if not self.sequences or (unfinished and sampling.beam_width is not None):
-            return sampling.width
-        return len(unfinished)
+        return sampling.width if self._unfinished and sampling.beam_width is not None else self._unfinished
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -162,6 +164,7 @@ class ActiveJob:
             self._place(sequence, len(sequence.ids), len(chunk.token_ids))
             sequence.restore(chunk)
         self.stored = self._placed
+        self._unfinished = sum(sequence.finish_reason is None for sequence in self.sequences)
 
     def engine_request(self, sampling: EngineSampling, *, deadline: float | None) -> AddRequest:
         """What the engine has to do: all open sequences, each from its next token."""
@@ -202,14 +205,17 @@ class ActiveJob:
             if self.claim.request.sampling.logprobs is not None:
                 logprob = self._logprob(output.token, output.logprob)
         sequence.add(output.token, logprob, output.finish_reason)
-        return sequence.finish_reason is not None and output.finish_reason is None
+        if sequence.finish_reason is None:
+            return False
+        self._unfinished -= 1
+        return output.finish_reason is None
 
     def end(self, status: JobStatus, error: JobError | None = None) -> None:
         """End the job here and now: tokens that were never sent are dropped."""
         if self._held_back and self._ending is None:
             self._held_back = False
             if self.prompt:
-                self.sequences = self._new_sequences()
+                self._renew()
                 self._take_over(self._earlier)  # what readers may have seen stays part of the result
         self._ending = self._ending or (status, error)
 

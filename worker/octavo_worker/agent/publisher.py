@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from redis import exceptions
 from redis.exceptions import RedisError
 
 from octavo import wire
-from octavo.connection import is_final
+from octavo.connection import Line, is_final
 from octavo.protocol import MAX_APPENDS, Append, AppendReply, Call, Cell, FinishReply, run_many
 from octavo_worker.agent.jobs import ActiveJob
 
@@ -45,7 +44,7 @@ class Publisher:
         stop: Callable[[ActiveJob, str], None],
         gone: Callable[[ActiveJob, str], None],
     ) -> None:
-        self._connection = connection
+        self._line = Line(connection)
         self._cell = cell
         self._stop = stop
         self._gone = gone
@@ -84,14 +83,18 @@ class Publisher:
 
     async def run(self) -> None:
         """Send for ever."""
+        try:
+            await self._run()
+        finally:
+            await self._line.close()
+
+    async def _run(self) -> None:
         pause = 0.0
         sent_at = 0.0
         trouble: Exception | None = None
         while True:
             await self._news.wait()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(sent_at + _INTERVAL_S - time.monotonic()):
-                    await self._urgent.wait()
+            await self._wait(sent_at + _INTERVAL_S - time.monotonic())
             await self._allowed.wait()
             self._news.clear()
             self._urgent.clear()
@@ -113,6 +116,15 @@ class Publisher:
             if not self._waiting:
                 self._idle.set()
 
+    async def _wait(self, seconds: float) -> None:
+        """So long at most, and not if something is urgent."""
+        if seconds > 0 and not self._urgent.is_set():
+            timer = asyncio.get_running_loop().call_later(seconds, self._urgent.set)
+            try:
+                await self._urgent.wait()
+            finally:
+                timer.cancel()
+
     async def _send(self, jobs: Sequence[ActiveJob]) -> Exception | None:
         """One round trip. What stands in the way if the server took less than all of it; that is sent again."""
         batches = self._batches(jobs)
@@ -121,7 +133,7 @@ class Publisher:
         calls += [self._finish(job) for job in ending]
         if not calls:
             return None
-        replies = await run_many(self._connection, calls)
+        replies = await run_many(self._line, calls)
         trouble: Exception | None = None
         for batch, reply in zip(batches, replies, strict=False):
             if isinstance(reply, Exception):
