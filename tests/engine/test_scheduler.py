@@ -268,6 +268,28 @@ def test_parallel_samples_of_a_block_aligned_prompt_need_no_copy():
     assert_complete(driver, request)
 
 
+def test_the_last_of_those_that_share_a_block_writes_into_it_without_a_copy():
+    driver = Driver.create(4, 4)
+    group = make_request("group", range(6), n=2, max_tokens=2)
+    driver.add(group)
+    driver.run()
+    assert driver.scheduler.stats().preemptions == 0, "two blocks of prompt and one copy are three"
+    assert [driver.tokens["group", i] for i in range(2)] == [expected_tokens(group, i) for i in range(2)]
+
+
+def test_a_group_is_admitted_with_room_for_the_tails_that_it_is_about_to_copy():
+    driver = Driver.create(11, 4)
+    first = make_request("first", range(12), max_tokens=20)
+    driver.add(first)
+    driver.step()
+    driver.add(make_request("group", range(100, 118), n=4, max_tokens=3))
+    for _ in range(15):
+        driver.step()
+    assert ("group" in driver.started) is False, "five blocks of prompt would fit, three copies of the last would not"
+    driver.run()
+    assert driver.scheduler.stats().preemptions == 0
+
+
 def test_parallel_samples_survive_preemption_one_by_one():
     driver = Driver.create(12)
     request = make_request("a", prompt(40), n=4, max_tokens=60)

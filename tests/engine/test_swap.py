@@ -182,6 +182,19 @@ def test_a_group_amid_its_prompts_leaves_and_returns_with_what_is_computed(steps
     assert stats.host_free_blocks == 100
 
 
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_samples_that_wait_for_one_that_is_aborted_compute_what_it_was_to_fill(steps: int):
+    driver = swapping(40, 100, token_budget=9, max_running=8)
+    group = continued("group", 8, max_tokens=20)
+    driver.add(group)
+    for _ in range(steps):
+        driver.step()
+    driver.scheduler.abort("group", 0)
+    driver.run()
+    for index in range(1, 4):
+        assert driver.tokens["group", index] == expected_tokens(group, index)
+
+
 @pytest.mark.parametrize("steps", range(1, 8))
 def test_beams_that_compute_again_may_leave_again(steps: int):
     """Recomputed after a failed step, swapped before the last of them is done."""
