@@ -55,7 +55,7 @@ class Model:
             for i, new in enumerate(tokens)
         ]
         batch = ragged_batch(steps, self.runner.block_size, self.runner.vocab_size)
-        return self.runner.model.logits(self.runner.model.forward(batch, rows))
+        return self.runner.model.logits(self.runner.model.forward(batch, rows)).float()
 
     @torch.inference_mode()
     def distributions(self, window: list[int]) -> Tensor:

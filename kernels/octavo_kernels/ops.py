@@ -529,8 +529,9 @@ def sample(
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """One token for each row of `logits[B, V]` (penalties and biases applied): int64 `[B]`.
+    """One token for each row of `logits[B, V]` (penalties and biases applied): int64 `[B]`, in `out` if it is given.
 
     All other arguments have shape `[B]`: `seeds` int64; sequence `indices`, absolute `positions` and `top_k` int32;
     `temperature`, `top_p` and `min_p` float32. The token is argmax(logit / temperature + noise) over the tokens that
@@ -558,10 +559,11 @@ def sample(
     _check("min_p", min_p, torch.float32, shape)
     if logits.is_cpu:
         logits = logits.float()
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
+    _check("out", tokens, torch.int64, shape)
     tensors = {
         "logits": logits, "seeds": seeds, "indices": indices, "positions": positions, "temperature": temperature,
-        "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "top_k": top_k, "top_p": top_p, "min_p": min_p, "out": tokens,
     }  # fmt: skip
     _run(
         "sample", tensors,
@@ -573,26 +575,28 @@ def sample(
 
 
 def logprobs(logits: Tensor, tokens: Tensor, top_n: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Natural-log probabilities under softmax(`logits[B, V]`, float32).
+    """Natural-log probabilities under softmax(`logits[B, V]`); logits in 16 bits give what their float32 values give.
 
     Returns those of `tokens[B]` (int64) as float32 `[B]`, then the ids (int64) and values (float32) of the `top_n` most
     probable tokens, both `[B, top_n]`, largest first, the lowest id first among equals.
     """
-    _check("logits", logits, torch.float32, (None, None))
-    rows, vocab = logits.shape
+    dtype = _float_type("logits", logits)
+    rows, vocab = _rows("logits", logits)
     _check("tokens", tokens, torch.int64, (rows,))
     if not 0 <= top_n <= vocab:
         raise ValueError(f"top_n must be between 0 and the vocabulary's {vocab}, not {top_n}")
     if checks.wanted(tokens):
         checks.in_range("tokens", tokens, 0, vocab, "tokens")
+    if logits.is_cpu:
+        logits = logits.float()
     device = logits.device
     chosen = torch.empty(rows, device=device)
     ids = torch.empty((rows, top_n), dtype=torch.int64, device=device)
     values = torch.empty((rows, top_n), device=device)
     _run(
         "logprobs", {"logits": logits, "tokens": tokens},
-        logits.data_ptr(), logits.stride(0), rows, vocab, tokens.data_ptr(), top_n,
-        chosen.data_ptr(), ids.data_ptr(), values.data_ptr(),
+        *(() if logits.is_cpu else (dtype,)), logits.data_ptr(), logits.stride(0), rows, vocab, tokens.data_ptr(),
+        top_n, chosen.data_ptr(), ids.data_ptr(), values.data_ptr(),
     )  # fmt: skip
     return chosen, ids, values
 

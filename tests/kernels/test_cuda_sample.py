@@ -120,3 +120,19 @@ def test_logprobs():
     torch.testing.assert_close(chosen.double(), expected.gather(1, tokens[:, None])[:, 0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(values.double(), expected.topk(20).values, atol=1e-5, rtol=1e-5)
     assert torch.equal(ids, ops.logprobs(logits, tokens, 20)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab", [4000, 4001])
+def test_logprobs_of_logits_in_16_bits(dtype, vocab):
+    logits = (torch.randn(9, vocab, device="cuda") * 4).to(dtype)
+    tokens = torch.randint(vocab, (9,), device="cuda")
+    for narrow, wide in zip(ops.logprobs(logits, tokens, 7), ops.logprobs(logits.float(), tokens, 7), strict=True):
+        assert torch.equal(narrow, wide)
+
+
+def test_tokens_go_where_they_are_wanted():
+    logits, options = torch.randn(6, 500).cuda(), {k: v.cuda() for k, v in columns(6, 1).items()}
+    kept = torch.full((8,), -1, device="cuda")
+    assert ops.sample(logits, **options, out=kept[1:7]).data_ptr() == kept[1:].data_ptr()
+    assert kept.tolist() == [-1, *ops.sample(logits, **options).tolist(), -1]

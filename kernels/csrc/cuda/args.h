@@ -203,7 +203,8 @@ struct AdjustArgs {
 };
 
 struct LogprobArgs {
-  const float* logits;
+  Dtype dtype;
+  const void* logits;
   int64_t stride, rows;
   int vocab;
   const int64_t* tokens;

@@ -213,10 +213,11 @@ PYBIND11_MODULE(_cuda, m) {
                        at<int32_t>(allowed), allowed_stride};
     check("adjust", adjust(a, stream_at(stream)));
   });
-  m.def("logprobs", [](Address logits, int64_t stride, int64_t rows, int vocab, Address tokens, int top, Address chosen,
+  m.def("logprobs", [](int dtype, Address logits, int64_t stride, int64_t rows, int vocab, Address tokens, int top, Address chosen,
                        Address top_ids, Address top_values, Address stream) {
-    const LogprobArgs a{at<float>(logits), stride,           rows,                 vocab,
-                        at<int64_t>(tokens), top,              at<float>(chosen), at<int64_t>(top_ids),
+    const LogprobArgs a{Dtype(dtype), at<void>(logits), stride,
+                        rows,         vocab,            at<int64_t>(tokens),
+                        top,          at<float>(chosen), at<int64_t>(top_ids),
                         at<float>(top_values)};
     check("logprobs", logprobs(a, stream_at(stream)));
   });

@@ -56,7 +56,7 @@ class Decoder:
     """Runs ragged batches against a paged KV cache.
 
     `bind` attaches the cache and fixes the longest position; then `forward` turns a batch into the final hidden states
-    of the rows asked for, and `logits` those into float32 logits.
+    of the rows asked for, and `logits` those into logits.
     """
 
     is_capturable = True
@@ -107,12 +107,13 @@ class Decoder:
         return self._advance(b, delta, post_norm, self.weights.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 `[R, vocab]`."""
-        logits = ops.linear(hidden, self.weights.head).float()
+        """`[R, vocab]`, in the weights' dtype unless something is done to them: kernels read that, and a float32 copy
+        of a large batch takes longer than sampling from it."""
+        logits = ops.linear(hidden, self.weights.head)
         if self.config.logits_divisor != 1.0:
-            logits.div_(self.config.logits_divisor)
+            logits = logits.float().div_(self.config.logits_divisor)
         if self.config.logits_softcap:
-            logits.div_(self.config.logits_softcap).tanh_().mul_(self.config.logits_softcap)
+            logits = logits.float().div_(self.config.logits_softcap).tanh_().mul_(self.config.logits_softcap)
         return logits
 
     def _embed(self, batch: Batch, hidden: Tensor) -> None:

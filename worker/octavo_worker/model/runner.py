@@ -34,8 +34,9 @@ class CausalModel(Protocol):
     """What the runner asks of `Decoder` and `TransformersModel`.
 
     `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into
-    float32 logits. `windows` are the sliding windows that occur among its layers (0: none), `num_heads` the query heads
-    of a layer, 0 if they are not known. `is_capturable`: whether its steps may be captured in CUDA graphs.
+    logits, float32 or of `dtype`. `windows` are the sliding windows that occur among its layers (0: none), `num_heads`
+    the query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps may be captured in CUDA
+    graphs.
     """
 
     is_capturable: bool

@@ -103,14 +103,14 @@ def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def sample(logits: Tensor, specs: Sequence[SampleSpec], latest: Tensor | None = None) -> Choice:
-    """One token for each spec from its row of `logits[B, vocab]` (float32; changed in place).
+    """One token for each spec from its row of `logits[B, vocab]` (in float32 they are changed in place).
 
     `latest[B]` (int64): the last token of the rows' output, which `output` lacks because only the device knows it, or
     -1.
     Log-probabilities are of the raw logits: before bias, penalties, temperature and filters. A spec that asks for
     candidates gets those instead.
     """
-    device = logits.device
+    logits, device = logits.float(), logits.device
     beams = [row for row, spec in enumerate(specs) if spec.candidates]
     if beams:
         beam_rows = on_device(beams, torch.int64, device)

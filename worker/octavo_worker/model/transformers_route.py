@@ -56,7 +56,7 @@ class Layer:
 class TransformersModel:
     """A transformers causal model behind the same methods as `Decoder`.
 
-    `forward` already yields logits (in the model's dtype) of the rows asked for; `logits` only makes them float32.
+    `forward` already yields logits (in the model's dtype) of the rows asked for; `logits` hands them on.
     """
 
     is_capturable = False
@@ -93,7 +93,7 @@ class TransformersModel:
         return output.logits[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return hidden.float()
+        return hidden
 
     def _trial_run(self) -> list[Call]:
         """One token through the model: every layer must call the attention function exactly once, with KV heads of one

@@ -234,7 +234,7 @@ class CudaRunner:
     def _sample(self, logits: Tensor) -> None:
         i, count = self._inputs, len(logits)
         if count:
-            tokens = ops.sample(
+            ops.sample(
                 logits,
                 seeds=i.seeds[:count],
                 indices=i.indices[:count],
@@ -243,8 +243,8 @@ class CudaRunner:
                 top_k=i.top_k[:count],
                 top_p=i.top_p[:count],
                 min_p=i.min_p[:count],
+                out=self._sampled[:count],
             )
-            self._sampled[:count].copy_(tokens)
 
     def _choose_again(self, sequences: list[SequenceStep], special: list[int], logits: Tensor) -> Choice:
         """Samples that ask for more than temperature and filters, from copies of their logits."""
