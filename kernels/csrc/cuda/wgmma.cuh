@@ -32,7 +32,12 @@ __device__ inline void pin(float (&registers)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
-// Waits until at most kPending committed groups are under way; `results` are those of a finished one.
+// Waits until at most kPending committed groups are under way.
+template <int kPending>
+__device__ inline void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// The same; `results` are those of a finished one.
 template <int kPending, int N>
 __device__ inline void products_wait(float (&results)[N]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -42,9 +47,11 @@ __device__ inline void products_wait(float (&results)[N]) {
 #define OCTAVO_FLOATS_8(kind, d, i)                                                                             \
   kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3]), kind(d[i + 4]), kind(d[i + 5]), kind(d[i + 6]), \
       kind(d[i + 7])
+#define OCTAVO_FLOATS_16(kind, d, i) OCTAVO_FLOATS_8(kind, d, i), OCTAVO_FLOATS_8(kind, d, i + 8)
 #define OCTAVO_FLOATS_32(kind, d, i)                                                                    \
   OCTAVO_FLOATS_8(kind, d, i), OCTAVO_FLOATS_8(kind, d, i + 8), OCTAVO_FLOATS_8(kind, d, i + 16), \
       OCTAVO_FLOATS_8(kind, d, i + 24)
+#define OCTAVO_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define OCTAVO_NAMES_32                                                                                          \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
   "%30,%31"
@@ -71,6 +78,21 @@ __device__ inline void products_wait(float (&results)[N]) {
                  : "l"(a), "l"(b)                                                                                \
                  : "memory");                                                                                    \
   }                                                                                                              \
+  /* the same for 64 columns, and for 32 */                                                                      \
+  __device__ inline void wgmma(T, float(&d)[32], uint64_t a, uint64_t b) {                                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME " {" OCTAVO_NAMES_32                \
+                 "}, %32, %33, 1, 1, 1, 0, 0;\n"                                                                 \
+                 : OCTAVO_FLOATS_32("+f", d, 0)                                                                  \
+                 : "l"(a), "l"(b)                                                                                \
+                 : "memory");                                                                                    \
+  }                                                                                                              \
+  __device__ inline void wgmma(T, float(&d)[16], uint64_t a, uint64_t b) {                                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." NAME "." NAME " {" OCTAVO_NAMES_16                \
+                 "}, %16, %17, 1, 1, 1, 0, 0;\n"                                                                 \
+                 : OCTAVO_FLOATS_16("+f", d, 0)                                                                  \
+                 : "l"(a), "l"(b)                                                                                \
+                 : "memory");                                                                                    \
+  }                                                                                                              \
   /* d[64][128] += a[64][16] b[16][128], a in registers, b in shared memory, rows along the 128 */               \
   __device__ inline void wgmma_transposed(T, float(&d)[64], const uint32_t* a, uint64_t b) {                     \
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME " {" OCTAVO_NAMES_64               \
@@ -92,7 +114,9 @@ OCTAVO_WGMMA_TYPE(f16, "f16")
 #undef OCTAVO_WGMMA_TYPE
 #undef OCTAVO_NAMES_64
 #undef OCTAVO_NAMES_32
+#undef OCTAVO_NAMES_16
 #undef OCTAVO_FLOATS_32
+#undef OCTAVO_FLOATS_16
 #undef OCTAVO_FLOATS_8
 
 template <int kRegisters>

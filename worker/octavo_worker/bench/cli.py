@@ -225,6 +225,11 @@ def service(
     rounds: Rounds = 3,
     threads: Threads = None,
     max_model_len: MaxModelLen = 1024,
+    device: OnDevice = Device.AUTO,
+    dtype: InDtype = Dtype.AUTO,
+    gpu_memory: Annotated[
+        float, typer.Option(min=0.01, max=0.49, help="Share of a GPU's memory for each of the two engines.")
+    ] = 0.45,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -232,13 +237,14 @@ def service(
     from octavo_worker.bench.compare import compare_service
     from octavo_worker.bench.service import ServiceFailed
 
-    with _options(model, threads, max_model_len) as options:
+    more = {"device": device.value, "dtype": dtype.value, "gpu_memory": gpu_memory}
+    with _options(model, threads, max_model_len, **more) as options:
         try:
             rows = compare_service(options, lambda vocab: _works(family, workloads, vocab), rounds, _console)
         except ServiceFailed as failure:
             _console.print(str(failure), markup=False, style="red")
             raise typer.Exit(1) from failure
-    _show(report("service", rows, model=model, family=family), as_json, out)
+    _show(report("service", rows, model=model, family=family, device=device.value), as_json, out)
 
 
 @bench.command()

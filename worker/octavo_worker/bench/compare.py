@@ -32,11 +32,7 @@ def compare_service(
     """
     options = msgspec.structs.replace(options, num_blocks=_blocks(works, options))
     engine = EngineBench(load_runner(options), options)
-    flags = ["--load-format", options.load_format, "--max-model-len", str(options.max_model_len)]
-    flags += ["--num-blocks", str(options.num_blocks)]
-    if options.threads is not None:
-        flags += ["--threads", str(options.threads)]
-    with service(Path(options.model), flags) as running:
+    with service(Path(options.model), _flags(options)) as running:
         rows = [
             _throughput(name, work, engine, running, rounds, console) for name, work in works(engine.vocab_size).items()
         ]
@@ -55,6 +51,13 @@ def _as_prompts(work: list[Work]) -> list[Work]:
     """The same lengths, but almost all of it prompt: it writes to as many blocks in less time."""
     most = [len(w.prompt) + w.max_tokens - 2 for w in work]
     return [Work(list(itertools.islice(itertools.cycle(w.prompt), n)), 2) for w, n in zip(work, most, strict=True)]
+
+
+def _flags(options: ModelOptions) -> list[str]:
+    """What makes a worker's engine the same as the one alone."""
+    names = ("load_format", "max_model_len", "num_blocks", "threads", "device", "dtype")
+    values = {name: getattr(options, name) for name in names}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
 
 
 def _throughput(
