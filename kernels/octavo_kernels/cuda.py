@@ -51,6 +51,29 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
         torch.addmm(bias if residual is None else residual, x, weight.t(), out=out)
 
 
+def linear_uniform(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
+    """With our kernel of which no row feels how many there are. Raises TypeError or ValueError for what it does not
+    take, RuntimeError on chips that it is not for."""
+    if not supports_uniform(x.device):
+        raise RuntimeError(f"uniform products need a Hopper GPU and kernels built for it, not {x.device}")
+    if x.dtype not in LINEAR_DTYPES:
+        raise TypeError(f"x must be bfloat16 or float16 for a uniform product, not {x.dtype}")
+    for name, tensor in (("x", x), ("weight", weight)):
+        if tensor.data_ptr() % 16 or tensor.stride(0) % 8:
+            raise ValueError(f"{name} must have rows at multiples of 16 bytes; its strides are {tensor.stride()}")
+    if len(x):
+        run(
+            "linear_uniform", x.device, LINEAR_DTYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(),
+            weight.stride(0), 0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(),
+            0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), len(x), *weight.shape,
+        )  # fmt: skip
+
+
+def supports_uniform(device: torch.device) -> bool:
+    """Whether there are uniform products for this GPU."""
+    return _cuda is not None and hasattr(_cuda, "linear_uniform") and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def gated_linear(x: Tensor, weight: Tensor, activation: int, bias: Tensor | None, out: Tensor) -> bool:
     """Whether the product, its gate and the activation were one launch; otherwise nothing was done."""
     return launch_linear(x, weight, bias, None, out, activation)
@@ -92,6 +115,8 @@ class AttentionPlan:
     `sequences`, `tokens`: the most in a batch. `chunks`: the most chunks of `chunk_tokens` keys of all sequences with
     few queries together; a batch with more makes the device trap rather than answer from part of its keys.
     `max_queries`: the most query tokens of one sequence, 1 for a batch that only decodes.
+    `uniform`: every query is computed as those of prompts are, so that a row's bits do not depend on how many queries
+    its sequence has in the batch; decodes are slower that way. It reads no prefix once for a group.
     `shared_prefixes`: whether `update` may be told of groups of sequences that share their leading blocks, which are
     then read once a group. It adds a launch; it changes no bit of any result.
     """
@@ -111,16 +136,17 @@ class AttentionPlan:
         max_queries: int,
         sliding_window: int = 0,
         shared_prefixes: bool = False,
+        uniform: bool = False,
         device: torch.device | str = "cuda",
     ) -> None:
         if _cuda is None:
             raise RuntimeError("this build of octavo-kernels has no CUDA kernels: install it where nvcc is on the PATH")
         self.sequences, self.kv_heads, self.head_dim = sequences, kv_heads, head_dim
         self.group, self.window = heads // kv_heads, sliding_window
-        rows = self.group * max_queries
-        self.decodes = self.group <= _cuda.decode_rows
-        self.extends = rows > _cuda.decode_rows
-        self.rows = min(rows, _cuda.decode_rows)
+        rows, few = self.group * max_queries, 0 if uniform else _cuda.decode_rows
+        self.decodes = self.group <= few
+        self.extends = rows > few
+        self.rows = min(rows, few)
         self.chunks = chunks if self.decodes else 0
         self.shared_prefixes = shared_prefixes and self.decodes and not sliding_window
         self.tiles = sequences + tokens * self.group // _cuda.extend_rows if self.extends else 0

@@ -377,12 +377,18 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    uniform: bool = False,
 ) -> Tensor:
     """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), summed in float32.
 
     Weights are taken in checkpoint order. On CUDA, with up to `cuda.LINEAR_ROWS` rows, they are read from before the
-    stream's previous kernel has ended: they must be older than it.
+    stream's previous kernel has ended: they must be older than it; `uniform` products (Hopper only) do so with
+    any number of rows, and a row's bits depend neither on the others nor on their number.
     """
     dtype = _float_type("x", x)
     rows, depth = _rows("x", x)
@@ -396,7 +402,7 @@ def linear(
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out}
     if x.is_cuda:
         _check_devices(tensors)
-        cuda.linear(x, weight, bias, residual, out)
+        (cuda.linear_uniform if uniform else cuda.linear)(x, weight, bias, residual, out)
         return out
     _run(
         "linear", tensors,
@@ -413,11 +419,12 @@ def gated_linear(
     bias: Tensor | None = None,
     out: Tensor | None = None,
     scratch: Tensor | None = None,
+    uniform: bool = False,
 ) -> Tensor:
     """`act_and_mul(linear(x, weight, bias), kind)`, `[T, I]`, for `weight[2I, K]` whose first half is the gate.
 
-    On CUDA one launch where `linear` is ours, with the same roundings. `scratch[T, 2I]` is where the product goes if it
-    has to be stored.
+    On CUDA one launch where `linear` is ours, with the same roundings, and not `uniform`. `scratch[T, 2I]` is where the
+    product goes if it has to be stored.
     """
     _float_type("x", x)
     rows, depth = _rows("x", x)
@@ -431,9 +438,9 @@ def gated_linear(
     activation = _kind(kind)
     if x.is_cuda:
         _check_devices({"x": x, "weight": weight, "bias": bias, "out": out})
-        if cuda.gated_linear(x, weight, activation, bias, out):
+        if not uniform and cuda.gated_linear(x, weight, activation, bias, out):
             return out
-    return act_and_mul(linear(x, weight, bias, out=scratch), kind, out=out)
+    return act_and_mul(linear(x, weight, bias, out=scratch, uniform=uniform), kind, out=out)
 
 
 def rms_norm(

@@ -38,6 +38,10 @@ class WorkerSettings(BaseSettings):
         0.9, gt=0, le=1, description="Share of a GPU's memory to use; the KV cache takes what the model leaves."
     )
     cuda_graphs: bool = Field(True, description="Replay decode steps as CUDA graphs; off to find faults.")
+    deterministic: bool = Field(
+        False,
+        description="Same tokens on a GPU in any batch, after preemption and takeover; slower. CPUs always do so.",
+    )
     swap_memory: float = Field(
         0.0,
         ge=0,

@@ -265,6 +265,7 @@ cudaError_t unpack_step(const StepArgs&, cudaStream_t);
 // One asynchronous copy a pair (source block, target block), of `block_bytes` each.
 cudaError_t swap_blocks(const void* source, void* target, int64_t block_bytes, const int64_t* pairs, int64_t count,
                         cudaStream_t);
+cudaError_t linear_uniform(const LinearArgs&, cudaStream_t);  // in builds for 90a, on Hopper
 cudaError_t linear(const LinearArgs&, cudaStream_t);  // cudaErrorNotSupported: launched nothing, another is to do it
 
 }  // namespace octavo

@@ -197,6 +197,16 @@ PYBIND11_MODULE(_cuda, m) {
     if (error != cudaErrorNotSupported) check("linear", error);
     return error == cudaSuccess;
   });
+#if OCTAVO_HOPPER
+  m.def("linear_uniform", [](int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias,
+                             Address residual, int64_t residual_stride, Address out, int64_t out_stride, int rows,
+                             int columns, int depth, Address stream) {
+    const LinearArgs a{Dtype(dtype),       at<void>(x),     x_stride,      at<void>(weight), weight_stride, at<void>(bias),
+                       at<void>(residual), residual_stride, at<void>(out), out_stride,       rows,          columns,
+                       depth,              false,           Activation::silu};
+    check("linear_uniform", linear_uniform(a, stream_at(stream)));
+  });
+#endif
   m.def("sample", [](int dtype, Address logits, int64_t stride, int64_t rows, int vocab, Address seeds, Address indices,
                      Address positions, Address temperature, Address top_k, Address top_p, Address min_p, Address tokens,
                      Address stream) {

@@ -79,6 +79,7 @@ def _options(settings: WorkerSettings, folder: str) -> str:
         num_blocks=settings.num_blocks,
         gpu_memory=settings.gpu_memory,
         cuda_graphs=settings.cuda_graphs,
+        deterministic=settings.deterministic,
         host_cache_bytes=round(settings.swap_memory * 2**30),
         preemption=settings.preemption,
         overlap=settings.overlap,

@@ -67,6 +67,7 @@ CacheDtype = Annotated[KvDtype, typer.Option(help="Type of the KV cache; auto: a
 SwapMemory = Annotated[float, typer.Option(min=0, help="GiB of CPU memory for preempted sequences.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0: greedy.")]
 Overlap = Annotated[bool, typer.Option(help="Launch steps one ahead where the device allows it.")]
+Deterministic = Annotated[bool, typer.Option(help="On a GPU: tokens that do not depend on the batch.")]
 ChromeTrace = Annotated[
     Path | None, typer.Option(help="Write the steps of the last run to this file, for Perfetto or chrome://tracing.")
 ]
@@ -163,6 +164,7 @@ def engine(
     temperature: Temperature = 0.0,
     interval_ms: Annotated[float, typer.Option(min=0, help="Requests arrive this far apart; 0: all at once.")] = 0.0,
     overlap: Overlap = True,
+    deterministic: Deterministic = False,
     chrome_trace: ChromeTrace = None,
     out: Out = None,
     as_json: AsJson = False,
@@ -181,6 +183,7 @@ def engine(
         "num_blocks": num_blocks,
         "max_running": max_running,
         "host_cache_bytes": round(swap_memory * 2**30),
+        "deterministic": deterministic,
     }
     with _options(model, threads, max_model_len, **more) as options:
         bench_engine = EngineBench(load_runner(options), options, temperature)

@@ -22,7 +22,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     `host_cache_bytes` of CPU memory hold preempted sequences and what is left of those longer than the cache;
     `preemption` "swap" and "recompute" overrule what is cheaper. `threads` None leaves the choice to torch. `kv_dtype`
     "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible. `check_integrity` verifies all
-    block accounting whenever the engine falls idle.
+    block accounting whenever the engine falls idle. `deterministic` makes a GPU compute each sequence with the
+    same bits whatever else is in the batch and however its prompt is cut; on a CPU that is always so.
     """
 
     model: str
@@ -44,6 +45,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     seed: int = 0
     check_integrity: bool = False
+    deterministic: bool = False
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

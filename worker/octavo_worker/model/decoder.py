@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig, common_window
-from octavo_worker.model.weights import DecoderWeights, LayerWeights, Norm
+from octavo_worker.model.weights import DecoderWeights, LayerWeights, Linear, Norm
 
 
 @dataclass(slots=True)
@@ -56,14 +56,18 @@ class Decoder:
     """Runs ragged batches against a paged KV cache.
 
     `bind` attaches the cache and fixes the longest position; then `forward` turns a batch into the final hidden states
-    of the rows asked for, and `logits` those into logits.
+    of the rows asked for, and `logits` those into logits. A `uniform` one takes products and attention on a GPU whose
+    rows do not depend on what else is in the batch.
     """
 
     is_capturable = True
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, token_budget: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights, token_budget: int, *, uniform: bool = False
+    ) -> None:
         self.config = config
         self.weights = weights
+        self.uniform = uniform
         self.dtype = weights.embed.dtype
         self.device = weights.embed.device
         self.vocab_size = config.vocab_size
@@ -100,7 +104,7 @@ class Decoder:
             self._attend(b, x, i, layer, batch)
             if rows is not None and i == self.num_layers - 1:  # nobody reads the other rows any more
                 b = self.buffers.select(rows)  # which may be more than there are tokens: samples share them
-            delta = ops.linear(b.attended.flatten(1), layer.out.weight, layer.out.bias, out=b.delta)
+            delta = self._linear(b.attended.flatten(1), layer.out, b.delta)
             x = self._advance(b, delta, layer.post_attn_norm, layer.mlp_norm)
             delta = self._mlp(b, x, layer)
             post_norm = layer.post_mlp_norm
@@ -109,7 +113,7 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """`[R, vocab]`, in the weights' dtype unless something is done to them: kernels read that, and a float32 copy
         of a large batch takes longer than sampling from it."""
-        logits = ops.linear(hidden, self.weights.head)
+        logits = ops.linear(hidden, self.weights.head, uniform=self.uniform)
         if self.config.logits_divisor != 1.0:
             logits = logits.float().div_(self.config.logits_divisor)
         if self.config.logits_softcap:
@@ -144,7 +148,7 @@ class Decoder:
     def _attend(self, b: Buffers, x: Tensor, index: int, layer: LayerWeights, batch: Batch) -> None:
         """Attention of `x[T, hidden]` into `b.attended`, before the output projection."""
         attention, cache = self.config.layers[index], self.caches[index]
-        ops.linear(x, layer.qkv.weight, layer.qkv.bias, out=b.qkv)
+        self._linear(x, layer.qkv, b.qkv)
         ops.paged_attention(
             self._queries(b, index, layer, batch),
             cache,
@@ -194,7 +198,10 @@ class Decoder:
     def _mlp(self, b: Buffers, x: Tensor, layer: LayerWeights) -> Tensor:
         up, kind = layer.up, self.config.activation
         if self.config.gated:
-            ops.gated_linear(x, up.weight, kind, up.bias, out=b.activated, scratch=b.up)
+            ops.gated_linear(x, up.weight, kind, up.bias, out=b.activated, scratch=b.up, uniform=self.uniform)
         else:
-            ops.act(ops.linear(x, up.weight, up.bias, out=b.up), kind, out=b.activated)
-        return ops.linear(b.activated, layer.down.weight, layer.down.bias, out=b.delta)
+            ops.act(self._linear(x, up, b.up), kind, out=b.activated)
+        return self._linear(b.activated, layer.down, b.delta)
+
+    def _linear(self, x: Tensor, linear: Linear, out: Tensor) -> Tensor:
+        return ops.linear(x, linear.weight, linear.bias, out=out, uniform=self.uniform)

@@ -91,13 +91,30 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     wanted_len = context_length(options.max_model_len, config)
     described = decoder_config(config, wanted_len) if decoders else None
     dummy = options.load_format == "dummy"
+    uniform = options.deterministic and device.type == "cuda"
+    if uniform:
+        check_uniform(device, config, described)
     if described is None:
         return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len
     weights = load_weights(described, weight_source(options, described, folder, device), dtype, device)
     rows = (
         token_budget(options, device) + options.max_running
     )  # tokens, or those that are sampled or scored: some twice
-    return Decoder(described, weights, rows), wanted_len
+    return Decoder(described, weights, rows, uniform=uniform), wanted_len
+
+
+def check_uniform(device: torch.device, config: PreTrainedConfig, described: DecoderConfig | None) -> None:
+    """Raises `ModelError` where a GPU cannot compute each row as if it were alone."""
+    if not cuda.supports_uniform(device):
+        raise ModelError(
+            f"--deterministic needs a Hopper GPU, not {torch.cuda.get_device_name(device)}; leave it off, or give "
+            "--device cpu."
+        )
+    if described is None:
+        raise UnsupportedModel(
+            f"--deterministic covers the models of octavo's own decoder on a GPU, not {config.model_type!r}; leave it "
+            "off, or give --device cpu."
+        )
 
 
 def check_types(device: torch.device, dtype: torch.dtype, kv_dtype: str) -> None:

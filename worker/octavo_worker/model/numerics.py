@@ -7,9 +7,9 @@ import torch
 from octavo_kernels import ops
 
 
-def numerics(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
+def numerics(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, *, uniform: bool = False) -> str:
     """Workers of one model that say the same here give the same tokens: the instructions or the GPU that compute, the
-    type of the weights and that of the KV cache."""
+    type of the weights and that of the KV cache. GPUs keep that promise only with `uniform` rows."""
     computes = ops.cpu_level() if device.type == "cpu" else torch.cuda.get_device_name(device)
     names = (str(kind).removeprefix("torch.") for kind in (dtype, cache_dtype))
-    return f"{device.type} {computes} {' '.join(names)}"
+    return f"{device.type} {computes} {' '.join(names)}{' deterministic' if uniform else ''}"

@@ -35,11 +35,12 @@ class CausalModel(Protocol):
 
     `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into
     logits, float32 or of `dtype`. `windows` are the sliding windows that occur among its layers (0: none), `num_heads`
-    the query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps may be captured in CUDA
-    graphs.
+    the query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA
+    graphs; None: that is to be tried. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone.
     """
 
     is_capturable: bool
+    uniform: bool
     num_heads: int
     windows: Sequence[int]
     dtype: torch.dtype

@@ -60,6 +60,7 @@ class TransformersModel:
     """
 
     is_capturable = False
+    uniform = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()

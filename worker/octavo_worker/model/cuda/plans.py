@@ -48,6 +48,7 @@ class AttentionPlans:
                 max_queries=max_queries,
                 sliding_window=window,
                 shared_prefixes=shared,
+                uniform=model.uniform,
                 device=model.device,
             )
             for window in (model.windows if model.num_heads else ())

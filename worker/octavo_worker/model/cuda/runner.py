@@ -113,7 +113,7 @@ class CudaRunner:
         shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
         self.kv_cache = ops.empty_cache(num_blocks, *shape, cache_dtype or model.dtype, model.device)
         self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
-        self.numerics = numerics(model.device, model.dtype, self.kv_cache.dtype)
+        self.numerics = numerics(model.device, model.dtype, self.kv_cache.dtype, uniform=model.uniform)
         self.host_cache = torch.empty(
             (num_host_blocks, *self.kv_cache.shape[1:]), dtype=self.kv_cache.dtype, pin_memory=num_host_blocks > 0
         )
@@ -276,8 +276,9 @@ class CudaRunner:
 
 
 def _shared_reading(model: CausalModel, block_size: int) -> SharedReading | None:
-    """None if every layer has a sliding window, behind which blocks are given up."""
-    if 0 not in model.windows:
+    """None if every layer has a sliding window, behind which blocks are given up, and where every sequence is computed
+    as if it were alone."""
+    if 0 not in model.windows or model.uniform:
         return None
     token_bytes = 2 * model.num_kv_heads * model.head_dim * model.dtype.itemsize
     return SharedReading(chunk_tokens() // block_size, SHARED_BYTES // token_bytes)
