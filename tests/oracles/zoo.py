@@ -127,14 +127,23 @@ ROUTED: dict[str, PreTrainedConfig] = {
 ALL = GENERIC | ROUTED
 
 
-def build(name: str) -> PreTrainedModel:
+WIDE: dict[str, Any] = {**COMMON, "hidden_size": 128, "head_dim": 32}
+ROUTED_ON_CUDA: dict[str, PreTrainedConfig] = {
+    "gpt_neox": GPTNeoXConfig(**{**COMMON, "hidden_size": 128, "num_key_value_heads": 4}),
+    "starcoder2": Starcoder2Config(**{**COMMON, "hidden_size": 128}, sliding_window=24),
+    "mixtral": MixtralConfig(**WIDE, num_local_experts=4),
+}
+"""With heads that the CUDA kernels take."""
+
+
+def build(name: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     """The model as transformers runs it: float32, eager attention.
 
     Matrices are drawn wide enough that the next token depends on the context and the best logit stands clear of the
     second; norms and biases are moved off their neutral values, so that a forgotten one shows.
     """
     torch.manual_seed(sum(map(ord, name)))
-    model = AutoModelForCausalLM.from_config(ALL[name], attn_implementation="eager").float().eval()
+    model = AutoModelForCausalLM.from_config(config or ALL[name], attn_implementation="eager").float().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() >= 2:
@@ -147,7 +156,7 @@ def build(name: str) -> PreTrainedModel:
     return model
 
 
-def save(name: str, folder: Path) -> PreTrainedModel:
-    model = build(name)
+def save(name: str, folder: Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
+    model = build(name, config)
     model.save_pretrained(folder)
     return model

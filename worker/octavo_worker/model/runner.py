@@ -39,7 +39,7 @@ class CausalModel(Protocol):
     graphs; None: that is to be tried. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone.
     """
 
-    is_capturable: bool
+    is_capturable: bool | None
     uniform: bool
     num_heads: int
     windows: Sequence[int]

@@ -1,7 +1,9 @@
 """Any other causal model: transformers' modelling code with our paged attention registered as its attention function.
 
 Correct first, slower allowed. transformers calls `paged_attention` once a layer with rotated heads; keys and values
-go into the paged cache, attention reads only the cache, so neither masks nor transformers' own caches take part.
+go into the paged cache, attention reads only the cache, so neither masks nor transformers' own caches take part. Linear
+layers and norms are ours. On a GPU decode steps become CUDA graphs if the model's code never waits for the device: what
+depends on values of tensors would have to, so a step that can be captured is the same whatever is in the batch.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import common_window
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
+from octavo_worker.model.substitutes import substitute
 
 NAME = "octavo_paged"
 
@@ -59,12 +62,13 @@ class TransformersModel:
     `forward` already yields logits (in the model's dtype) of the rows asked for; `logits` hands them on.
     """
 
-    is_capturable = False
+    is_capturable = None
     uniform = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
         self.model = model.eval()
+        substitute(model)
         self.step = Step()
         self.dtype = model.dtype
         self.device = model.device

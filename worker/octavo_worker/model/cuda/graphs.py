@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,10 @@ def batch_sizes(most: int) -> list[int]:
     """1, 2, 4, then multiples of 8, up to `most` sequences."""
     sizes = [1, 2, 4, *range(8, most, 8)]
     return sorted({size for size in sizes if size < most} | {most})
+
+
+class CaptureError(RuntimeError):
+    """A step waits for the device, or does something else that a graph cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,9 @@ class DecodeGraphs:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             logits = self._step(shape)
-        finally:
-            graph.capture_end()
+        except Exception as error:
+            with suppress(RuntimeError):  # it failed already
+                graph.capture_end()
+            raise CaptureError(str(error).partition("\n")[0]) from error
+        graph.capture_end()
         self._captured[shape] = Captured(graph, logits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ from octavo_worker.engine.plan import (
     StepResult,
 )
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.cuda.graphs import DecodeGraphs, DecodeShape, batch_sizes
+from octavo_worker.model.cuda.graphs import CaptureError, DecodeGraphs, DecodeShape, batch_sizes
 from octavo_worker.model.cuda.mailbox import Mailbox, Slot
 from octavo_worker.model.cuda.packer import Packed, Packer
 from octavo_worker.model.cuda.plans import AttentionPlans
@@ -33,6 +34,8 @@ from octavo_worker.model.cuda.swap import SwapStreams
 from octavo_worker.model.numerics import numerics
 from octavo_worker.model.runner import PROMPT_ROWS, CausalModel
 from octavo_worker.model.sampler import Choice, Scores, on_device, sample, score
+
+log = logging.getLogger(__name__)
 
 SHARED_BYTES = 1 << 20
 """Of one layer: what the second read of a shared prefix costs up to here, the cache of the chip hides."""
@@ -131,7 +134,7 @@ class CudaRunner:
         self._plans = AttentionPlans(model, max_running, token_budget, max_model_len)
         self._stream = torch.cuda.Stream(device)
         self._sizes = batch_sizes(max_running)
-        self._graphs = DecodeGraphs(self._run_decodes) if graphs and model.is_capturable else None
+        self._graphs = DecodeGraphs(self._run_decodes) if graphs and model.is_capturable is not False else None
         torch.cuda.synchronize(device)
 
     def launch(self, plan: StepPlan) -> Launched:
@@ -142,9 +145,19 @@ class CudaRunner:
             except StepError as error:
                 return Done(error)
 
-    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Captures all graphs now instead of when they are first needed."""
+        """Captures all graphs now instead of when they are first needed. A model that cannot be captured, and need not
+        be, does without."""
+        try:
+            self._capture_all()
+        except CaptureError as error:
+            if self.model.is_capturable:
+                raise
+            log.info("decode steps of this model launch their kernels one by one: %s", error)
+            self._graphs = None
+
+    @torch.inference_mode()
+    def _capture_all(self) -> None:
         kinds = (False,) if self.shared_reading is None else (False, True)
         with torch.cuda.stream(self._stream):
             for size in reversed(self._sizes):  # smaller ones find their memory in the larger ones' pool

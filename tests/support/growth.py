@@ -1,0 +1,45 @@
+"""What a process holds on to: for tests that look for leaks."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Of this process: file descriptors, threads, Python objects, resident bytes; on a GPU also the bytes that torch
+    has given out there and in pinned memory, and those in use by anybody as the driver sees it."""
+
+    descriptors: int
+    threads: int
+    objects: int
+    resident: int
+    device: int = 0
+    pinned: int = 0
+    driver: int = 0
+
+    @classmethod
+    def now(cls, *, cuda: bool = False) -> Holdings:
+        gc.collect()
+        process = psutil.Process()
+        here = (process.num_fds(), process.num_threads(), len(gc.get_objects()), process.memory_info().rss)
+        if not cuda:
+            return cls(*here)
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        pinned = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+        return cls(*here, torch.cuda.memory_allocated(), pinned, total - free)
+
+    def assert_no_more_than(self, before: Holdings) -> None:
+        """Equal but for a few objects and pages: caches of the interpreter fill slowly."""
+        assert self.descriptors <= before.descriptors
+        assert self.threads <= before.threads
+        assert self.objects <= before.objects + 500
+        assert self.resident <= before.resident + (16 << 20)
+        assert self.device <= before.device
+        assert self.pinned <= before.pinned
+        assert self.driver <= before.driver

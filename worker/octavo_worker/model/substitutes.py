@@ -1,0 +1,86 @@
+"""Layers of transformers' models that our kernels compute: linear layers, layer norms, and RMS norms, which have many
+names and are recognised by what they compute."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from octavo_kernels import ops
+
+WIDTH_MULTIPLE = 8
+MOST_WIDTH = 16_384
+
+
+class Linear(nn.Module):
+    """An `nn.Linear` with its own weights: rows of few are multiplied at the speed of memory, and on a CPU none of them
+    feels the others."""
+
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = like.weight, like.bias
+        self.in_features, self.out_features = like.in_features, like.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias).unflatten(0, x.shape[:-1])
+
+
+class LayerNorm(nn.Module):
+    """An `nn.LayerNorm` over the last dimension with its own weights."""
+
+    def __init__(self, like: nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = like.weight, like.bias, like.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x.reshape(-1, x.shape[-1]), self.weight, self.bias, self.eps).view_as(x)
+
+
+class RMSNorm(nn.Module):
+    """`x / sqrt(mean(x^2) + eps) * (offset + weight)` in one launch instead of six."""
+
+    def __init__(self, weight: nn.Parameter, eps: float, offset: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.variance_epsilon, self.offset = eps, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        return ops.rms_norm(rows, self.weight, self.variance_epsilon, offset=self.offset).view_as(x)
+
+
+@torch.inference_mode()
+def substitute(model: nn.Module) -> None:
+    """Puts ours in the place of every layer that computes what ours does."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            ours = _ours(child)
+            if ours is not None:
+                setattr(parent, name, ours)
+
+
+def _ours(module: nn.Module) -> nn.Module | None:
+    if type(module) is nn.Linear:
+        return Linear(module)
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 1:
+        return None
+    if weight.numel() % WIDTH_MULTIPLE or weight.numel() > MOST_WIDTH:
+        return None
+    if type(module) is nn.LayerNorm:
+        return LayerNorm(module)
+    return _rms_norm(module, weight) if type(module).__name__.endswith("RMSNorm") else None
+
+
+def _rms_norm(module: nn.Module, weight: nn.Parameter) -> RMSNorm | None:
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return eps and next((ours for offset in (0.0, 1.0) if _agree(module, ours := RMSNorm(weight, eps, offset))), None)
+
+
+def _agree(theirs: nn.Module, ours: RMSNorm) -> bool:
+    """On rows of ordinary size, and on rows so small that eps matters."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, ours.weight.numel(), generator=generator) * torch.tensor([[1.0], [1e-3]])
+    x = rows.to(ours.weight)[None]
+    wanted = theirs(x)
+    return wanted.shape == x.shape and torch.allclose(ours(x).float(), wanted.float(), rtol=2e-2, atol=1e-5)
