@@ -1,4 +1,4 @@
-"""10,000 short requests of every kind through one engine, whose memory is always short: nothing grows, all comes back."""
+"""10,000 short requests of every kind through an engine whose memory is always short: nothing grows, all comes back."""
 
 from __future__ import annotations
 
