@@ -230,9 +230,6 @@ def service(
     max_model_len: MaxModelLen = 1024,
     device: OnDevice = Device.AUTO,
     dtype: InDtype = Dtype.AUTO,
-    gpu_memory: Annotated[
-        float, typer.Option(min=0.01, max=0.49, help="Share of a GPU's memory for each of the two engines.")
-    ] = 0.45,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -240,7 +237,7 @@ def service(
     from octavo_worker.bench.compare import compare_service
     from octavo_worker.bench.service import ServiceFailed
 
-    more = {"device": device.value, "dtype": dtype.value, "gpu_memory": gpu_memory}
+    more = {"device": device.value, "dtype": dtype.value}
     with _options(model, threads, max_model_len, **more) as options:
         try:
             rows = compare_service(options, lambda vocab: _works(family, workloads, vocab), rounds, _console)
