@@ -44,7 +44,6 @@ def run(traces: Path) -> dict[str, Any]:
         "batches": {name: experiments.batches(requests) for name, requests in lengths.items()},
         "sharing": {name: experiments.sharing(requests) for name, requests in few.items()},
         "block_sizes": {name: experiments.block_sizes(requests) for name, requests in few.items()},
-        "preemption_model": experiments.preemption(),
         "prefix_hit_rates": {name: prefixes.decline(requests) for name, requests in prompts.items()},
     }
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
-import json
-import platform
 import pstats
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from octavo_worker.bench.report import report, write
 from octavo_worker.engine.plan import Sampled, SequenceResult, StepPlan, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
@@ -126,16 +124,8 @@ def main() -> None:
     cases = [measure(256, waiting, length) for waiting, length in [(0, 128), (1000, 128), (0, 1024)]]
     for case in cases:
         print(case)
-    report = {
-        "command": "python benchmarks/scheduler.py",
-        "python": sys.version.split()[0],
-        "cpu": platform.processor() or platform.machine(),
-        "steps": STEPS,
-        "cases": cases,
-        "profile_256": profile(256, 128),
-    }
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        write(report("scheduler", cases, steps=STEPS, profile_256=profile(256, 128)), arguments.out)
 
 
 if __name__ == "__main__":

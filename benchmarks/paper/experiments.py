@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from octavo_worker.memory.cost import CostModel, Victim
 from paper.workload import MAX_LEN, MEMORY_TOKENS, Lengths, Memory, Simulation, mean, measure
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -94,27 +93,5 @@ def block_sizes(lengths: Sequence[Lengths]) -> dict[int, Any]:
             "waste": waste(single),
             "mean_batch": round(mean(single, lambda m: m.running), 2),
             "saved_by_sharing_n4": saved(parallel),
-        }
-    return figures
-
-
-# Figure 19: swapping against recomputing
-
-
-def preemption(block_sizes: Sequence[int] = BLOCK_SIZES, tokens: int = 1024) -> dict[int, Any]:
-    """Milliseconds by the cost model, not measured: OPT-13B (800 KiB a token), PCIe 4 at 25 GB/s, 8,000 prompt
-    tokens/s, 10 us to start a copy. One pool keeps all layers of a block together: one copy a block. The paper's layout
-    needs two a layer."""
-    token_bytes, layers, start = 800 << 10, 40, 10e-6
-    figures = {}
-    for size in block_sizes:
-        blocks = tokens // size
-        costs = CostModel(size * token_bytes, link=25e9, prefill=8_000, latency=blocks * start)
-        scattered = CostModel(size * token_bytes, link=25e9, prefill=8_000, latency=blocks * 2 * layers * start)
-        victim = Victim(blocks, tokens)
-        figures[size] = {
-            "swap_ms": round(costs.swap_seconds(victim) * 1e3, 2),
-            "swap_scattered_ms": round(scattered.swap_seconds(victim) * 1e3, 2),
-            "recompute_ms": round(costs.recompute_seconds(victim) * 1e3, 2),
         }
     return figures

@@ -16,7 +16,6 @@ def draw(report: dict[str, Any], folder: Path) -> None:
     _batches(report["batches"], folder / "batches.png")
     _sharing(report["sharing"], folder / "sharing.png")
     _block_sizes(report["block_sizes"], folder / "block_sizes.png")
-    _preemption(report["preemption_model"], folder / "preemption.png")
     _prefixes(report["prefix_hit_rates"], folder / "prefix_hit_rates.png")
 
 
@@ -58,23 +57,6 @@ def _block_sizes(figures: dict[str, Any], path: Path) -> None:
     plt.xscale("log", base=2)
     plt.xlabel("tokens a block")
     plt.ylabel("%")
-    plt.legend()
-    _save(path)
-
-
-def _preemption(figures: dict[str, Any], path: Path) -> None:
-    labels = {
-        "swap_ms": "swap, one copy a block",
-        "swap_scattered_ms": "swap, two copies a layer",
-        "recompute_ms": "recompute",
-    }
-    for key, label in labels.items():
-        times = [row[key] for row in figures.values()]
-        plt.plot([int(size) for size in figures], times, marker="o", label=label)
-    plt.xscale("log", base=2)
-    plt.yscale("log")
-    plt.xlabel("tokens a block")
-    plt.ylabel("ms for 1,024 tokens (cost model)")
     plt.legend()
     _save(path)
 

@@ -143,13 +143,20 @@ def test_a_long_sequence_is_preempted_by_a_high_class_and_comes_back():
 
 
 def test_it_takes_the_host_from_those_that_wait_there():
-    driver = spilling(16, 44)
-    long = make_request("long", range(150), max_tokens=56)
+    driver = spilling(16, 60)
     others = [make_request(str(i), range(10 * i, 10 * i + 12), max_tokens=40) for i in range(4)]
-    run(driver, long, *others)
+    for request in others:
+        driver.add(request)
+    for _ in range(25):
+        driver.step()
+    long = make_request("long", range(150), max_tokens=56, priority=0)
+    driver.add(long)
+    driver.run(max_steps=400)
     stats = driver.scheduler.stats()
-    assert stats.swapped_out > 0
-    assert stats.recomputed_tokens > 0
+    assert stats.recompute_host_full == 0, "all were swapped"
+    assert stats.recomputed_tokens > 0, "and some lost what they had there"
+    for request in (long, *others):
+        assert driver.tokens[request.id, 0] == expected_tokens(request, 0)
 
 
 def test_more_than_device_and_host_together_is_refused_with_both_sizes():

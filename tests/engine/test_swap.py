@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from engine_driver import Driver, expected_beams, expected_tokens, make_request
 
-from octavo_worker.memory.cost import PreemptionPolicy
+from octavo_worker.memory.cost import CostModel, PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions
 
 
@@ -126,6 +126,23 @@ def test_parallel_samples_leave_and_return_as_one_and_shared_blocks_are_copied_o
     driver.run()
     for index in range(4):
         assert driver.tokens["group", index] == expected_tokens(group, index)
+
+
+@pytest.mark.parametrize(("shared", "reason"), [(16, "recompute_cached"), (0, "swapped_out")])
+def test_what_others_keep_is_no_reason_to_swap(shared: int, reason: str):
+    """Moving five blocks costs as much as computing ten tokens; four of the five may be another's, too."""
+    driver = Driver.create(
+        13,
+        4,
+        runner={"num_host_blocks": 21},
+        policy=PreemptionPolicy("auto", CostModel(block_bytes=1, link=1.0, prefill=1.0, latency=0.0)),
+    )
+    driver.add(make_request("first", range(17), max_tokens=24))
+    driver.add(make_request("second", [*range(shared), *range(100, 117 - shared)], max_tokens=24))
+    while driver.scheduler.stats().preemptions == 0:
+        driver.step()
+    assert getattr(driver.scheduler.stats(), reason) == 1
+    driver.run()
 
 
 def test_a_prefix_that_is_still_there_is_not_copied_back():

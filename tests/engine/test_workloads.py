@@ -254,6 +254,27 @@ def test_500_requests_get_the_tokens_of_no_paging(mode, device):
     assert (stats.recomputed_tokens > 500) == (mode in ("recompute", "mixed"))
 
 
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_256_sequences_run_at_once_and_outgrow_the_pool(mode):
+    driver = Driver.create(
+        400,
+        runner={"num_host_blocks": 400},
+        policy=PreemptionPolicy(mode),
+        max_running=256,
+        token_budget=8192,
+    )
+    requests = [make_request(str(i), range(i, i + 15 + i % 3), max_tokens=20) for i in range(256)]
+    for request in requests:
+        driver.add(request)
+    most = 0
+    while driver.busy:
+        driver.step()
+        most = max(most, driver.scheduler.stats().running)
+    assert most == 256
+    assert driver.scheduler.stats().preemptions > 20
+    assert all(driver.tokens[request.id, 0] == expected_tokens(request, 0) for request in requests)
+
+
 @pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
 @pytest.mark.parametrize("mode", ["recompute", "swap", "mixed"])
 def test_long_prompts_aborts_and_deadlines_leave_the_others_their_tokens(mode, device):

@@ -25,7 +25,12 @@ def _cpu_name() -> str:
 
 
 def _machine() -> dict[str, Any]:
-    machine = {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    machine = {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 2),  # of the last minute: what else ran, this benchmark included
+        "python": platform.python_version(),
+    }
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         machine |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
