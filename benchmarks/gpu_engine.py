@@ -117,8 +117,8 @@ def measure(engine: str, model: Path, options: argparse.Namespace, found: dict[s
 def compare(name: str, folder: Path, options: argparse.Namespace, results: Results) -> None:
     model = write_shape(name, folder) if name in SHAPES else model_folder(name)
     for engine in options.engines:
-        measure(engine, model, options, results.of(name, engine), results)
-    for line in results.rows(name):
+        measure(engine, model, options, results.of(model.name, engine), results)
+    for line in results.rows(model.name):
         print(json.dumps(line), flush=True)
 
 
