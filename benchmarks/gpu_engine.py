@@ -27,18 +27,20 @@ from octavo_worker.files import model_folder
 
 ENGINES = ("octavo", "vllm")
 TEMPERATURE = 1.0
+SETTINGS = ("device", "max_model_len", "gpu_memory", "swap_memory")
 
 
 class Results:
     """All answers by model, engine and workload, in a file that is written whenever one is added."""
 
-    def __init__(self, path: Path, family: str, settings: dict[str, Any], *, resume: bool) -> None:
-        self._path, self._family, self._settings = path, family, settings
+    def __init__(self, path: Path, family: str, *, resume: bool) -> None:
+        self._path, self._family = path, family
         known = json.loads(path.read_text())["engines"] if resume and path.exists() else {}
         self._engines: dict[str, dict[str, Any]] = known
 
     def of(self, model: str, engine: str) -> dict[str, Any]:
-        """What is known of an engine: what it says `about` itself, `runs` by workload, why it `failed`."""
+        """What is known of an engine: its `settings`, what it says `about` itself, `runs` by workload, why it
+        `failed`."""
         return self._engines.setdefault(model, {}).setdefault(engine, {"runs": {}})
 
     def rows(self, model: str) -> list[dict[str, Any]]:
@@ -48,8 +50,7 @@ class Results:
 
     def save(self) -> None:
         rows = [row for model in self._engines for row in self.rows(model)]
-        extra = {"settings": self._settings, "temperature": TEMPERATURE, "engines": self._engines}
-        write(report("gpu-engine", rows, **extra), self._path)
+        write(report("gpu-engine", rows, temperature=TEMPERATURE, engines=self._engines), self._path)
 
     def _row(self, name: str, known: dict[str, Any]) -> dict[str, Any]:
         """One workload: tokens a second of every engine that has a figure, beside the floor."""
@@ -99,6 +100,7 @@ def measure(engine: str, model: Path, options: argparse.Namespace, found: dict[s
     if not missing:
         return
     found.pop("failed", None)
+    found["settings"] = {key: getattr(options, key) for key in SETTINGS}
     path = options.vllm_path if engine == "vllm" else None
     try:
         with Peer(engine, command(engine, model, options), limit_s=options.limit, path=path) as peer:
@@ -150,9 +152,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    kept = ("device", "max_model_len", "gpu_memory", "swap_memory", "rounds", "vllm_rounds")
-    settings = {key: getattr(options, key) for key in kept}
-    results = Results(options.out, options.family, settings, resume=options.resume)
+    results = Results(options.out, options.family, resume=options.resume)
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
             compare(model, Path(folder), options, results)
