@@ -65,9 +65,8 @@ def _throughput(
 ) -> dict[str, Any]:
     generated = sum(w.max_tokens for w in work)
     alone, queued, cpu = [], [], []
-    for salt in (-2, -1):
-        engine.run(_as_prompts(work))
-        running.run(_as_prompts(work), salt=salt)
+    engine.run(_as_prompts(work))
+    running.run(_as_prompts(work), salt=-1)
     for number in track(range(rounds), description=name, console=console, transient=True):
         before = time.process_time()
         alone.append(engine.run(work).seconds)
