@@ -199,6 +199,24 @@ def test_a_group_amid_its_prompts_leaves_and_returns_with_what_is_computed(steps
     assert stats.host_free_blocks == 100
 
 
+def test_who_comes_back_amid_its_prompt_finds_what_others_computed_meanwhile_unless_it_scores_it():
+    computed = {}
+    for wanted in (None, 0):
+        driver = swapping(40, 100, token_budget=9, max_running=8)
+        first = make_request("first", range(140), max_tokens=2, priority=2, prompt_logprobs=wanted)
+        driver.add(first)
+        for _ in range(4):
+            driver.step()
+        driver.add(make_request("urgent", range(130), max_tokens=2, priority=0))
+        driver.run()
+        assert driver.scheduler.stats().swapped_out == 1
+        assert driver.tokens["first", 0] == expected_tokens(first, 0)
+        computed[wanted] = driver.runner.tokens_computed
+        if wanted is not None:
+            assert len(driver.started["first"].prompt_logprobs) == 140
+    assert computed[None] < computed[0] - 80
+
+
 @pytest.mark.parametrize("steps", range(1, 6))
 def test_samples_that_wait_for_one_that_is_aborted_compute_what_it_was_to_fill(steps: int):
     driver = swapping(40, 100, token_budget=9, max_running=8)

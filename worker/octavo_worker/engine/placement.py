@@ -138,7 +138,6 @@ class Placement:
             self._found.update(slot for slot in slots[full:] if slot > 0)
             full = len(slots)
         self.shared.append(full)
-        self.recomputed += max(0, member.peak - max(member.computed, full * size))
         return self._add_rest(slots, shareable, self._end(slots, length, size))
 
     def _end(self, slots: list[int], length: int, size: int) -> int:
