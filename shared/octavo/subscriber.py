@@ -52,7 +52,7 @@ class _Reader:
     ended: bool = False
     live: deque[tuple[bytes, bytes]] = field(default_factory=deque)
     progress: bytes | None = None  # the latest word, if it was not passed on yet
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: asyncio.Future[None] | None = None
     begun: bool = False
     poll_at: float = 0.0
     poll_every: float = _POLL_S[0]
@@ -60,7 +60,7 @@ class _Reader:
     def offer(self, entry_id: bytes, payload: bytes) -> None:
         if entry_id == _PROGRESS:
             self.progress = payload
-            self.news.set()
+            self._wake()
             return
         if self.behind:
             return
@@ -69,19 +69,24 @@ class _Reader:
             return
         self.live.append((entry_id, payload))
         self.progress = None  # what it foretold is here
-        self.news.set()
+        self._wake()
 
     def fall_behind(self) -> None:
         self.behind = True
         self.live.clear()
-        self.news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result(None)
 
     async def wait(self) -> None:
+        """Until there is something to see. An Event would do the same for twice the price, and this is once a token."""
         loop = asyncio.get_running_loop()
         self.poll_every = _POLL_S[0]
         self.poll_at = loop.time() + self.poll_every
-        self.news.clear()
-        await self.news.wait()
+        self.waiting = loop.create_future()
+        await self.waiting
 
 
 class Subscriber:
