@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from octavo_worker.bench import service as bench
+
+RUNNING = """
+import time
+from octavo_worker.bench.service import service
+from octavo_worker.files import model_folder
+with service(model_folder("demo"), ["--num-blocks=80"]):
+    print("running", flush=True)
+    time.sleep(60)
+"""
 
 
 def test_a_worker_that_cannot_start_ends_the_benchmark_at_once_and_says_why(tmp_path: Path) -> None:
@@ -18,3 +31,16 @@ def test_a_worker_that_cannot_start_ends_the_benchmark_at_once_and_says_why(tmp_
     ):
         pass
     assert time.monotonic() - began < bench.START_TIMEOUT_S / 4
+
+
+def test_a_benchmark_that_is_asked_to_end_leaves_nobody_behind() -> None:
+    with subprocess.Popen([sys.executable, "-c", RUNNING], stdout=subprocess.PIPE, text=True) as benchmark:
+        try:
+            assert benchmark.stdout is not None
+            assert benchmark.stdout.readline() == "running\n"
+            everybody = psutil.Process(benchmark.pid).children(recursive=True)
+            assert len(everybody) >= 4  # server, gateway, agent, engine
+        finally:
+            benchmark.send_signal(signal.SIGTERM)
+        assert benchmark.wait(60) == 128 + signal.SIGTERM
+    assert psutil.wait_procs(everybody, timeout=10)[1] == []

@@ -9,6 +9,7 @@ import asyncio
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -158,8 +159,10 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 @contextmanager
 def service(model: Path, flags: list[str]) -> Iterator[ServiceBench]:
-    """Start everything for `model` and wait until the gateway is ready; stop it all at the end."""
+    """Start everything for `model` and wait until the gateway is ready; stop it all at the end, a SIGTERM included. For
+    the main thread."""
     with ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _leave))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         server = stack.enter_context(EmbeddedServer(data_dir=Path(folder)))
         port = _free_port()
@@ -179,6 +182,10 @@ def service(model: Path, flags: list[str]) -> Iterator[ServiceBench]:
         bench = ServiceBench(server.url, gateway_url, _served_model(gateway_url), processes)
         stack.callback(bench.close)
         yield bench
+
+
+def _leave(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _free_port() -> int:
