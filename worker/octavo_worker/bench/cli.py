@@ -48,7 +48,7 @@ class KvDtype(StrEnum):
     FP8 = "fp8"
 
 
-UNSHOWN = ("seconds", "cpu_ms_per_1000_tokens")
+NO_COLUMNS = ("seconds", "cpu_ms_per_1000_tokens")
 MOST_COLUMNS = 14
 
 _console = Console(stderr=True)
@@ -119,8 +119,9 @@ def _show(document: dict[str, Any], as_json: bool, out: Path | None) -> None:
     if as_json:
         typer.echo(json.dumps(document, indent=1))
         return
-    names = [name for name in dict.fromkeys(key for row in document["rows"] for key in row) if name not in UNSHOWN]
-    Console().print((_across if len(names) <= MOST_COLUMNS else _down)(document, names))
+    names = list(dict.fromkeys(key for row in document["rows"] for key in row))
+    columns = [name for name in names if name not in NO_COLUMNS]
+    Console().print(_across(document, columns) if len(columns) <= MOST_COLUMNS else _down(document, names))
 
 
 def _across(document: dict[str, Any], names: list[str]) -> Table:
@@ -138,9 +139,9 @@ def _down(document: dict[str, Any], names: list[str]) -> Table:
     table = Table("", *([""] * len(rows)), title=document["benchmark"], show_header=False)
     for name in names:
         values = [row.get(name) for row in rows]
-        parts = values[0] if isinstance(values[0], dict) else {"": None}
-        for part in parts:
-            shown = [value[part] if part else value for value in values]
+        parts = dict.fromkeys(part for value in values if isinstance(value, dict) for part in value)
+        for part in parts or [""]:
+            shown = [value.get(part) if isinstance(value, dict) else value for value in values]
             label = f"{name} {part}".strip().replace("_", " ")
             table.add_row(label, *("-" if value is None else str(value) for value in shown))
     return table
