@@ -81,7 +81,7 @@ class _Reader:
             self.waiting.set_result(None)
 
     async def wait(self) -> None:
-        """Until there is something to see. An Event would do the same for twice the price, and this is once a token."""
+        """Until there is something to see. A bare future, because this is once a token and an Event does more."""
         loop = asyncio.get_running_loop()
         self.poll_every = _POLL_S[0]
         self.poll_at = loop.time() + self.poll_every
