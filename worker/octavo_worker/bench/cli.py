@@ -276,7 +276,7 @@ def replay(
     from octavo_worker.bench.engine import EngineBench, blocks_for
     from octavo_worker.model import load_runner
 
-    asked = {path.name: _trace(path, requests, seconds) for path in traces}
+    asked = [(path.name, _trace(path, requests, seconds)) for path in traces]
     types = {"device": device.value, "dtype": dtype.value, "kv_dtype": kv_dtype.value}
     more = {"token_budget": token_budget, "overlap": overlap, **types}
     blocks = blocks_for(max(kv_tokens), ModelOptions(model="").block_size) if kv_tokens else None
@@ -285,7 +285,7 @@ def replay(
     with _options(model, threads, max_model_len, **more, **memory) as options:
         bench_engine = EngineBench(load_runner(options), options, temperature)
         context = min(bench_engine.max_model_len, *(kv_tokens or [bench_engine.kv_tokens]))
-        for (name, trace), tokens in product(asked.items(), kv_tokens or [bench_engine.kv_tokens]):
+        for (name, trace), tokens in product(asked, kv_tokens or [bench_engine.kv_tokens]):
             fitting, clipped = clip(trace, context)
             arrivals, work = _arrivals(fitting, speed), work_of(fitting, bench_engine.vocab_size)
             bench_engine.run([Work(w.prompt[:64], 8) for w in work[:8]])
