@@ -7,8 +7,10 @@ import faulthandler
 import gc
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from octavo_worker.channel import EngineChannel
 from octavo_worker.engine.loop import EngineLoop
@@ -59,6 +61,21 @@ def ignore_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def wake_device(options: ModelOptions) -> None:
+    """Lets the driver make its context on a GPU, and cuBLAS its own, in a thread: that takes as long as a second and
+    needs no interpreter, which has seconds of imports to do meanwhile. What goes wrong there is told when the model is
+    loaded."""
+    import torch
+
+    def wake() -> None:
+        with suppress(RuntimeError):
+            square = torch.zeros((16, 16), dtype=torch.bfloat16, device="cuda")
+            torch.mm(square, square)
+
+    if options.device != "cpu" and torch.cuda.is_available():
+        threading.Thread(target=wake, name="wake-device", daemon=True).start()
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m octavo_worker.engine", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited file descriptor of a connected socket")
@@ -66,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     ignore_signals()
     faulthandler.enable()
-    from octavo_worker.model import load_runner  # brings torch: not before the arguments are known to be good
+    wake_device(arguments.options)  # brings torch: not before the arguments are known to be good
+    from octavo_worker.model import load_runner
 
     serve(socket.socket(fileno=arguments.fd), load_runner, arguments.options)
