@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from octavo_kernels.operands import Ahead, RmsNorm
+
 try:
     from octavo_kernels import _cuda
 except ImportError:  # built without nvcc
@@ -39,9 +41,16 @@ def run(operation: str, device: torch.device, *arguments: object) -> None:
         launch(*arguments, torch.cuda.current_stream(device).cuda_stream)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    ahead: Ahead | None = None,
+) -> None:
     """Our kernel where it takes the product, else torch (cuBLAS), whose algorithm depends on the number of rows."""
-    if launch_linear(x, weight, bias, residual, out, None):
+    if launch_linear(x, weight, bias, residual, out, ahead=ahead):
         return
     if residual is not None and bias is not None:
         torch.addmm(residual, x, weight.t(), out=out).add_(bias)
@@ -74,15 +83,18 @@ def supports_uniform(device: torch.device) -> bool:
     return _cuda is not None and hasattr(_cuda, "linear_uniform") and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def gated_linear(x: Tensor, weight: Tensor, activation: int, bias: Tensor | None, out: Tensor) -> bool:
-    """Whether the product, its gate and the activation were one launch; otherwise nothing was done."""
-    return launch_linear(x, weight, bias, None, out, activation)
-
-
 def launch_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, activation: int | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    activation: int | None = None,
+    norm: RmsNorm | None = None,
+    ahead: Ahead | None = None,
 ) -> bool:
-    """Launches our matrix product, where it is the faster one; returns whether it did."""
+    """Launches our matrix product, with what is before and behind it, where it is the faster one; returns whether it
+    did: otherwise nothing was done."""
     rows, depth = x.shape
     if _cuda is None or x.dtype not in LINEAR_DTYPES or not 0 < rows <= LINEAR_ROWS:
         return False
@@ -91,8 +103,23 @@ def launch_linear(
             LINEAR_DTYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0),
             0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(),
             0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, weight.shape[0], depth,
-            activation is not None, activation or 0, torch.cuda.current_stream(x.device).cuda_stream,
+            activation is not None, activation or 0, 0 if norm is None else norm.weight.data_ptr(),
+            0.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset, *_address_of(ahead),
+            torch.cuda.current_stream(x.device).cuda_stream,
         )  # fmt: skip
+
+
+def _address_of(ahead: Ahead | None) -> tuple[int, int, int, int, bool]:
+    if ahead is None:
+        return 0, 0, 0, 0, False
+    weight = ahead.weight
+    return weight.data_ptr(), weight.stride(0), weight.shape[0], weight.shape[1], ahead.gated
+
+
+def decode_step(device: torch.device, write: tuple[object, ...], attention: tuple[object, ...], arrivals: int) -> bool:
+    """Launches what `rope_write_kv` and `paged_attention` with these arguments would; returns whether it did."""
+    with torch.cuda.device(device):
+        return _cuda.decode_step(write, attention, arrivals, torch.cuda.current_stream(device).cuda_stream)
 
 
 def check_cache(dtype: torch.dtype, head_dim: int, block_size: int) -> None:
@@ -162,6 +189,7 @@ class AttentionPlan:
             self._prefix = ints(self.chunks * _cuda.prefix_item_bytes)
             self._groups = ints(sequences * _cuda.group_state_bytes)
             self._rows = ints(sequences * self.rows * 4)
+        self._arrivals = ints(sequences * kv_heads * 4)
         slots = self.chunks * kv_heads * self.rows
         self._partial = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
         self._sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
@@ -176,6 +204,15 @@ class AttentionPlan:
             sequences=sequences, tokens=tokens, chunks=chunks, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             max_queries=max(1, tokens), sliding_window=window, device=q.device,
         )  # fmt: skip
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether it has nothing but sequences with one query each, in no groups: `decode_step` may take them."""
+        return self.decodes and not self.extends and not self.shared_prefixes and self.rows == self.group
+
+    def arrivals(self) -> int:
+        """Counters of `decode_step`, a sequence and KV head each, zero between launches."""
+        return self._arrivals.data_ptr()
 
     def update(
         self,

@@ -22,12 +22,14 @@ are cut.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from octavo_kernels import _cpu, checks, cuda
+from octavo_kernels.operands import Ahead, RmsNorm
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -83,6 +85,18 @@ def _run(operation: str, tensors: dict[str, Tensor | None], *arguments: object) 
         getattr(_cpu, operation)(*arguments)
     else:
         cuda.run(operation, _check_devices(tensors), *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An operation with checked arguments."""
+
+    operation: str
+    tensors: dict[str, Tensor | None]
+    arguments: tuple[object, ...]
+
+    def run(self) -> None:
+        _run(self.operation, self.tensors, *self.arguments)
 
 
 def _check_heads(name: str, tensor: Tensor) -> None:
@@ -223,6 +237,26 @@ def rope_write_kv(
     head, in halves or, `interleaved`, in neighbouring pairs (RoFormer, arXiv 2104.09864); None rotates nothing.
     `q_norm`, `k_norm`: weights `[head_dim]`, applied as `norm_offset + weight`.
     """
+    _rope_write_kv(
+        qkv, q_out, layer_cache, slots, positions, cos_sin, q_norm, k_norm, eps, block_size, interleaved, norm_offset
+    ).run()
+    return q_out
+
+
+def _rope_write_kv(
+    qkv: Tensor,
+    q_out: Tensor,
+    layer_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    block_size: int,
+    interleaved: bool,
+    norm_offset: float,
+) -> _Call:
     dtype = _float_type("qkv", qkv)
     tokens, packed = _rows("qkv", qkv)
     if q_out.dim() != 3:
@@ -256,13 +290,12 @@ def rope_write_kv(
         "qkv": qkv, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions,
         "cos_sin": cos_sin, "q_norm": q_norm, "k_norm": k_norm,
     }  # fmt: skip
-    _run(
+    return _Call(
         "rope_write_kv", tensors,
-        dtype, qkv.data_ptr(), qkv.stride(0), q_out.data_ptr(), q_out.stride(0), tokens, heads, kv_heads, head_dim,
+        (dtype, qkv.data_ptr(), qkv.stride(0), q_out.data_ptr(), q_out.stride(0), tokens, heads, kv_heads, head_dim,
         *cache, slots.data_ptr(), positions.data_ptr(), table, table_stride, rotary_dim, interleaved,
-        _address(q_norm), _address(k_norm), eps, norm_offset,
+        _address(q_norm), _address(k_norm), eps, norm_offset),
     )  # fmt: skip
-    return q_out
 
 
 def paged_attention(
@@ -289,6 +322,71 @@ def paged_attention(
     `plan`: on CUDA, lists updated for this step's lengths, shared by its layers; without one each call makes its own.
     PagedAttention (arXiv 2309.06180), with the online softmax of FlashAttention (arXiv 2205.14135).
     """
+    _paged_attention(
+        q, layer_cache, block_tables, context_lens, query_start, out, scale, block_size, sliding_window, softcap, sinks,
+        plan,
+    ).run()  # fmt: skip
+    return out
+
+
+def rope_attention(
+    qkv: Tensor,
+    q_out: Tensor,
+    layer_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_start: Tensor,
+    out: Tensor,
+    scale: float,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    block_size: int = 16,
+    interleaved: bool = False,
+    norm_offset: float = 0.0,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    plan: cuda.AttentionPlan | None = None,
+) -> Tensor:
+    """`rope_write_kv`, then `paged_attention` of `q_out`, with their arguments; returns `out`.
+
+    On CUDA one launch, with the same bits in `out` and in the cache, for few sequences of one token under a plan for
+    such; then the slots must be those of the tokens' positions in the block tables, and `q_out` is left alone.
+    """
+    write = _rope_write_kv(
+        qkv, q_out, layer_cache, slots, positions, cos_sin, q_norm, k_norm, eps, block_size, interleaved, norm_offset
+    )
+    attention = _paged_attention(
+        q_out, layer_cache, block_tables, context_lens, query_start, out, scale, block_size, sliding_window, softcap,
+        sinks, plan,
+    )  # fmt: skip
+    if plan is not None and plan.steps_alone and len(qkv) == len(context_lens):
+        device = _check_devices(write.tensors | attention.tensors)
+        if cuda.decode_step(device, write.arguments, attention.arguments, plan.arrivals()):
+            return out
+    write.run()
+    attention.run()
+    return out
+
+
+def _paged_attention(
+    q: Tensor,
+    layer_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_start: Tensor,
+    out: Tensor,
+    scale: float,
+    block_size: int,
+    sliding_window: int,
+    softcap: float,
+    sinks: Tensor | None,
+    plan: cuda.AttentionPlan | None,
+) -> _Call:
     dtype = _float_type("q", q)
     if q.dim() != 3:
         raise ValueError(f"q must have shape [tokens, heads, head_dim], not {list(q.shape)}")
@@ -321,12 +419,11 @@ def paged_attention(
             plan = cuda.AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
             plan.update(context_lens, query_start)
         lengths = plan.arguments(sequences, heads, kv_heads, head_dim, sliding_window)
-    _run(
+    return _Call(
         "paged_attention", tensors,
-        dtype, q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), heads, kv_heads, head_dim, *cache,
-        block_tables.data_ptr(), block_tables.stride(0), *lengths, scale, sliding_window, softcap, _address(sinks),
+        (dtype, q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), heads, kv_heads, head_dim, *cache,
+        block_tables.data_ptr(), block_tables.stride(0), *lengths, scale, sliding_window, softcap, _address(sinks)),
     )  # fmt: skip
-    return out
 
 
 def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
@@ -382,6 +479,9 @@ def linear(
     bias: Tensor | None = None,
     out: Tensor | None = None,
     residual: Tensor | None = None,
+    norm: RmsNorm | None = None,
+    normed: Tensor | None = None,
+    ahead: Ahead | None = None,
     uniform: bool = False,
 ) -> Tensor:
     """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), summed in float32.
@@ -389,6 +489,9 @@ def linear(
     Weights are taken in checkpoint order. On CUDA, with up to `cuda.LINEAR_ROWS` rows, they are read from before the
     stream's previous kernel has ended: they must be older than it; `uniform` products (Hopper only) do so with
     any number of rows, and a row's bits depend neither on the others nor on their number.
+    With `norm`, x is `rms_norm(x, norm)`, bit for bit; on CUDA, with few rows, in the same launch. `normed[T, K]` is
+    where those rows go if they have to be stored.
+    `ahead`: a hint, what the next product of the stream is going to read.
     """
     dtype = _float_type("x", x)
     rows, depth = _rows("x", x)
@@ -398,12 +501,22 @@ def linear(
         _check("bias", bias, x.dtype, (columns,))
     if residual is not None:
         _check("residual", residual, x.dtype, (rows, columns))
+    _check_norm(norm, x)
     out = _output(out, x, (rows, columns))
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out}
     if x.is_cuda:
         _check_devices(tensors)
-        (cuda.linear_uniform if uniform else cuda.linear)(x, weight, bias, residual, out)
+        if norm is not None:
+            if not uniform and cuda.launch_linear(x, weight, bias, residual, out, norm=norm, ahead=ahead):
+                return out
+            x = _normed(x, norm, normed)
+        if uniform:
+            cuda.linear_uniform(x, weight, bias, residual, out)
+        else:
+            cuda.linear(x, weight, bias, residual, out, ahead)
         return out
+    if norm is not None:
+        x = _normed(x, norm, normed)
     _run(
         "linear", tensors,
         dtype, x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), _address(bias), _address(residual),
@@ -419,12 +532,15 @@ def gated_linear(
     bias: Tensor | None = None,
     out: Tensor | None = None,
     scratch: Tensor | None = None,
+    norm: RmsNorm | None = None,
+    normed: Tensor | None = None,
+    ahead: Ahead | None = None,
     uniform: bool = False,
 ) -> Tensor:
     """`act_and_mul(linear(x, weight, bias), kind)`, `[T, I]`, for `weight[2I, K]` whose first half is the gate.
 
     On CUDA one launch where `linear` is ours, with the same roundings, and not `uniform`. `scratch[T, 2I]` is where the
-    product goes if it has to be stored.
+    product goes if it has to be stored. `norm`, `normed` and `ahead` as in `linear`.
     """
     _float_type("x", x)
     rows, depth = _rows("x", x)
@@ -434,13 +550,28 @@ def gated_linear(
         raise ValueError(f"weight must have an even number of rows, not {columns}")
     if bias is not None:
         _check("bias", bias, x.dtype, (columns,))
+    _check_norm(norm, x)
     out = _output(out, x, (rows, columns // 2))
     activation = _kind(kind)
-    if x.is_cuda:
-        _check_devices({"x": x, "weight": weight, "bias": bias, "out": out})
-        if not uniform and cuda.gated_linear(x, weight, activation, bias, out):
+    tensors = {"x": x, "weight": weight, "bias": bias, "out": out}
+    ours = _check_devices(tensors).type == "cuda" and not uniform
+    if ours and cuda.launch_linear(x, weight, bias, None, out, activation, norm, ahead):
+        return out
+    if norm is not None:
+        x = _normed(x, norm, normed)
+        if ours and cuda.launch_linear(x, weight, bias, None, out, activation, ahead=ahead):
             return out
     return act_and_mul(linear(x, weight, bias, out=scratch, uniform=uniform), kind, out=out)
+
+
+def _check_norm(norm: RmsNorm | None, x: Tensor) -> None:
+    if norm is not None:
+        _check("norm.weight", norm.weight, x.dtype, (x.shape[1],))
+        _check_devices({"x": x, "norm.weight": norm.weight})
+
+
+def _normed(x: Tensor, norm: RmsNorm, out: Tensor | None) -> Tensor:
+    return rms_norm(x, norm.weight, norm.eps, out=out, offset=norm.offset)
 
 
 def rms_norm(

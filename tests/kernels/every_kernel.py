@@ -15,6 +15,7 @@ from torch import Tensor
 
 from octavo_kernels import cuda, ops, step
 from octavo_kernels.adjust import Adjustment, adjust, pack
+from octavo_kernels.operands import Ahead, RmsNorm
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
 BLOCK = 16
@@ -97,6 +98,24 @@ def decode() -> None:
     sequences.attend([2, 3], 4, softcap=20.0, sinks=data(4, dtype=F32))
 
 
+def decode_step() -> None:
+    for head_dim, dtype, options in ((64, BF16, {}), (128, F16, {"sliding_window": 40}), (256, BF16, {"softcap": 9.0})):
+        sequences = Sequences([1, 17, 600, 1100], 2, head_dim, dtype)
+        plan = cuda.AttentionPlan(
+            sequences=4, tokens=4, chunks=7, heads=6, kv_heads=2, head_dim=head_dim, max_queries=1,
+            sliding_window=int(options.get("sliding_window", 0)),
+        )  # fmt: skip
+        plan.update(sequences.lengths, ints(*range(5)))
+        last = sequences.lengths.cpu().long() - 1
+        slots = sequences.tables.cpu().long().gather(1, last[:, None] // BLOCK)[:, 0] * BLOCK + last % BLOCK
+        ops.rope_attention(
+            data(4, 10 * head_dim, dtype=dtype), empty(4, 6, head_dim, dtype=dtype), sequences.cache[:, 1],
+            slots.cuda(), last.cuda(), data(1100, head_dim, dtype=F32), sequences.tables, sequences.lengths,
+            ints(*range(5)), empty(4, 6, head_dim, dtype=dtype), 0.1, q_norm=data(head_dim, dtype=dtype),
+            k_norm=data(head_dim, dtype=dtype), plan=plan, **options,
+        )  # fmt: skip
+
+
 def prefix() -> None:
     for heads, count in ((2, 3), (8, 9)):  # few rows a group, and many
         sequences = Sequences([1100 + 7 * i for i in range(count)], 2, 128, BF16, shared=64)
@@ -152,6 +171,9 @@ def linear() -> None:
             ops.linear(x, weight)
             ops.linear(x, weight, bias, residual=data(rows, columns))
             ops.gated_linear(x, weight, "silu", bias)
+            norm, ahead = RmsNorm(data(depth)), Ahead(data(4104, 8192))
+            ops.linear(x, weight, norm=norm, ahead=ahead)
+            ops.gated_linear(x, weight, "silu", norm=norm, ahead=ahead)
 
 
 def sample() -> None:
@@ -193,7 +215,7 @@ def inputs() -> None:
 
 
 PIECES: dict[str, Callable[[], None]] = {
-    piece.__name__: piece for piece in (decode, prefix, extend, cache, between, linear, sample, inputs)
+    piece.__name__: piece for piece in (decode, decode_step, prefix, extend, cache, between, linear, sample, inputs)
 }
 
 

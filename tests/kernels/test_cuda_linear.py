@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from octavo_kernels import cuda, ops, reference
+from octavo_kernels.operands import Ahead, RmsNorm
 
 pytestmark = pytest.mark.gpu
 
@@ -28,9 +29,10 @@ def make(rows, columns, depth, dtype):
 
 def assert_product(got, x, weight, bias=None, residual=None):
     wide = [None if t is None else t.double() for t in (x, weight, bias, residual)]
-    steps = [reference.linear(*wide[:2]), reference.linear(*wide[:3]), reference.linear(*wide)]
-    expected = steps[-1]
-    # A float32 sum in some order, then rounded; torch may round the product, then with the bias, then the sum.
+    x64, w64, bias64, residual64 = wide
+    expected = reference.linear(x64, w64, bias64, residual64)
+    # A float32 sum in some order, then rounded; torch may round the product, then with one addend, then the sum.
+    steps = [reference.linear(x64, w64, *addends) for addends in ((), (bias64,), (None, residual64))] + [expected]
     bound = 2e-6 * (wide[0].abs() @ wide[1].abs().T + 1) + ROUNDING[x.dtype] * sum(step.abs() for step in steps)
     assert ((got.double() - expected).abs() <= bound).all()
 
@@ -50,7 +52,7 @@ def test_linear(dtype, rows, columns, depth):
 @pytest.mark.parametrize("rows", [1, 8, 16])
 def test_decode_sized_products_are_ours(rows, columns, depth):
     x, weight, bias, residual = make(rows, columns, depth, torch.bfloat16)
-    assert cuda.launch_linear(x, weight, bias, residual, torch.empty_like(residual), None)
+    assert cuda.launch_linear(x, weight, bias, residual, torch.empty_like(residual))
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -111,7 +113,7 @@ def test_a_chain_of_products_in_a_graph(rows):
     torch.manual_seed(rows)
     start = torch.randn_like(x)
     x.copy_(start)
-    torch.cuda.synchronize()
+    chain(torch.cuda.synchronize)  # cuBLAS, which takes some of them, cannot begin in a graph
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         chain(lambda: None)
@@ -141,4 +143,43 @@ def test_gated_linear(dtype, rows, width, depth):
 @pytest.mark.parametrize("rows", [1, 16])
 def test_gated_products_of_a_layer_are_one_launch(rows):
     x, weight, _, _ = make(rows, 6144, 1024, torch.bfloat16)
-    assert cuda.gated_linear(x, weight, ops.ACTIVATIONS["silu"], None, x.new_empty(rows, 3072))
+    assert cuda.launch_linear(x, weight, None, None, x.new_empty(rows, 3072), ops.ACTIVATIONS["silu"])
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(("columns", "depth"), [(4096, 1024), (6144, 4096), (4608, 2048), (264, 576), (1000, 2112)])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17])
+def test_norms_on_the_way_change_no_bit(dtype, columns, depth, rows):
+    """Whether a product normalises its rows itself depends on how many there are: nobody may see it."""
+    x, weight, bias, residual = make(rows, columns, depth, dtype)
+    wide = torch.randn(rows, depth + 64, device="cuda").to(dtype)[:, :depth] * 30
+    for rows_in, offset in ((x, 0.0), (wide, 1.0)):
+        norm = RmsNorm(torch.rand(depth, device="cuda").to(dtype), 1e-5, offset)
+        normed = ops.rms_norm(rows_in, norm.weight, norm.eps, offset=offset)
+        assert torch.equal(ops.linear(rows_in, weight, norm=norm), ops.linear(normed, weight))
+        assert torch.equal(
+            ops.linear(rows_in, weight, bias, residual=residual, norm=norm),
+            ops.linear(normed, weight, bias, residual=residual),
+        )
+        gated = ops.gated_linear(rows_in, weight, "silu", norm=norm)
+        assert torch.equal(gated, ops.gated_linear(normed, weight, "silu"))
+        assert gated.isfinite().all()
+
+
+@pytest.mark.parametrize(("columns", "depth", "rows"), [(4096, 1024, 16), (6144, 4096, 8), (28672, 4096, 1)])
+def test_norms_of_few_rows_are_no_launch_of_their_own(columns, depth, rows):
+    x, weight, _, residual = make(rows, columns, depth, torch.bfloat16)
+    norm = RmsNorm(torch.ones_like(x[0]))
+    assert cuda.launch_linear(x, weight, None, None, torch.empty_like(residual), norm=norm)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 32])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("columns", "depth"), [(4096, 14336), (28672, 4096), (40016, 1024), (48, 64)])
+def test_what_comes_next_changes_nothing(rows, gated, columns, depth):
+    x, weight, bias, residual = make(rows, 4096, 4096, torch.bfloat16)
+    following = Ahead(torch.empty(columns, depth + 64, dtype=torch.bfloat16, device="cuda")[:, 64:], gated)
+    expected = ops.linear(x, weight, bias, residual=residual)
+    assert torch.equal(ops.linear(x, weight, bias, residual=residual, ahead=following), expected)
+    activated = ops.gated_linear(x, weight, "silu")
+    assert torch.equal(ops.gated_linear(x, weight, "silu", ahead=following), activated)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from octavo_kernels import ops, reference
+from octavo_kernels.operands import RmsNorm
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -102,3 +103,22 @@ def test_nan_and_infinity_pass_through(level):
     out = ops.linear(x, torch.ones(5, 33))
     assert out[0].isnan().all()
     assert (out[1] == float("inf")).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("stored", [False, True])
+def test_norm_on_the_way(level, dtype, stored):
+    x, weight, residual = torch.randn(5, 96).to(dtype), torch.randn(64, 96).to(dtype), torch.randn(5, 64).to(dtype)
+    norm = RmsNorm(torch.rand(96).to(dtype), 1e-5, 1.0)
+    before, normed = x.clone(), torch.empty_like(x) if stored else None
+    expected = ops.rms_norm(x, norm.weight, 1e-5, offset=1.0)
+    product = ops.linear(x, weight, residual=residual, norm=norm, normed=normed)
+    assert torch.equal(product, ops.linear(expected, weight, residual=residual))
+    gated = ops.gated_linear(x, weight, "silu", norm=norm, normed=normed)
+    assert torch.equal(gated, ops.gated_linear(expected, weight, "silu"))
+    assert torch.equal(x, before)
+
+
+def test_a_norm_of_another_width_is_named(level):
+    with pytest.raises(ValueError, match=r"^norm.weight must have shape \[96\]"):
+        ops.linear(torch.zeros(5, 96), torch.zeros(64, 96), norm=RmsNorm(torch.ones(64)))

@@ -99,6 +99,7 @@ struct AttentionArgs {
   float* partial;      // [slots][kv_heads][partial_rows][head_dim], then [slots][kv_heads][partial_rows][2]
   float* partial_sums;
   int partial_rows;
+  bool decodes, extends;  // which lists the plan has
   float scale, softcap;  // softcap 0: none
   int window;            // 0: unbounded
   const float* sinks;    // null: none
@@ -121,6 +122,13 @@ struct WriteArgs {
   bool interleaved;
   const void *q_norm, *k_norm;  // null: no norm
   float eps, norm_offset;
+};
+
+// All of a decode step's attention. Of `attention`, q is not used: the rotated queries stay in the chip.
+struct DecodeStepArgs {
+  WriteArgs write;
+  AttentionArgs attention;
+  int32_t* arrivals;  // [sequences][kv_heads], zero between launches
 };
 
 struct NormArgs {
@@ -151,19 +159,27 @@ struct ActivationArgs {
   int width;
 };
 
-struct LinearArgs {
+// Weights of a product. Gated: [gate; up], for activation(x gate^T) * (x up^T), [rows, columns / 2].
+struct Matrix {
+  const void* weight;
+  int64_t weight_stride;
+  int columns, depth;
+  bool gated;
+};
+
+struct LinearArgs : Matrix {
   Dtype dtype;
   const void* x;
   int64_t x_stride;
-  const void* weight;
-  int64_t weight_stride;
+  int rows;
   const void *bias, *residual;  // null: none
   int64_t residual_stride;
   void* out;
   int64_t out_stride;
-  int rows, columns, depth;
-  bool gated;  // out = activation(x gate^T) * (x up^T), [rows, columns / 2], for weight = [gate; up]
   Activation activation;
+  const void* norm;  // null: none; otherwise the product is that of x's RMS norm, with these weights
+  float eps, offset;
+  Matrix ahead;  // weight null: unknown; otherwise those of the product that comes next, to be brought nearer
 };
 
 struct SampleArgs {
@@ -254,6 +270,8 @@ cudaError_t decode_attention(const AttentionArgs&, cudaStream_t);
 cudaError_t prefix_attention(const AttentionArgs&, cudaStream_t);
 cudaError_t extend_attention(const AttentionArgs&, cudaStream_t);
 cudaError_t write_cache(const WriteArgs&, cudaStream_t);
+// write_cache, then decode_attention, of sequences with one query each; cudaErrorNotSupported: launched nothing
+cudaError_t decode_step(const DecodeStepArgs&, cudaStream_t);
 cudaError_t copy_blocks(void* cache, int64_t block_bytes, const int64_t* pairs, int64_t count, cudaStream_t);
 cudaError_t rms_norm(const NormArgs&, cudaStream_t);
 cudaError_t layer_norm(const NormArgs&, cudaStream_t);

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kWriteThreads) write_kernel(const __grid_const
     high = *reinterpret_cast<const Vector*>(row + part.second * U);
   }
   const T* norm = static_cast<const T*>(value ? nullptr : query ? a.q_norm : a.k_norm);
-  rotate<T, D, U, norms>(a, part, norm, value, real, token, low, high);
+  rotate<T, D, U, norms>(a, part, norm, value, real, a.cos_sin ? a.positions[token] : 0, low, high);
   __syncwarp();  // a head's loads come before its stores: q_out may be q
   if (!real || (!query && slot < 0)) return;
   if (query) {

@@ -103,6 +103,15 @@ struct Queries {
   const T* rows[2];  // of rows lane / 4 and lane / 4 + 8; null: padding
   uint32_t held[kHeld ? D / 16 : 1][4];
 
+  // `count` rows that lie `stride` elements apart, as those of a head in shared memory.
+  __device__ Queries(const T* first, int stride, int count) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = threadIdx.x % 32 / 4 + 8 * half;
+      rows[half] = row < count ? first + row * stride + threadIdx.x % 4 * 2 : nullptr;
+    }
+    hold();
+  }
   // `locate(row)` gives the QueryRow of a row below `count`.
   template <class F>
   __device__ Queries(const AttentionArgs& a, int head, int count, F&& locate) {
@@ -116,6 +125,9 @@ struct Queries {
       rows[half] = static_cast<const T*>(a.q) + int64_t(at.token) * a.q_stride + (head * group + at.row % group) * D +
                    threadIdx.x % 4 * 2;
     }
+    hold();
+  }
+  __device__ void hold() {
     if constexpr (kHeld) {
 #pragma unroll
       for (int k = 0; k < D / 16; ++k) read(k, held[k]);

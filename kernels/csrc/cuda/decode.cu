@@ -154,7 +154,7 @@ __device__ uint32_t Ring<T, D>::wait() const {
 // threads, and neither changes a result.
 template <class T, int D, int kThreads, int kRows>
 __global__ void __launch_bounds__(kThreads, 768 / kThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
-  constexpr int kGroups = 8, kAtOnce = kThreads / (D / 4) < kGroups ? kThreads / (D / 4) : kGroups;
+  constexpr int kGroups = kFoldGroups;
   __shared__ float4 outputs[kGroups][D / 4];
   __shared__ float2 sums[kGroups];
   const FoldItem it = a.folds[blockIdx.x];
@@ -190,32 +190,7 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads) fold_kernel(const __
   for (int place = blockIdx.y * kRows; place < (int(blockIdx.y) + 1) * kRows; ++place) {
     const int head = place / a.partial_rows, row = place % a.partial_rows;
     if (head >= a.kv_heads || row >= rows) continue;
-    const int64_t first = partial_row(a, it.first_slot, head) + row;
-    for (int n = part; part < kAtOnce && n < kGroups; n += kAtOnce) {
-      Folded f;
-      f.clear();
-#pragma unroll 4
-      for (int c = n; c < it.chunks; c += kGroups) {
-        const float2 sum = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
-        const float4 x = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
-        const float top = fmaxf(f.m, sum.x);
-        f.scale(fast_exp2(__fsub_rn(f.m, top)));
-        f.add(fast_exp2(__fsub_rn(sum.x, top)), sum.y, x);
-        f.m = top;
-      }
-      outputs[n][column / 4] = f.o;
-      if (column == 0) sums[n] = make_float2(f.m, f.l);
-    }
-    __syncthreads();
-    if (part == 0) {
-      Folded f;
-      f.clear();
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) f.m = fmaxf(f.m, sums[i].x);
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) f.add(fast_exp2(__fsub_rn(sums[i].x, f.m)), sums[i].y, outputs[i][column / 4]);
-      write_folded<T>(a, it, head, row, column, f);
-    }
+    fold_row<T, D, kThreads>(a, it, head, row, outputs, sums);
     if (kRows > 1) __syncthreads();
   }
 }

@@ -100,5 +100,41 @@ __device__ void write_folded(const AttentionArgs& a, const FoldItem& it, int hea
       make_uint2(pack<T>(f.o.x * factor, f.o.y * factor), pack<T>(f.o.z * factor, f.o.w * factor));
 }
 
+// Folds the chunks of one query row: the n-th of kFoldGroups groups takes every kFoldGroups-th chunk from n on, then the
+// groups merge in order. All threads of the block come here; neither their number nor the batch changes a result.
+constexpr int kFoldGroups = 8;
+
+template <class T, int D, int kThreads>
+__device__ void fold_row(const AttentionArgs& a, const FoldItem& it, int head, int row,
+                         float4 (&outputs)[kFoldGroups][D / 4], float2 (&sums)[kFoldGroups]) {
+  constexpr int kAtOnce = kThreads / (D / 4) < kFoldGroups ? kThreads / (D / 4) : kFoldGroups;
+  const int part = threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
+  const int64_t step = int64_t(a.kv_heads) * a.partial_rows, first = partial_row(a, it.first_slot, head) + row;
+  for (int n = part; part < kAtOnce && n < kFoldGroups; n += kAtOnce) {
+    Folded f;
+    f.clear();
+#pragma unroll 4
+    for (int c = n; c < it.chunks; c += kFoldGroups) {
+      const float2 sum = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
+      const float4 x = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
+      const float top = fmaxf(f.m, sum.x);
+      f.scale(fast_exp2(__fsub_rn(f.m, top)));
+      f.add(fast_exp2(__fsub_rn(sum.x, top)), sum.y, x);
+      f.m = top;
+    }
+    outputs[n][column / 4] = f.o;
+    if (column == 0) sums[n] = make_float2(f.m, f.l);
+  }
+  __syncthreads();
+  if (part > 0) return;
+  Folded f;
+  f.clear();
+#pragma unroll
+  for (int i = 0; i < kFoldGroups; ++i) f.m = fmaxf(f.m, sums[i].x);
+#pragma unroll
+  for (int i = 0; i < kFoldGroups; ++i) f.add(fast_exp2(__fsub_rn(sums[i].x, f.m)), sums[i].y, outputs[i][column / 4]);
+  write_folded<T>(a, it, head, row, column, f);
+}
+
 }  // namespace
 }  // namespace octavo

@@ -7,7 +7,13 @@
 // rows as balance wants. Four of the warps share the depth in steps of 32. Their sums, and then those of the cluster's
 // blocks, are added in a fixed order, which depends on N and K alone: a row's result feels neither the other rows nor
 // their number.
+//
+// x comes through the ring, too, unless it is to be normalised first: then each block does that for itself, while the
+// weights are on their way, and keeps the rows in shared memory.
+#include <algorithm>
+
 #include "activation.cuh"
+#include "norm.cuh"
 #include "tensor_map.cuh"
 
 namespace octavo {
@@ -22,6 +28,8 @@ constexpr int kTokenTile = 16;  // rows of x of one instruction
 constexpr int kTiles = 4;  // the most groups of a tile that a warp holds
 constexpr int kTileRows = kGroup * kRowWarps * kTiles;
 constexpr int kMaxStages = 32;
+constexpr int kAheadBytes = 96 << 10;  // that a block brings into the L2 for the next launch: some microseconds' worth
+constexpr int kNormedSize = 1 << 15;  // the most elements of x that a block normalises for itself
 
 // What a launch is cut into: see the top.
 struct Cut {
@@ -31,15 +39,46 @@ struct Cut {
   int tile_rows, stages;
 };
 
-// Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, two inboxes for other blocks'.
-template <int kTokens, int kChunk>
+constexpr int kSlice = 512;  // slices of the depth are multiples of it
+
+// What one block takes: some boxes of rows, in tiles, and a slice of the depth.
+struct Portion {
+  int rank, first_box, boxes, tiles, begin, depth;
+
+  __device__ Portion(const Cut& cut, int whole_depth, int sides, int block) : rank(block % cut.cluster) {
+    const int cluster = block / cut.cluster;
+    first_box = cut.boxes * cluster / cut.clusters;
+    boxes = cut.boxes * (cluster + 1) / cut.clusters - first_box;
+    const int most = cut.tile_rows / (cut.box_groups * kGroup * sides);
+    tiles = (boxes + most - 1) / most;
+    const int slices = (whole_depth + kSlice - 1) / kSlice, mine = (slices + cut.cluster - 1) / cut.cluster * kSlice;
+    begin = rank * mine, depth = max(0, min(mine, whole_depth - begin));
+  }
+};
+
+// The launch that comes next in the stream: the weights that its blocks begin with, `width` elements of each row of
+// their first tile, are brought into the L2 while this one ends. Null: none.
+struct Ahead {
+  const void* weight;
+  int64_t stride;
+  int columns, depth, width;
+  bool gated;
+  Cut cut;
+};
+
+// Shared memory: barriers, the ring (weights, then x, in each stage), or, beside the ring, normed rows of x, the norm's
+// weights and its partial sums; the warps' sums, two inboxes for other blocks'.
+template <int kTokens, int kChunk, bool kNormed>
 struct Layout {
   static constexpr int kRing = 1024;
-  int tile_rows, cluster, stages;
+  int tile_rows, cluster, stages, rows, depth;
 
-  __host__ __device__ int stage_bytes() const { return (tile_rows + kTokens) * kChunk * 2; }
+  __host__ __device__ int stage_bytes() const { return (tile_rows + (kNormed ? 0 : kTokens)) * kChunk * 2; }
+  __host__ __device__ int normed() const { return kRing + stages * stage_bytes(); }
+  __host__ __device__ int scales() const { return normed() + rows * depth * 2; }
+  __host__ __device__ int squares() const { return scales() + depth * 2; }
   __host__ __device__ int sums_pitch() const { return (tile_rows + 15) / 16 * 16 + kPad; }
-  __host__ __device__ int sums() const { return kRing + stages * stage_bytes(); }
+  __host__ __device__ int sums() const { return kNormed ? squares() + rows * 32 * 4 : normed(); }
   __host__ __device__ int inbox() const { return sums() + kDepthWarps * kTokenTile * sums_pitch() * 4; }
   __host__ __device__ int inbox_bytes() const {
     return cluster == 1 ? 0 : (kTokenTile * tile_rows / 4 + cluster - 1) / cluster * cluster * 16;
@@ -49,14 +88,8 @@ struct Layout {
 
 #if OCTAVO_BULK_COPY
 
-constexpr int kStep = 32;    // of the depth, what a warp multiplies at once
-constexpr int kSlice = 512;  // slices of the depth are multiples of it
+constexpr int kStep = 32;  // of the depth, what a warp multiplies at once
 
-__device__ inline int cluster_rank() {
-  int rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -91,6 +124,10 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row
       "l"(&map), "r"(0), "r"(row), "r"(slab), "r"(barrier)
       : "memory");
 }
+// Brings contiguous bytes (a multiple of 16) into the L2.
+__device__ inline void prefetch(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
 __device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
 template <class T>
@@ -108,10 +145,11 @@ __device__ inline float activated(Activation kind, float x) {
 }
 
 // One block's part: which rows, which slice of the depth, and where things lie in its shared memory.
-// kTokens: rows of x, rounded up. kGated: a tile is as many rows of the gate as of what it multiplies.
-template <class T, int kTokens, int kChunk, bool kGated>
-struct Block {
-  using L = Layout<kTokens, kChunk>;
+// kTokens: rows of x, rounded up. kGated: a tile is as many rows of the gate as of what it multiplies. kNormed: x is
+// normalised first.
+template <class T, int kTokens, int kChunk, bool kGated, bool kNormed>
+struct Block : Portion {
+  using L = Layout<kTokens, kChunk, kNormed>;
   static constexpr int kTokenTiles = kTokens / kTokenTile;
 
   struct Tile {
@@ -125,29 +163,21 @@ struct Block {
   const L layout;
   char* shared;
   uint32_t base;
-  int lane, warp, rank, first_box, boxes, tiles, first_slab, chunks;
+  int lane, warp, chunks;
 
   __device__ Block(const LinearArgs& args, const Cut& pieces, const CUtensorMap& weights, const CUtensorMap& inputs,
                    char* smem)
-      : a(args),
+      : Portion(pieces, args.depth, kGated ? 2 : 1, blockIdx.x),
+        a(args),
         cut(pieces),
         weight_map(weights),
         x_map(inputs),
-        layout{pieces.tile_rows, pieces.cluster, pieces.stages},
+        layout{pieces.tile_rows, pieces.cluster, pieces.stages, args.rows, args.depth},
         shared(smem),
         base(shared_address(smem)),
         lane(threadIdx.x % 32),
         warp(threadIdx.x / 32),
-        rank(pieces.cluster == 1 ? 0 : cluster_rank()) {
-    const int cluster = blockIdx.x / cut.cluster;
-    first_box = cut.boxes * cluster / cut.clusters;
-    boxes = cut.boxes * (cluster + 1) / cut.clusters - first_box;
-    const int most = cut.tile_rows / (cut.box_groups * kGroup * (kGated ? 2 : 1));
-    tiles = (boxes + most - 1) / most;
-    const int slices = (a.depth + kSlice - 1) / kSlice, mine = (slices + cut.cluster - 1) / cut.cluster * kSlice;
-    first_slab = rank * mine / kSlab;
-    chunks = max(0, min(mine, a.depth - rank * mine) + kChunk - 1) / kChunk;
-  }
+        chunks((depth + kChunk - 1) / kChunk) {}
 
   __device__ uint32_t full(int stage) const { return base + 8 * stage; }
   __device__ uint32_t empty(int stage) const { return base + 8 * (kMaxStages + stage); }
@@ -172,11 +202,11 @@ struct Block {
   __device__ void advance(Cursor& c) const {
     if (++c.chunk == chunks) c.chunk = 0, ++c.tile;
   }
-  __device__ int slab(const Cursor& c) const { return first_slab + c.chunk * (kChunk / kSlab); }
+  __device__ int slab(const Cursor& c) const { return begin / kSlab + c.chunk * (kChunk / kSlab); }
 
   __device__ void load_weights(const Cursor& c, int stage, uint64_t policy) const {
     const Tile t = tile(c.tile);
-    barrier_expect(full(stage), (t.rows() + kTokens) * kChunk * 2);
+    barrier_expect(full(stage), (t.rows() + (kNormed ? 0 : kTokens)) * kChunk * 2);
     for (int i = 0; i < t.boxes; ++i) {
       const int row = (t.box + i) * cut.box_groups * kGroup;
       copy_box(stage_at(stage) + i * box_bytes(), weight_map, row, slab(c), full(stage), policy);
@@ -187,7 +217,7 @@ struct Block {
   }
 
   __device__ void load_x(const Cursor& c, int stage) const {
-    copy_box(stage_at(stage) + cut.tile_rows * kChunk * 2, x_map, 0, slab(c), full(stage));
+    if constexpr (!kNormed) copy_box(stage_at(stage) + cut.tile_rows * kChunk * 2, x_map, 0, slab(c), full(stage));
   }
 
   __device__ void load() const {
@@ -195,21 +225,84 @@ struct Block {
     const uint64_t policy = read_once_policy();
     Cursor ahead{0, 0}, behind{0, 0};
     if (lane == 0) {
-      asm volatile("prefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
+      if constexpr (!kNormed) asm volatile("prefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
       for (int i = 0; i < first; ++i, advance(ahead)) load_weights(ahead, i, policy);
     }
     __syncwarp();
     if (cut.cluster > 1) cluster_sync();
     wait_for_previous_kernel();
     launch_next_kernel();
-    if (lane != 0) return;
-    for (int i = 0; i < first; ++i, advance(behind)) load_x(behind, i);
-    for (int i = first, stage = 0, phase = 0; i < total; ++i, advance(ahead)) {
-      barrier_wait(empty(stage), phase);
-      load_weights(ahead, stage, policy);
-      load_x(ahead, stage);
-      if (++stage == cut.stages) stage = 0, phase ^= 1;
+    if (lane == 0) {
+      for (int i = 0; i < first; ++i, advance(behind)) load_x(behind, i);
+      for (int i = first, stage = 0, phase = 0; i < total; ++i, advance(ahead)) {
+        barrier_wait(empty(stage), phase);
+        load_weights(ahead, stage, policy);
+        load_x(ahead, stage);
+        if (++stage == cut.stages) stage = 0, phase ^= 1;
+      }
     }
+    __syncwarp();
+  }
+
+  __device__ void load_ahead(const Ahead& next) const {
+    for (int block = blockIdx.x; block < next.cut.cluster * next.cut.clusters; block += gridDim.x) {
+      const Portion part(next.cut, next.depth, next.gated ? 2 : 1, block);
+      const int side = part.boxes / part.tiles * next.cut.box_groups * kGroup, width = min(next.width, part.depth);
+      for (int i = lane; i < (next.gated ? 2 : 1) * side; i += 32) {
+        const int row = part.first_box * next.cut.box_groups * kGroup + i % side + i / side * (next.columns / 2);
+        if (row < next.columns)
+          prefetch(static_cast<const T*>(next.weight) + row * next.stride + part.begin, width * int(sizeof(T)));
+      }
+    }
+  }
+
+  // Normed rows lie in slabs of the depth as a copied box would, without the rows that are not there.
+  __device__ int normed_at(int row, int unit) const {
+    return layout.normed() + (unit / 8 * a.rows + row) * 128 + ((unit ^ row) & 7) * 16;
+  }
+
+  __device__ void load_scales() const {
+    for (int i = threadIdx.x; i < a.depth / 8; i += kConsumers * 32)
+      reinterpret_cast<uint4*>(shared + layout.scales())[i] = static_cast<const uint4*>(a.norm)[i];
+  }
+
+  // Normalises the rows of x with the arithmetic of norm.cu in its order: a row's bits do not tell who did it. A warp
+  // takes what one of norm.cu's would, of any row.
+  __device__ void normalise() const {
+    using Vector = Elements<T, 8>;
+    constexpr int kAtOnce = 4;
+    const int vectors = a.depth / 8, parts = (vectors + 31) / 32, all = a.rows * parts;
+    float* squares = reinterpret_cast<float*>(shared + layout.squares());
+    for (int first = warp; first < all; first += kAtOnce * kConsumers) {
+      uint4 raw[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int part = first + i * kConsumers, at = part % parts * 32 + lane;
+        raw[i] = make_uint4(0, 0, 0, 0);
+        if (part < all && at < vectors)
+          raw[i] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + part / parts * a.x_stride) + at);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int part = first + i * kConsumers, at = part % parts * 32 + lane;
+        if (part >= all) break;
+        if (at < vectors) *reinterpret_cast<uint4*>(shared + normed_at(part / parts, at)) = raw[i];
+        const float sum = warp_sum(sum_of_squares(reinterpret_cast<const Vector&>(raw[i])));
+        if (lane == 0) squares[part / parts * 32 + part % parts] = sum;
+      }
+    }
+    barrier_sync(1, kConsumers * 32);
+    for (int part = warp; part < all; part += kConsumers) {
+      const int row = part / parts, at = part % parts * 32 + lane;
+      const float inverse = inverse_rms(warp_sum(lane < parts ? squares[row * 32 + lane] : 0.0f), a.depth, a.eps);
+      if (at >= vectors) continue;
+      Vector& v = *reinterpret_cast<Vector*>(shared + normed_at(row, at));
+      const Vector scale = reinterpret_cast<const Vector*>(shared + layout.scales())[at];
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        v.at[j] = from_float<T>(to_float(v.at[j]) * inverse * (to_float(scale.at[j]) + a.offset));
+    }
+    barrier_sync(1, kConsumers * 32);
   }
 
   // Where the groups of rows that this warp multiplies lie in a stage.
@@ -222,11 +315,12 @@ struct Block {
   }
 
   // Multiplies one chunk, of which this warp takes every fourth step of the depth and every second group of rows.
-  __device__ void multiply(int stage, int tile_groups, const uint32_t (&at)[kTiles],
+  __device__ void multiply(int stage, int chunk, int tile_groups, const uint32_t (&at)[kTiles],
                            float (&sums)[kTokenTiles][kTiles][4]) const {
-    const int first = warp % kRowWarps, row = lane & 7, quarter = lane >> 3;
+    const int first = warp % kRowWarps, row = lane & 7, quarter = lane >> 3, token = row + quarter % 2 * 8;
+    const int x_row = kNormed ? min(token, a.rows - 1) : token;  // what comes of rows beyond the last nobody reads
     const uint32_t x_at =
-        stage_at(stage) + cut.tile_rows * kChunk * 2 + (row + quarter % 2 * 8) * 128;
+        (kNormed ? base + layout.normed() : stage_at(stage) + cut.tile_rows * kChunk * 2) + x_row * 128;
 #pragma unroll
     for (int step = 0; step < kChunk / (kStep * kDepthWarps); ++step) {
       const int k = (step * kDepthWarps + warp / kRowWarps) * kStep, slab = k / kSlab, unit = k % kSlab / 8;
@@ -236,12 +330,14 @@ struct Block {
       for (int j = 0; j < kTiles; ++j)
         if (j * kRowWarps + first < tile_groups)
           ldmatrix(w[j], w_at + at[j] + ((unit + quarter) ^ row) * 16);
+      // Beyond the depth the weights are zeros, and any row of x will do.
+      const int x_slab = kNormed ? min(chunk * (kChunk / kSlab) + slab, a.depth / kSlab - 1) * a.rows : slab * kTokens;
 #pragma unroll
       for (int m = 0; m < kTokenTiles; ++m) {
-        const uint32_t from = x_at + (slab * kTokens + m * kTokenTile) * 128;
+        const uint32_t from = x_at + (x_slab + m * kTokenTile) * 128;
         uint32_t low[4], high[4];
-        ldmatrix(low, from + ((unit + quarter / 2) ^ row) * 16);
-        ldmatrix(high, from + ((unit + 2 + quarter / 2) ^ row) * 16);
+        ldmatrix(low, from + ((unit + quarter / 2) ^ (x_row & 7)) * 16);
+        ldmatrix(high, from + ((unit + 2 + quarter / 2) ^ (x_row & 7)) * 16);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
           if (j * kRowWarps + first >= tile_groups) continue;
@@ -274,9 +370,27 @@ struct Block {
     return sum;
   }
 
-  __device__ void store(int64_t token, int column, float4 v) const {
+  // Four addends of the residual, loaded before the product is there.
+  struct Early {
+    int64_t at;  // in the residual; below zero: none
+    uint2 raw;
+  };
+  // Those of the first unit that this thread is going to store.
+  __device__ Early load_early(const Tile& t) const {
+    const int quads = quads_of(t), unit = threadIdx.x * cut.cluster + rank;
+    if (!a.residual || unit >= min(kTokenTile, a.rows) * quads) return {-1, {}};
+    const int64_t at = unit / quads * a.residual_stride + t.box * cut.box_groups * kGroup + unit % quads * 4;
+    return {at, *reinterpret_cast<const uint2*>(static_cast<const T*>(a.residual) + at)};
+  }
+  __device__ float4 residual4(int64_t at, const Early& early) const {
+    if (at != early.at) return load4<T>(a.residual, at);
+    const auto v = reinterpret_cast<const Elements<T, 4>&>(early.raw);
+    return {to_float(v.at[0]), to_float(v.at[1]), to_float(v.at[2]), to_float(v.at[3])};
+  }
+
+  __device__ void store(int64_t token, int column, float4 v, const Early& early) const {
     if (a.bias) v = v + load4<T>(a.bias, column);
-    if (a.residual) v = v + load4<T>(a.residual, token * a.residual_stride + column);
+    if (a.residual) v = v + residual4(token * a.residual_stride + column, early);
     *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + token * a.out_stride + column) =
         make_uint2(pack<T>(v.x, v.y), pack<T>(v.z, v.w));
   }
@@ -294,7 +408,8 @@ struct Block {
   // Each block of the cluster collects, from all of them, the partial sums of its share of the tile: every cluster-th
   // unit. Each gets at least one, perhaps of no use, so that no block can run ahead by two exchanges and overwrite an
   // inbox.
-  __device__ void exchange(int count, int first_column, int first_token, int quads, int units) const {
+  __device__ void exchange(int count, int first_column, int first_token, int quads, int units,
+                           const Early& early) const {
     const int sent = max(units, cut.cluster), own = (sent - rank + cut.cluster - 1) / cut.cluster;
     const int most = layout.inbox_bytes() / cut.cluster / 16;
     const uint32_t barrier = received(count & 1);
@@ -310,13 +425,16 @@ struct Block {
       const float4* from = reinterpret_cast<const float4*>(shared + inbox) + i;
       float4 sum = *from;
       for (int r = 1; r < cut.cluster; ++r) sum = sum + from[r * most];
-      store(first_token + unit / quads, first_column + unit % quads * 4, sum);
+      store(first_token + unit / quads, first_column + unit % quads * 4, sum, early);
     }
   }
 
-  __device__ void finish(int& exchanges, const Tile& t, const float (&sums)[kTokenTiles][kTiles][4]) const {
-    const int group = t.box * cut.box_groups, column = group * kGroup;
-    const int quads = min(t.groups, cut.groups - group) * kGroup / 4;  // the last box may reach over the edge
+  // The last box may reach over the edge.
+  __device__ int quads_of(const Tile& t) const { return min(t.groups, cut.groups - t.box * cut.box_groups) * kGroup / 4; }
+
+  __device__ void finish(int& exchanges, const Tile& t, const float (&sums)[kTokenTiles][kTiles][4],
+                         const Early& early) const {
+    const int column = t.box * cut.box_groups * kGroup, quads = quads_of(t);
 #pragma unroll
     for (int m = 0; m < kTokenTiles; ++m) {
       const int units = min(kTokenTile, a.rows - m * kTokenTile) * quads;
@@ -325,7 +443,7 @@ struct Block {
       share(t.rows(), sums[m]);
       barrier_sync(1, kConsumers * 32);
       if (cut.cluster > 1) {
-        exchange(exchanges++, column, m * kTokenTile, quads, units);
+        exchange(exchanges++, column, m * kTokenTile, quads, units, early);
         continue;
       }
       for (int unit = threadIdx.x; unit < units; unit += kConsumers * 32) {
@@ -333,48 +451,57 @@ struct Block {
         if constexpr (kGated)
           store_gated(m * kTokenTile + token, column + row, total(token, row), total(token, t.groups * kGroup + row));
         else
-          store(m * kTokenTile + token, column + row, total(token, row));
+          store(m * kTokenTile + token, column + row, total(token, row), early);
       }
     }
   }
 
   __device__ void compute() const {
     if (cut.cluster > 1) cluster_sync();
+    if constexpr (kNormed) load_scales();
     wait_for_previous_kernel();
+    if constexpr (kNormed) normalise();
     uint32_t at[kTiles];
     place(at);
     int stage = 0, phase = 0, exchanges = 0;
     for (int i = 0; i < tiles; ++i) {
       const Tile t = tile(i);
+      const Early early = load_early(t);
       float sums[kTokenTiles][kTiles][4] = {};
       for (int chunk = 0; chunk < chunks; ++chunk) {
         barrier_wait(full(stage), phase);
-        multiply(stage, t.rows() / kGroup, at, sums);
+        multiply(stage, chunk, t.rows() / kGroup, at, sums);
         __syncwarp();
         if (lane == 0) barrier_arrive_one(empty(stage));
         if (++stage == cut.stages) stage = 0, phase ^= 1;
       }
-      finish(exchanges, t, sums);
+      finish(exchanges, t, sums, early);
     }
   }
 };
 
 #endif
 
-template <class T, int kTokens, int kChunk, bool kGated>
+template <class T, int kTokens, int kChunk, bool kGated, bool kNormed>
 __global__ void __launch_bounds__(kThreads, kTokens < 32 ? 2 : 1) linear_kernel(
     const __grid_constant__ LinearArgs a, const __grid_constant__ Cut cut, const __grid_constant__ CUtensorMap weights,
-    const __grid_constant__ CUtensorMap x) {
+    const __grid_constant__ CUtensorMap x, const __grid_constant__ Ahead next) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(1024) char smem[];
-  const Block<T, kTokens, kChunk, kGated> block(a, cut, weights, x, smem);
+  const Block<T, kTokens, kChunk, kGated, kNormed> block(a, cut, weights, x, smem);
   if (threadIdx.x == 0) block.init_barriers();
   __syncthreads();
-  if (block.warp == kConsumers)
+  if (block.warp == kConsumers) {
     block.load();
-  else
+    if (next.weight) block.load_ahead(next);
+  } else {
     block.compute();
+  }
 #endif
+}
+
+bool aligned(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
 }
 
 // A row-major matrix of 16-bit elements, seen as [depth / kSlab][rows][kSlab], copied in boxes of `slabs` x `box_rows`.
@@ -391,13 +518,14 @@ bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, int64_t d
 }
 
 // A narrow, deep matrix has too few rows for tiles that feed the tensor cores well: two blocks share them.
-int cluster_for(const LinearArgs& a) { return !a.gated && a.columns <= 4224 && a.depth >= 2048 ? 2 : 1; }
+int cluster_for(const Matrix& m) { return !m.gated && m.columns <= 4224 && m.depth >= 2048 ? 2 : 1; }
 
 // Deals the rows out to as many clusters as the device has room for. Boxes of one group read long stretches fastest;
 // blocks that share a tile have only that one, and get it at once.
-Cut cut_for(const LinearArgs& a, const Device& device) {
-  const int sides = a.gated ? 2 : 1, cluster = cluster_for(a), groups = a.columns / kGroup / sides;
-  const int most = device.multiprocessors / cluster, own = (groups + most - 1) / most, fit = kTileRows / kGroup / sides;
+Cut cut_for(const Matrix& m, const Device& device) {
+  const int sides = m.gated ? 2 : 1, cluster = cluster_for(m), groups = m.columns / kGroup / sides;
+  const int most = device.multiprocessors / cluster, own = (groups + most - 1) / most;
+  const int fit = kTileRows / kGroup / sides;
   const int box = cluster > 1 && own <= fit ? own : 1;
   const int boxes = (groups + box - 1) / box, clusters = boxes < most ? boxes : most;
   const int own_boxes = (boxes + clusters - 1) / clusters, tiles = (own_boxes + fit / box - 1) / (fit / box);
@@ -405,28 +533,45 @@ Cut cut_for(const LinearArgs& a, const Device& device) {
   return {cluster, clusters, groups, boxes, box, tile_rows, 0};
 }
 
-// The ring takes what shared memory there is, but a launch whose weights fit in half of it leaves the other half to the
-// next kernel, which can then begin to load before this one has ended.
-template <int kTokens, int kChunk>
-int stages_for(const LinearArgs& a, const Cut& cut, const Device& device) {
-  const Layout<kTokens, kChunk> fixed{cut.tile_rows, cut.cluster, 0};
+// Whether the weights fit in half of the shared memory: such a launch leaves the other half to the next kernel, which
+// can then begin to load before this one has ended.
+bool is_small(const Matrix& m, const Cut& cut, const Device& device) {
   const int half = device.shared_per_multiprocessor / 2 - 1024;  // each block takes 1 KiB more than it asks for
-  const bool small = int64_t(a.columns) * a.depth * 2 <= int64_t(half) * cut.clusters * cut.cluster;
-  const int stages = ((small ? half : device.shared_per_block) - fixed.bytes()) / fixed.stage_bytes();
+  return int64_t(m.columns) * m.depth * 2 <= int64_t(half) * cut.clusters * cut.cluster;
+}
+
+template <int kTokens, int kChunk, bool kNormed>
+int stages_for(const LinearArgs& a, const Cut& cut, const Device& device) {
+  const Layout<kTokens, kChunk, kNormed> fixed{cut.tile_rows, cut.cluster, 0, a.rows, a.depth};
+  const int half = device.shared_per_multiprocessor / 2 - 1024;
+  const int room = is_small(a, cut, device) ? half : device.shared_per_block;
+  const int stages = (room - fixed.bytes()) / fixed.stage_bytes();
   return stages < kMaxStages ? stages : kMaxStages;
 }
 
-template <class T, int kTokens, int kChunk, bool kGated>
+// What a launch does for the one after it. One that is small has room to begin by itself.
+Ahead ahead_of(const LinearArgs& a, const Device& device) {
+  const Matrix& m = a.ahead;
+  Ahead next{};
+  if (!m.weight || m.depth % kSlab != 0 || m.columns % (kGroup * (m.gated ? 2 : 1)) != 0 || !aligned(m.weight, m.weight_stride))
+    return next;
+  const Cut cut = cut_for(m, device);
+  if (is_small(m, cut, device)) return next;
+  const int width = std::min(m.depth, kAheadBytes / 2 / cut.tile_rows / kSlab * kSlab);
+  return {m.weight, m.weight_stride, m.columns, m.depth, width, m.gated, cut};
+}
+
+template <class T, int kTokens, int kChunk, bool kGated, bool kNormed>
 cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStream_t stream) {
-  cut.stages = stages_for<kTokens, kChunk>(a, cut, device);
+  cut.stages = stages_for<kTokens, kChunk, kNormed>(a, cut, device);
   if (cut.stages < 2) return cudaErrorNotSupported;
   CUtensorMap weights, x;
   if (!describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, cut.box_groups * kGroup,
                        kChunk / kSlab) ||
       !describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, kTokens, kChunk / kSlab))
     return cudaErrorNotSupported;
-  const int bytes = Layout<kTokens, kChunk>{cut.tile_rows, cut.cluster, cut.stages}.bytes();
-  auto kernel = linear_kernel<T, kTokens, kChunk, kGated>;
+  const int bytes = Layout<kTokens, kChunk, kNormed>{cut.tile_rows, cut.cluster, cut.stages, a.rows, a.depth}.bytes();
+  auto kernel = linear_kernel<T, kTokens, kChunk, kGated, kNormed>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2] = {};
@@ -437,28 +582,34 @@ cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStrea
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(cut.clusters * cut.cluster), config.blockDim = dim3(kThreads), config.dynamicSmemBytes = bytes;
   config.stream = stream, config.attrs = attributes, config.numAttrs = cut.cluster > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, a, cut, weights, x);
+  return cudaLaunchKernelEx(&config, kernel, a, cut, weights, x, ahead_of(a, device));
 }
 
 template <class T, bool kGated>
 cudaError_t launch_tokens(const LinearArgs& a, const Device& device, cudaStream_t stream) {
   const Cut cut = cut_for(a, device);
-  if (a.rows > 16) return launch<T, 32, 256, kGated>(a, cut, device, stream);
-  if (cut.tile_rows > 16) return launch<T, 16, 256, kGated>(a, cut, device, stream);
-  return launch<T, 16, 512, kGated>(a, cut, device, stream);
-}
-
-bool aligned(const void* data, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+  if (a.norm) {
+    if (cut.tile_rows > 16) return launch<T, 16, 256, kGated, true>(a, cut, device, stream);
+    return launch<T, 16, 512, kGated, true>(a, cut, device, stream);
+  }
+  if (a.rows > 16) return launch<T, 32, 256, kGated, false>(a, cut, device, stream);
+  if (cut.tile_rows > 16) return launch<T, 16, 256, kGated, false>(a, cut, device, stream);
+  return launch<T, 16, 512, kGated, false>(a, cut, device, stream);
 }
 
 // Where this kernel was measured to be ahead of cuBLAS on an H200, or level with it: not with many rows on a matrix
-// that takes a few microseconds, nor with few rows on one of over a hundred megabytes, but for the launch that a gate
-// saves.
+// that takes a few microseconds, nor with few rows on a deep one of over a hundred megabytes, but for the launch that a
+// gate saves.
 bool worth(const LinearArgs& a) {
   const int64_t size = int64_t(a.columns) * a.depth;
   if (a.rows > 16) return a.rows <= 32 && size >= 1 << 24;
-  return a.rows > 8 || a.gated || size <= 1 << 26;
+  return a.rows > 8 || a.gated || size <= 1 << 26 || a.depth <= 1024;
+}
+
+// Every block normalises all rows: they have to fit beside the ring, and cost less than a launch.
+bool normalises(const LinearArgs& a) {
+  return a.rows <= kTokenTile && a.depth <= 8192 && a.rows * a.depth <= kNormedSize && cluster_for(a) == 1 &&
+         aligned(a.norm, 0);
 }
 
 }  // namespace
@@ -467,8 +618,8 @@ cudaError_t linear(const LinearArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   const int sides = a.gated ? 2 : 1;
-  if (device.major < 9 || !worth(a) || a.depth % kSlab != 0 || a.columns % (kGroup * sides) != 0 ||
-      !aligned(a.x, a.x_stride) || !aligned(a.weight, a.weight_stride) || !aligned(a.bias, 0) ||
+  if (device.major < 9 || !worth(a) || (a.norm && !normalises(a)) || a.depth % kSlab != 0 ||
+      a.columns % (kGroup * sides) != 0 || !aligned(a.x, a.x_stride) || !aligned(a.weight, a.weight_stride) || !aligned(a.bias, 0) ||
       !aligned(a.residual, a.residual_stride) || !aligned(a.out, a.out_stride))
     return cudaErrorNotSupported;
   return with_half(a.dtype, [&](auto tag) {

@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "args.h"
 
@@ -49,11 +50,11 @@ void write_kv(int dtype, Address k, int64_t k_stride, Address v, int64_t v_strid
   check("write_kv", write_cache(a, stream_at(stream)));
 }
 
-void rope_write_kv(int dtype, Address qkv, int64_t qkv_stride, Address q_out, int64_t q_out_stride, int64_t tokens,
-                   int heads, int kv_heads, int head_dim, Address cache, int64_t block_stride, int64_t kv_stride,
-                   int64_t head_stride, int block_size, Address slots, Address positions, Address cos_sin,
-                   int64_t cos_sin_stride, int rotary_dim, bool interleaved, Address q_norm, Address k_norm, float eps,
-                   float norm_offset, Address stream) {
+WriteArgs rope_write_args(int dtype, Address qkv, int64_t qkv_stride, Address q_out, int64_t q_out_stride, int64_t tokens,
+                          int heads, int kv_heads, int head_dim, Address cache, int64_t block_stride, int64_t kv_stride,
+                          int64_t head_stride, int block_size, Address slots, Address positions, Address cos_sin,
+                          int64_t cos_sin_stride, int rotary_dim, bool interleaved, Address q_norm, Address k_norm,
+                          float eps, float norm_offset) {
   const int64_t item = item_size(dtype);
   aligned("qkv", qkv, qkv_stride * item), aligned("q_out", q_out, q_out_stride * item), aligned("layer_cache", cache);
   WriteArgs a{};
@@ -68,7 +69,7 @@ void rope_write_kv(int dtype, Address qkv, int64_t qkv_stride, Address q_out, in
   a.cos_sin = at<float>(cos_sin), a.cos_sin_stride = cos_sin_stride, a.rotary_dim = rotary_dim;
   a.interleaved = interleaved;
   a.q_norm = at<void>(q_norm), a.k_norm = at<void>(k_norm), a.eps = eps, a.norm_offset = norm_offset;
-  check("rope_write_kv", write_cache(a, stream_at(stream)));
+  return a;
 }
 
 void plan(Address context_lens, Address query_start, int sequences, int group, int window, int decode_rows, Address groups,
@@ -87,11 +88,12 @@ void plan(Address context_lens, Address query_start, int sequences, int group, i
   check("plan_attention", plan_attention(a, stream_at(stream)));
 }
 
-void paged_attention(int dtype, Address q, int64_t q_stride, Address out, int64_t out_stride, int heads, int kv_heads,
-                     int head_dim, Address cache, int64_t block_stride, int64_t kv_stride, int64_t head_stride,
-                     int block_size, Address tables, int64_t table_stride, Address header, Address decode, Address folds,
-                     int sequences, Address extend, Address prefix, Address rows, Address partial, Address partial_sums, int partial_rows,
-                     bool decodes, bool extends, float scale, int window, float softcap, Address sinks, Address stream) {
+AttentionArgs attention_args(int dtype, Address q, int64_t q_stride, Address out, int64_t out_stride, int heads,
+                             int kv_heads, int head_dim, Address cache, int64_t block_stride, int64_t kv_stride,
+                             int64_t head_stride, int block_size, Address tables, int64_t table_stride, Address header,
+                             Address decode, Address folds, int sequences, Address extend, Address prefix, Address rows,
+                             Address partial, Address partial_sums, int partial_rows, bool decodes, bool extends,
+                             float scale, int window, float softcap, Address sinks) {
   AttentionArgs a{};
   a.dtype = Dtype(dtype);
   a.q = at<void>(q), a.q_stride = q_stride, a.out = at<void>(out), a.out_stride = out_stride;
@@ -101,12 +103,32 @@ void paged_attention(int dtype, Address q, int64_t q_stride, Address out, int64_
   a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.extend = at<ExtendItem>(extend);
   a.folds = at<FoldItem>(folds), a.sequences = sequences;
   a.prefix = at<PrefixItem>(prefix), a.rows = at<int32_t>(rows);
+  a.decodes = decodes, a.extends = extends;
   a.partial = at<float>(partial), a.partial_sums = at<float>(partial_sums), a.partial_rows = partial_rows;
   a.scale = scale, a.softcap = softcap, a.window = window, a.sinks = at<float>(sinks);
   aligned("q", q, q_stride * 2), aligned("out", out, out_stride * 2), aligned("layer_cache", cache);
-  if (prefix) check("paged_attention", prefix_attention(a, stream_at(stream)));
-  if (decodes) check("paged_attention", decode_attention(a, stream_at(stream)));
-  if (extends) check("paged_attention", extend_attention(a, stream_at(stream)));
+  return a;
+}
+
+cudaError_t attend(const AttentionArgs& a, cudaStream_t stream) {
+  cudaError_t error = a.prefix ? prefix_attention(a, stream) : cudaSuccess;
+  if (error == cudaSuccess && a.decodes) error = decode_attention(a, stream);
+  if (error == cudaSuccess && a.extends) error = extend_attention(a, stream);
+  return error;
+}
+
+// A launch as Python calls it: what `arguments` takes, then the stream.
+template <class Args, class... Parameters>
+auto launching(const char* operation, Args (*arguments)(Parameters...), cudaError_t (*launch)(const Args&, cudaStream_t)) {
+  return [=](Parameters... parameters, Address stream) {
+    check(operation, launch(arguments(parameters...), stream_at(stream)));
+  };
+}
+
+// The same arguments as one Python tuple.
+template <class Result, class... Parameters>
+Result from_tuple(Result (*function)(Parameters...), const py::tuple& arguments) {
+  return std::apply(function, arguments.cast<std::tuple<Parameters...>>());
 }
 
 void copy(Address cache, int64_t block_bytes, Address pairs, int64_t count, Address stream) {
@@ -145,6 +167,18 @@ NormArgs norm_args(int dtype, Address x, int64_t x_stride, Address residual, int
           at<void>(bias), at<void>(out), out_stride, rows,           width,           eps,            offset};
 }
 
+LinearArgs linear_args(int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias,
+                       Address residual, int64_t residual_stride, Address out, int64_t out_stride, int rows, int columns,
+                       int depth) {
+  LinearArgs a{};
+  a.dtype = Dtype(dtype);
+  a.x = at<void>(x), a.x_stride = x_stride, a.rows = rows;
+  a.weight = at<void>(weight), a.weight_stride = weight_stride, a.columns = columns, a.depth = depth;
+  a.bias = at<void>(bias), a.residual = at<void>(residual), a.residual_stride = residual_stride;
+  a.out = at<void>(out), a.out_stride = out_stride;
+  return a;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cuda, m) {
@@ -160,9 +194,16 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("step_words") = py::make_tuple(sizeof(StepHeader) / 4, sizeof(StepSequence) / 4, sizeof(StepSample) / 4);
   m.attr("adjust_words") = py::make_tuple(sizeof(AdjustRow) / 4, sizeof(AdjustEntry) / 4);
   m.def("write_kv", write_kv);
-  m.def("rope_write_kv", rope_write_kv);
+  m.def("rope_write_kv", launching("rope_write_kv", rope_write_args, write_cache));
   m.def("plan_attention", plan);
-  m.def("paged_attention", paged_attention);
+  m.def("paged_attention", launching("paged_attention", attention_args, attend));
+  m.def("decode_step", [](const py::tuple& write, const py::tuple& attention, Address arrivals, Address stream) {
+    const DecodeStepArgs a{from_tuple(rope_write_args, write), from_tuple(attention_args, attention),
+                           at<int32_t>(arrivals)};
+    const cudaError_t error = decode_step(a, stream_at(stream));
+    if (error != cudaErrorNotSupported) check("decode_step", error);
+    return error == cudaSuccess;
+  });
   m.def("copy_blocks", copy);
   m.def("swap_blocks", swap, py::call_guard<py::gil_scoped_release>());
   m.def("unpack_step", unpack);
@@ -189,10 +230,13 @@ PYBIND11_MODULE(_cuda, m) {
   });
   m.def("linear", [](int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias,
                      Address residual, int64_t residual_stride, Address out, int64_t out_stride, int rows, int columns,
-                     int depth, bool gated, int kind, Address stream) {
-    const LinearArgs a{Dtype(dtype),       at<void>(x),     x_stride,      at<void>(weight), weight_stride, at<void>(bias),
-                       at<void>(residual), residual_stride, at<void>(out), out_stride,       rows,          columns,
-                       depth,              gated,           Activation(kind)};
+                     int depth, bool gated, int kind, Address norm, float eps, float offset, Address ahead,
+                     int64_t ahead_stride, int ahead_columns, int ahead_depth, bool ahead_gated, Address stream) {
+    LinearArgs a = linear_args(dtype, x, x_stride, weight, weight_stride, bias, residual, residual_stride, out, out_stride,
+                               rows, columns, depth);
+    a.gated = gated, a.activation = Activation(kind);
+    a.norm = at<void>(norm), a.eps = eps, a.offset = offset;
+    a.ahead = {at<void>(ahead), ahead_stride, ahead_columns, ahead_depth, ahead_gated};
     const cudaError_t error = linear(a, stream_at(stream));
     if (error != cudaErrorNotSupported) check("linear", error);
     return error == cudaSuccess;
@@ -201,9 +245,8 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("linear_uniform", [](int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias,
                              Address residual, int64_t residual_stride, Address out, int64_t out_stride, int rows,
                              int columns, int depth, Address stream) {
-    const LinearArgs a{Dtype(dtype),       at<void>(x),     x_stride,      at<void>(weight), weight_stride, at<void>(bias),
-                       at<void>(residual), residual_stride, at<void>(out), out_stride,       rows,          columns,
-                       depth,              false,           Activation::silu};
+    const LinearArgs a = linear_args(dtype, x, x_stride, weight, weight_stride, bias, residual, residual_stride, out,
+                                     out_stride, rows, columns, depth);
     check("linear_uniform", linear_uniform(a, stream_at(stream)));
   });
 #endif

@@ -1,6 +1,6 @@
 // Residual addition with RMS or layer norm: one block a row, the row in registers, float32 accumulation. The block size
 // depends on the width alone, so a row's result does not depend on the batch.
-#include "common.cuh"
+#include "norm.cuh"
 
 namespace octavo {
 namespace {
@@ -51,10 +51,11 @@ __global__ void __launch_bounds__(1024) norm_kernel(const __grid_constant__ Norm
       for (int j = 0; j < N; ++j) value[i].at[j] = from_float<T>(to_float(value[i].at[j]) + to_float(addend.at[j]));
       residual[at] = value[i];
     }
+    if constexpr (kind == Kind::rms) {
+      sum = sum_of_squares(value[i], sum);
+    } else {
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const float v = to_float(value[i].at[j]);
-      sum += kind == Kind::rms ? v * v : v;
+      for (int j = 0; j < N; ++j) sum += to_float(value[i].at[j]);
     }
   }
   float mean = 0.0f, squares = block_sum(sum, scratch[0]);
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(1024) norm_kernel(const __grid_constant__ Norm
     }
     squares = block_sum(deviation, scratch[1]);
   }
-  const float inverse = 1.0f / sqrtf(squares / float(a.width) + a.eps);
+  const float inverse = inverse_rms(squares, a.width, a.eps);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const int at = threadIdx.x + i * blockDim.x;

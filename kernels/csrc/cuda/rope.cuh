@@ -54,7 +54,7 @@ __device__ void turn_neighbours(float (&x)[U], const float* cosine, const float*
 // Norm (null: none, but its sums are made) and rotation of one head of a token, of which this thread holds two units.
 template <class T, int D, int U, bool norms>
 __device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const T* norm, bool value, bool real,
-                              int64_t token, Elements<T, U>& low, Elements<T, U>& high) {
+                              int64_t position, Elements<T, U>& low, Elements<T, U>& high) {
   using Vector = Elements<T, U>;
   if (!a.cos_sin && !norms) return;
   float x[U], y[U];
@@ -76,7 +76,7 @@ __device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const
     }
   }
   if (a.cos_sin && real && !value) {
-    const float *cosine = a.cos_sin + a.positions[token] * a.cos_sin_stride, *sine = cosine + a.rotary_dim / 2;
+    const float *cosine = a.cos_sin + position * a.cos_sin_stride, *sine = cosine + a.rotary_dim / 2;
     if (part.paired) turn(x, y, cosine + part.first * U, sine + part.first * U);
     if (a.interleaved && part.first * U < a.rotary_dim)
       turn_neighbours(x, cosine + part.first * U / 2, sine + part.first * U / 2);

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_kernels.operands import Ahead, RmsNorm
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig, common_window
 from octavo_worker.model.weights import DecoderWeights, LayerWeights, Linear, Norm
@@ -50,6 +51,16 @@ class Buffers:
         chosen = self.first(len(rows))
         chosen.hidden, chosen.attended = self.hidden[rows], self.attended[rows]
         return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a block begins with: `rows[T, hidden]`, which its first product has still to normalise if there is a `norm`,
+    through `normed` if it cannot do that on the way."""
+
+    rows: Tensor
+    norm: RmsNorm | None = None
+    normed: Tensor | None = None
 
 
 class Decoder:
@@ -98,17 +109,17 @@ class Decoder:
         b = self.buffers.first(tokens)
         self._embed(batch, b.hidden)
         delta: Tensor | None = None
-        post_norm: Norm | None = None
         for i, layer in enumerate(self.weights.layers):
-            x = self._advance(b, delta, post_norm, layer.attn_norm)
-            self._attend(b, x, i, layer, batch)
+            self._attend(b, self._input(b, delta, layer.attn_norm), i, layer, batch)
             if rows is not None and i == self.num_layers - 1:  # nobody reads the other rows any more
                 b = self.buffers.select(rows)  # which may be more than there are tokens: samples share them
-            delta = self._linear(b.attended.flatten(1), layer.out, b.delta)
-            x = self._advance(b, delta, layer.post_attn_norm, layer.mlp_norm)
-            delta = self._mlp(b, x, layer)
-            post_norm = layer.post_mlp_norm
-        return self._advance(b, delta, post_norm, self.weights.final_norm)
+            up = Ahead(layer.up.weight, self.config.gated)
+            delta = self._project(b, b.attended.flatten(1), layer.out, layer.post_attn_norm, up)
+            self._activate(b, self._input(b, delta, layer.mlp_norm), layer)
+            last = i == self.num_layers - 1
+            following = Ahead(self.weights.head if last else self.weights.layers[i + 1].qkv.weight)
+            delta = self._project(b, b.activated, layer.down, layer.post_mlp_norm, following)
+        return self._advance(b, delta, self.weights.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[R, vocab]`, in the weights' dtype unless something is done to them: kernels read that, and a float32 copy
@@ -127,17 +138,30 @@ class Decoder:
         if self.weights.positions is not None and self.config.position_offset is not None:
             hidden.add_(self.weights.positions[batch.positions + self.config.position_offset])
 
-    def _advance(self, b: Buffers, delta: Tensor | None, post: Norm | None, pre: Norm | None) -> Tensor:
-        """Adds a block's normed output to the residual stream, in place, and returns the next block's normed input."""
-        if delta is None:
-            return b.hidden if pre is None else self._norm(b.hidden, pre, b.normed)
+    def _project(self, b: Buffers, x: Tensor, linear: Linear, post: Norm | None, ahead: Ahead) -> Tensor | None:
+        """Adds a block's last product to the residual stream, or returns it if it is not to be added as it is."""
+        multiplier = self.config.residual_multiplier
+        if post is None and multiplier == 1.0:
+            self._linear(Input(x), linear, b.hidden, ahead, residual=b.hidden)
+            return None
+        delta = self._linear(Input(x), linear, b.delta, ahead)
         if post is not None:
             self._norm(delta, post, delta)
-        if self.config.residual_multiplier != 1.0:
-            delta.mul_(self.config.residual_multiplier)
-        if pre is not None:
-            return self._norm(delta, pre, b.normed, residual=b.hidden)
-        return b.hidden.add_(delta)
+        return delta if multiplier == 1.0 else delta.mul_(multiplier)
+
+    def _input(self, b: Buffers, delta: Tensor | None, pre: Norm | None) -> Input:
+        """Adds `delta` to the residual stream, in place. Returns the next block's input."""
+        if delta is None and pre is not None and self.config.norm == "rms":
+            return Input(b.hidden, RmsNorm(pre.weight, self.config.norm_eps, self.config.norm_offset), b.normed)
+        return Input(self._advance(b, delta, pre))
+
+    def _advance(self, b: Buffers, delta: Tensor | None, pre: Norm | None) -> Tensor:
+        """Adds `delta` to the residual stream, in place, and returns that, normed."""
+        if pre is None:
+            return b.hidden if delta is None else b.hidden.add_(delta)
+        if delta is None:
+            return self._norm(b.hidden, pre, b.normed)
+        return self._norm(delta, pre, b.normed, residual=b.hidden)
 
     def _norm(self, x: Tensor, norm: Norm, out: Tensor, residual: Tensor | None = None) -> Tensor:
         c = self.config
@@ -145,48 +169,34 @@ class Decoder:
             return ops.layer_norm(x, norm.weight, norm.bias, c.norm_eps, out=out, residual=residual)
         return ops.rms_norm(x, norm.weight, c.norm_eps, out=out, residual=residual, offset=c.norm_offset)
 
-    def _attend(self, b: Buffers, x: Tensor, index: int, layer: LayerWeights, batch: Batch) -> None:
-        """Attention of `x[T, hidden]` into `b.attended`, before the output projection."""
-        attention, cache = self.config.layers[index], self.caches[index]
-        self._linear(x, layer.qkv, b.qkv)
-        ops.paged_attention(
-            self._queries(b, index, layer, batch),
-            cache,
-            batch.block_tables,
-            batch.context_lens,
-            batch.query_start,
-            b.attended,
-            attention.scale,
-            block_size=self.block_size,
-            sliding_window=attention.sliding_window,
-            softcap=self.config.softcap,
-            plan=batch.plans.get(attention.sliding_window),
-        )
-
-    def _queries(self, b: Buffers, index: int, layer: LayerWeights, batch: Batch) -> Tensor:
-        """Writes this step's keys and values into the cache; returns the queries `[T, heads, head_dim]`."""
-        c, rope, cache = self.config, self.config.layers[index].rope, self.caches[index]
-        if rope is None:
-            q, k, v = b.qkv.unflatten(1, (-1, c.head_dim)).split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
-            ops.write_kv(k, v, cache, batch.slots, self.block_size)
-            return q
+    def _attend(self, b: Buffers, x: Input, index: int, layer: LayerWeights, batch: Batch) -> None:
+        """Attention into `b.attended`, before the output projection; this step's keys and values go into the cache."""
+        c, attention, cache = self.config, self.config.layers[index], self.caches[index]
+        self._linear(x, layer.qkv, b.qkv, Ahead(layer.out.weight))
         if c.qk_norm == "whole":
             self._norm_whole(b.qkv, layer)
         per_head = c.qk_norm == "head"
-        ops.rope_write_kv(
+        ops.rope_attention(
             b.qkv,
             b.q,
             cache,
             batch.slots,
             batch.positions,
-            self.cos_sin[rope],
+            None if attention.rope is None else self.cos_sin[attention.rope],
+            batch.block_tables,
+            batch.context_lens,
+            batch.query_start,
+            b.attended,
+            attention.scale,
             q_norm=layer.q_norm if per_head else None,
             k_norm=layer.k_norm if per_head else None,
             eps=c.norm_eps,
             block_size=self.block_size,
             norm_offset=c.norm_offset,
+            sliding_window=attention.sliding_window,
+            softcap=c.softcap,
+            plan=batch.plans.get(attention.sliding_window),
         )
-        return b.q
 
     def _norm_whole(self, qkv: Tensor, layer: LayerWeights) -> None:
         """OLMo 2 normalises all query heads together, and all key heads together, before the rotation."""
@@ -195,13 +205,34 @@ class Decoder:
         for part, weight in ((q, layer.q_norm), (k, layer.k_norm)):
             ops.rms_norm(part, weight, c.norm_eps, out=part, offset=c.norm_offset)
 
-    def _mlp(self, b: Buffers, x: Tensor, layer: LayerWeights) -> Tensor:
-        up, kind = layer.up, self.config.activation
+    def _activate(self, b: Buffers, x: Input, layer: LayerWeights) -> None:
+        """The MLP into `b.activated`, before its last product."""
+        up, kind, ahead = layer.up, self.config.activation, Ahead(layer.down.weight)
         if self.config.gated:
-            ops.gated_linear(x, up.weight, kind, up.bias, out=b.activated, scratch=b.up, uniform=self.uniform)
+            ops.gated_linear(
+                x.rows,
+                up.weight,
+                kind,
+                up.bias,
+                out=b.activated,
+                scratch=b.up,
+                norm=x.norm,
+                normed=x.normed,
+                ahead=ahead,
+                uniform=self.uniform,
+            )
         else:
-            ops.act(self._linear(x, up, b.up), kind, out=b.activated)
-        return self._linear(b.activated, layer.down, b.delta)
+            ops.act(self._linear(x, up, b.up, ahead), kind, out=b.activated)
 
-    def _linear(self, x: Tensor, linear: Linear, out: Tensor) -> Tensor:
-        return ops.linear(x, linear.weight, linear.bias, out=out, uniform=self.uniform)
+    def _linear(self, x: Input, linear: Linear, out: Tensor, ahead: Ahead, residual: Tensor | None = None) -> Tensor:
+        return ops.linear(
+            x.rows,
+            linear.weight,
+            linear.bias,
+            out=out,
+            residual=residual,
+            norm=x.norm,
+            normed=x.normed,
+            ahead=ahead,
+            uniform=self.uniform,
+        )
