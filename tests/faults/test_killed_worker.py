@@ -104,8 +104,13 @@ def test_a_kill_in_mid_run_changes_no_byte_of_any_stream(scene: Scene, victim: s
     until(lambda: serves(worker), 60)
     pid = worker.engine_pid if victim == "engine" else worker.pid
     jobs = submit_all(queue, victim)
-    until(lambda: len(in_progress(worker, queue, jobs)) >= 8)
-    hit = in_progress(worker, queue, jobs)
+    hit: list[str] = []
+
+    def is_busy() -> bool:
+        hit[:] = in_progress(worker, queue, jobs)
+        return len(hit) >= 8
+
+    until(is_busy)
     os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
     orphans = {job: queue.stored(job) for job in hit if not queue.status(job).is_terminal}
