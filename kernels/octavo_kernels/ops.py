@@ -355,7 +355,9 @@ def rope_attention(
     """`rope_write_kv`, then `paged_attention` of `q_out`, with their arguments; returns `out`.
 
     On CUDA one launch, with the same bits in `out` and in the cache, for few sequences of one token under a plan for
-    such; then the slots must be those of the tokens' positions in the block tables, and `q_out` is left alone.
+    such; then the slots must be those of the tokens' positions in the block tables, and `q_out` is left alone. All but
+    `qkv` is read from before the stream's previous kernel has ended, keys and values of earlier tokens, too: they must
+    be older than it.
     """
     write = _rope_write_kv(
         qkv, q_out, layer_cache, slots, positions, cos_sin, q_norm, k_norm, eps, block_size, interleaved, norm_offset
