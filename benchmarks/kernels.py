@@ -187,8 +187,9 @@ def prefill(
     out = torch.empty_like(q)
     starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
     plan = cuda.AttentionPlan(
-        sequences=len(queries), tokens=tokens, chunks=1, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        max_queries=max(queries),
+        sequences=len(queries), tokens=tokens,
+        chunks=sum(cuda.chunk_count(c, n, heads // kv_heads) for n, c in zip(queries, context, strict=True)),
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_queries=max(queries), shared_prefixes=True,
     )  # fmt: skip
     plan.update(cache.lengths, starts)
 
@@ -199,12 +200,13 @@ def prefill(
 
     seconds = measure([lambda i=i: call(i) for i in range(layers)], replays=7)
     operations = sum(4 * heads * head_dim * (n * c - n * (n - 1) / 2) for n, c in zip(queries, context, strict=True))
+    moved = 2 * sum(context) * kv_heads * head_dim * 2 + 2 * q.nbytes
     shape = f"{heads}/{kv_heads}/{head_dim} {len(queries)} x {queries[0]} of {context[0]}"
     shape += "" if shuffled else ", blocks in order"
     rows = []
     for name, peer in torch_prefill(queries, context, heads, kv_heads, head_dim).items() or [("", None)]:
         print(f"{operations / seconds / 1e12:.0f} TFLOP/s", end=" | ")
-        rows.append(row("prefill", shape, seconds, operations / MATMUL, peer and (name, peer)))
+        rows.append(row("prefill", shape, seconds, max(operations / MATMUL, moved / READ), peer and (name, peer)))
     return rows
 
 
@@ -420,6 +422,8 @@ def prefill_rows() -> list[Row]:
         prefill([512] * 16, [512] * 16, 32, 8),
         prefill([512], [8192], 32, 8),
         prefill([16], [32768], 32, 8),
+        prefill([32], [8192], 32, 8),
+        prefill([8] * 16, [8192] * 16, 32, 8),
         prefill([8192], [8192], 32, 8, head_dim=64),
         prefill([2048] * 4, [2048] * 4, 32, 8, head_dim=64),
         prefill([8192], [8192], 32, 8, head_dim=96),

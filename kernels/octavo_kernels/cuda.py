@@ -139,8 +139,8 @@ class AttentionPlan:
     Made once for the largest batch; `update` before a step, or inside a graph before the first layer. It fits layers of
     one number of heads and one sliding window. One stream at a time may use it.
 
-    `sequences`, `tokens`: the most in a batch. `chunks`: the most chunks of `chunk_tokens` keys of all sequences with
-    few queries together; a batch with more makes the device trap rather than answer from part of its keys.
+    `sequences`, `tokens`: the most in a batch. `chunks`: the most that `chunk_count` gives for all sequences of a batch
+    together; a batch with more makes the device trap rather than answer from part of its keys.
     `max_queries`: the most query tokens of one sequence, 1 for a batch that only decodes.
     `uniform`: every query is computed as those of prompts are, so that a row's bits do not depend on how many queries
     its sequence has in the batch; decodes are slower that way. It reads no prefix once for a group.
@@ -199,7 +199,9 @@ class AttentionPlan:
         """A plan for one call of which only the shapes are known."""
         tokens, heads, head_dim = q.shape
         sequences, blocks = tables.shape
-        chunks = sequences * max(1, -(-blocks * block_size // chunk_tokens()))
+        group = heads // kv_heads
+        parts = sequences + (0 if window else min(tokens, sequences * split_queries(group)) // part_queries(group))
+        chunks = parts * max(1, -(-blocks * block_size // chunk_tokens()))
         return cls(
             sequences=sequences, tokens=tokens, chunks=chunks, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             max_queries=max(1, tokens), sliding_window=window, device=q.device,
@@ -260,9 +262,12 @@ class AttentionPlan:
                 "plan was made for (heads, kv_heads, head_dim, sliding_window) = "
                 f"{mine}, not {(heads, kv_heads, head_dim, window)}"
             )
+        prefix, _, rows = self._prefix_lists()
+        if sequences * self.rows <= self.few_rows and not self.extends:
+            prefix = 0  # no group can have more, so the launch is spared
         return (
             self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(), sequences,
-            self._extend.data_ptr(), self._prefix_lists()[0], self._prefix_lists()[2], self._partial.data_ptr(),
+            self._extend.data_ptr(), prefix, rows, self._partial.data_ptr(),
             self._sums.data_ptr(), self.rows, self.decodes, self.extends,
         )  # fmt: skip
 
@@ -270,3 +275,21 @@ class AttentionPlan:
 def chunk_tokens() -> int:
     """Keys of one chunk: how long sequences are split among the multiprocessors."""
     return int(_cuda.chunk)
+
+
+def part_queries(group: int) -> int:
+    """Query tokens of one part of a split query, of `group` query heads to a KV head."""
+    return max(1, _cuda.decode_rows // group)
+
+
+def split_queries(group: int) -> int:
+    """The most query tokens that are split into parts."""
+    return int(_cuda.split_rows) // group
+
+
+def chunk_count(context: int, queries: int, group: int) -> int:
+    """Chunks that a plan needs room for, of a sequence of `context` tokens that ends with `queries` queries: one for
+    each `chunk_tokens` keys, and where the queries are split (few, after a long context) as many for each part."""
+    split = queries <= split_queries(group) and context - queries >= _cuda.split_context
+    parts = -(-queries // part_queries(group)) if split else 1
+    return parts * max(1, -(-context // chunk_tokens()))

@@ -54,7 +54,7 @@ def test_decode_and_prefill_in_one_call(gpu_batch, dtype, head_dim):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_prompts_of_many_tiles(gpu_batch, dtype, head_dim):
     """More tiles than there are multiprocessors, of every remainder that matters to tiles of 128 rows by 128 keys."""
     lengths = [(n, c) for n in (31, 64, 127, 128, 129, 500) for c in (n, n + 1, n + 127, n + 128, 1024)]
@@ -62,8 +62,24 @@ def test_prompts_of_many_tiles(gpu_batch, dtype, head_dim):
 
 
 @pytest.mark.parametrize("window", [1, 100, 128, 300])
-def test_sliding_window_over_many_tiles(gpu_batch, window):
-    check(gpu_batch([(700, 1500), (129, 400), (64, 1000)], heads=8, head_dim=128), sliding_window=window)
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_sliding_window_over_many_tiles(gpu_batch, window, head_dim):
+    check(gpu_batch([(700, 1500), (129, 400), (64, 1000)], heads=8, head_dim=head_dim), sliding_window=window)
+
+
+@pytest.mark.parametrize("head_dim", [96, 128])
+def test_layers_share_a_plan(gpu_batch, head_dim):
+    """What blocks draw their work from is as it was when a call ends."""
+    batch = gpu_batch([(1, 3000), (300, 900), (9, 1500), (700, 700)], heads=16, kv_heads=8, head_dim=head_dim)
+    chunks = sum(cuda.chunk_count(c, n, 2) for n, c in ((1, 3000), (300, 900), (9, 1500), (700, 700)))
+    plan = cuda.AttentionPlan(
+        sequences=4, tokens=1010, chunks=chunks, heads=16, kv_heads=8, head_dim=head_dim, max_queries=700,
+        shared_prefixes=True,
+    )  # fmt: skip
+    plan.update(batch.context_lens, batch.query_start)
+    expected = batch.attend()
+    for _ in range(4):
+        assert torch.equal(batch.attend(plan=plan), expected)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (8, 1), (9, 1), (16, 1), (40, 1)])
@@ -142,6 +158,32 @@ def test_a_prompt_cut_into_chunks_gives_the_same_bits(gpu_batch):
     tail = batch.alone(0, last_queries=100)
     tail.query_start = tail.query_start.cuda()
     assert torch.equal(tail.attend(), whole[-100:])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (16, 1), (10, 2), (9, 1)])
+def test_few_queries_after_a_long_context(gpu_batch, heads, kv_heads):
+    """They are split along their keys: right, and with the bits of decoding one token after the other."""
+    most, limit = cuda.split_queries(heads // kv_heads), cuda.chunk_tokens() * 2
+    lengths = [
+        (5, 2000),
+        (most, limit + most),
+        (most - 1, 3000),
+        (most + 1, 3000),
+        (7, limit + 6),
+        (6, 4096),
+        (17, 1536),
+    ]
+    batch = gpu_batch([(n, c) for n, c in lengths if n > 0], heads=heads, kv_heads=kv_heads, head_dim=128)
+    check(batch)
+    together = batch.attend()
+    for i, (queries, context) in enumerate(lengths):
+        if queries > most or context - queries < limit:
+            continue
+        for place in {0, queries // 2, queries - 1}:
+            one = batch.alone(i, last_queries=queries - place)
+            one.q, one.context_lens = one.q[:1], one.context_lens - (queries - 1 - place)
+            one.query_start = torch.tensor([0, 1], dtype=torch.int32, device="cuda")
+            assert torch.equal(one.attend(), together[batch.rows(i)][place : place + 1]), (queries, context, place)
 
 
 def test_graph_replay_with_changed_lengths(gpu_batch):

@@ -56,7 +56,7 @@ class Grouped:
 
     def plan(self, shared_prefixes: bool) -> cuda.AttentionPlan:
         tokens, heads, head_dim = self.q.shape
-        chunks = sum(-(-max(n, 1) // cuda.chunk_tokens()) for _, n, _ in self.members)
+        chunks = sum(cuda.chunk_count(n, queries, heads // self.kv_heads) for _, n, queries in self.members)
         return cuda.AttentionPlan(
             sequences=len(self.members), tokens=tokens, chunks=chunks, heads=heads, kv_heads=self.kv_heads,
             head_dim=head_dim, max_queries=max(n for _, _, n in self.members), shared_prefixes=shared_prefixes,
@@ -106,6 +106,11 @@ def test_group_sizes(count, heads, kv_heads):
     Grouped([1024], [(0, 1030 + i, 1) for i in range(count)], heads=heads, kv_heads=kv_heads).check()
 
 
+def test_more_tiles_than_multiprocessors():
+    batch = Grouped([2048], [(0, 2050 + i, 1) for i in range(33)], heads=64, kv_heads=16, head_dim=64)
+    assert torch.equal(batch.attend(), batch.attend(shared_prefixes=False))
+
+
 @pytest.mark.parametrize("block", [32, 128])
 def test_block_sizes(block):
     Grouped([1024, 640], [(i % 2, 1100 + 13 * i, 1) for i in range(20)], block=block).check()
@@ -114,6 +119,21 @@ def test_block_sizes(block):
 def test_several_queries_and_prompts_in_one_call():
     members = [(0, 1100 + i, 1 + i % 4) for i in range(20)] + [(0, 1200, 60), (-1, 90, 90)]
     Grouped([1024], members).check()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(8, 2, 128), (8, 2, 64), (8, 2, 96), (8, 1, 128), (10, 2, 128)]
+)
+def test_split_queries_beside_groups(heads, kv_heads, head_dim):
+    """A sequence whose queries are split reads the chunks that all of them see as a group of its own."""
+    members = [(0, 1100 + i, 1 + i % 4) for i in range(10)] + [
+        (-1, 3000, 16),
+        (0, 1540, 7),
+        (-1, 1040, 16),
+        (-1, 5000, 9),
+    ]
+    Grouped([1024], members, heads=heads, kv_heads=kv_heads, head_dim=head_dim).check()
+    Grouped([1024], members[-2:], heads=heads, kv_heads=kv_heads, head_dim=head_dim).check()
 
 
 @pytest.mark.parametrize("few_rows", [0, 1000])

@@ -16,6 +16,12 @@ inline constexpr int kSlice = 16;       // tokens that one warp takes at a time;
 inline constexpr int kDecodeRows = 16;  // query rows (tokens x grouped heads) of one tensor-core tile
 inline constexpr int kExtendRows = 128;
 
+// A query of few rows after many cached tokens would keep few multiprocessors busy with whole tiles. Up to kSplitRows rows
+// after kSplitContext tokens it is split along its keys, as decodes are: each part of kDecodeRows rows is to the decode
+// kernel and to the fold a sequence of its own.
+inline constexpr int kSplitRows = 128;
+inline constexpr int kSplitContext = 1024;
+
 // Query rows of a tile of the prefix kernel.
 constexpr int prefix_rows(int head_dim) { return head_dim > 128 ? 64 : 128; }
 
@@ -36,7 +42,9 @@ struct DecodeItem {
   int context, query_row, queries, chunks;
 };
 
-// One chunk of a prefix for `rows` rows of a group, from `first_row` of the list of rows on.
+// One chunk of a prefix for `rows` rows of a group, from `first_row` of the list of rows on. Or one chunk of the keys that
+// all queries of a split sequence see: then `first_row` is kOwnRows plus the first of its packed rows.
+inline constexpr int kOwnRows = 1 << 30;
 struct PrefixItem {
   int sequence, chunk, first_row, rows;
 };
@@ -52,7 +60,8 @@ struct ExtendItem {
   int queries, padding[3];
 };
 
-// What the last step of decoding folds for one sequence: `chunks` partial results from `first_slot` on.
+// What the last step of decoding folds for one sequence: `chunks` partial results from `first_slot` on, and as many for
+// each further part of its queries.
 struct FoldItem {
   int first_slot, chunks, query_row, queries;
 };
@@ -60,13 +69,15 @@ struct FoldItem {
 struct PlanHeader {
   int decode_items, extend_items, prefix_items;
   int next_decode;  // how many items of a launch have been handed out beyond those of each block; zero between
+  int next_extend;  // the same of the extend kernel on Hopper
+  int extend_ended;  // how many of its blocks have seen the end of the list; the last one clears both
 };
 
 struct PlanArgs {
   const int32_t *context_lens, *query_start;
   int sequences, group, window;
   const int32_t *groups, *prefix_lens;  // null: none; group of each sequence or -1, shared tokens of each group
-  int decode_rows;  // more query rows than these go to the extend kernel
+  int decode_rows;  // of one part
   PlanHeader* header;
   DecodeItem* decode;
   FoldItem* folds;  // [sequence_capacity]

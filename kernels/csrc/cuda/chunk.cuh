@@ -67,21 +67,26 @@ struct State {
     const float* p = buffer + threadIdx.x % 32;
     join([&](int r, int i) { return p[(r * (2 + C / 4) + i) * 32]; });
   }
-  // The other way round: this is the later lane, and the buffer holds those before.
-  __device__ void follow(const float* buffer) {
-    const float* p = buffer + threadIdx.x % 32;
+  // The other way round: this is the later lane, and `x` gives those before.
+  template <class F>
+  __device__ void join_before(F&& x) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      const float before = p[0], top = fmaxf(before, m[r]);
+      const float before = x(r, 0), top = fmaxf(before, m[r]);
       const float old_weight = fast_exp2(__fsub_rn(before, top)), weight = fast_exp2(__fsub_rn(m[r], top));
-      m[r] = top, l[r] = __fmaf_rn(l[r], weight, __fmul_rn(p[32], old_weight)), p += 64;
+      m[r] = top, l[r] = __fmaf_rn(l[r], weight, __fmul_rn(x(r, 1), old_weight));
 #pragma unroll
-      for (int n = 0; n < C / 8; ++n) {
-        o[n][2 * r] = __fmaf_rn(o[n][2 * r], weight, __fmul_rn(p[0], old_weight));
-        o[n][2 * r + 1] = __fmaf_rn(o[n][2 * r + 1], weight, __fmul_rn(p[32], old_weight));
-        p += 64;
-      }
+      for (int n = 0; n < C / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& value = o[n][2 * r + i];
+          value = __fmaf_rn(value, weight, __fmul_rn(x(r, 2 + 2 * n + i), old_weight));
+        }
     }
+  }
+  __device__ void follow(const float* buffer) {
+    const float* p = buffer + threadIdx.x % 32;
+    join_before([&](int r, int i) { return p[(r * (2 + C / 4) + i) * 32]; });
   }
 };
 
@@ -94,6 +99,14 @@ __device__ inline QueryRow group_row(const AttentionArgs& a, int place, int chun
   const int entry = a.rows[place], row = entry % kDecodeRows;
   const FoldItem sequence = a.folds[entry / kDecodeRows];
   return {sequence.query_row + row / group, row, sequence.first_slot + chunk};
+}
+// The same for an item of the prefix kernel, whose rows may be those of one split sequence.
+__device__ inline QueryRow prefix_row(const AttentionArgs& a, int sequence, int place, int chunk, int group) {
+  if (place < kOwnRows) return group_row(a, place, chunk, group);
+  const int queries = a.partial_rows / group, rows = queries * group;  // of a part
+  const int part = (place - kOwnRows) / rows, row = (place - kOwnRows) % rows;
+  const FoldItem own = a.folds[sequence];
+  return {own.query_row + part * queries + row / group, row, own.first_slot + part * own.chunks + chunk};
 }
 
 // The query rows of a warp as tensor-core fragments: in registers, or read again for each slice where those are full.
@@ -186,32 +199,37 @@ __device__ void cap(const AttentionArgs& a, float (&s)[2][4]) {
 // stay below 2^8, and rescaling, which costs as much as the products, becomes rare. Each row decides for itself.
 constexpr float kSlack = 8.0f;
 
-// Adds N slices of 16 keys, of which the scores are known, to the state, one after the other; values lie `stride` bytes
-// apart. The state takes the columns from the 16-byte unit `first_unit` on.
-template <class T, int D, int C, int R, int N>
-__device__ void absorb(const float (&s)[N][2][4], float unit, uint32_t values, int stride, int first_unit,
-                       State<C, R>& st) {
-  float high[N][R], factor[N][R], shift[N][R];
+// What the scores of N slices of 16 keys become: weights, as tensor-core fragments, and for each slice the factor that
+// earlier results must be multiplied with before its values are added. Where a warp has not `rescaled`, it is one.
+template <int R, int N>
+struct Weights {
+  uint32_t at[N][4];
+  float factor[N][R];
+  bool rescaled[N];
+};
+
+// Turns scores into weights, slice by slice, and adds them to the sums `l` that refer to the maxima `m`.
+template <class T, int R, int N>
+__device__ void soften(const float (&s)[N][2][4], float unit, float (&m)[R], float (&l)[R], Weights<R, N>& w) {
+  float high[N][R], shift[N][R];
 #pragma unroll
   for (int j = 0; j < N; ++j)
 #pragma unroll
     for (int r = 0; r < R; ++r)
       high[j][r] = quad_max(fmaxf(fmaxf(s[j][0][2 * r], s[j][0][2 * r + 1]), fmaxf(s[j][1][2 * r], s[j][1][2 * r + 1])));
-  bool rescaled[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     bool rises = false;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const float top = __fmul_rn(high[j][r], unit);
-      const bool mine = top > __fadd_rn(st.m[r], kSlack);
-      factor[j][r] = mine ? fast_exp2(__fsub_rn(st.m[r], top)) : 1.0f;
-      st.m[r] = shift[j][r] = mine ? top : st.m[r];
+      const bool mine = top > __fadd_rn(m[r], kSlack);
+      w.factor[j][r] = mine ? fast_exp2(__fsub_rn(m[r], top)) : 1.0f;
+      m[r] = shift[j][r] = mine ? top : m[r];
       rises |= mine;
     }
-    rescaled[j] = __any_sync(~0u, rises);
+    w.rescaled[j] = __any_sync(~0u, rises);
   }
-  uint32_t weights[N][4];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     float p[2][4] = {};
@@ -221,25 +239,34 @@ __device__ void absorb(const float (&s)[N][2][4], float unit, uint32_t values, i
       for (int i = 0; i < 4; ++i)
         p[i / 2][2 * r + i % 2] = fast_exp2(__fmaf_rn(s[j][i / 2][2 * r + i % 2], unit, -shift[j][r]));
       const float sum = __fadd_rn(__fadd_rn(p[0][2 * r], p[0][2 * r + 1]), __fadd_rn(p[1][2 * r], p[1][2 * r + 1]));
-      st.l[r] = __fmaf_rn(st.l[r], factor[j][r], sum);
+      l[r] = __fmaf_rn(l[r], w.factor[j][r], sum);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      weights[j][i] = i % 2 < R ? pack<T>(p[i / 2][i % 2 * 2], p[i / 2][i % 2 * 2 + 1]) : 0;
+      w.at[j][i] = i % 2 < R ? pack<T>(p[i / 2][i % 2 * 2], p[i / 2][i % 2 * 2 + 1]) : 0;
   }
+}
+
+// Adds N slices of 16 keys, of which the scores are known, to the state, one after the other; values lie `stride` bytes
+// apart. The state takes the columns from the 16-byte unit `first_unit` on.
+template <class T, int D, int C, int R, int N>
+__device__ void absorb(const float (&s)[N][2][4], float unit, uint32_t values, int stride, int first_unit,
+                       State<C, R>& st) {
+  Weights<R, N> w;
+  soften<T>(s, unit, st.m, st.l, w);
   const int lane = threadIdx.x % 32, row = lane & 15;
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    if (rescaled[j]) {  // for the other rows the factor is exactly one
+    if (w.rescaled[j]) {  // for the other rows the factor is exactly one
 #pragma unroll
-      for (int r = 0; r < R; ++r) st.scale(r, factor[j][r]);
+      for (int r = 0; r < R; ++r) st.scale(r, w.factor[j][r]);
     }
 #pragma unroll
     for (int n = 0; n < C / 16; ++n) {
       uint32_t b[4];
       ldmatrix_transposed(b, values + j * stride + row * (D * 2) + swizzle(D, row, first_unit + 2 * n + (lane >> 4)) * 16);
-      mma<T>(st.o[2 * n], weights[j], b[0], b[1]);
-      mma<T>(st.o[2 * n + 1], weights[j], b[2], b[3]);
+      mma<T>(st.o[2 * n], w.at[j], b[0], b[1]);
+      mma<T>(st.o[2 * n + 1], w.at[j], b[2], b[3]);
     }
   }
 }

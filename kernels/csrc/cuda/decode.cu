@@ -148,59 +148,68 @@ __device__ uint32_t Ring<T, D>::wait() const {
   return slots + read * kStageBytes;
 }
 
-// Folds the chunks of query rows, kRows a block: the n-th of kGroups groups takes every kGroups-th chunk from n on, then
-// the groups merge in order. With no more chunks than groups a row is one pass of few threads and the block takes its
-// rows side by side; otherwise all threads work on one row after the other. The batch chooses kRows and the number of
-// threads, and neither changes a result.
+// Folds one row with no more chunks than groups: a few threads, one pass.
+template <class T, int D>
+__device__ void fold_few(const AttentionArgs& a, const FoldItem& it, int head, int row) {
+  const int column = threadIdx.x % (D / 4) * 4;
+  const int64_t first = partial_row(a, it.first_slot, head) + row, step = int64_t(a.kv_heads) * a.partial_rows;
+  float2 sum[kFoldGroups];
+  float4 x[kFoldGroups];
+#pragma unroll
+  for (int c = 0; c < kFoldGroups; ++c) {
+    if (c >= it.chunks) break;
+    sum[c] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
+    x[c] = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
+  }
+  Folded f;
+  f.clear();
+#pragma unroll
+  for (int c = 0; c < kFoldGroups; ++c)
+    if (c < it.chunks) f.m = fmaxf(f.m, sum[c].x);
+#pragma unroll
+  for (int c = 0; c < kFoldGroups; ++c)
+    if (c < it.chunks) f.add(fast_exp2(__fsub_rn(sum[c].x, f.m)), sum[c].y, x[c]);
+  write_folded<T>(a, it, head, row, column, f);
+}
+
+// Folds the chunks of query rows, kRows a block: side by side where there are few chunks, otherwise one after the other.
+// A block takes the same rows of all parts of a sequence, or of every gridDim.z-th one. The batch chooses kRows and the
+// number of threads, and neither changes a result.
 template <class T, int D, int kThreads, int kRows>
 __global__ void __launch_bounds__(kThreads, 768 / kThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
-  constexpr int kGroups = kFoldGroups;
-  __shared__ float4 outputs[kGroups][D / 4];
-  __shared__ float2 sums[kGroups];
-  const FoldItem it = a.folds[blockIdx.x];
+  __shared__ float4 outputs[kFoldGroups][D / 4];
+  __shared__ float2 sums[kFoldGroups];
+  FoldItem it = a.folds[blockIdx.x];
   wait_for_previous_kernel();
   launch_next_kernel();
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) a.header->next_decode = 0;
-  const int rows = it.queries * (a.heads / a.kv_heads);
-  const int part = threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
-  const int64_t step = int64_t(a.kv_heads) * a.partial_rows;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0) a.header->next_decode = 0;
+  const int group = a.heads / a.kv_heads, queries = a.partial_rows / group;  // of a part
   if (it.chunks <= 1) return;
-  if (kRows > 1 && it.chunks <= kGroups) {
-    const int place = blockIdx.y * kRows + part, head = place / a.partial_rows, row = place % a.partial_rows;
-    if (part >= kRows || head >= a.kv_heads || row >= rows) return;
-    const int64_t first = partial_row(a, it.first_slot, head) + row;
-    float2 sum[kGroups];
-    float4 x[kGroups];
-#pragma unroll
-    for (int c = 0; c < kGroups; ++c) {
-      if (c >= it.chunks) break;
-      sum[c] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
-      x[c] = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
-    }
-    Folded f;
-    f.clear();
-#pragma unroll
-    for (int c = 0; c < kGroups; ++c)
-      if (c < it.chunks) f.m = fmaxf(f.m, sum[c].x);
-#pragma unroll
-    for (int c = 0; c < kGroups; ++c)
-      if (c < it.chunks) f.add(fast_exp2(__fsub_rn(sum[c].x, f.m)), sum[c].y, x[c]);
-    return write_folded<T>(a, it, head, row, column, f);
-  }
-  for (int place = blockIdx.y * kRows; place < (int(blockIdx.y) + 1) * kRows; ++place) {
+  if (kRows > 1 && it.chunks <= kFoldGroups && it.queries <= queries) {
+    const int nth = threadIdx.x / (D / 4), place = blockIdx.y * kRows + nth;
     const int head = place / a.partial_rows, row = place % a.partial_rows;
-    if (head >= a.kv_heads || row >= rows) continue;
-    fold_row<T, D, kThreads>(a, it, head, row, outputs, sums);
-    if (kRows > 1) __syncthreads();
+    if (nth < kRows && head < a.kv_heads && row < it.queries * group) fold_few<T, D>(a, it, head, row);
+    return;
+  }
+  const FoldItem all = it;
+  for (int part = blockIdx.z; part * queries < all.queries; part += gridDim.z) {
+    it.queries = min(all.queries - part * queries, queries);
+    it.first_slot = all.first_slot + part * all.chunks, it.query_row = all.query_row + part * queries;
+    for (int place = blockIdx.y * kRows; place < (int(blockIdx.y) + 1) * kRows; ++place) {
+      const int head = place / a.partial_rows, row = place % a.partial_rows;
+      if (head >= a.kv_heads || row >= it.queries * group) continue;
+      fold_row<T, D, kThreads>(a, it, head, row, outputs, sums);
+      __syncthreads();  // before the next row's sums replace these
+    }
   }
 }
 
 template <class T, int D>
 cudaError_t launch_fold(const AttentionArgs& a, cudaStream_t stream) {
   constexpr int kRows = 128 / (D / 4);
-  const int rows = a.kv_heads * a.partial_rows;
+  const int rows = a.kv_heads * a.partial_rows, parts = a.extends && a.window == 0 ? kSplitRows / kDecodeRows : 1;
   if (a.sequences * rows <= 1024)
-    return launch_after(fold_kernel<T, D, 256, 1>, dim3(a.sequences, rows), 256, 0, stream, a);
+    return launch_after(fold_kernel<T, D, 256, 1>, dim3(a.sequences, rows, parts), 256, 0, stream, a);
   const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
   return launch_after(fold_kernel<T, D, 128, kRows>, grid, 128, 0, stream, a);
 }

@@ -20,7 +20,7 @@ constexpr int kWarpgroup = 128;  // threads
 constexpr int kConsumers = 2;    // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kRows = kExtendRows / kConsumers;  // of one consumer
-constexpr int kColumns = 64;                     // of one swizzled row of 128 bytes
+constexpr int kColumns = kMapColumns;
 constexpr int kLoaders = 2 * 32;                 // threads that bring queries
 
 using Tile = ExtendTile<kKeys>;
@@ -406,28 +406,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// The cache of one layer as [blocks][heads][tokens][D / 64][64], read in boxes of `box` tokens by 64 columns.
-cudaError_t describe_tensor(CUtensorMap& map, const AttentionArgs& a, int64_t offset, int box) {
-  const TensorMapEncoder encode = tensor_map_encoder();
-  if (!encode) return cudaErrorSymbolNotFound;
-  const cuuint64_t sizes[] = {kColumns, cuuint64_t(a.head_dim / kColumns), cuuint64_t(a.cache.block_size),
-                              cuuint64_t(a.kv_heads), cuuint64_t(1) << 31};
-  const cuuint64_t strides[] = {kColumns * 2, cuuint64_t(a.head_dim) * 2, cuuint64_t(a.cache.head_stride) * 2,
-                                cuuint64_t(a.cache.block_stride) * 2};
-  const cuuint32_t boxes[] = {kColumns, 1, cuuint32_t(box), 1, 1}, steps[] = {1, 1, 1, 1, 1};
-  void* data = static_cast<char*>(a.cache.data) + offset * 2;
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, data, sizes, strides, boxes, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidConfiguration;
-}
-
 template <class T, int D>
 cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t stream) {
   const int box = a.cache.block_size < kKeys ? a.cache.block_size : kKeys;
   CUtensorMap keys, values;
-  cudaError_t error = describe_tensor(keys, a, 0, box);
-  if (error == cudaSuccess) error = describe_tensor(values, a, a.cache.kv_stride, box);
+  cudaError_t error = describe_cache(keys, a, 0, box);
+  if (error == cudaSuccess) error = describe_cache(values, a, a.cache.kv_stride, box);
   if (error != cudaSuccess) return error;
   auto kernel = extend_wgmma_kernel<T, D>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<D>::kBytes);

@@ -185,6 +185,8 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("chunk") = kChunk;
   m.attr("decode_rows") = kDecodeRows;
   m.attr("extend_rows") = kExtendRows;
+  m.attr("split_rows") = kSplitRows;
+  m.attr("split_context") = kSplitContext;
   m.attr("header_bytes") = sizeof(PlanHeader);
   m.attr("decode_item_bytes") = sizeof(DecodeItem);
   m.attr("fold_item_bytes") = sizeof(FoldItem);

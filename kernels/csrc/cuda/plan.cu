@@ -8,14 +8,15 @@ constexpr int kThreads = 512;
 
 struct Counts {
   int full, rest, tiles, slots;  // whole chunks and partial last ones of its own, extend tiles, chunks in all
+  int prefix;                    // items of the prefix kernel
 };
 
 __device__ Counts operator+(const Counts& a, const Counts& b) {
-  return {a.full + b.full, a.rest + b.rest, a.tiles + b.tiles, a.slots + b.slots};
+  return {a.full + b.full, a.rest + b.rest, a.tiles + b.tiles, a.slots + b.slots, a.prefix + b.prefix};
 }
 __device__ Counts shuffle_up(const Counts& x, int step) {
   return {__shfl_up_sync(~0u, x.full, step), __shfl_up_sync(~0u, x.rest, step), __shfl_up_sync(~0u, x.tiles, step),
-          __shfl_up_sync(~0u, x.slots, step)};
+          __shfl_up_sync(~0u, x.slots, step), __shfl_up_sync(~0u, x.prefix, step)};
 }
 
 // Exclusive prefix sum over the threads; `total` gets the sum.
@@ -43,10 +44,20 @@ __device__ Counts scan(Counts x, Counts& total) {
 
 struct Sequence {
   int context, row, queries, first, chunks, tiles;
+  int parts, part_queries;  // of the decode kernel
   bool rest;
-  int group, shared;  // leading chunks that its group reads for it
+  int group, shared;  // leading chunks that the prefix kernel reads for it, or its group
+  int own;            // tiles of that kernel for its own rows
 
-  __device__ Counts counts() const { return {chunks - rest - shared, rest, tiles, chunks}; }
+  __device__ Counts counts() const {
+    return {(chunks - rest - shared) * parts, rest * parts, tiles, chunks * parts, own * shared};
+  }
+  // What the decode kernel sees of a part.
+  __device__ DecodeItem part(int sequence, int slot, int chunk, int index) const {
+    const int begin = index * part_queries, end = min(begin + part_queries, queries);
+    return {sequence, first + chunk, slot + index * chunks + chunk, 0, context - queries + end, row + begin, end - begin,
+            chunks};
+  }
 };
 
 __device__ Sequence describe(const PlanArgs& a, int s) {
@@ -55,16 +66,26 @@ __device__ Sequence describe(const PlanArgs& a, int s) {
   q.row = a.query_start[s];
   q.queries = a.query_start[s + 1] - q.row;
   q.context = max(a.context_lens[s], 0);
+  q.group = -1;
   const int rows = q.queries * a.group;
   if (q.queries <= 0) return q;
-  if (rows > a.decode_rows) {
+  const bool split = rows <= kSplitRows && q.context - q.queries >= kSplitContext && a.window == 0 &&
+                     a.group <= a.decode_rows;
+  if (rows > a.decode_rows && !split) {
     q.tiles = (rows + kExtendRows - 1) / kExtendRows;
     return q;
   }
+  q.part_queries = a.decode_rows / a.group, q.parts = (q.queries + q.part_queries - 1) / q.part_queries;
   const int lowest = a.window > 0 ? max(0, q.context - q.queries + 1 - a.window) : 0;
   q.first = lowest / kChunk;
   q.chunks = max(1, (q.context + kChunk - 1) / kChunk - q.first);  // an empty context still writes its zeros
   q.rest = q.context % kChunk != 0 || q.context == 0;
+  if (q.parts > 1) {
+    if (!a.prefix) return q;
+    q.own = (rows + a.prefix_rows - 1) / a.prefix_rows;
+    q.shared = (q.context - q.queries + 1) / kChunk;
+    return q;
+  }
   q.group = a.groups ? a.groups[s] : -1;
   if (q.group < 0 || q.group >= a.sequences || a.window > 0) return q;
   // Every query sees the whole prefix, and a sequence of one chunk, which needs no fold, has nothing to share.
@@ -101,15 +122,15 @@ struct Group {
   }
 };
 
-// Lists the rows of each group and what is computed for them; gives the number of items for the decode kernel, which
-// come first in its list. The order of a group's rows varies, and no row's result depends on it.
-__device__ int plan_groups(const PlanArgs& a, Counts* starts) {
+// Lists the rows of each group and what is computed for them; gives the number of items for the decode and the prefix
+// kernel, which come first in their lists. The order of a group's rows varies, and no row's result depends on it.
+__device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int g = threadIdx.x; g < a.sequences; g += kThreads) a.group_states[g] = {0, a.sequences, 0, 0};
   __syncthreads();
   for (int s = threadIdx.x; s < a.sequences; s += kThreads) {
     const Sequence q = describe(a, s);
-    if (q.shared == 0) continue;
+    if (q.shared == 0 || q.own > 0) continue;
     atomicAdd(&a.group_states[q.group].rows, q.queries * a.group);
     atomicMin(&a.group_states[q.group].leader, s);
   }
@@ -118,7 +139,7 @@ __device__ int plan_groups(const PlanArgs& a, Counts* starts) {
   for (int base = 0; base < a.sequences; base += kThreads) {
     const Group mine(a, base + threadIdx.x);
     Counts total;
-    const Counts start = done + scan({mine.items, 0, mine.tiles, mine.rows}, total);
+    const Counts start = done + scan({mine.items, 0, mine.tiles, mine.rows, 0}, total);
     starts[threadIdx.x] = start;
     if (mine.rows > 0) a.group_states[base + threadIdx.x].next_row = start.slots;
     done = done + total;
@@ -140,12 +161,11 @@ __device__ int plan_groups(const PlanArgs& a, Counts* starts) {
   }
   for (int s = threadIdx.x; s < a.sequences; s += kThreads) {
     const Sequence q = describe(a, s);
-    if (q.shared == 0) continue;
+    if (q.shared == 0 || q.own > 0) continue;
     const int at = atomicAdd(&a.group_states[q.group].next_row, q.queries * a.group);
     for (int r = 0; r < q.queries * a.group; ++r) a.rows[at + r] = s * kDecodeRows + r;
   }
-  if (threadIdx.x == 0) a.header->prefix_items = done.tiles;
-  return done.full;
+  return {done.full, 0, 0, 0, done.tiles};
 }
 
 // Whole chunks come first in the list of decode items and partial ones last, so that the short ones fill the end of the
@@ -167,11 +187,11 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   }
   const bool fits = all.slots <= a.decode_capacity && all.tiles <= a.extend_capacity;
   if (!fits) __trap();  // the caller sized the lists: never answer with part of the keys
-  const int shared = a.groups ? plan_groups(a, starts) : 0;
+  const Counts shared = a.groups ? plan_groups(a, starts) : Counts{};
   if (threadIdx.x == 0) {
-    a.header->decode_items = shared + all.full + all.rest, a.header->extend_items = all.tiles;
-    if (!a.groups) a.header->prefix_items = 0;
-    a.header->next_decode = 0;
+    a.header->decode_items = shared.full + all.full + all.rest, a.header->extend_items = all.tiles;
+    a.header->prefix_items = shared.prefix + all.prefix;
+    a.header->next_decode = a.header->next_extend = a.header->extend_ended = 0;
   }
   for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {0, 0, 0, 0};
   __syncthreads();
@@ -203,10 +223,16 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     for (int i = warp; i < min(kThreads, a.sequences - base); i += kThreads / 32) {
       const Sequence q = describe(a, base + i);
       const Counts at = starts[i];
-      for (int c = q.shared + lane; c < q.chunks; c += 32) {
+      for (int n = lane; n < (q.chunks - q.shared) * q.parts; n += 32) {  // parts of one chunk run side by side
+        const int c = q.shared + n / q.parts, p = n % q.parts;
         const bool last = q.rest && c == q.chunks - 1;
-        a.decode[shared + (last ? all.full + at.rest : at.full + c - q.shared)] = {
-            base + i, q.first + c, at.slots + c, 0, q.context, q.row, q.queries, q.chunks};
+        const int place = last ? all.full + at.rest + p : at.full + n;
+        a.decode[shared.full + place] = q.part(base + i, at.slots, c, p);
+      }
+      for (int n = lane; n < q.own * q.shared; n += 32) {
+        const int row = n / q.shared * a.prefix_rows;
+        a.prefix[shared.prefix + at.prefix + n] = {base + i, n % q.shared, kOwnRows + row,
+                                                   min(a.prefix_rows, q.queries * a.group - row)};
       }
       for (int t = lane; t < q.tiles; t += 32)
         a.extend[atomicAdd(&buckets[bucket(cost(a, q, t), highest)], 1)] = {base + i, t, q.context, q.row, q.queries,

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "chunk.cuh"
+#include "prefix.cuh"
 
 namespace octavo {
 namespace {
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
   for (int index = blockIdx.x; index < total; index += gridDim.x) {
     auto locate = [&](int row) {
       const PrefixItem& item = a.prefix[index / a.kv_heads];  // read again for the results: registers are few
-      return group_row(a, item.first_row + first + row, item.chunk, group);
+      return prefix_row(a, item.sequence, item.first_row + first + row, item.chunk, group);
     };
     const int count = a.prefix[index / a.kv_heads].rows - first;
     const Queries<T, D> queries(a, index % a.kv_heads, count, locate);
@@ -229,6 +230,9 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t prefix_attention(const AttentionArgs& a, cudaStream_t stream) {
+#if OCTAVO_HOPPER
+  if (cudaError_t error = prefix_attention_wgmma(a, stream); error != cudaErrorInvalidValue) return error;
+#endif
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     switch (a.head_dim) {

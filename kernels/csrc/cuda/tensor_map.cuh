@@ -21,4 +21,23 @@ inline TensorMapEncoder tensor_map_encoder() {
   return encoder;
 }
 
+inline constexpr int kMapColumns = 64;  // of one swizzled row of 128 bytes
+
+// K or V (`offset` elements into a block) of one layer as [blocks][heads][tokens][D / 64][64], read in boxes of `box`
+// tokens by 64 columns.
+inline cudaError_t describe_cache(CUtensorMap& map, const AttentionArgs& a, int64_t offset, int box) {
+  const TensorMapEncoder encode = tensor_map_encoder();
+  if (!encode) return cudaErrorSymbolNotFound;
+  const cuuint64_t sizes[] = {kMapColumns, cuuint64_t(a.head_dim / kMapColumns), cuuint64_t(a.cache.block_size),
+                              cuuint64_t(a.kv_heads), cuuint64_t(1) << 31};
+  const cuuint64_t strides[] = {kMapColumns * 2, cuuint64_t(a.head_dim) * 2, cuuint64_t(a.cache.head_stride) * 2,
+                                cuuint64_t(a.cache.block_stride) * 2};
+  const cuuint32_t boxes[] = {kMapColumns, 1, cuuint32_t(box), 1, 1}, steps[] = {1, 1, 1, 1, 1};
+  void* data = static_cast<char*>(a.cache.data) + offset * 2;
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, data, sizes, strides, boxes, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+
 }  // namespace octavo

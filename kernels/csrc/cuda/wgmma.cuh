@@ -78,7 +78,15 @@ __device__ inline void products_wait(float (&results)[N]) {
                  : "l"(a), "l"(b)                                                                                \
                  : "memory");                                                                                    \
   }                                                                                                              \
-  /* the same for 64 columns, and for 32 */                                                                      \
+  /* the same two for 64 columns, and the second for 32 */                                                       \
+  __device__ inline void wgmma_first(T, float(&d)[32], uint64_t a, uint64_t b) {                                 \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME " {" OCTAVO_NAMES_32                \
+                 "}, %32, %33, p, 1, 1, 0, 0;\n}\n"                                                              \
+                 : OCTAVO_FLOATS_32("=f", d, 0)                                                                  \
+                 : "l"(a), "l"(b)                                                                                \
+                 : "memory");                                                                                    \
+  }                                                                                                              \
   __device__ inline void wgmma(T, float(&d)[32], uint64_t a, uint64_t b) {                                       \
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME " {" OCTAVO_NAMES_32                \
                  "}, %32, %33, 1, 1, 1, 0, 0;\n"                                                                 \

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_kernels.cuda import AttentionPlan, chunk_tokens
+from octavo_kernels.cuda import AttentionPlan, chunk_count, chunk_tokens
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.cuda.packer import Packed
 from octavo_worker.model.runner import CausalModel
@@ -29,7 +29,11 @@ class AttentionPlans:
 
     def for_step(self, batch: Batch, packed: Packed) -> dict[int, AttentionPlan]:
         """Updated on the device for any batch."""
-        chunks = int((-(-packed.contexts // chunk_tokens())).sum())
+        group = max(1, self._model.num_heads // self._model.num_kv_heads)
+        chunks = sum(
+            chunk_count(context, queries, group)
+            for context, queries in zip(packed.contexts.tolist(), packed.queries.tolist(), strict=True)
+        )
         if chunks > self._chunks:
             self._chunks = 2 * chunks
             self._mixed = self._make(self._chunks, self._tokens, self._tokens, shared=True)
