@@ -506,6 +506,7 @@ cudaError_t extend_attention_wgmma(const AttentionArgs& a, cudaStream_t stream) 
     switch (a.head_dim) {
       case 64: return launch<T, 64>(a, device, stream);
       case 128: return launch<T, 128>(a, device, stream);
+      case 256: return launch<T, 256>(a, device, stream);
       default: return cudaErrorInvalidValue;
     }
   });
