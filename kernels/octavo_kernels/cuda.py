@@ -234,11 +234,12 @@ class AttentionPlan:
         count = context_lens.shape[0]
         if count > self.sequences:
             raise ValueError(f"context_lens has {count} sequences, but the plan was made for {self.sequences}")
+        self._check("context_lens", context_lens, count)
+        self._check("query_start", query_start, count + 1)
         shared: tuple[int, ...] = (0, 0)
         if groups is not None and prefix_lens is not None and self.shared_prefixes:
-            for name, tensor in (("groups", groups), ("prefix_lens", prefix_lens)):
-                if tensor.shape != context_lens.shape or tensor.dtype != torch.int32:
-                    raise ValueError(f"{name} must be int32 of shape [{count}], as context_lens, not {tensor.shape}")
+            self._check("groups", groups, count)
+            self._check("prefix_lens", prefix_lens, count)
             shared = (groups.data_ptr(), prefix_lens.data_ptr())
         run(
             "plan_attention", self._header.device, context_lens.data_ptr(), query_start.data_ptr(), count, self.group,
@@ -246,6 +247,12 @@ class AttentionPlan:
             self._extend.data_ptr(), *self._prefix_lists(), self.few_rows, self.head_dim, self.chunks, self.tiles,
             self.sequences,
         )  # fmt: skip
+
+    def _check(self, name: str, tensor: Tensor, size: int) -> None:
+        if tensor.shape != (size,) or tensor.dtype != torch.int32:
+            raise ValueError(f"{name} must be int32 of shape [{size}], not {tensor.dtype} of {list(tensor.shape)}")
+        if tensor.device != self._header.device:
+            raise ValueError(f"{name} is on {tensor.device}, but the plan is on {self._header.device}")
 
     def _prefix_lists(self) -> tuple[int, int, int]:
         if not self.shared_prefixes:

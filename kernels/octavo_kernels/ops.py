@@ -418,6 +418,7 @@ def _paged_attention(
     lengths: tuple[int | bool, ...] = (context_lens.data_ptr(), query_start.data_ptr(), sequences)
     if q.is_cuda:
         if plan is None:
+            _check_devices(tensors)
             plan = cuda.AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
             plan.update(context_lens, query_start)
         lengths = plan.arguments(sequences, heads, kv_heads, head_dim, sliding_window)
@@ -461,6 +462,8 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
         if not cache.is_contiguous():
             raise ValueError(f"{name} must be the whole contiguous cache, not a layer of it")
     _check("pairs", pairs, torch.int64, (None, 2))
+    if not pairs.is_cpu:
+        raise ValueError(f"pairs is on {pairs.device}, but must be on the CPU, which starts the copies")
     if checks.wanted(pairs):
         checks.in_range("pairs", pairs[:, 0], 0, len(source), "block ids of source")
         checks.in_range("pairs", pairs[:, 1], 0, len(target), "block ids of target")

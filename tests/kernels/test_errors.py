@@ -1,115 +1,155 @@
-"""Wrong arguments raise before anything is read or written, and the message names the argument."""
+"""Wrong arguments raise before anything is read or written, and the message names the argument, on either device."""
+
+from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 from octavo_kernels import ops
 
-I32, I64 = torch.int32, torch.int64
+BF16, F16, F32, I32, I64 = (
+    torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64,
+)  # fmt: skip
+data, ints, longs = (partial(torch.zeros, dtype=dtype) for dtype in (BF16, I32, I64))
 
 
-def attention(**changes):
-    arguments = {
-        "q": torch.zeros(2, 4, 32),
-        "layer_cache": ops.empty_cache(3, 1, 2, 16, 32, torch.float32)[:, 0],
-        "block_tables": torch.zeros(1, 3, dtype=I32),
-        "context_lens": torch.ones(1, dtype=I32),
-        "query_start": torch.tensor([0, 2], dtype=I32),
-        "out": torch.zeros(2, 4, 32),
-        "scale": 1.0,
-    }
-    ops.paged_attention(**{**arguments, **changes})
+def cache(block_size=16, dtype=BF16):
+    return ops.empty_cache(3, 1, 2, block_size, 32, dtype).zero_()[:, 0]
 
 
-def rope(**changes):
-    arguments = {
-        "qkv": torch.zeros(2, 8 * 32),
-        "q_out": torch.zeros(2, 4, 32),
-        "layer_cache": ops.empty_cache(3, 1, 2, 16, 32, torch.float32)[:, 0],
-        "slots": torch.zeros(2, dtype=I64),
-        "positions": torch.zeros(2, dtype=I64),
-        "cos_sin": torch.zeros(8, 32),
-    }
-    ops.rope_write_kv(**{**arguments, **changes})
-
-
-def linear(**changes):
-    ops.linear(**{"x": torch.zeros(2, 8), "weight": torch.zeros(3, 8), **changes})
-
-
-def norm(**changes):
-    ops.rms_norm(**{"x": torch.zeros(2, 8), "weight": torch.zeros(8), **changes})
-
-
-def sample(**changes):
-    arguments = {"logits": torch.zeros(2, 9), "seeds": torch.zeros(2, dtype=I64)}
-    arguments |= {name: torch.zeros(2, dtype=I32) for name in ("indices", "positions", "top_k")}
-    arguments |= {name: torch.zeros(2) for name in ("temperature", "top_p", "min_p")}
-    ops.sample(**{**arguments, **changes})
-
-
-CASES = [
-    (attention, "q", torch.zeros(2, 4, 32, dtype=torch.float64), TypeError),
-    (attention, "q", torch.zeros(2, 128), ValueError),
-    (attention, "q", torch.zeros(2, 3, 32), ValueError),
-    (attention, "q", torch.zeros(2, 32, 4).transpose(1, 2), ValueError),
-    (attention, "q", torch.zeros(4, 2, 32).transpose(0, 1), ValueError),
-    (attention, "out", torch.zeros(2, 4, 32, dtype=torch.bfloat16), TypeError),
-    (attention, "out", torch.zeros(3, 4, 32), ValueError),
-    (attention, "layer_cache", ops.empty_cache(3, 1, 2, 16, 32, torch.float16)[:, 0], TypeError),
-    (attention, "layer_cache", ops.empty_cache(3, 1, 2, 32, 32, torch.float32)[:, 0], ValueError),
-    (attention, "layer_cache", torch.zeros(3, 2, 2, 16 * 32, dtype=torch.int8), ValueError),  # no room for scales
-    (attention, "block_tables", torch.zeros(1, 3, dtype=I64), TypeError),
-    (attention, "block_tables", torch.zeros(2, 3, dtype=I32), ValueError),
-    (attention, "context_lens", torch.ones(1), TypeError),
-    (attention, "query_start", torch.zeros(1, dtype=I32), ValueError),
-    (attention, "block_size", 8, ValueError),
-    (attention, "sliding_window", -1, ValueError),
-    (attention, "sinks", torch.zeros(3), ValueError),
-    (attention, "q", torch.zeros(2, 4, 32, device="meta"), ValueError),
-    (rope, "qkv", torch.zeros(2, 7 * 32), ValueError),
-    (rope, "slots", torch.zeros(2, dtype=I32), TypeError),
-    (rope, "slots", torch.zeros(4, dtype=I64)[::2], ValueError),
-    (rope, "positions", torch.zeros(3, dtype=I64), ValueError),
-    (rope, "cos_sin", torch.zeros(8, 32, dtype=torch.bfloat16), TypeError),
-    (rope, "cos_sin", torch.zeros(8, 34), ValueError),
-    (rope, "cos_sin", torch.zeros(8, 7), ValueError),
-    (rope, "q_norm", torch.zeros(31), ValueError),
-    (linear, "x", torch.zeros(2, 8, dtype=I64), TypeError),
-    (linear, "x", torch.zeros(8), ValueError),
-    (linear, "weight", torch.zeros(3, 9), ValueError),
-    (linear, "weight", torch.zeros(8, 3).T, ValueError),
-    (linear, "bias", torch.zeros(4), ValueError),
-    (linear, "residual", torch.zeros(2, 4), ValueError),
-    (linear, "out", torch.zeros(2, 3, dtype=torch.float16), TypeError),
-    (norm, "weight", torch.zeros(9), ValueError),
-    (norm, "residual", torch.zeros(2, 9), ValueError),
-    (sample, "logits", torch.zeros(2, 9, dtype=torch.float64), TypeError),
-    (sample, "logits", torch.zeros(2, 0), ValueError),
-    (sample, "seeds", torch.zeros(2, dtype=I32), TypeError),
-    (sample, "top_p", torch.zeros(3), ValueError),
+# Operations with right arguments, of which a test spoils one.
+RIGHT = {
+    ops.paged_attention: {
+        "q": data(2, 4, 32), "layer_cache": cache(), "block_tables": ints(1, 3), "context_lens": ints(1) + 2,
+        "query_start": torch.tensor([0, 2], dtype=I32), "out": data(2, 4, 32), "scale": 1.0, "sinks": torch.zeros(4),
+    },
+    ops.rope_write_kv: {
+        "qkv": data(2, 8 * 32), "q_out": data(2, 4, 32), "layer_cache": cache(), "slots": longs(2),
+        "positions": longs(2), "cos_sin": torch.zeros(8, 32), "q_norm": data(32), "k_norm": data(32),
+    },
+    ops.write_kv: {"k": data(2, 2, 32), "v": data(2, 2, 32), "layer_cache": cache(), "slots": longs(2)},
+    ops.copy_blocks: {"kv_cache": data(2, 2, 2, 1, 512), "pairs": longs(1, 2)},
+    ops.linear: {
+        "x": data(2, 8), "weight": data(3, 8), "bias": data(3), "residual": data(2, 3), "out": data(2, 3),
+    },
+    ops.gated_linear: {"x": data(2, 8), "weight": data(16, 8), "bias": data(16), "kind": "silu", "out": data(2, 8)},
+    ops.rms_norm: {"x": data(2, 8), "weight": data(8), "residual": data(2, 8), "out": data(2, 8)},
+    ops.layer_norm: {
+        "x": data(2, 8), "weight": data(8), "bias": data(8), "eps": 1e-5, "residual": data(2, 8), "out": data(2, 8),
+    },
+    ops.act_and_mul: {"x": data(2, 16), "kind": "silu", "out": data(2, 8)},
+    ops.act: {"x": data(2, 16), "kind": "silu", "out": data(2, 16)},
+    ops.sample: {
+        "logits": data(2, 9), "seeds": longs(2), "indices": ints(2), "positions": ints(2), "temperature": torch.ones(2),
+        "top_k": ints(2), "top_p": torch.ones(2), "min_p": torch.zeros(2), "out": longs(2),
+    },
+    ops.logprobs: {"logits": data(2, 9), "tokens": longs(2)},
+}  # fmt: skip
+WRONG = [
+    (ops.paged_attention, "q", data(2, 4, 32).double(), TypeError),
+    (ops.paged_attention, "q", data(2, 128), ValueError),
+    (ops.paged_attention, "q", data(2, 3, 32), ValueError),
+    (ops.paged_attention, "q", data(2, 32, 4).transpose(1, 2), ValueError),
+    (ops.paged_attention, "q", data(4, 2, 32).transpose(0, 1), ValueError),
+    (ops.paged_attention, "out", data(2, 4, 32).half(), TypeError),
+    (ops.paged_attention, "out", data(3, 4, 32), ValueError),
+    (ops.paged_attention, "layer_cache", cache(dtype=F16), TypeError),
+    (ops.paged_attention, "layer_cache", cache(32), ValueError),
+    (ops.paged_attention, "layer_cache", torch.zeros(3, 2, 2, 16 * 32, dtype=torch.int8), ValueError),  # no scales
+    (ops.paged_attention, "block_tables", longs(1, 3), TypeError),
+    (ops.paged_attention, "block_tables", ints(2, 3), ValueError),
+    (ops.paged_attention, "context_lens", torch.ones(1), TypeError),
+    (ops.paged_attention, "query_start", ints(1), ValueError),
+    (ops.paged_attention, "block_size", 8, ValueError),
+    (ops.paged_attention, "sliding_window", -1, ValueError),
+    (ops.paged_attention, "sinks", torch.zeros(3), ValueError),
+    (ops.paged_attention, "q", data(2, 4, 32, device="meta"), ValueError),
+    (ops.rope_write_kv, "qkv", data(2, 7 * 32), ValueError),
+    (ops.rope_write_kv, "slots", ints(2), TypeError),
+    (ops.rope_write_kv, "slots", longs(4)[::2], ValueError),
+    (ops.rope_write_kv, "positions", longs(3), ValueError),
+    (ops.rope_write_kv, "cos_sin", data(8, 32), TypeError),
+    (ops.rope_write_kv, "cos_sin", torch.zeros(8, 34), ValueError),
+    (ops.rope_write_kv, "cos_sin", torch.zeros(8, 7), ValueError),
+    (ops.rope_write_kv, "q_norm", data(31), ValueError),
+    (ops.write_kv, "v", data(2, 2, 31), ValueError),
+    (ops.write_kv, "slots", ints(2), TypeError),
+    (ops.copy_blocks, "kv_cache", data(2, 2, 2, 1, 512)[:, :1], ValueError),
+    (ops.copy_blocks, "pairs", ints(1, 2), TypeError),
+    (ops.copy_blocks, "pairs", longs(2, 2).T, ValueError),
+    (ops.linear, "x", longs(2, 8), TypeError),
+    (ops.linear, "x", data(8), ValueError),
+    (ops.linear, "weight", data(3, 9), ValueError),
+    (ops.linear, "weight", data(8, 3).T, ValueError),
+    (ops.linear, "bias", data(4), ValueError),
+    (ops.linear, "residual", data(2, 4), ValueError),
+    (ops.linear, "out", data(2, 3).half(), TypeError),
+    (ops.gated_linear, "weight", data(15, 8), ValueError),
+    (ops.gated_linear, "kind", "relu6", ValueError),
+    (ops.rms_norm, "weight", data(9), ValueError),
+    (ops.rms_norm, "residual", data(2, 9), ValueError),
+    (ops.layer_norm, "bias", data(8).half(), TypeError),
+    (ops.act_and_mul, "x", data(2, 3), ValueError),
+    (ops.act, "kind", "swish", ValueError),
+    (ops.sample, "logits", data(2, 9).double(), TypeError),
+    (ops.sample, "logits", data(2, 0), ValueError),
+    (ops.sample, "logits", data(9, 2).T, ValueError),
+    (ops.sample, "seeds", ints(2), TypeError),
+    (ops.sample, "top_p", torch.zeros(3), ValueError),
+    (ops.sample, "out", ints(2), TypeError),
+    (ops.logprobs, "logits", data(2, 9).double(), TypeError),
+    (ops.logprobs, "tokens", longs(3), ValueError),
+    (ops.logprobs, "top_n", 10, ValueError),
 ]
 
 
-@pytest.mark.parametrize(("call", "name", "value", "error"), CASES)
-def test_wrong_argument(call, name, value, error):
-    call()
+def moved(value, device):
+    """To `device`, with its strides."""
+    if not isinstance(value, Tensor) or value.is_meta:
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(value)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "value", "error"), WRONG, ids=[f"{call.__name__}-{name}" for call, name, *_ in WRONG]
+)
+def test_wrong_argument(device, call, name, value, error):
+    arguments = {n: moved(x, device) for n, x in RIGHT[call].items()}
+    call(**arguments)
     with pytest.raises(error, match=rf"^{name} "):
-        call(**{name: value})
+        call(**{**arguments, name: moved(value, device)})
 
 
-def test_the_rest():
-    with pytest.raises(ValueError, match=r"^kind must be one of silu"):
-        ops.act(torch.zeros(1, 2), "swish")
-    with pytest.raises(ValueError, match=r"^x must have an even"):
-        ops.act_and_mul(torch.zeros(1, 3), "silu")
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", RIGHT, ids=[call.__name__ for call in RIGHT])
+def test_an_argument_on_another_device(call):
+    arguments = {n: moved(x, "cuda") for n, x in RIGHT[call].items()}
+    tensors = [n for n, x in arguments.items() if isinstance(x, Tensor)]
+    for name in tensors[1:]:  # the first says where the operation runs
+        with pytest.raises(ValueError, match=rf"^{name} is on cpu, but {tensors[0]} is on cuda"):
+            call(**{**arguments, name: arguments[name].cpu()})
+
+
+def test_caches_that_cannot_be():
     with pytest.raises(ValueError, match=r"^head_dim must be"):
-        ops.empty_cache(1, 1, 1, 16, 12, torch.float32)
+        ops.empty_cache(1, 1, 1, 16, 12, F32)
     with pytest.raises(TypeError, match=r"^dtype must be"):
         ops.empty_cache(1, 1, 1, 16, 16, torch.uint8)
     with pytest.raises(TypeError, match="take no KV cache in 8 bits yet: leave kv_dtype at auto"):
         ops.empty_cache(1, 1, 1, 16, 64, torch.int8, "cuda")
-    with pytest.raises(ValueError, match=r"^kv_cache must be the whole"):
-        ops.copy_blocks(torch.zeros(2, 2, 2, 1, 16)[:, :1], torch.zeros(1, 2, dtype=I64))
-    with pytest.raises(ValueError, match=r"^top_n must be"):
-        ops.logprobs(torch.zeros(1, 3), torch.zeros(1, dtype=I64), 4)
+
+
+def test_swapping_between_caches_that_do_not_fit():
+    source, pairs = data(2, 2, 2, 1, 512), longs(1, 2)
+    with pytest.raises(ValueError, match=r"^target must have shape"):
+        ops.swap_blocks(source, data(2, 1, 2, 1, 512), pairs)
+    with pytest.raises(TypeError, match=r"^target must be"):
+        ops.swap_blocks(source, source.half(), pairs)
+    with pytest.raises(ValueError, match=r"^pairs is on meta"):
+        ops.swap_blocks(source, source, pairs.to("meta"))
