@@ -24,7 +24,7 @@ constexpr float kFirstRange = 8.0f;  // scaled logits this far below the largest
 
 // Sums of weights of up to 42 bits in limbs of 14: the 2^18 tokens of a part at most cannot make one overflow, and no
 // addition waits for another one's carry.
-struct Histogram {
+struct alignas(16) Histogram {
   uint32_t limbs[3][kBins];
 
   __device__ void add(int bin, uint64_t weight) {
@@ -33,8 +33,9 @@ struct Histogram {
     for (int i = 0; i < 3; ++i)
       if (parts[i] > 0) atomicAdd(&limbs[i][bin], parts[i]);
   }
+  template <int kLimbs>
   __device__ void clear() {
-    for (int i = threadIdx.x; i < 3 * kBins; i += kThreads) limbs[0][i] = 0;
+    for (int i = threadIdx.x; i < kLimbs * kBins / 4; i += kThreads) reinterpret_cast<uint4*>(limbs)[i] = {};
   }
 };
 
@@ -44,13 +45,14 @@ struct Scratch {
     int list[kList];
   };
   uint64_t warps[kWarps];
-  uint4 exchanged[3];  // with the row's other blocks, for each purpose
+  uint4 exchanged[6];  // with the row's other blocks, for each purpose
   int found;           // where the running sum reaches the goal, and what lies before and in it
   uint64_t before, within, all;
   int listed;
   Noise noise;
   int top_k;
   float top_p, min_p;
+  int held_groups;  // how many of the part's groups are held
 };
 
 __shared__ Scratch scratch;
@@ -86,9 +88,9 @@ __device__ inline uint4 read(const uint4* mine, int other) {
   return *mine;
 }
 
-enum class Purpose { top, total, choice };  // once a row each
+enum class Purpose { top, total, choice, slice, before, within };
 
-// `combine` is associative and commutative.
+// `combine` is associative and commutative. One purpose serves once a row.
 template <Purpose purpose, class F>
 __device__ uint64_t reduce(uint64_t x, F&& combine) {
 #pragma unroll
@@ -120,7 +122,6 @@ struct Part {
   Logits<T> logits;
   int begin, end;  // groups
   float temperature, top;
-  int held_groups;
 
   static __device__ float scaled(float logit, float temperature) {
     return __fadd_rn(temperature == 1.0f ? logit : __fdiv_rn(logit, temperature), 0.0f);  // no -0
@@ -130,7 +131,7 @@ struct Part {
   }
 
   __device__ float4 group(int index) const {
-    return index - begin < held_groups ? held[index - begin] : scaled(logits.group(index));
+    return index - begin < scratch.held_groups ? held[index - begin] : scaled(logits.group(index));
   }
   // Calls f(token, z) for all scaled logits of at least `floor`, perhaps for more.
   template <class F>
@@ -139,48 +140,75 @@ struct Part {
       if (!(fmaxf(fmaxf(z.x, z.y), fmaxf(z.z, z.w)) >= floor)) return;
       f(4 * index, z.x), f(4 * index + 1, z.y), f(4 * index + 2, z.z), f(4 * index + 3, z.w);
     };
+    const int held_groups = scratch.held_groups;
     for (int i = threadIdx.x; i < held_groups; i += kThreads) four(begin + i, held[i]);
     logits.template stream<kThreads, 1>(begin + held_groups, end, [&](int index, float4 x) { four(index, scaled(x)); });
   }
 };
 
 // The first bin, in order of index, at which the sum over the row's blocks reaches `goal` goes to `scratch`, kBins if
-// none does. Histograms may be changed again afterwards.
+// none does. Histograms may be changed again afterwards. Each block sums a slice of the bins over all blocks: memory of
+// another block is far away.
+template <int kLimbs>
 __device__ __noinline__ void find_bin(uint64_t goal) {
-  const int first = threadIdx.x * kBinsEach, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   static_assert(kBinsEach == 4, "a thread's bins are one vector");
+  const int count = parts(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int vector = int(blockIdx.x) * (kThreads / count) + threadIdx.x / count;
   uint64_t sums[kBinsEach] = {};
-#pragma unroll 1
-  for (int i = 0; i < parts(); ++i) {
-    uint4 limbs[3];
 #pragma unroll
-    for (int j = 0; j < 3; ++j) limbs[j] = read(reinterpret_cast<const uint4*>(scratch.bins.limbs[j] + first), i);
-    auto sum = [](uint32_t low, uint32_t middle, uint32_t high) {
-      return low + (uint64_t(middle) << 14) + (uint64_t(high) << 28);
-    };
-    sums[0] += sum(limbs[0].x, limbs[1].x, limbs[2].x), sums[1] += sum(limbs[0].y, limbs[1].y, limbs[2].y);
-    sums[2] += sum(limbs[0].z, limbs[1].z, limbs[2].z), sums[3] += sum(limbs[0].w, limbs[1].w, limbs[2].w);
+  for (int i = 0; i < kLimbs; ++i) {
+    const uint4 limb = read(reinterpret_cast<const uint4*>(scratch.bins.limbs[i]) + vector, threadIdx.x % count);
+    sums[0] += uint64_t(limb.x) << 14 * i, sums[1] += uint64_t(limb.y) << 14 * i;
+    sums[2] += uint64_t(limb.z) << 14 * i, sums[3] += uint64_t(limb.w) << 14 * i;
   }
-  const uint64_t mine = sums[0] + sums[1] + sums[2] + sums[3];
-  uint64_t inclusive = mine;
+  for (int step = 1; step < count; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < kBinsEach; ++i) sums[i] += __shfl_xor_sync(~0u, sums[i], step);
+  }
+  const bool first = threadIdx.x % count == 0;  // of the threads that now hold the same sums
+  const uint64_t mine = first ? sums[0] + sums[1] + sums[2] + sums[3] : 0;
+  uint64_t reached = mine;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const uint64_t below = __shfl_up_sync(~0u, inclusive, step);
-    if (lane >= step) inclusive += below;
+    const uint64_t below = __shfl_up_sync(~0u, reached, step);
+    if (lane >= step) reached += below;
   }
-  if (lane == 31) scratch.warps[warp] = inclusive;
-  if (threadIdx.x == 0) scratch.found = kBins;
+  if (lane == 31) scratch.warps[warp] = reached;
   __syncthreads();
-  uint64_t reached = inclusive - mine;
   for (int i = 0; i < warp; ++i) reached += scratch.warps[i];
-  if (threadIdx.x == kThreads - 1) scratch.all = reached + mine;
+  uint4& slice = scratch.exchanged[int(Purpose::slice)];
+  if (threadIdx.x == kThreads - 1) slice.x = uint32_t(reached), slice.y = uint32_t(reached >> 32);
+  reached -= mine;
+  row_sync();
+  uint64_t all = 0;
+  int owner = -1;
+  for (int i = 0; i < count; ++i) {
+    const uint4 other = read(&slice, i);
+    const uint64_t total = uint64_t(other.y) << 32 | other.x;
+    if (i == int(blockIdx.x)) reached += all;
+    if (all < goal && all + total >= goal) owner = i;
+    all += total;
+  }
 #pragma unroll
-  for (int j = 0; j < kBinsEach; ++j) {
-    if (reached < goal && reached + sums[j] >= goal)
-      scratch.found = first + j, scratch.before = reached, scratch.within = sums[j];
-    reached += sums[j];
+  for (int i = 0; i < kBinsEach; ++i) {
+    if (first && reached < goal && reached + sums[i] >= goal) {
+      const uint32_t bin = uint32_t(kBinsEach * vector + i);
+      scratch.exchanged[int(Purpose::before)] = {uint32_t(reached), uint32_t(reached >> 32), bin, 0};
+      scratch.exchanged[int(Purpose::within)] = {uint32_t(sums[i]), uint32_t(sums[i] >> 32), 0, 0};
+    }
+    reached += sums[i];
   }
   row_sync();
+  if (threadIdx.x == 0) {
+    scratch.found = kBins, scratch.all = all;
+    if (owner >= 0) {
+      const uint4 before = read(&scratch.exchanged[int(Purpose::before)], owner);
+      const uint4 within = read(&scratch.exchanged[int(Purpose::within)], owner);
+      scratch.found = int(before.z), scratch.before = uint64_t(before.y) << 32 | before.x;
+      scratch.within = uint64_t(within.y) << 32 | within.x;
+    }
+  }
+  __syncthreads();
 }
 
 // exp(z - top) in units of 2^-40, by Cephes' exp2f polynomial; z is at most `top`.
@@ -199,34 +227,34 @@ __device__ inline uint64_t mass(float z, float top) {
   return __float2ull_rz(__fmul_rn(p, __uint_as_float(exponent << 23)));
 }
 
-// Weights of tokens, and the sum of them that tokens which pass a filter must reach.
+// Weights of tokens, and what those of the tokens that pass a filter must sum up to.
 struct Count {
-  uint64_t goal;
   static constexpr bool kNeedsTotal = false;
+  static constexpr int kLimbs = 1;
   __device__ uint64_t of(float) const { return 1; }
-  __device__ void set_total(uint64_t) {}
+  __device__ uint64_t goal(uint64_t) const { return uint64_t(scratch.top_k); }
 };
 
 struct Mass {
   float top;
-  uint64_t goal;
   static constexpr bool kNeedsTotal = true;
+  static constexpr int kLimbs = 3;
   __device__ uint64_t of(float z) const { return mass(z, top); }
-  __device__ void set_total(uint64_t total) {
-    goal = max(uint64_t(1), uint64_t(__double2ull_rz(__dmul_rn(double(total), double(fmaxf(scratch.top_p, 0.0f))))));
+  __device__ uint64_t goal(uint64_t total) const {
+    return max(uint64_t(1), uint64_t(__double2ull_rz(__dmul_rn(double(total), double(fmaxf(scratch.top_p, 0.0f))))));
   }
 };
 
 // A bound of z such that the tokens at or above it are the fewest of the largest ones, ties included, whose weights
 // reach the goal; `floor` where all of at least `floor` together do not.
 template <class T, class Weight>
-__device__ __noinline__ float threshold(const Part<T> part, float floor, Weight weight) {
+__device__ __noinline__ float threshold(const Part<T> part, float floor, const Weight weight) {
   const uint32_t last = key_of(floor);
   uint32_t end = key_of(part.top) + 1, begin = max(last, key_of(__fadd_rn(part.top, -kFirstRange)));
-  uint64_t above = 0;  // weight of the keys from `end` on
+  uint64_t goal = weight.goal(0);  // less the weight of the keys from `end` on
   for (bool total = Weight::kNeedsTotal;; total = false) {
     const int shift = max(0, 32 - __clz(end - 1 - begin) - 11);
-    scratch.bins.clear();
+    scratch.bins.clear<Weight::kLimbs>();
     __syncthreads();
     uint64_t sum = 0;
     const float least = value_of(begin);
@@ -239,22 +267,22 @@ __device__ __noinline__ float threshold(const Part<T> part, float floor, Weight 
       if (inside) scratch.bins.add((end - 1 - key) >> shift, w);
     });
     if (total) {
-      weight.set_total(reduce<Purpose::total>(sum, [](uint64_t a, uint64_t b) { return a + b; }));
+      goal = weight.goal(reduce<Purpose::total>(sum, [](uint64_t a, uint64_t b) { return a + b; }));
     } else {
       row_sync();
     }
-    find_bin(weight.goal - above);
+    find_bin<Weight::kLimbs>(goal);
     const int bin = scratch.found;
     if (bin == kBins) {
       if (begin == last) return floor;
-      above += scratch.all, end = begin, begin = last;
+      goal -= scratch.all, end = begin, begin = last;
     } else {
-      above += scratch.before, end -= uint32_t(bin) << shift;
+      goal -= scratch.before, end -= uint32_t(bin) << shift;
       begin = end - begin > 1u << shift ? end - (1u << shift) : begin;
       if (shift == 0) return value_of(begin);
       // Where the goal is not reached without any one of the range, all of it stays. Its smallest weight is known but
       // for the last bits of the polynomial.
-      const uint64_t smallest = weight.of(value_of(begin)), surplus = above + scratch.within - weight.goal;
+      const uint64_t smallest = weight.of(value_of(begin)), surplus = scratch.within - goal;
       if (surplus < smallest - (smallest >> 18)) return value_of(begin);
     }
     __syncthreads();  // what was found has been read
@@ -388,10 +416,11 @@ __device__ __noinline__ uint64_t best_logit(const Part<T> part) {
 // Takes scaled logits into shared memory. Returns the largest.
 template <class T>
 __device__ __noinline__ float hold(const Part<T> part) {
+  const int held_groups = scratch.held_groups;
   float top = -INFINITY;
   part.logits.template stream<kThreads, 4>(part.begin, part.end, [&](int index, float4 x) {
     const float4 z = part.scaled(x);
-    if (index - part.begin < part.held_groups) held[index - part.begin] = z;
+    if (index - part.begin < held_groups) held[index - part.begin] = z;
     top = fmaxf(top, fmaxf(fmaxf(z.x, z.y), fmaxf(z.z, z.w)));
   });
   return top;
@@ -401,12 +430,12 @@ __device__ __noinline__ float hold(const Part<T> part) {
 __device__ __noinline__ float log_of(float x) { return float(log(double(x))); }
 
 template <class T>
-__device__ uint64_t best_filtered(Part<T>& part) {
+__device__ __noinline__ uint64_t best_filtered(Part<T> part) {
   part.top = value_of(uint32_t(most<Purpose::top>(key_of(hold(part)))));
   float floor = -FLT_MAX;  // what is minus infinity stays out
   const int top_k = scratch.top_k;
-  if (top_k > 0 && top_k < part.logits.vocab) floor = threshold(part, floor, Count{uint64_t(top_k)});
-  if (scratch.top_p < 1.0f) floor = threshold(part, floor, Mass{part.top, 0});
+  if (top_k > 0 && top_k < part.logits.vocab) floor = threshold(part, floor, Count{});
+  if (scratch.top_p < 1.0f) floor = threshold(part, floor, Mass{part.top});
   if (scratch.min_p > 0.0f) floor = fmaxf(floor, __fadd_rn(part.top, log_of(scratch.min_p)));
   return best_of_some(part, floor);
 }
@@ -418,11 +447,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   launch_next_kernel();
   const int64_t r = blockIdx.y;
   const int groups = (a.vocab + 3) / 4;
-  Part<T> part{Logits<T>{static_cast<const T*>(a.logits) + r * a.stride, a.vocab}, 0, 0, a.temperature[r], 0.0f, 0};
+  Part<T> part{Logits<T>{static_cast<const T*>(a.logits) + r * a.stride, a.vocab}, 0, 0, a.temperature[r], 0.0f};
   part.begin = int(int64_t(groups) * int(blockIdx.x) / parts());
   part.end = int(int64_t(groups) * (int(blockIdx.x) + 1) / parts());
-  part.held_groups = min(held_groups, part.end - part.begin);
   if (threadIdx.x == 0) {
+    scratch.held_groups = min(held_groups, part.end - part.begin);
     scratch.noise = {uint64_t(a.seeds[r]), uint32_t(a.positions[r]), uint32_t(a.indices[r])};
     scratch.top_k = a.top_k[r], scratch.top_p = a.top_p[r], scratch.min_p = a.min_p[r];
   }
@@ -438,7 +467,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
   best = most<Purpose::choice>(best);
   if (blockIdx.x == 0 && threadIdx.x == 0)
-    a.tokens[r] = value_of_candidate(best) > -INFINITY ? token_of_candidate(best) : 0;
+    a.tokens[blockIdx.y] = value_of_candidate(best) > -INFINITY ? token_of_candidate(best) : 0;
   row_sync();  // nobody leaves while others read
 }
 
@@ -461,6 +490,9 @@ cudaError_t launch(const SampleArgs& a, cudaStream_t stream) {
   const int available = device.shared_per_multiprocessor / kBlocksPerMultiprocessor - kReserved;
   const int held_bytes = (min(available, device.shared_per_block) - int(sizeof(Scratch))) / 16 * 16;
   cudaError_t error = cudaFuncSetAttribute(sample_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, held_bytes);
+  if (error == cudaSuccess)  // or the driver may leave less to a multiprocessor than two blocks need
+    error = cudaFuncSetAttribute(sample_kernel<T>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
   if (error != cudaSuccess) return error;
   const unsigned parts = unsigned(parts_of(a, device, held_bytes / 16));
   if (a.vocab > int64_t(kMostTokens) * parts) return cudaErrorInvalidValue;
