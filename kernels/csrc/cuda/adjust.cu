@@ -26,7 +26,7 @@ struct Row {
   }
 };
 
-__global__ void __launch_bounds__(kThreads) adjust_kernel(const __grid_constant__ AdjustArgs a) {
+__global__ void __launch_bounds__(kThreads, 4) adjust_kernel(const __grid_constant__ AdjustArgs a) {
   wait_for_previous_kernel();
   launch_next_kernel();
   const int64_t r = blockIdx.y;

@@ -16,7 +16,7 @@ __device__ uint64_t block_max(uint64_t x) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) logprobs_kernel(const __grid_constant__ LogprobArgs a) {
+__global__ void __launch_bounds__(kThreads, 2) logprobs_kernel(const __grid_constant__ LogprobArgs a) {
   __shared__ float sums[kWarps];
   wait_for_previous_kernel();
   launch_next_kernel();

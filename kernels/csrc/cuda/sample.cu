@@ -388,11 +388,13 @@ __device__ __noinline__ uint64_t best_of_some(const Part<T> part, float floor) {
   return best;
 }
 
+constexpr int kUnfilteredGroups = OCTAVO_BULK_COPY ? 4 : 2;  // of a thread at a time: what registers allow
+
 // Without filters: one pass.
 template <class T>
 __device__ uint64_t best_unfiltered(const Part<T>& part) {
   const float factor = kLog2e / part.temperature;
-  return best_of_all<4>(
+  return best_of_all<kUnfilteredGroups>(
       part.begin, part.end, scratch.noise,
       [=](int index) {
         const float4 x = part.logits.group(index);
