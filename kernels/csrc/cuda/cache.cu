@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kWriteThreads = 512;
+constexpr int kWriteThreads = 64;  // large blocks leave registers unused
 
 template <class T, int D, int U, bool norms>
 __global__ void __launch_bounds__(kWriteThreads) write_kernel(const __grid_constant__ WriteArgs a) {

@@ -51,12 +51,13 @@ struct Scratch {
   int listed;
   Noise noise;
   int top_k;
-  float top_p, min_p;
+  float top_p, log_min_p;
+  float top;  // the largest scaled logit
   int held_groups;  // how many of the part's groups are held
 };
 
 __shared__ Scratch scratch;
-extern __shared__ float4 held[];  // scaled logits of the first groups of the block's part
+extern __shared__ float4 held[];  // logits of the first groups of the block's part
 
 // The blocks of a row are those of a cluster. All threads of all of them call what follows.
 __device__ inline int parts() { return int(gridDim.x); }
@@ -121,28 +122,30 @@ template <class T>
 struct Part {
   Logits<T> logits;
   int begin, end;  // groups
-  float temperature, top;
+  float temperature;
 
   static __device__ float scaled(float logit, float temperature) {
     return __fadd_rn(temperature == 1.0f ? logit : __fdiv_rn(logit, temperature), 0.0f);  // no -0
   }
-  __device__ float4 scaled(float4 x) const {
-    return {scaled(x.x, temperature), scaled(x.y, temperature), scaled(x.z, temperature), scaled(x.w, temperature)};
-  }
+  __device__ float scaled(float logit) const { return scaled(logit, temperature); }
 
   __device__ float4 group(int index) const {
-    return index - begin < scratch.held_groups ? held[index - begin] : scaled(logits.group(index));
+    return index - begin < scratch.held_groups ? held[index - begin] : logits.group(index);
   }
-  // Calls f(token, z) for all scaled logits of at least `floor`, perhaps for more.
+  // Calls f(token, z) for all scaled logits of at least `floor`, perhaps for more. A division costs more than reading,
+  // and most are below.
   template <class F>
   __device__ void each(float floor, F&& f) const {
-    auto four = [&](int index, float4 z) {
-      if (!(fmaxf(fmaxf(z.x, z.y), fmaxf(z.z, z.w)) >= floor)) return;
-      f(4 * index, z.x), f(4 * index + 1, z.y), f(4 * index + 2, z.z), f(4 * index + 3, z.w);
+    const float product = floor * temperature, least = product - 1e-6f * fabsf(product) - FLT_MIN;
+    auto four = [&](int index, float4 x) {
+      if (!(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) >= least)) return;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (at(x, i) >= least) f(4 * index + i, scaled(at(x, i)));
     };
     const int held_groups = scratch.held_groups;
     for (int i = threadIdx.x; i < held_groups; i += kThreads) four(begin + i, held[i]);
-    logits.template stream<kThreads, 1>(begin + held_groups, end, [&](int index, float4 x) { four(index, scaled(x)); });
+    logits.template stream<kThreads, 1>(begin + held_groups, end, four);
   }
 };
 
@@ -250,7 +253,7 @@ struct Mass {
 template <class T, class Weight>
 __device__ __noinline__ float threshold(const Part<T> part, float floor, const Weight weight) {
   const uint32_t last = key_of(floor);
-  uint32_t end = key_of(part.top) + 1, begin = max(last, key_of(__fadd_rn(part.top, -kFirstRange)));
+  uint32_t end = key_of(scratch.top) + 1, begin = max(last, key_of(__fadd_rn(scratch.top, -kFirstRange)));
   uint64_t goal = weight.goal(0);  // less the weight of the keys from `end` on
   for (bool total = Weight::kNeedsTotal;; total = false) {
     const int shift = max(0, 32 - __clz(end - 1 - begin) - 11);
@@ -374,7 +377,10 @@ __device__ __noinline__ uint64_t best_of_some(const Part<T> part, float floor) {
     auto filtered = [=](int index) {
       float4 z = part.group(index);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) at(z, i) = at(z, i) >= floor ? at(z, i) * kLog2e : -INFINITY;
+      for (int i = 0; i < 4; ++i) {
+        const float scaled = part.scaled(at(z, i));
+        at(z, i) = scaled >= floor ? scaled * kLog2e : -INFINITY;
+      }
       return z;
     };
     return best_of_all<1>(part.begin, part.end, noise, filtered, exact_score(part));
@@ -382,8 +388,8 @@ __device__ __noinline__ uint64_t best_of_some(const Part<T> part, float floor) {
   uint64_t best = 0;
   for (int i = threadIdx.x; i < listed; i += kThreads) {
     const int token = scratch.list[i];
-    float4 z = part.group(token / 4);
-    best = max(best, candidate(__fadd_rn(at(z, token % 4), noise.of(token)), token));
+    float4 x = part.group(token / 4);
+    best = max(best, candidate(__fadd_rn(part.scaled(at(x, token % 4)), noise.of(token)), token));
   }
   return best;
 }
@@ -415,17 +421,16 @@ __device__ __noinline__ uint64_t best_logit(const Part<T> part) {
   return candidate(best, where);
 }
 
-// Takes scaled logits into shared memory. Returns the largest.
+// Takes logits into shared memory. Returns the largest one, scaled.
 template <class T>
 __device__ __noinline__ float hold(const Part<T> part) {
   const int held_groups = scratch.held_groups;
   float top = -INFINITY;
   part.logits.template stream<kThreads, 4>(part.begin, part.end, [&](int index, float4 x) {
-    const float4 z = part.scaled(x);
-    if (index - part.begin < held_groups) held[index - part.begin] = z;
-    top = fmaxf(top, fmaxf(fmaxf(z.x, z.y), fmaxf(z.z, z.w)));
+    if (index - part.begin < held_groups) held[index - part.begin] = x;
+    top = fmaxf(top, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
   });
-  return top;
+  return part.scaled(top);
 }
 
 // Not inlined: it would cost the rest of the kernel its registers.
@@ -433,13 +438,13 @@ __device__ __noinline__ float log_of(float x) { return float(log(double(x))); }
 
 template <class T>
 __device__ __noinline__ uint64_t best_filtered(Part<T> part) {
-  part.top = value_of(uint32_t(most<Purpose::top>(key_of(hold(part)))));
+  const float top = value_of(uint32_t(most<Purpose::top>(key_of(hold(part)))));
+  if (threadIdx.x == 0) scratch.top = top;
+  __syncthreads();
   float floor = -FLT_MAX;  // what is minus infinity stays out
-  const int top_k = scratch.top_k;
-  if (top_k > 0 && top_k < part.logits.vocab) floor = threshold(part, floor, Count{});
-  if (scratch.top_p < 1.0f) floor = threshold(part, floor, Mass{part.top});
-  if (scratch.min_p > 0.0f) floor = fmaxf(floor, __fadd_rn(part.top, log_of(scratch.min_p)));
-  return best_of_some(part, floor);
+  if (scratch.top_k > 0 && scratch.top_k < part.logits.vocab) floor = threshold(part, floor, Count{});
+  if (scratch.top_p < 1.0f) floor = threshold(part, floor, Mass{scratch.top});
+  return best_of_some(part, fmaxf(floor, __fadd_rn(scratch.top, scratch.log_min_p)));
 }
 
 template <class T>
@@ -449,16 +454,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   launch_next_kernel();
   const int64_t r = blockIdx.y;
   const int groups = (a.vocab + 3) / 4;
-  Part<T> part{Logits<T>{static_cast<const T*>(a.logits) + r * a.stride, a.vocab}, 0, 0, a.temperature[r], 0.0f};
+  Part<T> part{Logits<T>{static_cast<const T*>(a.logits) + r * a.stride, a.vocab}, 0, 0, a.temperature[r]};
   part.begin = int(int64_t(groups) * int(blockIdx.x) / parts());
   part.end = int(int64_t(groups) * (int(blockIdx.x) + 1) / parts());
   if (threadIdx.x == 0) {
     scratch.held_groups = min(held_groups, part.end - part.begin);
     scratch.noise = {uint64_t(a.seeds[r]), uint32_t(a.positions[r]), uint32_t(a.indices[r])};
-    scratch.top_k = a.top_k[r], scratch.top_p = a.top_p[r], scratch.min_p = a.min_p[r];
+    scratch.top_k = a.top_k[r], scratch.top_p = a.top_p[r];
+    scratch.log_min_p = a.min_p[r] > 0.0f ? log_of(a.min_p[r]) : -INFINITY;
   }
   __syncthreads();
-  const bool filtered = (scratch.top_k > 0 && scratch.top_k < a.vocab) || scratch.top_p < 1.0f || scratch.min_p > 0.0f;
+  const bool by_rank = scratch.top_k > 0 && scratch.top_k < a.vocab;
+  const bool filtered = by_rank || scratch.top_p < 1.0f || scratch.log_min_p > -INFINITY;
   uint64_t best;
   if (!(part.temperature > 0.0f)) {
     best = best_logit(part);
@@ -473,13 +480,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   row_sync();  // nobody leaves while others read
 }
 
-// Blocks of a row: enough to fill the chip and to hold the row, on chips where they can work together.
+// Blocks of a row: enough to fill the chip and to hold the row, on chips where they can work together. Clusters of more
+// than two leave places empty, an eleventh of an H200's: one row more than fits would take as long as twice the rows.
 int parts_of(const SampleArgs& a, const Device& device, int held_groups) {
   if (device.major < 9) return 1;
   const int64_t groups = (int64_t(a.vocab) + 3) / 4, blocks = kBlocksPerMultiprocessor * device.multiprocessors;
+  auto fits = [&](int parts) { return parts * a.rows <= (parts > 2 ? blocks * 10 / 11 : blocks); };
   int parts = 1;
   while (parts < kMostParts && groups > parts * 512 &&
-         (2 * parts * a.rows <= blocks || (parts < 4 && groups > int64_t(parts) * held_groups * 3 / 2)))
+         (fits(2 * parts) || (parts < 4 && groups > int64_t(parts) * held_groups * 3 / 2)))
     parts *= 2;
   return parts;
 }
@@ -492,9 +501,6 @@ cudaError_t launch(const SampleArgs& a, cudaStream_t stream) {
   const int available = device.shared_per_multiprocessor / kBlocksPerMultiprocessor - kReserved;
   const int held_bytes = (min(available, device.shared_per_block) - int(sizeof(Scratch))) / 16 * 16;
   cudaError_t error = cudaFuncSetAttribute(sample_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, held_bytes);
-  if (error == cudaSuccess)  // or the driver may leave less to a multiprocessor than two blocks need
-    error = cudaFuncSetAttribute(sample_kernel<T>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared);
   if (error != cudaSuccess) return error;
   const unsigned parts = unsigned(parts_of(a, device, held_bytes / 16));
   if (a.vocab > int64_t(kMostTokens) * parts) return cudaErrorInvalidValue;
