@@ -69,8 +69,6 @@ struct FoldItem {
 struct PlanHeader {
   int decode_items, extend_items, prefix_items;
   int next_decode;  // how many items of a launch have been handed out beyond those of each block; zero between
-  int next_extend;  // the same of the extend kernel on Hopper
-  int extend_ended;  // how many of its blocks have seen the end of the list; the last one clears both
 };
 
 struct PlanArgs {

@@ -3,8 +3,8 @@
 // FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2): one producer warpgroup brings queries, keys and values,
 // two consumer warpgroups of 64 rows each multiply. While the tensor cores run one tile's weights times values, a
 // consumer already has the next tile's scores under way, and the two consumers take turns at the tensor cores, so that
-// one's softmax runs under the other's products. Tiles of keys lie on absolute positions and are walked from the last to
-// the first: a row's result depends neither on how its prompt was cut into chunks nor on its neighbours.
+// one's softmax runs under the other's products. Tiles of 128 keys lie on absolute positions and are walked from the
+// last to the first: a row's result depends neither on how its prompt was cut into chunks nor on its neighbours.
 //
 // The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), so that
 // a box of 64 columns lands in shared memory ready for them.
@@ -15,40 +15,37 @@
 namespace octavo {
 namespace {
 
+constexpr int kKeys = 128;
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kConsumers = 2;    // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kRows = kExtendRows / kConsumers;  // of one consumer
 constexpr int kColumns = kMapColumns;
 constexpr int kLoaders = 2 * 32;                 // threads that bring queries
-constexpr int kReaders = 3 + kConsumers * 4;      // warps that are told what to do
 
-// Keys of one tile: the scores of wider heads leave fewer registers.
-template <int D>
-constexpr int tile_keys = D <= 128 ? 128 : 64;
-template <int D>
-using Tile = ExtendTile<tile_keys<D>>;
+using Tile = ExtendTile<kKeys>;
 
 // Named barriers; 0 is __syncthreads.
 enum Named { kTurn = 1, kCleared = 3 };
 
-// The items in their order. Long contexts take a few heads at a time, so many that the keys and values of the longest
-// sequence lie in the L2 cache together.
+// The items of a block in their order. Long contexts take a few heads at a time, so many that the keys and values of
+// the longest sequence lie in the L2 cache together; not so few that the blocks' shares of the work become unequal.
 class Work {
  public:
   __device__ Work(const AttentionArgs& args) : a(args), items(a.header->extend_items), heads(a.kv_heads) {
-    if (items > 0) heads = min(heads, max(1, kCachedBytes / max(1, a.extend[0].context) / (4 * a.head_dim)));
+    if (items == 0) return;
+    const int cached = max(1, kCachedBytes / max(1, a.extend[0].context) / (4 * a.head_dim));
+    if (items * cached >= kLeastRounds * int(gridDim.x)) heads = min(heads, cached);
   }
-  __device__ bool has(int place) const { return place < items * a.kv_heads; }
-  template <class Tile>
-  __device__ Tile at(int place) const {
-    const int first = place / (items * heads) * heads, rest = place - items * first;
+  __device__ bool has(int round) const { return extend_place(round) < items * a.kv_heads; }
+  __device__ Tile at(int round) const {
+    const int place = extend_place(round), first = place / (items * heads) * heads, rest = place - items * first;
     const int width = min(heads, a.kv_heads - first);
     return Tile(a, rest / width, first + rest % width);
   }
 
  private:
-  static constexpr int kCachedBytes = 40 << 20;
+  static constexpr int kCachedBytes = 40 << 20, kLeastRounds = 8;
   const AttentionArgs& a;
   int items, heads;
 };
@@ -56,16 +53,12 @@ class Work {
 // Shared memory: every tile is [D / 64][rows][64].
 template <int D>
 struct Layout {
-  static constexpr int kKeys = tile_keys<D>;
   static constexpr int kStages = D == 64 ? 4 : 2;
-  static constexpr int kQueryStages = D <= 128 ? 2 : 1;
-  static constexpr int kPlaces = 4;
   static constexpr int kParts = D / kColumns;
   static constexpr int kQueryBytes = kExtendRows * D * 2, kTileBytes = kKeys * D * 2;
-  static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
+  static constexpr int kKeysAt = 2 * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
   static constexpr int kBarriersAt = kValuesAt + kStages * kTileBytes;
-  static constexpr int kPlacesAt = kBarriersAt + 8 * (2 * kQueryStages + 4 * kStages + 2 * kPlaces);
-  static constexpr int kBytes = kPlacesAt + 4 * kPlaces;
+  static constexpr int kBytes = kBarriersAt + 8 * (4 + 4 * kStages);
 };
 
 // A ring of buffers as one side sees it. `parity` is that of the phase to wait for.
@@ -85,110 +78,55 @@ struct Ring {
 
 template <int D>
 struct Rings {
-  Ring queries, keys, values, places;
+  Ring queries, keys, values;
   __device__ Rings(uint32_t shared)
-      : queries(shared + Layout<D>::kBarriersAt, Layout<D>::kQueryStages),
-        keys(queries.empty + 8 * Layout<D>::kQueryStages, Layout<D>::kStages),
-        values(keys.empty + 8 * Layout<D>::kStages, Layout<D>::kStages),
-        places(values.empty + 8 * Layout<D>::kStages, Layout<D>::kPlaces) {}
+      : queries(shared + Layout<D>::kBarriersAt, 2),
+        keys(queries.full + 8 * 4, Layout<D>::kStages),
+        values(keys.full + 8 * 2 * Layout<D>::kStages, Layout<D>::kStages) {}
 };
 
 #if OCTAVO_WGMMA
 
-// What the warps of a block do next: places in the list of items, drawn from a counter by one warp, so that no block is
-// left with the long ones. Who computes an item does not change its result.
-class Places {
- public:
-  __device__ Places(uint32_t shared, const Ring& places) : at(shared), ring(places) {}
-
-  __device__ int next() {
-    barrier_wait(ring.full_now(), ring.parity);
-    int place;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(place) : "r"(at + 4 * ring.stage) : "memory");
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive_once(ring.empty_now());
-    ring.advance();
-    return place;
-  }
-  __device__ void tell(int place) {
-    barrier_wait(ring.empty_now(), ring.parity ^ 1);
-    if (threadIdx.x % 32 == 0) {
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + 4 * ring.stage), "r"(place) : "memory");
-      barrier_arrive_once(ring.full_now());
-    }
-    ring.advance();
-  }
-
- private:
-  uint32_t at;
-  Ring ring;
-};
-
-// Brings the tiles of keys, or of values, of one item.
+// One warp brings the tiles of keys, or of values, of all items of its block.
 template <int D>
-__device__ void bring_tiles(const AttentionArgs& a, const Tile<D>& t, const CUtensorMap& map, int box, uint32_t tiles,
-                            Ring& ring) {
+__device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int box, uint32_t tiles, Ring ring) {
   using L = Layout<D>;
-  const int lane = threadIdx.x % 32, slices = L::kKeys / box, shift = __ffs(a.cache.block_size) - 1;
+  const int lane = threadIdx.x % 32, slices = kKeys / box, shift = __ffs(a.cache.block_size) - 1;
   const int slice = lane % slices, part = lane / slices;
-  const int lowest = max(0, t.lowest(a, t.item.tile * kExtendRows / t.group));
-  for (int token = t.last(); token >= t.begin; token -= L::kKeys) {
-    const int position = token + slice * box;
-    const bool wanted = part < L::kParts && position < t.item.context && position + box > lowest;
-    const int block = wanted ? a.tables[t.item.sequence * a.table_stride + (position >> shift)] : 0;
-    const int boxes = __popc(__ballot_sync(~0u, wanted));
-    barrier_wait(ring.empty_now(), ring.parity ^ 1);
-    if (lane == 0) barrier_expect(ring.full_now(), boxes * box * kColumns * 2);
-    __syncwarp();
-    if (wanted)
-      copy_box(tiles + ring.stage * L::kTileBytes + (part * L::kKeys + slice * box) * kColumns * 2, map, part,
-               position & (a.cache.block_size - 1), t.head, block, ring.full_now());
-    ring.advance();
-  }
-}
-
-// One warp brings keys and draws the items.
-template <int D>
-__device__ void bring_keys(const AttentionArgs& a, const CUtensorMap& map, int box, uint32_t shared, Rings<D> rings) {
   const Work work(a);
-  Places places(shared + Layout<D>::kPlacesAt, rings.places);
-  int place = int(blockIdx.x);
-  for (;;) {
-    places.tell(place);
-    if (!work.has(place)) break;
-    int drawn = 0;
-    if (threadIdx.x % 32 == 0) drawn = atomicAdd(&a.header->next_extend, 1);
-    bring_tiles<D>(a, work.at<Tile<D>>(place), map, box, shared + Layout<D>::kKeysAt, rings.keys);
-    place = __shfl_sync(~0u, drawn, 0) + int(gridDim.x);
+  for (int round = 0; work.has(round); ++round) {
+    const Tile t = work.at(round);
+    const int lowest = max(0, t.lowest(a, t.item.tile * kExtendRows / t.group));
+    for (int token = t.last(); token >= t.begin; token -= kKeys) {
+      const int position = token + slice * box;
+      const bool wanted = part < L::kParts && position < t.item.context && position + box > lowest;
+      const int block = wanted ? a.tables[t.item.sequence * a.table_stride + (position >> shift)] : 0;
+      const int boxes = __popc(__ballot_sync(~0u, wanted));
+      barrier_wait(ring.empty_now(), ring.parity ^ 1);
+      if (lane == 0) barrier_expect(ring.full_now(), boxes * box * kColumns * 2);
+      __syncwarp();
+      if (wanted)
+        copy_box(tiles + ring.stage * L::kTileBytes + (part * kKeys + slice * box) * kColumns * 2, map, part,
+                 position & (a.cache.block_size - 1), t.head, block, ring.full_now());
+      ring.advance();
+    }
   }
-  if (threadIdx.x % 32 == 0 && atomicAdd(&a.header->extend_ended, 1) == int(gridDim.x) - 1)
-    a.header->next_extend = a.header->extend_ended = 0;
-}
-
-template <int D>
-__device__ void bring_values(const AttentionArgs& a, const CUtensorMap& map, int box, uint32_t shared, Rings<D> rings) {
-  const Work work(a);
-  Places places(shared + Layout<D>::kPlacesAt, rings.places);
-  for (int place = places.next(); work.has(place); place = places.next())
-    bring_tiles<D>(a, work.at<Tile<D>>(place), map, box, shared + Layout<D>::kValuesAt, rings.values);
 }
 
 // Two warps bring the queries: rows of a tile lie apart in memory.
 template <class T, int D>
-__device__ void bring_queries(const AttentionArgs& a, uint32_t shared, Rings<D> rings) {
+__device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring ring) {
   using L = Layout<D>;
   constexpr int units = D / 8, step = kLoaders / units;
   const int thread = threadIdx.x % kLoaders, unit = thread % units;
-  Ring& ring = rings.queries;
   const Work work(a);
-  Places places(shared + L::kPlacesAt, rings.places);
-  for (int place = places.next(); work.has(place); place = places.next()) {
-    const auto t = work.at<Tile<D>>(place);
+  for (int round = 0; work.has(round); ++round) {
+    const Tile t = work.at(round);
     const int first = t.item.tile * kExtendRows + thread / units;
     int query = first / t.group, head = first % t.group;
     const T* row = static_cast<const T*>(a.q) + t.item.query_row * a.q_stride + t.head * t.group * D + unit * 8;
     barrier_wait(ring.empty_now(), ring.parity ^ 1);
-    const uint32_t target = shared + ring.stage * L::kQueryBytes + unit / 8 * (kExtendRows * kColumns * 2);
+    const uint32_t target = queries + ring.stage * L::kQueryBytes + unit / 8 * (kExtendRows * kColumns * 2);
     for (int i = thread / units; i < kExtendRows; i += step) {
       const bool real = query < t.item.queries;
       const T* source = real ? row + query * a.q_stride + head * D : row;
@@ -208,13 +146,12 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t shared, Rings<D> 
 template <class T, int D>
 struct Consumer {
   using L = Layout<D>;
-  static constexpr int kKeys = L::kKeys, kWide = D <= 128 ? D / 2 : 64;  // outputs of one product
   const AttentionArgs& a;
   const uint32_t shared;
   const int warpgroup, lane, row;  // row: of the tile, the first of this thread's two
   const float unit;                // scores s stand for s * unit in the log2 domain
   Rings<D> rings;
-  float o[D / 2 / kWide][kWide], top[2], sum[2];
+  float o[D / 2], top[2], sum[2];
   uint32_t weights[kKeys / 4];
 
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
@@ -222,7 +159,6 @@ struct Consumer {
         row(warpgroup * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4), unit(args.scale * kLog2e),
         rings(base) {}
 
-  __device__ float& out(int i) { return o[i / kWide][i % kWide]; }
   __device__ void release(uint32_t barrier) {
     if (lane == 0) barrier_arrive_once(barrier);
   }
@@ -251,18 +187,11 @@ struct Consumer {
     products_begin();
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k)
-#pragma unroll
-      for (int i = 0; i < D / 2 / kWide; ++i)
-        wgmma_transposed(T{}, o[i], weights + 4 * k,
-                         operand(v + i * (2 * kKeys * kColumns * 2 / 16) + k * 128, 1024, kKeys * kColumns * 2));
+      wgmma_transposed(T{}, o, weights + 4 * k, operand(v + k * 128, 1024, kKeys * kColumns * 2));
     products_commit();
   }
-  __device__ void weighed() {
-#pragma unroll
-    for (int i = 0; i < D / 2 / kWide; ++i) products_wait<0>(o[i]);
-  }
 
-  __device__ void mask(const Tile<D>& t, int token, float (&s)[kKeys / 2]) {
+  __device__ void mask(const Tile& t, int token, float (&s)[kKeys / 2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int query = (t.item.tile * kExtendRows + row + 8 * r) / t.group;
@@ -304,7 +233,7 @@ struct Consumer {
 #pragma unroll
     for (int n = 0; n < D / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out(n * 4 + i) *= factor[i / 2];
+      for (int i = 0; i < 4; ++i) o[n * 4 + i] *= factor[i / 2];
   }
 
   // Rows of values outside [low, high) of the tile at hand are zeroed: their weight is zero, but 0 * NaN would be NaN.
@@ -321,7 +250,7 @@ struct Consumer {
 
   // A further tile: its scores, and under them the previous tile's values.
   template <bool masked>
-  __device__ void step(const Tile<D>& t, int token) {
+  __device__ void step(const Tile& t, int token) {
     barrier_wait(rings.keys.full_now(), rings.keys.parity);
     barrier_sync(kTurn + warpgroup, kConsumers * kWarpgroup);
     float s[kKeys / 2], p[kKeys / 2], factor[2];
@@ -333,25 +262,25 @@ struct Consumer {
     rings.keys.advance();
     if constexpr (masked) mask(t, token, s);
     soften(s, p, factor);
-    const uint32_t done = rings.values.empty_now();
+    const uint32_t weighed = rings.values.empty_now();
     rings.values.advance();
     // Weights are never negative, so this always waits. ptxas, which cannot know, keeps the softmax before the end of
     // the products instead of after it; where there is little to multiply that costs more than it gains.
     if (D < 128 || !(sum[0] + sum[1] < 0.0f)) barrier_wait(rings.values.full_now(), rings.values.parity);
-    weighed();
-    release(done);
+    products_wait<0>(o);
+    release(weighed);
     pack_weights(p);
     rescale(factor);
   }
 
   // Everything of an item but its first tile's scores, which are at hand, and its last tile's values.
-  __device__ void attend(const Tile<D>& t, float (&s)[kKeys / 2]) {
+  __device__ void attend(const Tile& t, float (&s)[kKeys / 2]) {
     const int first_query = (t.item.tile * kExtendRows + warpgroup * kRows) / t.group;
     const int last_query = (t.item.tile * kExtendRows + warpgroup * kRows + kRows - 1) / t.group;
     const int lowest = t.lowest(a, t.item.tile * kExtendRows / t.group);
     int token = t.last();
 #pragma unroll
-    for (int i = 0; i < D / 2; ++i) out(i) = 0.0f;
+    for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
     top[0] = top[1] = kNoScore, sum[0] = sum[1] = 0.0f;
     float p[kKeys / 2], factor[2];
     mask(t, token, s);
@@ -371,24 +300,21 @@ struct Consumer {
   // All items of the block. An item's last values are multiplied under the next one's first scores.
   __device__ void run() {
     const Work work(a);
-    Places places(shared + L::kPlacesAt, rings.places);
-    int place = places.next();
-    if (!work.has(place)) return;
-    auto t = work.at<Tile<D>>(place);
+    if (!work.has(0)) return;
+    Tile t = work.at(0);
     float s[kKeys / 2];
     barrier_wait(rings.queries.full_now(), rings.queries.parity);
     barrier_wait(rings.keys.full_now(), rings.keys.parity);
     score(s);
     products_wait<0>(s);
-    for (bool more = true; more;) {
+    for (int round = 0; work.has(round); ++round) {
+      const bool more = work.has(round + 1);
       release(rings.keys.empty_now());
       rings.keys.advance();
       attend(t, s);
       release(rings.queries.empty_now());
       rings.queries.advance();
-      place = places.next();
-      more = work.has(place);
-      const auto next = more ? work.at<Tile<D>>(place) : t;
+      const Tile next = more ? work.at(round + 1) : t;
       if (more) {
         barrier_wait(rings.queries.full_now(), rings.queries.parity);
         barrier_wait(rings.keys.full_now(), rings.keys.parity);
@@ -398,7 +324,7 @@ struct Consumer {
       weigh();
       barrier_arrive(kTurn + 1 - warpgroup, kConsumers * kWarpgroup);
       products_wait<1>(s);
-      weighed();
+      products_wait<0>(o);
       release(rings.values.empty_now());
       rings.values.advance();
       store(t);
@@ -406,7 +332,7 @@ struct Consumer {
     }
   }
 
-  __device__ void store(const Tile<D>& t) {
+  __device__ void store(const Tile& t) {
     const int quad = lane % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -415,17 +341,17 @@ struct Consumer {
       const float l = warp_sum<4>(sum[r]);
       const bool real = query < t.item.queries;
       const float factor = real ? normaliser(a, head, top[r] * unit, l) : 0.0f;
-      T* to = static_cast<T*>(a.out) + int64_t(t.item.query_row + query) * a.out_stride + head * D;
+      T* out = static_cast<T*>(a.out) + int64_t(t.item.query_row + query) * a.out_stride + head * D;
 #pragma unroll
       for (int n = 0; n < D / 8; n += 4) {
         // The four lanes that share a row hold two columns each of four groups of eight: turned to one group each.
         uint32_t w[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          w[i] = pack<T>(out((n + i) * 4 + 2 * r) * factor, out((n + i) * 4 + 2 * r + 1) * factor);
+          w[i] = pack<T>(o[(n + i) * 4 + 2 * r] * factor, o[(n + i) * 4 + 2 * r + 1] * factor);
         exchange(w[0], w[1], 1), exchange(w[2], w[3], 1);
         exchange(w[0], w[2], 2), exchange(w[1], w[3], 2);
-        if (real) *reinterpret_cast<uint4*>(to + (n + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+        if (real) *reinterpret_cast<uint4*>(out + (n + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
       }
     }
   }
@@ -449,7 +375,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t shared = shared_address(memory);
   const Rings<D> rings(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < L::kQueryStages; ++i) {
+    for (int i = 0; i < 2; ++i) {
       barrier_init(rings.queries.full + 8 * i, kLoaders);
       barrier_init(rings.queries.empty + 8 * i, 4 * kConsumers);
     }
@@ -457,8 +383,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(rings.keys.full + 8 * i, 1), barrier_init(rings.keys.empty + 8 * i, 4 * kConsumers);
       barrier_init(rings.values.full + 8 * i, 1), barrier_init(rings.values.empty + 8 * i, 4 * kConsumers);
     }
-    for (int i = 0; i < L::kPlaces; ++i)
-      barrier_init(rings.places.full + 8 * i, 1), barrier_init(rings.places.empty + 8 * i, kReaders);
     fence_bulk();
   }
   __syncthreads();
@@ -466,13 +390,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   launch_next_kernel();
   const int warp = threadIdx.x / 32;
   if (warp < 4) {
-    give_registers<48>();
+    give_registers<40>();
     if (warp == 0)
-      bring_keys<D>(a, keys, box, shared, rings);
+      bring_tiles<D>(a, keys, box, shared + L::kKeysAt, rings.keys);
     else if (warp == 1)
-      bring_values<D>(a, values, box, shared, rings);
+      bring_tiles<D>(a, values, box, shared + L::kValuesAt, rings.values);
     else
-      bring_queries<T, D>(a, shared, rings);
+      bring_queries<T, D>(a, shared, rings.queries);
   } else {
     take_registers<232>();
     Consumer<T, D> consumer(a, shared);
@@ -484,7 +408,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class T, int D>
 cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t stream) {
-  const int box = a.cache.block_size < tile_keys<D> ? a.cache.block_size : tile_keys<D>;
+  const int box = a.cache.block_size < kKeys ? a.cache.block_size : kKeys;
   CUtensorMap keys, values;
   cudaError_t error = describe_cache(keys, a, 0, box);
   if (error == cudaSuccess) error = describe_cache(values, a, a.cache.kv_stride, box);
@@ -506,7 +430,6 @@ cudaError_t extend_attention_wgmma(const AttentionArgs& a, cudaStream_t stream) 
     switch (a.head_dim) {
       case 64: return launch<T, 64>(a, device, stream);
       case 128: return launch<T, 128>(a, device, stream);
-      case 256: return launch<T, 256>(a, device, stream);
       default: return cudaErrorInvalidValue;
     }
   });

@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   if (threadIdx.x == 0) {
     a.header->decode_items = shared.full + all.full + all.rest, a.header->extend_items = all.tiles;
     a.header->prefix_items = shared.prefix + all.prefix;
-    a.header->next_decode = a.header->next_extend = a.header->extend_ended = 0;
+    a.header->next_decode = 0;
   }
   for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {0, 0, 0, 0};
   __syncthreads();
