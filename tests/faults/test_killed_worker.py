@@ -19,12 +19,9 @@ from octavo.models import JobStatus, Result
 from octavo.server import EmbeddedServer
 
 JOBS = 200
-FLAGS = {"model": "demo", "num_blocks": 2048, "threads": 1, "token_budget": 512}
-KINDS = {
-    "cpu": {"device": "cpu"},
-    "cpu-int8": {"device": "cpu", "kv_dtype": "int8"},
-    "cuda": {"device": "cuda", "max_running": 16},  # or all jobs are over before somebody can be killed
-}
+# with room for all jobs at once, the worker that is not killed could take every one, or end them before the kill
+FLAGS = {"model": "demo", "num_blocks": 2048, "max_running": 16, "threads": 1, "token_budget": 512}
+KINDS = {"cpu": {"device": "cpu"}, "cpu-int8": {"device": "cpu", "kv_dtype": "int8"}, "cuda": {"device": "cuda"}}
 
 Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
 

@@ -47,7 +47,7 @@ def test_run_searches_with_beams_and_says_how_far_it_is(cli: Cli) -> None:
     (job,) = cli.json("jobs", "ls", "--limit", "1")["jobs"]
     events = [json.loads(line) for line in cli("jobs", "tail", job["id"], "--json").splitlines()]
     assert "".join("".join(event["chunk"]["texts"]) for event in events if event["chunk"]) + "\n" == text
-    process = cli.start("run", "JULIET:", "--beams", "4", "--max-tokens", "800")
+    process = cli.start("run", "JULIET:", "--beams", "32", "--max-tokens", "800")
     job_id = eventually(lambda: next((j["id"] for j in cli.json("jobs", "ls", "--status", "running")["jobs"]), None))
     follower = cli.start("jobs", "tail", job_id, "--json")
     assert follower.stdout is not None
@@ -98,10 +98,10 @@ def test_interrupting_run_cancels_the_job(cli: Cli) -> None:
     process = cli.start("run", "ROMEO:", "--max-tokens", "1000")
     assert process.stdout is not None
     assert process.stdout.read(1)
-    job_id = cli.json("jobs", "ls", "--limit", "1")["jobs"][0]["id"]
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130
+    job_id = cli.json("jobs", "ls", "--limit", "1")["jobs"][0]["id"]
     eventually(lambda: cli.json("jobs", "show", job_id)["status"] == "cancelled")
 
 

@@ -56,7 +56,6 @@ WRONG = [
     (ops.paged_attention, "out", data(3, 4, 32), ValueError),
     (ops.paged_attention, "layer_cache", cache(dtype=F16), TypeError),
     (ops.paged_attention, "layer_cache", cache(32), ValueError),
-    (ops.paged_attention, "layer_cache", torch.zeros(3, 2, 2, 16 * 32, dtype=torch.int8), ValueError),  # no scales
     (ops.paged_attention, "block_tables", longs(1, 3), TypeError),
     (ops.paged_attention, "block_tables", ints(2, 3), ValueError),
     (ops.paged_attention, "context_lens", torch.ones(1), TypeError),
@@ -143,6 +142,12 @@ def test_caches_that_cannot_be():
         ops.empty_cache(1, 1, 1, 16, 16, torch.uint8)
     with pytest.raises(TypeError, match="take no KV cache in 8 bits yet: leave kv_dtype at auto"):
         ops.empty_cache(1, 1, 1, 16, 64, torch.int8, "cuda")
+
+
+def test_a_cache_in_eight_bits_without_room_for_scales():
+    layer_cache = torch.zeros(3, 2, 2, 16 * 32, dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"^layer_cache "):
+        ops.paged_attention(**{**RIGHT[ops.paged_attention], "layer_cache": layer_cache})
 
 
 def test_swapping_between_caches_that_do_not_fit():
