@@ -61,3 +61,19 @@ print(sorted(name for name in ("torch", "transformers", "octavo_kernels") if nam
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_an_engine_starts_without_what_takes_longer_to_import_than_its_model_to_load() -> None:
+    """Seconds of every start, and of every restart after a crash."""
+    heavy = ("transformers", "sympy", "torch._dynamo", "tokenizers", "huggingface_hub", "jinja2", "pydantic", "redis")
+    program = f"""
+import sys
+import octavo_worker.engine.process
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.model import load_runner
+load_runner(ModelOptions(model="demo", device="cpu", num_blocks=9, threads=1))
+print(sorted(set({heavy!r}) & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

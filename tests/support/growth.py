@@ -12,7 +12,11 @@ import torch
 @dataclass(frozen=True)
 class Holdings:
     """Of this process: file descriptors, threads, Python objects, resident bytes; on a GPU also the bytes that torch
-    has given out there and in pinned memory, and those in use by anybody as the driver sees it."""
+    has given out there and in pinned memory, and those in use by anybody as the driver sees it.
+
+    torch keeps pinned buffers that were given back, as many of a size as copies were ever under way at once: how many
+    that are is a matter of timing. They go back to the system before what is left is counted.
+    """
 
     descriptors: int
     threads: int
@@ -30,6 +34,7 @@ class Holdings:
         if not cuda:
             return cls(*here)
         torch.cuda.synchronize()
+        torch._C._host_emptyCache()
         free, total = torch.cuda.mem_get_info()
         pinned = torch.cuda.host_memory_stats()["allocated_bytes.current"]
         return cls(*here, torch.cuda.memory_allocated(), pinned, total - free)

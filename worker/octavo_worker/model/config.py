@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import UnsupportedModel
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -95,7 +95,7 @@ class DecoderConfig:
         return self.num_kv_heads * self.head_dim
 
 
-def reject(config: PreTrainedConfig) -> None:
+def reject(config: ModelConfig) -> None:
     """Raises `UnsupportedModel` for what the config alone gives away; a trial run of the model finds the rest."""
     text, kind = config.get_text_config(), config.model_type
     if config.is_encoder_decoder:
@@ -106,7 +106,7 @@ def reject(config: PreTrainedConfig) -> None:
         )
 
 
-def decoder_config(config: PreTrainedConfig, max_model_len: int | None = None) -> DecoderConfig | None:
+def decoder_config(config: ModelConfig, max_model_len: int | None = None) -> DecoderConfig | None:
     """The generic decoder's view of `config`, or None if this architecture has to take the transformers route.
 
     `max_model_len` chooses between the short and the long factors of LongRoPE, once for all sequences: a cached key
@@ -116,15 +116,39 @@ def decoder_config(config: PreTrainedConfig, max_model_len: int | None = None) -
     return family(config, max_model_len) if family else None
 
 
-def rope_of(config: PreTrainedConfig, max_model_len: int | None, layer_type: str | None = None) -> Rope:
+def rope_of(config: ModelConfig, max_model_len: int | None, layer_type: str | None = None) -> Rope:
     """Frequencies by transformers' own rules for the config's `rope_type`. Lengths past `max_position_embeddings`
     never occur (the runner clamps), so dynamic NTK scaling is its unscaled base."""
     parameters = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
-    kind = parameters["rope_type"]
-    if kind == "default":
-        dim = int(_head_dim(config) * parameters.get("partial_rotary_factor", 1.0))
-        exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-        return Rope(1.0 / parameters["rope_theta"] ** exponents)
+    dim = int(_head_dim(config) * parameters.get("partial_rotary_factor", 1.0))
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    frequencies = 1.0 / parameters["rope_theta"] ** exponents
+    match parameters["rope_type"]:
+        case "default":
+            return Rope(frequencies)
+        case "linear":
+            return Rope(frequencies / parameters["factor"])
+        case "llama3":
+            return Rope(_llama3(frequencies, parameters))
+        case kind:
+            return _rope_of_transformers(kind, config, max_model_len, layer_type)
+
+
+def _llama3(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
+    """Llama 3.1's: waves that turn seldom in the original context are slowed down by `factor`, those that turn often
+    are not, and in between it is a matter of degree."""
+    low, high, factor = (parameters[name] for name in ("low_freq_factor", "high_freq_factor", "factor"))
+    original = parameters["original_max_position_embeddings"]
+    waves = 2 * math.pi / frequencies
+    degree = (original / waves - low) / (high - low)
+    between = (1 - degree) * frequencies / factor + degree * frequencies
+    slow = torch.where(waves > original / low, frequencies / factor, between)
+    return torch.where(waves < original / high, frequencies, slow)
+
+
+def _rope_of_transformers(kind: str, config: ModelConfig, max_model_len: int | None, layer_type: str | None) -> Rope:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # seconds, which most models do without
+
     if kind not in ROPE_INIT_FUNCTIONS:
         known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
         raise UnsupportedModel(f"rope_type {kind!r} is unknown to the installed transformers (it knows {known}).")
@@ -133,7 +157,7 @@ def rope_of(config: PreTrainedConfig, max_model_len: int | None, layer_type: str
     return Rope(inv_freq.float(), float(scaling))
 
 
-def _head_dim(config: PreTrainedConfig) -> int:
+def _head_dim(config: ModelConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -150,7 +174,7 @@ def _gate(name: str) -> Activation:
     return activation
 
 
-def _windows(config: PreTrainedConfig) -> list[int]:
+def _windows(config: ModelConfig) -> list[int]:
     """Sliding window of each layer; a config without `layer_types` slides in every layer."""
     window = getattr(config, "sliding_window", None) or 0
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
@@ -163,7 +187,7 @@ def common_window(windows: Iterable[int]) -> int:
     return max(windows) if all(windows) else 0
 
 
-def _llama_like(config: PreTrainedConfig, max_model_len: int | None, **differences: Any) -> DecoderConfig:
+def _llama_like(config: ModelConfig, max_model_len: int | None, **differences: Any) -> DecoderConfig:
     """Pre-norm RMS blocks with rotary embeddings and a gated MLP; `differences` override what a family changes."""
     head_dim = _head_dim(config)
     scale = differences.pop("scale", head_dim**-0.5)
@@ -188,23 +212,23 @@ def _llama_like(config: PreTrainedConfig, max_model_len: int | None, **differenc
     return DecoderConfig(**(described | differences))
 
 
-def _qwen2(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfig:
+def _qwen2(config: ModelConfig, max_model_len: int | None) -> DecoderConfig:
     return _llama_like(config, max_model_len, qkv_bias=True, out_bias=False)
 
 
-def _qwen3(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfig:
+def _qwen3(config: ModelConfig, max_model_len: int | None) -> DecoderConfig:
     return _llama_like(config, max_model_len, qk_norm="head")
 
 
-def _phi3(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfig:
+def _phi3(config: ModelConfig, max_model_len: int | None) -> DecoderConfig:
     return _llama_like(config, max_model_len, family="phi3", qkv_bias=False, out_bias=False)
 
 
-def _olmo2(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfig:
+def _olmo2(config: ModelConfig, max_model_len: int | None) -> DecoderConfig:
     return _llama_like(config, max_model_len, pre_norm=False, post_norm=True, qk_norm="whole")
 
 
-def _granite(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfig:
+def _granite(config: ModelConfig, max_model_len: int | None) -> DecoderConfig:
     return _llama_like(
         config,
         max_model_len,
@@ -215,7 +239,7 @@ def _granite(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConf
     )
 
 
-def _gemma(config: PreTrainedConfig, max_model_len: int | None, **differences: Any) -> DecoderConfig:
+def _gemma(config: ModelConfig, max_model_len: int | None, **differences: Any) -> DecoderConfig:
     if getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModel("this Gemma attends in both directions (an encoder); octavo serves causal models only.")
     return _llama_like(
@@ -223,7 +247,7 @@ def _gemma(config: PreTrainedConfig, max_model_len: int | None, **differences: A
     )
 
 
-def _gemma2(config: PreTrainedConfig, max_model_len: int | None, **differences: Any) -> DecoderConfig:
+def _gemma2(config: ModelConfig, max_model_len: int | None, **differences: Any) -> DecoderConfig:
     return _gemma(
         config,
         max_model_len,
@@ -236,7 +260,7 @@ def _gemma2(config: PreTrainedConfig, max_model_len: int | None, **differences: 
     )
 
 
-def _gemma3(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfig:
+def _gemma3(config: ModelConfig, max_model_len: int | None) -> DecoderConfig:
     scale = config.query_pre_attn_scalar**-0.5
     kinds = zip(config.layer_types, _windows(config), strict=True)
     return _gemma2(
@@ -248,7 +272,7 @@ def _gemma3(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfi
     )
 
 
-def _gpt2(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfig | None:
+def _gpt2(config: ModelConfig, max_model_len: int | None) -> DecoderConfig | None:
     if config.add_cross_attention:
         return None
     head_dim = config.n_embd // config.n_head
@@ -277,7 +301,7 @@ def _gpt2(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfig 
     )
 
 
-def _opt(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfig | None:
+def _opt(config: ModelConfig, max_model_len: int | None) -> DecoderConfig | None:
     """The 350m variant (norm after the residual, projected embeddings) takes the transformers route."""
     projected = config.word_embed_proj_dim != config.hidden_size
     standard = config.do_layer_norm_before and config.layer_norm_elementwise_affine
@@ -307,7 +331,7 @@ def _opt(config: PreTrainedConfig, max_model_len: int | None) -> DecoderConfig |
     )
 
 
-FAMILIES: dict[str, Callable[[PreTrainedConfig, int | None], DecoderConfig | None]] = {
+FAMILIES: dict[str, Callable[[ModelConfig, int | None], DecoderConfig | None]] = {
     "llama": _llama_like,
     "mistral": _llama_like,
     "qwen2": _qwen2,

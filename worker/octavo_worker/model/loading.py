@@ -7,13 +7,13 @@ from pathlib import Path
 
 import psutil
 import torch
-from transformers import AutoConfig, PreTrainedConfig
 
 from octavo_kernels import cuda, ops
 from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.files import model_folder
 from octavo_worker.model.config import DecoderConfig, decoder_config, reject
+from octavo_worker.model.config_file import ModelConfig, read_file
 from octavo_worker.model.cuda.loading import StreamedCheckpoint
 from octavo_worker.model.cuda.memory import room_for_cache
 from octavo_worker.model.cuda.runner import CudaRunner
@@ -21,7 +21,6 @@ from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.runner import CausalModel, PagedRunner
 from octavo_worker.model.speeds import measure_speeds
-from octavo_worker.model.transformers_route import load_transformers
 from octavo_worker.model.weights import Checkpoint, RandomWeights, WeightSource, load_weights
 
 log = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ def choose_device(name: str) -> torch.device:
 def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalModel, int]:
     """The model and the context length asked for. Without `decoders` every model takes the transformers route."""
     folder = model_folder(options.model)
-    config = read_config(folder)
+    config = (read_file(folder) if decoders else None) or read_config(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
@@ -95,6 +94,8 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     if uniform:
         check_uniform(device, config, described)
     if described is None:
+        from octavo_worker.model.transformers_route import load_transformers  # brings transformers, which takes seconds
+
         return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len
     weights = load_weights(described, weight_source(options, described, folder, device), dtype, device)
     rows = (
@@ -103,7 +104,7 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     return Decoder(described, weights, rows, uniform=uniform), wanted_len
 
 
-def check_uniform(device: torch.device, config: PreTrainedConfig, described: DecoderConfig | None) -> None:
+def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:
     """Raises `ModelError` where a GPU cannot compute each row as if it were alone."""
     if not cuda.supports_uniform(device):
         raise ModelError(
@@ -137,7 +138,10 @@ def weight_source(options: ModelOptions, described: DecoderConfig, folder: Path,
     return (StreamedCheckpoint if device.type == "cuda" else Checkpoint).open(folder)
 
 
-def read_config(folder: Path) -> PreTrainedConfig:
+def read_config(folder: Path) -> ModelConfig:
+    """As transformers reads it."""
+    from transformers import AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
@@ -147,7 +151,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def context_length(asked: int | None, config: PreTrainedConfig) -> int:
+def context_length(asked: int | None, config: ModelConfig) -> int:
     """As asked, else the model's own; more than the model's own is refused."""
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if asked is None and longest is None:
@@ -157,7 +161,7 @@ def context_length(asked: int | None, config: PreTrainedConfig) -> int:
     return asked or longest
 
 
-def choose_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
+def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
     """As asked, else as the config says, else float32."""
     if name != "auto":
         return getattr(torch, name)

@@ -1,0 +1,103 @@
+"""config.json without transformers, whose import takes seconds, where the file itself says what the decoder asks.
+
+What a file leaves to the defaults of its class, and all other families, is transformers' to read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+ModelConfig: TypeAlias = "FileConfig | PreTrainedConfig"
+
+STATED: dict[str, tuple[type, ...]] = {
+    "vocab_size": (int,),
+    "hidden_size": (int,),
+    "intermediate_size": (int,),
+    "num_hidden_layers": (int,),
+    "num_attention_heads": (int,),
+    "num_key_value_heads": (int,),
+    "max_position_embeddings": (int,),
+    "rms_norm_eps": (float,),
+    "hidden_act": (str,),
+    "tie_word_embeddings": (bool,),
+}
+MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+FAMILIES: dict[str, dict[str, tuple[type, ...]]] = {
+    "llama": STATED,
+    "mistral": STATED | {"sliding_window": (int, type(None))},
+    "qwen2": STATED,
+    "qwen3": STATED | {"head_dim": (int,)},
+    "olmo2": STATED,
+    "granite": STATED | dict.fromkeys(MULTIPLIERS, (int, float)),
+}
+"""What a file of a family has to say, and as what."""
+
+ROPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+STRANGE = ("per_layer_config", "partial_rotary_factor", "quantization_config")
+"""What transformers may understand and this does not."""
+
+
+class FileConfig(SimpleNamespace):
+    """The values of a config.json as attributes, by the names and in the form of transformers' class of the family."""
+
+    def get_text_config(self) -> FileConfig:
+        return self
+
+
+def read_file(folder: Path) -> FileConfig | None:
+    """None if transformers has to read it."""
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (ValueError, OSError):
+        return None
+    if not isinstance(values, dict) or not _says_all(values):
+        return None
+    rope = _rope(values)
+    if rope is None:
+        return None
+    derived = {"rope_parameters": rope, "dtype": values.get("dtype") or values.get("torch_dtype")}
+    if values["model_type"] in ("qwen2", "qwen3"):
+        derived |= _sliding(values)
+    return FileConfig(**{"is_encoder_decoder": False} | values | derived)
+
+
+def _says_all(values: dict[str, Any]) -> bool:
+    asked = FAMILIES.get(values.get("model_type", ""))
+    if asked is None or any(name in values for name in STRANGE):
+        return False
+    if not all(name in values and isinstance(values[name], kinds) for name, kinds in asked.items()):
+        return False
+    if values.get("use_sliding_window") and not values.get("layer_types"):
+        return False
+    return values["hidden_size"] % values["num_attention_heads"] == 0
+
+
+def _rope(values: dict[str, Any]) -> dict[str, Any] | None:
+    """Parameters in today's form: files older than transformers 5 have `rope_theta` beside `rope_scaling`."""
+    stated = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    theta = stated.get("rope_theta", values.get("rope_theta"))
+    kind = stated.get("rope_type", stated.get("type", "default"))
+    numbers = [theta, *(stated.get(name) for name in ROPES.get(kind, ()))]
+    if kind not in ROPES or not all(isinstance(number, int | float) for number in numbers):
+        return None
+    if any(isinstance(value, dict) for value in stated.values()):  # one for each kind of layer
+        return None
+    return {**stated, "rope_type": kind, "rope_theta": theta}
+
+
+def _sliding(values: dict[str, Any]) -> dict[str, Any]:
+    """Windows of the Qwen families, which name one even where it is not used."""
+    if values.get("use_sliding_window"):
+        return {}
+    kinds = values.get("layer_types") or ["full_attention"] * values["num_hidden_layers"]
+    return {"sliding_window": None, "layer_types": kinds}
