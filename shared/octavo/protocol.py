@@ -281,8 +281,13 @@ class Cell:
         return Call(name, (self.keys.prefix,), args, parse)
 
 
-async def run(connection: redis.asyncio.Redis, call: Call[T]) -> T:
+async def run(connection: redis.asyncio.Redis | Line, call: Call[T]) -> T:
     """Run one call. Raises what its `parse` raises, and redis-py's errors as they are."""
+    if isinstance(connection, Line):
+        (outcome,) = await run_many(connection, [call])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
     async with answered():
         try:
             reply = await connection.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from octavo.connection import Line, answered
 from octavo.protocol import Cell, Claims, run
 from octavo_worker.agent.room import Room
 
@@ -39,7 +40,7 @@ class Claimer:
         changed: asyncio.Event,
         take: Callable[[Claims], None],
     ) -> None:
-        self._connection = connection
+        self._line = Line(connection)
         self._cell = cell
         self._model = model
         self._worker_id = worker_id
@@ -60,6 +61,12 @@ class Claimer:
 
     async def run(self) -> None:
         """Returns after `stop`."""
+        try:
+            await self._run()
+        finally:
+            await self._line.close()
+
+    async def _run(self) -> None:
         while not self._stopping:
             if self._answered_bell:
                 await self._pass_bell_on()
@@ -91,7 +98,7 @@ class Claimer:
         )
         while True:
             try:
-                claims = await run(self._connection, call)
+                claims = await run(self._line, call)
             except (RedisError, OSError) as error:
                 log.debug("claim failed: %s", type(error).__name__)
                 if self._stopping:
@@ -112,7 +119,10 @@ class Claimer:
     async def _bell(self) -> None:
         self._answered_bell = True  # unless it proves otherwise: an interrupted wait may have taken the bell, too
         try:
-            rung = await self._connection.blpop([self._cell.keys.bell(self._model)], timeout=_BELL_WAIT_S)
+            async with answered():
+                (rung,) = await self._line.exchange([("BLPOP", self._cell.keys.bell(self._model), _BELL_WAIT_S)])
+            if isinstance(rung, Exception):
+                raise rung
             self._answered_bell = rung is not None
         except (RedisError, OSError):
             await asyncio.sleep(_RETRY_S)
@@ -122,7 +132,7 @@ class Claimer:
         self._answered_bell = False
         if self._stopping or self._room() is None:
             with contextlib.suppress(RedisError, OSError):
-                await self._connection.rpush(self._cell.keys.bell(self._model), 1)
+                await self._line.exchange([("RPUSH", self._cell.keys.bell(self._model), 1)])
 
     async def _interruptible(self, wait: Coroutine[object, object, object]) -> None:
         """Wait, unless stopped meanwhile."""
