@@ -85,11 +85,24 @@ class Cache:
 
     @classmethod
     def make(
-        cls, lengths: list[int], layers: int, kv_heads: int, head_dim: int, block: int, shuffled: bool = True
+        cls,
+        lengths: list[int],
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        block: int,
+        shuffled: bool = True,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> Cache:
         needed = [-(-n // block) for n in lengths]
-        pool = ops.empty_cache(sum(needed) + 1, layers, kv_heads, block, head_dim, torch.bfloat16, "cuda")
-        pool.view(pool.shape[0], -1).normal_()
+        pool = ops.empty_cache(sum(needed) + 1, layers, kv_heads, block, head_dim, dtype, "cuda")
+        if dtype.itemsize == 1:
+            for slots in torch.arange(len(pool) * block, device="cuda").split(16384):
+                for layer in range(layers):
+                    k = torch.randn(len(slots), kv_heads, head_dim, dtype=torch.bfloat16, device="cuda")
+                    ops.write_kv(k, k, pool[:, layer], slots, block)
+        else:
+            pool.view(pool.shape[0], -1).normal_()
         order = ((torch.randperm if shuffled else torch.arange)(sum(needed)) + 1).int()
         tables = torch.zeros(len(lengths), max(needed), dtype=torch.int32)
         for i, part in enumerate(order.split(needed)):
@@ -121,11 +134,20 @@ def flashinfer_decode(cache: Cache, q: Tensor, heads: int, kv_heads: int, head_d
     return measure([lambda pool=pool: wrapper.run(q, pool, out=out) for pool in pools])
 
 
-def decode(name: str, lengths: list[int], heads: int, kv_heads: int, head_dim: int = 128, block: int = 16) -> Row:
+def decode(
+    name: str,
+    lengths: list[int],
+    heads: int,
+    kv_heads: int,
+    head_dim: int = 128,
+    block: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Row:
+    """Over a cache of `dtype`; in eight bits the floor counts the scales, and the peer is our decode over bfloat16."""
     batch = len(lengths)
-    kv = 2 * sum(lengths) * kv_heads * head_dim * 2
+    kv = sum(lengths) * ops.block_bytes(1, kv_heads, block, head_dim, dtype) // block
     layers = rotations(kv, 3)
-    cache = Cache.make(lengths, layers, kv_heads, head_dim, block)
+    cache = Cache.make(lengths, layers, kv_heads, head_dim, block, dtype=dtype)
     q = torch.randn(batch, heads, head_dim, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
@@ -142,9 +164,12 @@ def decode(name: str, lengths: list[int], heads: int, kv_heads: int, head_dim: i
 
     seconds = measure([lambda i=i: call(i) for i in range(layers)])
     floor = (kv + 2 * batch * heads * head_dim * 2) / READ
+    shape = f"{heads}/{kv_heads}/{head_dim} b{block} {name}"
+    if dtype.itemsize == 1:
+        plain = decode(name, lengths, heads, kv_heads, head_dim, block).microseconds
+        return row(f"decode {str(dtype)[6:]}", shape, seconds, floor, ("octavo bfloat16", plain / 1e6))
     peer = flashinfer_decode(cache, q, heads, kv_heads, head_dim, block)
-    return row("decode", f"{heads}/{kv_heads}/{head_dim} b{block} {name}", seconds, floor,
-               peer and ("FlashInfer", peer))  # fmt: skip
+    return row("decode", shape, seconds, floor, peer and ("FlashInfer", peer))
 
 
 def cascade(count: int, prefix: int, suffix: int, heads: int, kv_heads: int, head_dim: int = 128) -> Row:
@@ -402,6 +427,15 @@ def decode_others() -> list[Row]:
     ]
 
 
+def decode_eight_bits() -> list[Row]:
+    batches = {"B64 L8192": [8192] * 64, "B32 L4096": [4096] * 32, "B128 L1024": [1024] * 128, "B1 L32768": [32768]}
+    return [
+        decode(name, lengths, 32, 8, dtype=dtype)
+        for name, lengths in batches.items()
+        for dtype in (torch.int8, torch.float8_e4m3fn)
+    ]
+
+
 def cascade_rows() -> list[Row]:
     return [
         cascade(256, 2048, 128, 32, 8),
@@ -487,6 +521,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "decode-64/8": partial(decode_table, 64, 8),
     "decode-40/40": partial(decode_table, 40, 40),
     "decode-others": decode_others,
+    "decode-8-bit": decode_eight_bits,
     "cascade": cascade_rows,
     "prefill": prefill_rows,
     "fused": fused_rows,

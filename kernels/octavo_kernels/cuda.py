@@ -1,7 +1,8 @@
 """The CUDA side of `ops`: launches on torch's current stream, and the plan that attention works from.
 
-Kernels take bfloat16 and float16 (norms and activations float32 too), head dims 32, 64, 96, 128 and 256, and block
-sizes that are powers of two. Nothing here synchronises with the device: every launch can be captured in a CUDA graph.
+Kernels take what those for the CPU take, with block sizes that are powers of two. Attention runs on the tensor cores
+for bfloat16 and float16 with `TENSOR_CORE_HEAD_DIMS` and a cache of the same type; everything else takes slower kernels
+that compute in float32. Nothing here synchronises with the device: every launch can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ try:
 except ImportError:  # built without nvcc
     _cuda = None
 
-HEAD_DIMS = (32, 64, 96, 128, 256)
-KV_DTYPES = (torch.bfloat16, torch.float16)
+TENSOR_CORE_HEAD_DIMS = (32, 64, 96, 128, 256)
 LINEAR_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
 LINEAR_ROWS = 32  # cuBLAS takes products of more rows
 
@@ -122,15 +122,15 @@ def decode_step(device: torch.device, write: tuple[object, ...], attention: tupl
         return _cuda.decode_step(write, attention, arrivals, torch.cuda.current_stream(device).cuda_stream)
 
 
-def check_cache(dtype: torch.dtype, head_dim: int, block_size: int) -> None:
-    if dtype.itemsize == 1:
-        raise TypeError("the CUDA kernels take no KV cache in 8 bits yet: leave kv_dtype at auto")
-    if dtype not in KV_DTYPES:
-        raise TypeError(f"the KV cache must be bfloat16 or float16 on CUDA, not {dtype}")
-    if head_dim not in HEAD_DIMS:
-        raise ValueError(f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))} on CUDA, not {head_dim}")
+def check_cache(block_size: int) -> None:
     if block_size & (block_size - 1):
         raise ValueError(f"block_size must be a power of two on CUDA, not {block_size}")
+
+
+def reads_prefixes_once(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether sequences with equal leading blocks can be grouped (`AttentionPlan.update`): the tensor cores' kernels
+    do that, and only where the cache has the type of the data."""
+    return dtype == cache_dtype and dtype.itemsize == 2 and head_dim in TENSOR_CORE_HEAD_DIMS
 
 
 class AttentionPlan:
@@ -145,7 +145,7 @@ class AttentionPlan:
     `uniform`: every query is computed as those of prompts are, so that a row's bits do not depend on how many queries
     its sequence has in the batch; decodes are slower that way. It reads no prefix once for a group.
     `shared_prefixes`: whether `update` may be told of groups of sequences that share their leading blocks, which are
-    then read once a group. It adds a launch; it changes no bit of any result.
+    then read once a group, where `reads_prefixes_once`. It adds a launch; it changes no bit of any result.
     """
 
     # A group with more query rows than these has tiles of its own kind, which suit many rows.

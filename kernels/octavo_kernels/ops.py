@@ -149,16 +149,15 @@ def _cells_of_head(block_size: int, head_dim: int, dtype: torch.dtype) -> int:
 
 
 def _cache_layout(cache: Tensor, dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int) -> tuple[int, ...]:
-    """Address, kind of cells (on the CPU), block, K-to-V and head strides, block size: what a module calls a cache."""
+    """Address, kind of cells, block, K-to-V and head strides, block size: what a module calls a cache."""
     _check_sizes(block_size, head_dim)
     if cache.dtype in CELLS:
         dtype = cache.dtype
     if cache.is_cuda:
-        cuda.check_cache(dtype, head_dim, block_size)
+        cuda.check_cache(block_size)
     _check("layer_cache", cache, dtype, (None, 2, kv_heads, _cells_of_head(block_size, head_dim, dtype)))
     block, kv, head, _ = cache.stride()
-    cells = () if cache.is_cuda else (CELLS.get(dtype, 0),)
-    return cache.data_ptr(), *cells, block, kv, head, block_size
+    return cache.data_ptr(), CELLS.get(dtype, 0), block, kv, head, block_size
 
 
 def block_bytes(layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -183,7 +182,7 @@ def empty_cache(
     _check_cache_type("dtype", dtype)
     _check_sizes(block_size, head_dim)
     if torch.device(device).type == "cuda":
-        cuda.check_cache(dtype, head_dim, block_size)
+        cuda.check_cache(block_size)
     for name, size in (("num_blocks", num_blocks), ("layers", layers), ("kv_heads", kv_heads)):
         if size < 1:
             raise ValueError(f"{name} must be at least 1, not {size}")

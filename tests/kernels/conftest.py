@@ -40,7 +40,7 @@ def threads() -> Iterator[None]:
 @dataclass
 class Batch:
     """Sequences in one paged cache: blocks shuffled, everything unused poisoned with NaN. `keys` and `values` are what
-    the cache says they are: in eight bits not what was written."""
+    the cache says they are: in eight bits not what was written, which is `written`, pairs of K and V."""
 
     q: Tensor
     cache: Tensor
@@ -50,6 +50,7 @@ class Batch:
     keys: list[Tensor]
     values: list[Tensor]
     block_size: int
+    written: list[tuple[Tensor, Tensor]]
 
     @property
     def layer(self) -> Tensor:
@@ -72,7 +73,7 @@ class Batch:
         one = slice(sequence, sequence + 1)
         return Batch(
             q, self.cache, self.tables[one], self.context_lens[one], torch.tensor([0, len(q)], dtype=torch.int32),
-            self.keys[one], self.values[one], self.block_size,
+            self.keys[one], self.values[one], self.block_size, self.written[one],
         )  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def make_batch():
         cache.view(torch.uint8).fill_(0xFF)  # NaN in every type of float
         order = (torch.randperm(blocks - 1, generator=generator) + 1).to(torch.int32)
         tables = torch.full((len(lengths), max([*needed, 1])), -(2**31), dtype=torch.int32)  # reading one would crash
-        keys, values, start = [], [], 0
+        keys, values, written, start = [], [], [], 0
         for row, ((_, length), count) in enumerate(zip(lengths, needed, strict=True)):
             tables[row, :count] = order[start : start + count]
             start += count
@@ -113,6 +114,7 @@ def make_batch():
             slots = tables[row, position // block_size].long() * block_size + position % block_size
             k, v = randn(length, kv_heads, head_dim), randn(length, kv_heads, head_dim)
             ops.write_kv(k, v, cache[:, 1], slots, block_size)
+            written.append((k, v))
             keys.append(k if cells is None else as_read(k, cells))
             values.append(v if cells is None else as_read(v, cells))
         queries = torch.tensor([0] + [n for n, _ in lengths]).cumsum(0).to(torch.int32)
@@ -125,6 +127,7 @@ def make_batch():
             keys,
             values,
             block_size,
+            written,
         )
 
     return make

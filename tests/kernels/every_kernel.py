@@ -89,7 +89,7 @@ class Sequences:
 
 
 def decode() -> None:
-    for head_dim in cuda.HEAD_DIMS:
+    for head_dim in cuda.TENSOR_CORE_HEAD_DIMS:
         for dtype, heads in ((BF16, 4), (F16, 3)):
             sequences = Sequences([1, 15, 16, 17, 600, 1100], 1, head_dim, dtype)
             sequences.attend([1] * 6, heads)
@@ -125,7 +125,7 @@ def prefix() -> None:
 
 
 def extend() -> None:
-    for head_dim in cuda.HEAD_DIMS:
+    for head_dim in cuda.TENSOR_CORE_HEAD_DIMS:
         sequences = Sequences([40, 300, 200], 2, head_dim, BF16)
         sequences.attend([40, 130, 33], 4)
         sequences.attend([40, 130, 33], 4, softcap=20.0)
@@ -135,7 +135,7 @@ def extend() -> None:
 
 
 def cache() -> None:
-    for head_dim in cuda.HEAD_DIMS:
+    for head_dim in cuda.TENSOR_CORE_HEAD_DIMS:
         for norm, interleaved, rotary in ((True, False, head_dim), (False, True, head_dim), (True, False, 8)):
             layers = ops.empty_cache(4, 2, 2, BLOCK, head_dim, BF16, "cuda")
             weights = {"q_norm": data(head_dim), "k_norm": data(head_dim)} if norm else {}

@@ -48,7 +48,7 @@ def check(batch, scale=0.125, sinks=None, **options):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", cuda.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", cuda.TENSOR_CORE_HEAD_DIMS)
 def test_decode_and_prefill_in_one_call(gpu_batch, dtype, head_dim):
     check(gpu_batch(MIXED, dtype=dtype, head_dim=head_dim))
 

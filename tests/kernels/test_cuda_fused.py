@@ -35,7 +35,7 @@ def read_cache(layer, slots, heads, head_dim, block_size):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("head_dim", cuda.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", cuda.TENSOR_CORE_HEAD_DIMS)
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_written_values_come_back_bit_for_bit(dtype, head_dim, block_size):
     cache = ops.empty_cache(5, 2, 3, block_size, head_dim, dtype, "cuda").fill_(float("nan"))

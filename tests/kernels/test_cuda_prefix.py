@@ -92,7 +92,7 @@ MIXED = [(0, 2100, 1), (-1, 700, 1), (1, 600, 1), (0, 1500, 1), (1, 530, 1), (0,
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("head_dim", cuda.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", cuda.TENSOR_CORE_HEAD_DIMS)
 @pytest.mark.parametrize("few_rows", [0, 1000])
 def test_groups_do_not_change_a_bit(monkeypatch, dtype, head_dim, few_rows):
     """Both ways of computing a group's rows; prefixes of 1500 and 520 tokens are no multiples of a chunk."""

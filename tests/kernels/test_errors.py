@@ -140,8 +140,8 @@ def test_caches_that_cannot_be():
         ops.empty_cache(1, 1, 1, 16, 12, F32)
     with pytest.raises(TypeError, match=r"^dtype must be"):
         ops.empty_cache(1, 1, 1, 16, 16, torch.uint8)
-    with pytest.raises(TypeError, match="take no KV cache in 8 bits yet: leave kv_dtype at auto"):
-        ops.empty_cache(1, 1, 1, 16, 64, torch.int8, "cuda")
+    with pytest.raises(ValueError, match=r"^block_size must be a power of two on CUDA"):
+        ops.empty_cache(1, 1, 1, 48, 64, torch.int8, "cuda")
 
 
 def test_a_cache_in_eight_bits_without_room_for_scales():

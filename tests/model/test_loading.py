@@ -11,7 +11,7 @@ from transformers import BloomConfig, LlamaConfig, MambaConfig, PreTrainedConfig
 
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.model import ModelError, UnsupportedModel, load_runner
-from octavo_worker.model.loading import check_types, choose_dtype
+from octavo_worker.model.loading import choose_dtype
 
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # K and V, layers, KV heads, head size, tokens, float32
 
@@ -62,16 +62,6 @@ def test_a_cache_in_8_bits_has_more_blocks_of_fewer_bytes(tmp_path: Path, kv_dty
     assert runner.kv_cache[0].nbytes == eight_bits
     assert runner.speeds is not None
     assert runner.speeds.block_bytes == eight_bits
-
-
-def test_types_that_cuda_kernels_do_not_take_are_refused_by_name() -> None:
-    gpu = torch.device("cuda")
-    check_types(gpu, torch.bfloat16, "auto")
-    check_types(torch.device("cpu"), torch.float32, "int8")
-    with pytest.raises(ModelError, match="--kv-dtype int8 works on the CPU only"):
-        check_types(gpu, torch.bfloat16, "int8")
-    with pytest.raises(ModelError, match="give --dtype bfloat16"):
-        check_types(gpu, torch.float32, "auto")
 
 
 def test_a_cache_is_of_the_models_type_unless_asked_otherwise(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ class Pair:
     runner: ModelRunner
 
 
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     logging.disable_progress_bar()
 
     @cache
@@ -36,7 +36,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
         folder = tmp_path_factory.mktemp(name)
         oracle = save(name, folder)
         options = ModelOptions(
-            model=str(folder), device="cpu", dtype="float32", num_blocks=513, host_cache_bytes=4 << 20, threads=1
+            model=str(folder),
+            device=request.param,
+            dtype="float32",
+            num_blocks=513,
+            max_running=64,
+            host_cache_bytes=4 << 20,
+            threads=1,
         )
         return Pair(folder, oracle, load_runner(options))
 

@@ -151,6 +151,42 @@ def test_graphs_change_nothing(folder: Path, runner: ModelRunner) -> None:
         assert one.prompt_logprobs == other.prompt_logprobs
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_a_cache_in_eight_bits_loses_little(
+    folder: Path, oracle: PreTrainedModel, rounded: PreTrainedModel, kv_dtype: str
+) -> None:
+    """Scores of prompts, computed in chunks, and of what is decoded after them, in graphs and without."""
+    rng = random.Random(3)
+    prompts = {str(n): [rng.randrange(VOCAB) for _ in range(n)] for n in (2, 15, 16, 17, 33, 255, 300)}
+    requests = [request(name, p, max_tokens=20, prompt_logprobs=0, logprobs=0) for name, p in prompts.items()]
+    runner, plain = (load_runner(options(folder, kv_dtype=kv_dtype, cuda_graphs=graphs)) for graphs in (True, False))
+    answers, again = (Engine(one, token_budget=100).run(requests) for one in (runner, plain))
+    assert answers.logprobs == again.logprobs
+    ours, theirs = [], []
+    for name, prompt in prompts.items():
+        tokens = prompt + answers.tokens[name][0]
+        scores = [*(answers.prompt_logprobs[name] or [])[1:], *answers.logprobs[name][0]]
+        wanted, close = (
+            logprobs(model, tokens)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+            for model in (oracle, rounded)
+        )
+        ours.append((torch.tensor([score.logprob for score in scores if score is not None]) - wanted).abs())
+        theirs.append((close - wanted).abs())
+    assert torch.cat(ours).mean() <= (2 if kv_dtype == "int8" else 8) * torch.cat(theirs).mean()
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_eight_bits_are_swapped_and_copied_as_others(folder: Path, mode: str) -> None:
+    runner = load_runner(options(folder, kv_dtype="int8"))
+    requests = random_requests(100)
+    roomy = Engine(runner).run(requests)
+    engine = Engine(runner, num_blocks=60, num_host_blocks=runner.num_host_blocks, policy=PreemptionPolicy(mode))
+    short = engine.run(requests)
+    assert short.stats.preemptions > 0
+    assert {k: set(v) for k, v in short.tokens.items()} == {k: set(v) for k, v in roomy.tokens.items()}
+    assert engine.scheduler.pool.used == 0
+
+
 def test_reading_a_shared_prefix_once_changes_nothing(runner: ModelRunner) -> None:
     rng = random.Random(6)
     prefix = [rng.randrange(VOCAB) for _ in range(1100)]

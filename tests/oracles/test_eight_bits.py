@@ -25,7 +25,9 @@ OFFSETS = [1, 7, 16, 29]
 def load(kv_dtype: str) -> PagedRunner:
     """The bundled model in bfloat16."""
     folder = str(model_folder("demo"))
-    options = ModelOptions(model=folder, kv_dtype=kv_dtype, num_blocks=400, host_cache_bytes=16 << 20, threads=1)
+    options = ModelOptions(
+        model=folder, device="cpu", kv_dtype=kv_dtype, num_blocks=400, host_cache_bytes=16 << 20, threads=1
+    )
     return load_runner(options)
 
 

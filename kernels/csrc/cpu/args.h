@@ -4,13 +4,9 @@
 // that the linker could share with the rest: no standard containers in them, everything in anonymous namespaces.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "../operands.h"
 
 namespace octavo {
-
-enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2 };
-enum class Cells : int { plain = 0, i8 = 1, f8 = 2 };  // of a cache; plain: the dtype of the call
 
 struct bf16 {
   uint16_t bits;
@@ -26,8 +22,6 @@ struct f8 {
   uint8_t code;
 };
 
-inline constexpr size_t item_size(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
-
 // Attention walks keys in tiles, and tiles in chunks, both aligned to absolute positions. A query row's arithmetic is
 // therefore the same whether it runs alone, in a batch, in a decode step or inside a prefill chunk.
 inline constexpr int kTile = 64;
@@ -35,50 +29,10 @@ inline constexpr int kChunk = 512;
 inline constexpr int kSegment = 16;  // block sizes are multiples of this
 inline constexpr int kMaxHeadDim = 512;
 
-// Strides are in elements. A block of one layer holds, for each KV head, K transposed [head_dim][block_size] and
-// V [block_size][head_dim]. In eight bits each of them is followed by float32 scales [block_size].
-struct Cache {
-  void* data;
-  Cells cells;
-  int64_t block_stride, kv_stride, head_stride;
-  int block_size;
-};
-
-struct WriteArgs {
-  Dtype dtype;
-  const void *q, *k, *v;  // q is null when only K and V are written
-  int64_t q_stride, k_stride, v_stride;
-  void* q_out;
-  int64_t q_out_stride;
-  int64_t tokens;
-  int heads, kv_heads, head_dim;
-  Cache cache;
-  const int64_t* slots;
-  const int64_t* positions;
-  const float* cos_sin;  // null: no rotation
-  int64_t cos_sin_stride;
-  int rotary_dim;
-  bool interleaved;
-  const void *q_norm, *k_norm;  // null: no norm
-  float eps, norm_offset;
-};
-
-struct AttentionArgs {
-  Dtype dtype;
-  const void* q;
-  int64_t q_stride;
-  void* out;
-  int64_t out_stride;
-  int heads, kv_heads, head_dim;
-  Cache cache;
-  const int32_t* tables;
-  int64_t table_stride;
+// Inside a block K lies transposed, [head_dim][block_size], and V as [block_size][head_dim].
+struct AttentionArgs : AttentionOperands {
   const int32_t* context_lens;
   const int32_t* query_start;
-  int sequences;
-  float scale, softcap;  // softcap 0: none
-  int window;            // 0: unbounded
-  const float* sinks;    // null: none
 };
 
 // Query tokens [token, token + tokens) of one sequence against the chunks [chunk, chunk_end) of one KV head.
@@ -114,32 +68,6 @@ struct LinearPlan {
 };
 struct LinearBlock {
   int64_t row, row_end, column, column_end;
-};
-
-struct NormArgs {
-  Dtype dtype;
-  const void* x;
-  int64_t x_stride;
-  void* residual;  // null: none; otherwise residual += x in place and the sum is normalised
-  int64_t residual_stride;
-  const void *weight, *bias;
-  void* out;
-  int64_t out_stride;
-  int64_t rows, width;
-  float eps, offset;
-};
-
-enum class Activation : int { silu = 0, gelu = 1, gelu_tanh = 2, relu = 3 };
-
-struct ActivationArgs {
-  Dtype dtype;
-  Activation kind;
-  bool gated;  // x is [rows, 2 * width], the first half is the gate
-  const void* x;
-  int64_t x_stride;
-  void* out;
-  int64_t out_stride;
-  int64_t rows, width;
 };
 
 struct SampleArgs {

@@ -85,7 +85,7 @@ void linear(int dtype, uintptr_t x, int64_t x_stride, uintptr_t weight, int64_t 
 }
 
 NormArgs norm_args(int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, int64_t residual_stride,
-                   uintptr_t weight, uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t rows, int64_t width,
+                   uintptr_t weight, uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t rows, int width,
                    float eps, float offset) {
   NormArgs a{};
   a.dtype = Dtype(dtype);
@@ -96,20 +96,20 @@ NormArgs norm_args(int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual,
 }
 
 void rms_norm(int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, int64_t residual_stride, uintptr_t weight,
-              uintptr_t out, int64_t out_stride, int64_t rows, int64_t width, float eps, float offset) {
+              uintptr_t out, int64_t out_stride, int64_t rows, int width, float eps, float offset) {
   launch_rms_norm(
       norm_args(dtype, x, x_stride, residual, residual_stride, weight, 0, out, out_stride, rows, width, eps, offset));
 }
 
 void layer_norm(int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, int64_t residual_stride,
-                uintptr_t weight, uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t rows, int64_t width,
+                uintptr_t weight, uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t rows, int width,
                 float eps) {
   launch_layer_norm(
       norm_args(dtype, x, x_stride, residual, residual_stride, weight, bias, out, out_stride, rows, width, eps, 0));
 }
 
 void activation(int dtype, int kind, bool gated, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t out_stride,
-                int64_t rows, int64_t width) {
+                int64_t rows, int width) {
   launch_activation(
       {Dtype(dtype), Activation(kind), gated, at<void>(x), x_stride, at<void>(out), out_stride, rows, width});
 }

@@ -3,11 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstdint>
+#include "../operands.h"
 
 namespace octavo {
-
-enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2 };
 
 // Attention walks a sequence in chunks that lie on absolute positions, so how a sequence is split depends on nothing
 // but its own length, and a batch never changes a sequence's result.
@@ -24,15 +22,6 @@ inline constexpr int kSplitContext = 1024;
 
 // Query rows of a tile of the prefix kernel.
 constexpr int prefix_rows(int head_dim) { return head_dim > 128 ? 64 : 128; }
-
-// A block of one layer holds, for each KV head, K [block_size][head_dim] and V [block_size][head_dim]. Inside a row the
-// 16-byte units are permuted (`swizzle` in common.cuh), so a slice copied as it is lies free of bank conflicts in shared
-// memory.
-struct Cache {
-  void* data;
-  int64_t block_stride, kv_stride, head_stride;
-  int block_size;
-};
 
 // One chunk of one sequence that fits the decode kernel. `slot` is the place of its partial result; `chunks` counts those
 // of the sequence. Or one chunk of a prefix for `group_rows` rows of a group: then `sequence` is one of the group's,
@@ -88,20 +77,13 @@ struct PlanArgs {
   int decode_capacity, extend_capacity, sequence_capacity;
 };
 
-struct AttentionArgs {
-  Dtype dtype;
-  const void* q;
-  int64_t q_stride;
-  void* out;
-  int64_t out_stride;
-  int heads, kv_heads, head_dim;
-  Cache cache;
-  const int32_t* tables;
-  int64_t table_stride;
+// A block of one layer holds, for each KV head, K [block_size][head_dim] and V [block_size][head_dim]. Inside a row the
+// 16-byte units are permuted (`swizzle` in common.cuh), so a slice copied as it is lies free of bank conflicts in shared
+// memory.
+struct AttentionArgs : AttentionOperands {
   PlanHeader* header;
   const DecodeItem* decode;
-  const FoldItem* folds;
-  int sequences;  // of `folds`
+  const FoldItem* folds;  // [sequences]
   const ExtendItem* extend;
   const PrefixItem* prefix;  // null: no groups
   const int32_t* rows;
@@ -109,28 +91,6 @@ struct AttentionArgs {
   float* partial_sums;
   int partial_rows;
   bool decodes, extends;  // which lists the plan has
-  float scale, softcap;  // softcap 0: none
-  int window;            // 0: unbounded
-  const float* sinks;    // null: none
-};
-
-struct WriteArgs {
-  Dtype dtype;
-  const void *q, *k, *v;  // q is null when only K and V are written
-  int64_t q_stride, k_stride, v_stride;
-  void* q_out;
-  int64_t q_out_stride;
-  int64_t tokens;
-  int heads, kv_heads, head_dim;
-  Cache cache;
-  const int64_t* slots;
-  const int64_t* positions;
-  const float* cos_sin;  // null: no rotation
-  int64_t cos_sin_stride;
-  int rotary_dim;
-  bool interleaved;
-  const void *q_norm, *k_norm;  // null: no norm
-  float eps, norm_offset;
 };
 
 // All of a decode step's attention. Of `attention`, q is not used: the rotated queries stay in the chip.
@@ -138,34 +98,6 @@ struct DecodeStepArgs {
   WriteArgs write;
   AttentionArgs attention;
   int32_t* arrivals;  // [sequences][kv_heads], zero between launches
-};
-
-struct NormArgs {
-  Dtype dtype;
-  const void* x;
-  int64_t x_stride;
-  void* residual;  // null: none; otherwise residual += x in place and the sum is normalised
-  int64_t residual_stride;
-  const void *weight, *bias;
-  void* out;
-  int64_t out_stride;
-  int64_t rows;
-  int width;
-  float eps, offset;
-};
-
-enum class Activation : int { silu = 0, gelu = 1, gelu_tanh = 2, relu = 3 };
-
-struct ActivationArgs {
-  Dtype dtype;
-  Activation kind;
-  bool gated;  // x is [rows, 2 * width], the first half is the gate
-  const void* x;
-  int64_t x_stride;
-  void* out;
-  int64_t out_stride;
-  int64_t rows;
-  int width;
 };
 
 // Weights of a product. Gated: [gate; up], for activation(x gate^T) * (x up^T), [rows, columns / 2].
@@ -278,7 +210,10 @@ cudaError_t plan_attention(const PlanArgs&, cudaStream_t);
 cudaError_t decode_attention(const AttentionArgs&, cudaStream_t);
 cudaError_t prefix_attention(const AttentionArgs&, cudaStream_t);
 cudaError_t extend_attention(const AttentionArgs&, cudaStream_t);
+// What those three do not take: float32, other head dims, other cells. No groups.
+cudaError_t simt_attention(const AttentionArgs&, bool decodes, bool extends, cudaStream_t);
 cudaError_t write_cache(const WriteArgs&, cudaStream_t);
+cudaError_t simt_write(const WriteArgs&, cudaStream_t);  // what that one does not take
 // write_cache, then decode_attention, of sequences with one query each; cudaErrorNotSupported: launched nothing
 cudaError_t decode_step(const DecodeStepArgs&, cudaStream_t);
 cudaError_t copy_blocks(void* cache, int64_t block_bytes, const int64_t* pairs, int64_t count, cudaStream_t);

@@ -85,6 +85,7 @@ __global__ void __launch_bounds__(kCopyThreads)
 
 cudaError_t write_cache(const WriteArgs& a, cudaStream_t stream) {
   if (a.tokens == 0) return cudaSuccess;
+  if (a.cache.cells != Cells::plain) return cudaErrorInvalidValue;
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     switch (a.head_dim) {

@@ -6,14 +6,12 @@
 #pragma once
 
 #include "attention.cuh"
+#include "cells.cuh"
 
 namespace octavo {
 namespace {
 
 constexpr int kLanes = 4;
-
-template <class T, int D>
-constexpr int slice_bytes = kSlice* D* int(sizeof(T));
 
 // Softmax state of one warp over C columns: a thread holds row lane / 4 (and, with R = 2, row lane / 4 + 8) of every
 // n-tile. `m` is in the log2 domain.
@@ -298,6 +296,7 @@ __device__ void write_partial(const AttentionArgs& a, int head, int count, int c
 // Waits for the oldest of `stages` groups of copies.
 __device__ inline void wait_oldest(int stages) {
   switch (stages) {
+    case 1: return wait_copies<0>();
     case 2: return wait_copies<1>();
     case 3: return wait_copies<2>();
     case 4: return wait_copies<3>();

@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "args.h"
 
 namespace octavo {
@@ -23,17 +25,46 @@ inline cudaError_t with_half(Dtype dtype, F&& f) {
     default: return cudaErrorInvalidValue;
   }
 }
+// Calls f with the head dim as a type, where the tensor-core kernels take it.
+template <class F>
+inline cudaError_t with_head_dim(int head_dim, F&& f) {
+  switch (head_dim) {
+    case 32: return f(std::integral_constant<int, 32>{});
+    case 64: return f(std::integral_constant<int, 64>{});
+    case 96: return f(std::integral_constant<int, 96>{});
+    case 128: return f(std::integral_constant<int, 128>{});
+    case 256: return f(std::integral_constant<int, 256>{});
+    default: return cudaErrorInvalidValue;
+  }
+}
+// Those of them that are common, for kernels of which there are many kinds.
+template <class F>
+inline cudaError_t with_common_head_dim(int head_dim, F&& f) {
+  switch (head_dim) {
+    case 64: return f(std::integral_constant<int, 64>{});
+    case 128: return f(std::integral_constant<int, 128>{});
+    case 256: return f(std::integral_constant<int, 256>{});
+    default: return cudaErrorInvalidValue;
+  }
+}
 template <class F>
 inline cudaError_t with_dtype(Dtype dtype, F&& f) {
   if (dtype == Dtype::f32) return f(float{});
   return with_half(dtype, f);
 }
 
-// Where the 16-byte unit `unit` of a token's row lies: eight consecutive rows put the same unit into eight different
-// bank groups. `token` counts inside the block.
+// Where the 16-byte unit `unit` of a token's row of `units` lies: eight consecutive rows put the same unit into eight
+// different bank groups where the length of a row allows it. `token` counts inside the block. Spelled so that the
+// compiler sees which bits stay: fewer offsets in registers.
+__host__ __device__ constexpr int swizzle_units(int units, int token, int unit) {
+  return units % 8 == 0   ? (unit & ~7) + ((unit ^ token) & 7)
+         : units % 4 == 0 ? (unit & ~3) + ((unit ^ token >> 1) & 3)
+         : units % 2 == 0 ? (unit & ~1) + ((unit ^ token >> 2) & 1)
+                          : unit;
+}
+// The same for a row of `head_dim` elements of 16 bits.
 __host__ __device__ constexpr int swizzle(int head_dim, int token, int unit) {
-  // Spelled so that the compiler sees which bits stay: fewer offsets in registers.
-  return head_dim % 64 == 0 ? (unit & ~7) + ((unit ^ token) & 7) : (unit & ~3) + ((unit ^ token >> 1) & 3);
+  return swizzle_units(head_dim / 8, token, unit);
 }
 
 __device__ inline float to_float(float x) { return x; }

@@ -1,7 +1,7 @@
 // What the decode kernel has in common with the one that does a whole step for few sequences: they must agree bit for bit.
 #pragma once
 
-#include "chunk.cuh"
+#include "chunk_cells.cuh"
 
 namespace octavo {
 namespace {
@@ -28,23 +28,20 @@ __device__ inline QueryRow row_of(const AttentionArgs& a, const DecodeItem& it, 
   return {it.query_row + row / group, row, it.slot};
 }
 
-// One slice of 16 tokens, the first at position `token`.
-template <class T, int D, int R>
-__device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, uint32_t keys, int token,
-                       const Queries<T, D>& queries, State<D, R>& st) {
-  const int lane = threadIdx.x % 32;
-  const uint32_t values = keys + slice_bytes<T, D>;
-  const int first_last = it.context - it.queries;  // last key that the first query sees
-  const int lowest = a.window > 0 ? first_last + 1 - a.window : 0;
-  const int highest_low = a.window > 0 ? it.context - a.window : 0;
-  if (token + kSlice > it.context || token < lowest) {
-    clear_values<D>(values, kSlice, lowest - token, it.context - token, lane, 32);
-    __syncwarp();
-  }
-  float s[1][2][4];
-  score<T, D, 1>(queries, keys, 0, s);
-  if (a.softcap > 0.0f) cap<R>(a, s[0]);
-  if (token + kSlice - 1 > first_last || token < highest_low) {
+// Which keys of an item its rows see.
+struct Sight {
+  int first_last, lowest, highest_low;  // last key of the first query, first keys of the first and of the last
+
+  __device__ Sight(const AttentionArgs& a, const DecodeItem& it)
+      : first_last(it.context - it.queries),
+        lowest(a.window > 0 ? first_last + 1 - a.window : 0),
+        highest_low(a.window > 0 ? it.context - a.window : 0) {}
+
+  // Scores of the keys of a slice from position `token` on, where some row does not see all of them.
+  template <int R>
+  __device__ void mask(const AttentionArgs& a, int group, int token, float (&s)[2][4]) const {
+    if (token + kSlice - 1 <= first_last && token >= highest_low) return;
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const int last = first_last + (lane / 4 + 8 * r) / group;
@@ -52,11 +49,55 @@ __device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int position = token + i / 2 * 8 + lane % 4 * 2 + i % 2;
-        if (position > last || position < low) s[0][i / 2][2 * r + i % 2] = -INFINITY;
+        if (position > last || position < low) s[i / 2][2 * r + i % 2] = -INFINITY;
       }
     }
   }
+};
+
+template <class C, int D, int R>
+using StateFor = std::conditional_t<is_scaled<C>, ScaledState<D, R>, State<D, R>>;
+
+// One slice of 16 tokens, the first at position `token`.
+template <class T, int D, int R>
+__device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, uint32_t keys, int token,
+                       const Queries<T, D>& queries, State<D, R>& st) {
+  const uint32_t values = keys + slice_bytes<T, D>;
+  const Sight sight(a, it);
+  if (token + kSlice > it.context || token < sight.lowest) {
+    clear_values<D>(values, kSlice, sight.lowest - token, it.context - token, threadIdx.x % 32, 32);
+    __syncwarp();
+  }
+  float s[1][2][4];
+  score<T, D, 1>(queries, keys, 0, s);
+  if (a.softcap > 0.0f) cap<R>(a, s[0]);
+  sight.mask<R>(a, group, token, s[0]);
   absorb<T, D, D, R, 1>(s, score_unit(a), values, 0, 0, st);
+}
+
+// N slices of cells in eight bits, each as far from the one before as the lanes take turns.
+template <class C, int D, int R, int N>
+__device__ void attend_cells(const AttentionArgs& a, const DecodeItem& it, int group, const uint32_t (&keys)[N],
+                             int token, const HalfQueries<D>& queries, ScaledState<D, R>& st) {
+  const Sight sight(a, it);
+  uint32_t values[N];
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    values[n] = keys[n] + slice_bytes<C, D>;
+    const int first = token + n * kLanes * kSlice;
+    if (first + kSlice > it.context || first < sight.lowest) {
+      clear_cells<D>(values[n], sight.lowest - first, it.context - first);
+      __syncwarp();
+    }
+  }
+  float s[N][2][4];
+  score_cells<C>(queries, keys, s);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (a.softcap > 0.0f) cap<R>(a, s[n]);
+    sight.mask<R>(a, group, token + n * kLanes * kSlice, s[n]);
+  }
+  absorb_cells<C>(s, score_unit(a), values, st);
 }
 
 template <class T, int D, int R>

@@ -227,6 +227,7 @@ cudaError_t decode_step(const DecodeStepArgs& p, cudaStream_t stream) {
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   // More items than blocks are better off with decode.cu, which looks ahead over items.
   const bool few = a.sequences * a.kv_heads <= 2 * device.multiprocessors;
+  if (a.dtype == Dtype::f32 || a.cache.cells != Cells::plain) return cudaErrorNotSupported;
   if (device.major < 9 || !few || a.prefix || a.heads / a.kv_heads > kMostGroup || (w.cos_sin && w.rotary_dim % 16 != 0) ||
       w.k_stride != w.v_stride)
     return cudaErrorNotSupported;

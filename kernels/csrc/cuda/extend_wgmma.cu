@@ -424,7 +424,7 @@ cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t st
 cudaError_t extend_attention_wgmma(const AttentionArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (device.major != 9 || a.softcap > 0.0f) return cudaErrorInvalidValue;
+  if (device.major != 9 || a.softcap > 0.0f || a.cache.cells != Cells::plain) return cudaErrorInvalidValue;
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     switch (a.head_dim) {

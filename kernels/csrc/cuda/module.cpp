@@ -29,7 +29,7 @@ void check(const char* operation, cudaError_t error) {
   throw std::runtime_error(message + cudaGetErrorString(error));
 }
 
-int64_t item_size(int dtype) { return Dtype(dtype) == Dtype::f32 ? 4 : 2; }
+int64_t item_size(int dtype) { return int64_t(item_size(Dtype(dtype))); }
 
 // The kernels load and store 16 bytes at a time.
 void aligned(const char* name, Address address, int64_t row_bytes = 0) {
@@ -37,21 +37,41 @@ void aligned(const char* name, Address address, int64_t row_bytes = 0) {
     throw std::invalid_argument(std::string(name) + " must start at a multiple of 16 bytes, and so must its rows");
 }
 
+// Each kernel says by cudaErrorInvalidValue what it does not take, and launches nothing then.
+cudaError_t write(const WriteArgs& a, cudaStream_t stream) {
+  const cudaError_t error = write_cache(a, stream);
+  return error == cudaErrorInvalidValue ? simt_write(a, stream) : error;
+}
+
+cudaError_t attend(const AttentionArgs& a, cudaStream_t stream) {
+  cudaError_t error = a.prefix ? prefix_attention(a, stream) : cudaSuccess;
+  if (a.decodes && error == cudaSuccess) {
+    error = decode_attention(a, stream);
+    if (error == cudaErrorInvalidValue) error = simt_attention(a, true, false, stream);
+  }
+  if (a.extends && error == cudaSuccess) {
+    error = extend_attention(a, stream);
+    if (error == cudaErrorInvalidValue) error = simt_attention(a, false, true, stream);
+  }
+  return error;
+}
+
 void write_kv(int dtype, Address k, int64_t k_stride, Address v, int64_t v_stride, int64_t tokens, int kv_heads,
-              int head_dim, Address cache, int64_t block_stride, int64_t kv_stride, int64_t head_stride, int block_size,
-              Address slots, Address stream) {
+              int head_dim, Address cache, int cells, int64_t block_stride, int64_t kv_stride, int64_t head_stride,
+              int block_size, Address slots, Address stream) {
   WriteArgs a{};
   a.dtype = Dtype(dtype);
   a.k = at<void>(k), a.k_stride = k_stride, a.v = at<void>(v), a.v_stride = v_stride;
   a.tokens = tokens, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = {at<void>(cache), block_stride, kv_stride, head_stride, block_size};
+  a.cache = {at<void>(cache), Cells(cells), block_stride, kv_stride, head_stride, block_size};
   a.slots = at<int64_t>(slots);
-  aligned("k", k, k_stride * 2), aligned("v", v, v_stride * 2), aligned("layer_cache", cache);
-  check("write_kv", write_cache(a, stream_at(stream)));
+  const int64_t item = item_size(dtype);
+  aligned("k", k, k_stride * item), aligned("v", v, v_stride * item), aligned("layer_cache", cache);
+  check("write_kv", write(a, stream_at(stream)));
 }
 
 WriteArgs rope_write_args(int dtype, Address qkv, int64_t qkv_stride, Address q_out, int64_t q_out_stride, int64_t tokens,
-                          int heads, int kv_heads, int head_dim, Address cache, int64_t block_stride, int64_t kv_stride,
+                          int heads, int kv_heads, int head_dim, Address cache, int cells, int64_t block_stride, int64_t kv_stride,
                           int64_t head_stride, int block_size, Address slots, Address positions, Address cos_sin,
                           int64_t cos_sin_stride, int rotary_dim, bool interleaved, Address q_norm, Address k_norm,
                           float eps, float norm_offset) {
@@ -64,7 +84,7 @@ WriteArgs rope_write_args(int dtype, Address qkv, int64_t qkv_stride, Address q_
   a.v = at<char>(qkv) + item * (heads + kv_heads) * head_dim, a.v_stride = qkv_stride;
   a.q_out = at<void>(q_out), a.q_out_stride = q_out_stride;
   a.tokens = tokens, a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = {at<void>(cache), block_stride, kv_stride, head_stride, block_size};
+  a.cache = {at<void>(cache), Cells(cells), block_stride, kv_stride, head_stride, block_size};
   a.slots = at<int64_t>(slots), a.positions = at<int64_t>(positions);
   a.cos_sin = at<float>(cos_sin), a.cos_sin_stride = cos_sin_stride, a.rotary_dim = rotary_dim;
   a.interleaved = interleaved;
@@ -89,7 +109,7 @@ void plan(Address context_lens, Address query_start, int sequences, int group, i
 }
 
 AttentionArgs attention_args(int dtype, Address q, int64_t q_stride, Address out, int64_t out_stride, int heads,
-                             int kv_heads, int head_dim, Address cache, int64_t block_stride, int64_t kv_stride,
+                             int kv_heads, int head_dim, Address cache, int cells, int64_t block_stride, int64_t kv_stride,
                              int64_t head_stride, int block_size, Address tables, int64_t table_stride, Address header,
                              Address decode, Address folds, int sequences, Address extend, Address prefix, Address rows,
                              Address partial, Address partial_sums, int partial_rows, bool decodes, bool extends,
@@ -98,7 +118,7 @@ AttentionArgs attention_args(int dtype, Address q, int64_t q_stride, Address out
   a.dtype = Dtype(dtype);
   a.q = at<void>(q), a.q_stride = q_stride, a.out = at<void>(out), a.out_stride = out_stride;
   a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = {at<void>(cache), block_stride, kv_stride, head_stride, block_size};
+  a.cache = {at<void>(cache), Cells(cells), block_stride, kv_stride, head_stride, block_size};
   a.tables = at<int32_t>(tables), a.table_stride = table_stride;
   a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.extend = at<ExtendItem>(extend);
   a.folds = at<FoldItem>(folds), a.sequences = sequences;
@@ -106,15 +126,9 @@ AttentionArgs attention_args(int dtype, Address q, int64_t q_stride, Address out
   a.decodes = decodes, a.extends = extends;
   a.partial = at<float>(partial), a.partial_sums = at<float>(partial_sums), a.partial_rows = partial_rows;
   a.scale = scale, a.softcap = softcap, a.window = window, a.sinks = at<float>(sinks);
-  aligned("q", q, q_stride * 2), aligned("out", out, out_stride * 2), aligned("layer_cache", cache);
+  const int64_t item = item_size(dtype);
+  aligned("q", q, q_stride * item), aligned("out", out, out_stride * item), aligned("layer_cache", cache);
   return a;
-}
-
-cudaError_t attend(const AttentionArgs& a, cudaStream_t stream) {
-  cudaError_t error = a.prefix ? prefix_attention(a, stream) : cudaSuccess;
-  if (error == cudaSuccess && a.decodes) error = decode_attention(a, stream);
-  if (error == cudaSuccess && a.extends) error = extend_attention(a, stream);
-  return error;
 }
 
 // A launch as Python calls it: what `arguments` takes, then the stream.
@@ -196,7 +210,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("step_words") = py::make_tuple(sizeof(StepHeader) / 4, sizeof(StepSequence) / 4, sizeof(StepSample) / 4);
   m.attr("adjust_words") = py::make_tuple(sizeof(AdjustRow) / 4, sizeof(AdjustEntry) / 4);
   m.def("write_kv", write_kv);
-  m.def("rope_write_kv", launching("rope_write_kv", rope_write_args, write_cache));
+  m.def("rope_write_kv", launching("rope_write_kv", rope_write_args, write));
   m.def("plan_attention", plan);
   m.def("paged_attention", launching("paged_attention", attention_args, attend));
   m.def("decode_step", [](const py::tuple& write, const py::tuple& attention, Address arrivals, Address stream) {

@@ -230,6 +230,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t prefix_attention(const AttentionArgs& a, cudaStream_t stream) {
+  if (a.cache.cells != Cells::plain) return cudaErrorInvalidValue;
 #if OCTAVO_HOPPER
   if (cudaError_t error = prefix_attention_wgmma(a, stream); error != cudaErrorInvalidValue) return error;
 #endif

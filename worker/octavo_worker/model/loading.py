@@ -86,7 +86,6 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
-    check_types(device, dtype, options.kv_dtype)
     wanted_len = context_length(options.max_model_len, config)
     described = decoder_config(config, wanted_len) if decoders else None
     dummy = options.load_format == "dummy"
@@ -116,16 +115,6 @@ def check_uniform(device: torch.device, config: ModelConfig, described: DecoderC
             f"--deterministic covers the models of octavo's own decoder on a GPU, not {config.model_type!r}; leave it "
             "off, or give --device cpu."
         )
-
-
-def check_types(device: torch.device, dtype: torch.dtype, kv_dtype: str) -> None:
-    """Raises `ModelError` for a type that the kernels of the device do not take."""
-    if device.type != "cuda":
-        return
-    if dtype not in cuda.KV_DTYPES:
-        raise ModelError(f"{str(dtype).removeprefix('torch.')} runs on the CPU only; give --dtype bfloat16.")
-    if ops.KV_DTYPES.get(kv_dtype, dtype) not in cuda.KV_DTYPES:
-        raise ModelError(f"--kv-dtype {kv_dtype} works on the CPU only so far; give --kv-dtype auto or --device cpu.")
 
 
 def token_budget(options: ModelOptions, device: torch.device) -> int:

@@ -12,16 +12,17 @@ class AttentionPlans:
     """Plans for decode steps, made once for the largest that can come, because graphs keep their addresses, with and
     without groups, which cost a launch a layer; and plans for steps with prompts, which grow with what they must hold.
 
-    A model that does not say how many query heads it has (`num_heads` 0) gets none: each layer makes its own.
+    Without `groups` sequences are never grouped. A model that does not say how many query heads it has (`num_heads` 0)
+    gets no plans: each layer makes its own.
     """
 
-    def __init__(self, model: CausalModel, sequences: int, tokens: int, max_model_len: int) -> None:
-        self._model = model
+    def __init__(self, model: CausalModel, sequences: int, tokens: int, max_model_len: int, *, groups: bool) -> None:
+        self._model, self._groups = model, groups
         self._sequences, self._tokens = sequences, tokens
         self._chunks = 0
         self._mixed: dict[int, AttentionPlan] = {}
         chunks = sequences * -(-max_model_len // chunk_tokens())
-        self._decodes = {shared: self._make(chunks, sequences, 1, shared=shared) for shared in (False, True)}
+        self._decodes = {shared: self._make(chunks, sequences, 1, shared=shared) for shared in {False, groups}}
 
     def for_decodes(self, batch: Batch, *, shared: bool) -> dict[int, AttentionPlan]:
         """Updated on the device for a batch of one token a sequence, `shared` if some are grouped by their prefix."""
@@ -36,7 +37,7 @@ class AttentionPlans:
         )
         if chunks > self._chunks:
             self._chunks = 2 * chunks
-            self._mixed = self._make(self._chunks, self._tokens, self._tokens, shared=True)
+            self._mixed = self._make(self._chunks, self._tokens, self._tokens, shared=self._groups)
         return _updated(self._mixed, batch)
 
     def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> dict[int, AttentionPlan]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.cuda import chunk_tokens
+from octavo_kernels.cuda import chunk_tokens, reads_prefixes_once
 from octavo_kernels.step import StepInputs, unpack_step
 from octavo_worker.engine.plan import (
     Done,
@@ -123,7 +123,7 @@ class CudaRunner:
         model.bind(self.kv_cache, block_size, max_model_len)
         device, blocks = model.device, -(-max_model_len // block_size)
         words = Packer.capacity(max_running, token_budget, blocks)
-        self.shared_reading = _shared_reading(model, block_size)
+        self.shared_reading = _shared_reading(model, block_size, self.kv_cache.dtype)
         self._packer = Packer(rows=max_running, block_size=block_size, vocab_size=model.vocab_size)
         self._mailbox = Mailbox(words, max_running)
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
@@ -131,7 +131,9 @@ class CudaRunner:
         self._sampled = torch.zeros(max_running, dtype=torch.int64, device=device)
         self._inputs = StepInputs.allocate(max_running, token_budget, blocks, device)
         self._swap = SwapStreams(self.kv_cache, self.host_cache)
-        self._plans = AttentionPlans(model, max_running, token_budget, max_model_len)
+        self._plans = AttentionPlans(
+            model, max_running, token_budget, max_model_len, groups=self.shared_reading is not None
+        )
         self._stream = torch.cuda.Stream(device)
         self._sizes = batch_sizes(max_running)
         self._graphs = DecodeGraphs(self._run_decodes) if graphs and model.is_capturable is not False else None
@@ -288,10 +290,10 @@ class CudaRunner:
         return answers
 
 
-def _shared_reading(model: CausalModel, block_size: int) -> SharedReading | None:
-    """None if every layer has a sliding window, behind which blocks are given up, and where every sequence is computed
-    as if it were alone."""
-    if 0 not in model.windows or model.uniform:
+def _shared_reading(model: CausalModel, block_size: int, cache_dtype: torch.dtype) -> SharedReading | None:
+    """None if every layer has a sliding window, behind which blocks are given up, where the kernels read no groups, and
+    where every sequence is computed as if it were alone."""
+    if 0 not in model.windows or model.uniform or not reads_prefixes_once(model.dtype, cache_dtype, model.head_dim):
         return None
     token_bytes = 2 * model.num_kv_heads * model.head_dim * model.dtype.itemsize
     return SharedReading(chunk_tokens() // block_size, SHARED_BYTES // token_bytes)

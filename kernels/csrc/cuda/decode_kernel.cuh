@@ -1,0 +1,384 @@
+// Paged attention for sequences with few query rows (decoding, speculation): bound by reading K and V once.
+//
+// An item is one chunk of one sequence for one KV head; the grouped query heads (and tokens) are the rows of one
+// tensor-core tile. The grid is fixed and walks the list of items, so one launch shape serves every batch and can be
+// captured in a graph. Each warp owns a ring of slices of 16 tokens that it fills and drains alone, across items,
+// without any barrier between warps; at the end of an item the four warps merge in a fixed order. A second, small kernel
+// folds the chunks of a sequence in a fixed order ("Flash-Decoding", Dao et al. 2023, with splits that never move).
+#pragma once
+
+#include <algorithm>
+
+#include "decode.cuh"
+
+namespace octavo {
+
+// For cells in eight bits: translation units of their own, because each takes a while to compile.
+cudaError_t decode_attention_i8(const AttentionArgs&, cudaStream_t);
+cudaError_t decode_attention_f8(const AttentionArgs&, cudaStream_t);
+
+namespace {
+
+constexpr int kMaxStages = 8;
+
+// The items of a block. With bulk copies the first ones are its own and the others are drawn from a counter, so that a
+// block with a slow path to memory takes fewer. Who computes an item does not change its result. During item n every
+// warp sees what was drawn up to item n - 1, so places up to n + 2 are known.
+struct Queue {
+  static constexpr int kLength = 8, kAhead = 3;
+  const int* drawn;  // shared memory: item n lies at n % kLength
+  int total;
+
+  __device__ int at(int n) const {
+    return n < kAhead || !OCTAVO_BULK_COPY ? int(blockIdx.x) + n * int(gridDim.x) : drawn[n % kLength];
+  }
+};
+
+// Walks the slices of one warp over the items of its block, ahead of the arithmetic. With bulk copies the item after the
+// one at hand is read when that begins, and its blocks are looked up one slice later, so that nobody waits for either;
+// elsewhere the registers are needed for addresses.
+template <class C, int D>
+struct Feeder {
+  const AttentionArgs& a;
+  const Queue& queue;
+  const int warp, lane;
+  int item, slice, slices, head, begin;  // `item`: the place in the queue that follows the slices at hand
+  int block, next_block;                 // lane i: the block that holds slice i, at hand and of the next item
+  int next_index;
+  bool looked_up;
+  DecodeItem next;
+
+  __device__ Feeder(const AttentionArgs& args, const Queue& items)
+      : a(args), queue(items), warp(threadIdx.x / 32), lane(threadIdx.x % 32), item(0), slice(0), slices(0), head(0),
+        begin(0), block(0), next_block(0) {
+    if (OCTAVO_BULK_COPY) read();
+  }
+
+  __device__ void read() {
+    next_index = queue.at(item);
+    if (next_index < queue.total) next = a.decode[next_index / a.kv_heads];
+    looked_up = false;
+  }
+  __device__ void look_up() {
+    if (next_index >= queue.total) return;
+    const Range range = range_of(a, next);
+    if (lane < range.slices(warp))
+      next_block = a.tables[next.sequence * a.table_stride +
+                            (range.begin + (warp + lane * kWarps) * kSlice) / a.cache.block_size];
+    looked_up = true;
+  }
+
+  // Whether there is a slice to bring, up to the item after the `current` one.
+  __device__ bool ready(int current) {
+    if (slice < slices) {
+      if (OCTAVO_BULK_COPY && !looked_up) look_up();
+      return true;
+    }
+    for (; item <= current + 1 || !OCTAVO_BULK_COPY;) {
+      if (!OCTAVO_BULK_COPY) read();
+      if (next_index >= queue.total) return false;
+      if (!looked_up) look_up();
+      const Range range = range_of(a, next);
+      slice = 0, slices = max(range.slices(warp), 0), head = next_index % a.kv_heads;
+      begin = range.begin + warp * kSlice, block = next_block;
+      ++item;
+      if (OCTAVO_BULK_COPY) read();
+      if (slices > 0) return true;
+    }
+    return false;
+  }
+
+  __device__ void feed(uint32_t stage, [[maybe_unused]] uint32_t barrier) {
+    const int token = begin + slice * kWarps * kSlice, offset = token & (a.cache.block_size - 1);
+    const C* k = static_cast<const C*>(a.cache.data) + int64_t(__shfl_sync(~0u, block, slice)) * a.cache.block_stride +
+                 head * a.cache.head_stride;
+    const C* v = k + a.cache.kv_stride;
+    constexpr int bytes = slice_bytes<C, D>;
+#if OCTAVO_BULK_COPY
+    if (lane == 0) {
+      barrier_expect(barrier, 2 * bytes);
+      const uint64_t policy = read_once_policy();
+      auto bring = [&](uint32_t to, const C* cells) {
+        slice_pieces<C, D>(cells, offset, a.cache.block_size, [&](int at, const void* from, int count) {
+          copy_bulk(to + at, from, count, barrier, policy);
+        });
+      };
+      bring(stage, k), bring(stage + bytes, v);
+    }
+#else
+    auto bring = [&](uint32_t to, const C* cells) {
+      slice_pieces<C, D>(cells, offset, a.cache.block_size, [&](int at, const void* from, int count) {
+        for (int i = lane * 16; i < count; i += 512) copy16(to + at + i, static_cast<const char*>(from) + i);
+      });
+    };
+    bring(stage, k), bring(stage + bytes, v);
+#endif
+    ++slice;
+  }
+};
+
+// The slices of one warp that are in shared memory or on their way there.
+template <class C, int D>
+struct Ring {
+  static constexpr int kStageBytes = 2 * slice_bytes<C, D>;
+  const uint32_t slots, barriers;
+  const int stages;
+  int filled = 0, write = 0, read = 0;
+  uint32_t parity = 0;
+
+  __device__ Ring(uint32_t memory, uint32_t full, int count) : slots(memory), barriers(full), stages(count) {}
+
+  __device__ void fill(Feeder<C, D>& feeder, int current) {
+    while (filled < stages) {
+      if (feeder.ready(current)) feeder.feed(slots + write * kStageBytes, barriers + write * 8);
+      else if (OCTAVO_BULK_COPY) return;
+#if !OCTAVO_BULK_COPY
+      commit_copies();  // also when nothing is left: groups are counted
+#endif
+      ++filled;
+      if (++write == stages) write = 0;
+    }
+  }
+  template <int N>
+  __device__ void wait(uint32_t (&places)[N]) const;
+  __device__ void release(int count) {
+    __syncwarp();
+    filled -= count, read += count;
+    if (read >= stages) read -= stages, parity ^= 1;
+  }
+};
+
+// Waits for the N oldest slices and gives their places.
+template <class C, int D>
+template <int N>
+__device__ void Ring<C, D>::wait(uint32_t (&places)[N]) const {
+#if !OCTAVO_BULK_COPY
+  wait_oldest(stages - N + 1);
+  __syncwarp();
+#endif
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const int at = read + n < stages ? read + n : read + n - stages;
+#if OCTAVO_BULK_COPY
+    barrier_wait(barriers + at * 8, at < read ? parity ^ 1 : parity);
+#endif
+    places[n] = slots + at * kStageBytes;
+  }
+}
+
+// Folds one row with no more chunks than groups: a few threads, one pass.
+template <class T, int D>
+__device__ void fold_few(const AttentionArgs& a, const FoldItem& it, int head, int row) {
+  const int column = threadIdx.x % (D / 4) * 4;
+  const int64_t first = partial_row(a, it.first_slot, head) + row, step = int64_t(a.kv_heads) * a.partial_rows;
+  float2 sum[kFoldGroups];
+  float4 x[kFoldGroups];
+#pragma unroll
+  for (int c = 0; c < kFoldGroups; ++c) {
+    if (c >= it.chunks) break;
+    sum[c] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
+    x[c] = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
+  }
+  Folded f;
+  f.clear();
+#pragma unroll
+  for (int c = 0; c < kFoldGroups; ++c)
+    if (c < it.chunks) f.m = fmaxf(f.m, sum[c].x);
+#pragma unroll
+  for (int c = 0; c < kFoldGroups; ++c)
+    if (c < it.chunks) f.add(fast_exp2(__fsub_rn(sum[c].x, f.m)), sum[c].y, x[c]);
+  write_folded<T>(a, it, head, row, column, f);
+}
+
+// Folds the chunks of query rows, kRows a block: side by side where there are few chunks, otherwise one after the other.
+// A block takes the same rows of all parts of a sequence, or of every gridDim.z-th one. The batch chooses kRows and the
+// number of threads, and neither changes a result.
+template <class T, int D, int kThreads, int kRows>
+__global__ void __launch_bounds__(kThreads, 768 / kThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
+  __shared__ float4 outputs[kFoldGroups][D / 4];
+  __shared__ float2 sums[kFoldGroups];
+  FoldItem it = a.folds[blockIdx.x];
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0) a.header->next_decode = 0;
+  const int group = a.heads / a.kv_heads, queries = a.partial_rows / group;  // of a part
+  if (it.chunks <= 1) return;
+  if (kRows > 1 && it.chunks <= kFoldGroups && it.queries <= queries) {
+    const int nth = threadIdx.x / (D / 4), place = blockIdx.y * kRows + nth;
+    const int head = place / a.partial_rows, row = place % a.partial_rows;
+    if (nth < kRows && head < a.kv_heads && row < it.queries * group) fold_few<T, D>(a, it, head, row);
+    return;
+  }
+  const FoldItem all = it;
+  for (int part = blockIdx.z; part * queries < all.queries; part += gridDim.z) {
+    it.queries = min(all.queries - part * queries, queries);
+    it.first_slot = all.first_slot + part * all.chunks, it.query_row = all.query_row + part * queries;
+    for (int place = blockIdx.y * kRows; place < (int(blockIdx.y) + 1) * kRows; ++place) {
+      const int head = place / a.partial_rows, row = place % a.partial_rows;
+      if (head >= a.kv_heads || row >= it.queries * group) continue;
+      fold_row<T, D, kThreads>(a, it, head, row, outputs, sums);
+      __syncthreads();  // before the next row's sums replace these
+    }
+  }
+}
+
+template <class T, int D>
+cudaError_t launch_fold(const AttentionArgs& a, cudaStream_t stream) {
+  constexpr int kRows = 128 / (D / 4);
+  const int rows = a.kv_heads * a.partial_rows, parts = a.extends && a.window == 0 ? kSplitRows / kDecodeRows : 1;
+  if (a.sequences * rows <= 1024)
+    return launch_after(fold_kernel<T, D, 256, 1>, dim3(a.sequences, rows, parts), 256, 0, stream, a);
+  const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
+  return launch_after(fold_kernel<T, D, 128, kRows>, grid, 128, 0, stream, a);
+}
+
+// Kernels over eight bits are the same for both types of 16-bit data, which T does not tell: calls f with a value of it.
+template <class T, class C, class F>
+__host__ __device__ inline void with_result_type(const AttentionArgs& a, F&& f) {
+  if constexpr (!is_scaled<C>) f(T{});
+  else if (a.dtype == Dtype::bf16) f(bf16{});
+  else f(f16{});
+}
+
+// Shared memory beside the rings: for states on their way to the first warp, and for the queries of one warp.
+template <int D, int R>
+constexpr int merge_bytes = (kWarps - 1) * State<D, R>::kFloats * 32 * 4;
+template <class C, int D>
+constexpr int query_bytes = is_scaled<C> ? HalfQueries<D>::kBytes : 0;
+template <class C, int D>
+constexpr int at_once = is_scaled<C> ? slices_at_once<D> : 1;
+
+// R = 1: at most eight query rows; R = 2: at most sixteen.
+template <class T, class C, int D, int R>
+__global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
+    decode_kernel(const __grid_constant__ AttentionArgs a, const int stages) {
+  extern __shared__ __align__(128) char shared[];
+  __shared__ __align__(8) uint64_t barriers[kWarps][kMaxStages];
+  __shared__ int drawn[Queue::kLength];
+  const int warp = threadIdx.x / 32, group = a.heads / a.kv_heads;
+  constexpr int stage_bytes = Ring<C, D>::kStageBytes;
+  [[maybe_unused]] constexpr int kAtOnce = at_once<C, D>;
+  Ring<C, D> ring(shared_address(shared) + warp * stages * stage_bytes, shared_address(barriers[warp]), stages);
+  float* merge = reinterpret_cast<float*>(shared + kWarps * stages * stage_bytes);
+  [[maybe_unused]] char* own = shared + kWarps * stages * stage_bytes + merge_bytes<D, R> + warp * query_bytes<C, D>;
+
+#if OCTAVO_BULK_COPY
+  if (threadIdx.x % 32 == 0) {
+    for (int i = 0; i < stages; ++i) barrier_init(ring.barriers + i * 8, 1);
+    fence_bulk();
+  }
+  __syncwarp();
+#endif
+  const Queue queue{drawn, a.header->decode_items * a.kv_heads};
+  Feeder<C, D> feeder(a, queue);
+  feeder.ready(0);
+  // After the prefix kernel there is nothing to wait for: its blocks let this one begin when the queries and keys were
+  // there, and nothing of theirs is read here.
+  if (!a.prefix) wait_for_previous_kernel();
+  launch_next_kernel();
+
+  int index = queue.at(0);
+  if (index >= queue.total) return wait_for_previous_kernel();
+  DecodeItem it = a.decode[index / a.kv_heads];
+  auto locate = [&](int row) { return row_of(a, it, row, group); };
+  auto read_queries = [&] {
+    const int head = index % a.kv_heads, count = row_count(it, group);
+    if constexpr (is_scaled<C>) return HalfQueries<D>(a, head, count, locate, own);
+    else return Queries<T, D>(a, head, count, locate);
+  };
+  auto queries = read_queries();
+  for (int n = 0;; ++n) {
+    [[maybe_unused]] int later = 0;
+#if OCTAVO_BULK_COPY
+    if (threadIdx.x == 0) later = atomicAdd(&a.header->next_decode, 1) + Queue::kAhead * int(gridDim.x);
+#endif
+    ring.fill(feeder, n);
+    const Range range = range_of(a, it);
+    StateFor<C, D, R> st;
+    st.clear();
+    constexpr int step = kWarps * kSlice;
+    int token = range.begin + warp * kSlice;
+    auto advance = [&](auto slices) {
+      constexpr int N = decltype(slices)::value;
+      uint32_t keys[N];
+      ring.wait(keys);
+      if constexpr (is_scaled<C>) attend_cells<C>(a, it, group, keys, token, queries, st);
+      else attend<T, D, R>(a, it, group, keys[0], token, queries, st);
+      ring.release(N);
+      ring.fill(feeder, n);
+      token += N * step;
+    };
+    if constexpr (kAtOnce > 1)
+      while (token + (kAtOnce - 1) * step < range.end) advance(std::integral_constant<int, kAtOnce>{});
+    while (token < range.end) advance(std::integral_constant<int, 1>{});
+    if (OCTAVO_BULK_COPY && threadIdx.x == 0) drawn[(n + Queue::kAhead) % Queue::kLength] = later;
+    if constexpr (is_scaled<C>) st.finish();
+#pragma unroll
+    for (int r = 0; r < R; ++r) st.l[r] = warp_sum<4>(st.l[r]);
+
+    // The next item's queries come while this one's warps merge.
+    const DecodeItem done = it;
+    const int head = index % a.kv_heads, rows = row_count(done, group);
+    index = queue.at(n + 1);
+    const bool more = index < queue.total;
+    if (more) {
+      it = a.decode[index / a.kv_heads];
+      queries = read_queries();
+    }
+    // The other warps hand over to the first and go on with the next item at once.
+    enum { kFree = 1, kFull };
+    constexpr int floats = State<D, R>::kFloats * 32;
+    if (warp > 0) {
+      if (n > 0) barrier_sync(kFree, kWarps * 32);
+      st.store(merge + (warp - 1) * floats);
+    }
+    barrier_sync(kFull, kWarps * 32);
+    if (warp == 0) {
+#pragma unroll 1
+      for (int i = 0; i < kWarps - 1; ++i) st.merge(merge + i * floats);
+      if (more) barrier_arrive(kFree, kWarps * 32);
+      if (done.chunks == 1)
+        with_result_type<T, C>(a, [&](auto tag) { write_result<decltype(tag), D, R>(a, done, head, rows, st); });
+      else write_partial<D, D, R>(a, head, rows, 0, st, [&](int row) { return row_of(a, done, row, group); });
+    }
+    if (!more) break;
+  }
+  if (a.prefix) wait_for_previous_kernel();  // so that the fold, which waits for this kernel, finds both's results
+}
+
+template <class T, class C, int D, int R>
+cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  constexpr int reserved = 1024 + kWarps * kMaxStages * 8 + 16;  // by the system, and the static variables
+  constexpr int ring_bytes = kWarps * 2 * slice_bytes<C, D>;
+  constexpr int rest = merge_bytes<D, R> + kWarps * query_bytes<C, D>;
+  auto stages_for = [&](int per_multiprocessor) {
+    const int room = std::min(device.shared_per_multiprocessor / per_multiprocessor - reserved,
+                              device.shared_per_block - reserved);
+    return std::min((room - rest) / ring_bytes, kMaxStages);
+  };
+  const int resident = D <= 128 && stages_for(2) >= 2 ? 2 : 1, stages = stages_for(resident);
+  if (stages < std::max(2, at_once<C, D>)) return cudaErrorInvalidConfiguration;
+  const int bytes = stages * ring_bytes + rest;
+  auto kernel = decode_kernel<T, C, D, R>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  error = launch_after(kernel, dim3(device.multiprocessors * resident), kWarps * 32, bytes, stream, a, stages);
+  if (error != cudaSuccess) return error;
+  with_result_type<T, C>(a, [&](auto tag) { error = launch_fold<decltype(tag), D>(a, stream); });
+  return error;
+}
+
+template <class T, class C>
+cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
+  auto run = [&](auto dim) {
+    constexpr int D = decltype(dim)::value;
+    return a.partial_rows <= 8 ? launch<T, C, D, 1>(a, stream) : launch<T, C, D, 2>(a, stream);
+  };
+  if constexpr (is_scaled<C>) return with_common_head_dim(a.head_dim, run);
+  else return with_head_dim(a.head_dim, run);
+}
+
+}  // namespace
+}  // namespace octavo
