@@ -7,12 +7,12 @@
 
 namespace octavo {
 
-// In eight bits: whole numbers, or floats of four exponent and three mantissa bits (e4m3fn). `encode` rounds to nearest,
-// ties to even.
+// In eight bits: whole numbers, raised by 128, or floats of four exponent and three mantissa bits (e4m3fn). `encode`
+// rounds to nearest, ties to even.
 struct i8 {
   static constexpr float largest = 127.0f;
-  int8_t code;
-  __device__ static i8 encode(float x) { return {int8_t(__float2int_rn(x))}; }
+  uint8_t code;
+  __device__ static i8 encode(float x) { return {uint8_t(__float2int_rn(x) + 128)}; }
 };
 struct f8 {
   static constexpr float largest = 448.0f;
@@ -23,7 +23,7 @@ struct f8 {
 template <class C>
 inline constexpr bool is_scaled = sizeof(C) == 1;
 
-__device__ inline float to_float(i8 x) { return float(x.code); }
+__device__ inline float to_float(i8 x) { return float(x.code) - 128.0f; }
 __device__ inline float to_float(f8 x) {
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.code, __NV_E4M3)));
 }
@@ -74,11 +74,10 @@ __device__ inline float* scales_of(C* cells, int head_dim, int block_size) {
 // third, the second and fourth.
 template <bool by_turns>
 __device__ inline void widen(i8, uint32_t cells, uint32_t& low, uint32_t& high) {
-  // 0x64vv is 1024 + vv; with its sign bit flipped, a code is what lies 128 above it.
-  const uint32_t raised = cells ^ 0x80808080u, base = 0x64806480u;
+  const uint32_t base = 0x64806480u;  // 0x64vv is 1024 + vv
   const __half2 zero = *reinterpret_cast<const __half2*>(&base);
-  uint32_t out[2] = {__byte_perm(raised, 0x64646464u, by_turns ? 0x4240 : 0x4140),
-                     __byte_perm(raised, 0x64646464u, by_turns ? 0x4341 : 0x4342)};
+  uint32_t out[2] = {__byte_perm(cells, 0x64646464u, by_turns ? 0x4240 : 0x4140),
+                     __byte_perm(cells, 0x64646464u, by_turns ? 0x4341 : 0x4342)};
 #pragma unroll
   for (uint32_t& x : out) {
     const __half2 value = __hsub2(*reinterpret_cast<const __half2*>(&x), zero);

@@ -1,5 +1,9 @@
 // The arithmetic of chunk.cuh for cells in eight bits. Products run in float16, which holds every code exactly; scores
 // are multiplied with the scales of K, weights with those of V.
+//
+// Here keys, and columns of V, are the 16 rows of a tensor-core tile and the query rows its 8 columns: with few query
+// heads to a KV head that takes half the products and half the registers. A thread holds the query rows 2t and 2t + 1 of
+// each tile, where t = lane % 4, and the keys (or columns) g and g + 8, where g = lane / 4.
 #pragma once
 
 #include "chunk.cuh"
@@ -14,76 +18,99 @@ __device__ inline float power_below(float x) {
 }
 __device__ inline float inverse_power(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
 
-// Two products of float16.
-__device__ inline uint32_t multiply(uint32_t a, uint32_t b) {
-  const __half2 product = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
-  return *reinterpret_cast<const uint32_t*>(&product);
-}
-
-__device__ inline float2 shared_pair(uint32_t address) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+__device__ inline float shared_float(uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
   return x;
 }
 
-// Query rows of a warp in float16, as tensor-core fragments: in registers, or in shared memory where those are full.
-// Rows of bfloat16 are divided by a power of two, `factor`, so that they fit.
-template <int D>
-struct HalfQueries {
-  using Bits = Queries<f16, D>;  // which reads bfloat16 as well, as bits
-  static constexpr bool kHeld = Bits::kHeld;
-  static constexpr int kBytes = kHeld ? 0 : D / 16 * 32 * int(sizeof(uint4));  // of shared memory, for one warp
-  uint32_t held[kHeld ? D / 16 : 1][4];
-  uint4* own;
-  float factor[2] = {1.0f, 1.0f};  // of rows lane / 4 and lane / 4 + 8
+// Transposes an 8 x 8 matrix of 16-bit values, of which a thread holds two of row g.
+__device__ inline uint32_t transpose(uint32_t pair) {
+  uint32_t out;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  return out;
+}
 
+// Of all lanes; none of x is negative.
+__device__ inline float warp_max(float x) { return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x))); }
+// Of the lanes that hold the same query rows.
+__device__ inline float keys_max(float x) {
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+__device__ inline float keys_sum(float x) {
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+// At most 8 * R query rows of a warp in float16, as tensor-core fragments: in registers, or in shared memory where those
+// are full. Rows of bfloat16 are divided by a power of two, `factor`, so that they fit.
+template <int D, int R>
+struct HalfQueries {
+  static constexpr bool kHeld = R * D <= 256;
+  static constexpr int kBytes = kHeld ? 0 : R * D / 16 * 32 * int(sizeof(uint2));  // of shared memory, for one warp
+  uint32_t held[kHeld ? R : 1][D / 16][2];
+  float factor[R][2];
+  uint32_t own;
+
+  // `locate` as for Queries.
   template <class F>
-  __device__ HalfQueries(const AttentionArgs& a, int head, int count, F&& locate, void* memory)
-      : own(static_cast<uint4*>(memory) + threadIdx.x % 32) {
-    const Bits rows(a, head, count, locate);
-    const bool wide = a.dtype == Dtype::bf16;
-    float inverse[2] = {1.0f, 1.0f};
-    if (wide) {
-      float most[2] = {};
+  __device__ HalfQueries(const AttentionArgs& a, int head, int count, F&& locate, uint32_t memory)
+      : own(memory + threadIdx.x % 32 * 8) {
+    const int lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
 #pragma unroll
-      for (int k = 0; k < D / 16; ++k) {
-        uint32_t x[4];
-        rows.fragment(k, x);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 pair = floats(x[i]);
-          most[i % 2] = fmaxf(most[i % 2], fmaxf(fabsf(pair.x), fabsf(pair.y)));
-        }
+    for (int r = 0; r < R; ++r) {
+      const int row = 8 * r + lane / 4;
+      const uint32_t* from = nullptr;  // null: padding
+      if (row < count) {
+        const QueryRow at = locate(row);
+        from = static_cast<const uint32_t*>(a.q) + (int64_t(at.token) * a.q_stride + (head * group + at.row % group) * D) / 2;
       }
+      uint32_t(&values)[D / 16][2] = held[kHeld ? r : 0];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) factor[r] = power_below(quad_max(most[r])), inverse[r] = inverse_power(factor[r]);
-    }
+      for (int k = 0; k < D / 16; ++k)
 #pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      uint32_t x[4];
-      rows.fragment(k, x);
-      if (wide) {
+        for (int i = 0; i < 2; ++i) values[k][i] = from ? from[k * 8 + i * 4 + lane % 4] : 0;
+      const float by = a.dtype == Dtype::bf16 ? narrow(values) : 1.0f;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 pair = floats(x[i]);
-          x[i] = pack<f16>(pair.x * inverse[i % 2], pair.y * inverse[i % 2]);
-        }
+      for (int i = 0; i < 2; ++i) factor[r][i] = __shfl_sync(~0u, by, (lane % 4 * 2 + i) * 4);
+      if constexpr (!kHeld) {
+#pragma unroll
+        for (int k = 0; k < D / 16; ++k)
+          asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(own + (r * (D / 16) + k) * 256), "r"(values[k][0]),
+                       "r"(values[k][1])
+                       : "memory");
+        __syncwarp();  // one row after the other: registers are short
       }
-      if constexpr (kHeld) held[k][0] = x[0], held[k][1] = x[1], held[k][2] = x[2], held[k][3] = x[3];
-      else own[k * 32] = make_uint4(x[0], x[1], x[2], x[3]);
     }
   }
-  __device__ void fragment(int k, uint32_t (&out)[4]) const {
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[i] = held[k][i];
-    } else {
-      const uint4 x = own[k * 32];
-      out[0] = x.x, out[1] = x.y, out[2] = x.z, out[3] = x.w;
-    }
+  __device__ uint2 fragment(int r, int k) const {
+    if constexpr (kHeld) return make_uint2(held[r][k][0], held[r][k][1]);
+    uint2 x;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(own + (r * (D / 16) + k) * 256) : "memory");
+    return x;
   }
 
  private:
+  // Turns a row from bfloat16 into float16 and returns what it was divided by.
+  __device__ static float narrow(uint32_t (&row)[D / 16][2]) {
+    float most = 0.0f;
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) most = fmaxf(most, fmaxf(fabsf(floats(row[k][i]).x), fabsf(floats(row[k][i]).y)));
+    const float power = power_below(quad_max(most)), by = power > 0.0f ? power : 1.0f, inverse = inverse_power(by);
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 x = floats(row[k][i]);
+        row[k][i] = pack<f16>(x.x * inverse, x.y * inverse);
+      }
+    return by;
+  }
   __device__ static float2 floats(uint32_t pair) {
     return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
   }
@@ -93,110 +120,189 @@ struct HalfQueries {
 template <int D>
 constexpr int slices_at_once = D <= 64 ? 4 : D <= 128 ? 2 : 1;
 
-// State of a warp over cells; its columns stand for `unit` times their value.
+// Softmax state of a warp over cells. `m` is in the log2 domain; until `finish`, `o` stands for `unit` times its value
+// and `l` for a part of the sum.
 template <int D, int R>
-struct ScaledState : State<D, R> {
+struct CellState {
+  float m[R][2], l[R][2];
+  float o[R][D / 16][4];  // columns 16 k + g and 16 k + g + 8, of two query rows each
   float unit;
 
   __device__ void clear() {
-    State<D, R>::clear();
     unit = 0.0f;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      m[r][0] = m[r][1] = kNoScore, l[r][0] = l[r][1] = 0.0f;
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) o[r][k][0] = o[r][k][1] = o[r][k][2] = o[r][k][3] = 0.0f;
+    }
+  }
+  __device__ void scale(int r, float first, float second) {
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) o[r][k][0] *= first, o[r][k][1] *= second, o[r][k][2] *= first, o[r][k][3] *= second;
   }
   // Makes room for values of scales up to `most`: weights below 2^8 times scales stay inside float16.
   __device__ void admit(float most) {
     if (most <= 32.0f * unit) return;
     const float power = power_below(most), factor = unit * inverse_power(power);
 #pragma unroll
-    for (int r = 0; r < R; ++r) this->scale(r, factor);
+    for (int r = 0; r < R; ++r) scale(r, factor, factor);
     unit = power;
   }
   __device__ void finish() {
 #pragma unroll
-    for (int r = 0; r < R; ++r) this->scale(r, unit);
+    for (int r = 0; r < R; ++r) {
+      scale(r, unit, unit);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) l[r][i] = keys_sum(l[r][i]);
+    }
+  }
+
+  static constexpr int kFloats = R * (4 + D / 4);
+  __device__ void store(float* buffer) const {
+    float* p = buffer + threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      p[0] = m[r][0], p[32] = m[r][1], p[64] = l[r][0], p[96] = l[r][1], p += 128;
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) p[i * 32] = o[r][k][i];
+        p += 128;
+      }
+    }
+  }
+  // Joins the keys of a later lane.
+  __device__ void merge(const float* buffer) {
+    const float* p = buffer + threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      float mine[2], other[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float high = p[i * 32], top = fmaxf(m[r][i], high);
+        mine[i] = fast_exp2(m[r][i] - top), other[i] = fast_exp2(high - top);
+        m[r][i] = top, l[r][i] = l[r][i] * mine[i] + p[64 + i * 32] * other[i];
+      }
+      p += 128;
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[r][k][i] = o[r][k][i] * mine[i % 2] + p[i * 32] * other[i % 2];
+        p += 128;
+      }
+    }
   }
 };
 
-// Products of the query rows with N slices of 16 keys, times the keys' scales.
-template <class C, int D, int N>
-__device__ void score_cells(const HalfQueries<D>& queries, const uint32_t (&keys)[N], float (&s)[N][2][4]) {
+// Products of N slices of 16 keys with the query rows, times the keys' scales; those of queries are still missing.
+template <class C, int D, int R, int N>
+__device__ void score_cells(const HalfQueries<D, R>& queries, const uint32_t (&keys)[N], float (&s)[N][R][4]) {
   const int lane = threadIdx.x % 32, row = lane & 15;
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
-    for (int j = 0; j < 8; ++j) s[n][j / 4][j % 4] = 0.0f;
+    for (int r = 0; r < R; ++r) s[n][r][0] = s[n][r][1] = s[n][r][2] = s[n][r][3] = 0.0f;
 #pragma unroll
-  for (int k = 0; k < D / 16; k += 2) {
-    uint32_t q[2][4];
-    queries.fragment(k, q[0]), queries.fragment(k + 1, q[1]);
+  for (int k = 0; k < D / 16; k += 2)
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      uint32_t cells[4], low, high;
+      uint32_t cells[4];
       ldmatrix(cells, keys[n] + row * D + swizzle_units(D / 16, row, k + (lane >> 4)) * 16);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        widen<false>(C{}, cells[i], low, high);
-        mma<f16>(s[n][i % 2], q[i / 2], low, high);
+      for (int i = 0; i < 2; ++i) {
+        uint32_t tile[4];
+        widen<false>(C{}, cells[2 * i], tile[0], tile[2]);
+        widen<false>(C{}, cells[2 * i + 1], tile[1], tile[3]);
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          const uint2 q = queries.fragment(r, k + i);
+          mma<f16>(s[n][r], tile, q.x, q.y);
+        }
       }
     }
-  }
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float2 scale = shared_pair(keys[n] + kSlice * D + (half * 8 + lane % 4 * 2) * 4);
+      const float scale = shared_float(keys[n] + kSlice * D + (half * 8 + lane / 4) * 4);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        s[n][half][2 * r] *= scale.x * queries.factor[r];
-        s[n][half][2 * r + 1] *= scale.y * queries.factor[r];
-      }
+      for (int r = 0; r < R; ++r) s[n][r][2 * half] *= scale, s[n][r][2 * half + 1] *= scale;
     }
 }
 
-// Adds N slices of 16 keys, of which the scores are known, to the state.
+// Adds N slices of 16 keys to the state; their scores stand for s * by in the log2 domain.
 template <class C, int D, int R, int N>
-__device__ void absorb_cells(const float (&s)[N][2][4], float unit, const uint32_t (&values)[N],
-                             ScaledState<D, R>& st) {
+__device__ void absorb_cells(float (&s)[N][R][4], const float (&by)[R][2], const uint32_t (&values)[N],
+                             CellState<D, R>& st) {
   const int lane = threadIdx.x % 32, row = lane & 15;
-  Weights<R, N> weights;
-  soften<f16>(s, unit, st.m, st.l, weights);
-  float2 scale[N][2];
-  float most = 0.0f;
+  float high[R][2];
+  bool rises = false;
+#pragma unroll
+  for (int r = 0; r < R; ++r)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      high[r][i] = s[0][r][i];
+#pragma unroll
+      for (int n = 0; n < N; ++n) high[r][i] = fmaxf(high[r][i], fmaxf(s[n][r][i], s[n][r][2 + i]));
+      rises |= high[r][i] * by[r][i] > st.m[r][i] + kSlack;
+    }
+  if (__any_sync(~0u, rises)) {  // rare; each row decides for itself
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      float factor[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float top = keys_max(high[r][i]) * by[r][i];
+        const bool mine = top > st.m[r][i] + kSlack;
+        factor[i] = mine ? fast_exp2(st.m[r][i] - top) : 1.0f;
+        st.m[r][i] = mine ? top : st.m[r][i], st.l[r][i] *= factor[i];
+      }
+      st.scale(r, factor[0], factor[1]);
+    }
+  }
+  float scale[N][2], most = 0.0f;
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      scale[n][half] = shared_pair(values[n] + kSlice * D + (half * 8 + lane % 4 * 2) * 4);
-      most = fmaxf(most, fmaxf(scale[n][half].x, scale[n][half].y));
+      scale[n][half] = shared_float(values[n] + kSlice * D + (half * 8 + lane / 4) * 4);
+      most = __uint_as_float(max(__float_as_uint(most), __float_as_uint(scale[n][half])));  // so that NaN is seen
     }
-  st.admit(quad_max(most));
+  st.admit(warp_max(most));
   const float inverse = inverse_power(st.unit);
+  uint32_t weights[N][R][2];
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    if (weights.rescaled[n]) {
-#pragma unroll
-      for (int r = 0; r < R; ++r) st.scale(r, weights.factor[n][r]);
-    }
-    uint32_t(&packed)[4] = weights.at[n];
+  for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t by = pack<f16>(scale[n][half].x * inverse, scale[n][half].y * inverse);
-      packed[2 * half] = multiply(packed[2 * half], by);
-      if (R > 1) packed[2 * half + 1] = multiply(packed[2 * half + 1], by);
+      const float times = scale[n][half] * inverse;
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        float p[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          p[i] = fast_exp2(__fmaf_rn(s[n][r][2 * half + i], by[r][i], -st.m[r][i]));
+          st.l[r][i] += p[i];
+        }
+        weights[n][r][half] = transpose(pack<f16>(p[0] * times, p[1] * times));
+      }
     }
+#pragma unroll
+  for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int k = 0; k < D / 16; k += 2) {
       uint32_t cells[4];
       ldmatrix_transposed(cells, values[n] + row * D + swizzle_units(D / 16, row, k + (lane >> 4)) * 16);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        uint32_t first[2], second[2];  // of tokens 0 to 7 and 8 to 15: columns g, columns g + 8
+        uint32_t tile[4];  // columns g and g + 8, of tokens 0 to 7, then of tokens 8 to 15
+        widen<true>(C{}, cells[2 * i], tile[0], tile[1]);
+        widen<true>(C{}, cells[2 * i + 1], tile[2], tile[3]);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) widen<true>(C{}, cells[2 * i + half], first[half], second[half]);
-        mma<f16>(st.o[2 * (k + i)], packed, first[0], first[1]);
-        mma<f16>(st.o[2 * (k + i) + 1], packed, second[0], second[1]);
+        for (int r = 0; r < R; ++r) mma<f16>(st.o[r][k + i], tile, weights[n][r][0], weights[n][r][1]);
       }
     }
-  }
 }
 
 // Zeroes cells and scales of V of the tokens outside [low, high) of a slice: their weight is zero, 0 * NaN would be NaN.
@@ -209,6 +315,27 @@ __device__ inline void clear_cells(uint32_t values, int low, int high) {
 #if OCTAVO_BULK_COPY
   fence_bulk();
 #endif
+}
+
+// Leaves the state of rows below `count` for the fold; `locate` as for Queries.
+template <int D, int R, class F>
+__device__ void write_partial(const AttentionArgs& a, int head, int count, const CellState<D, R>& st, F&& locate) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < R; ++r)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = 8 * r + lane % 4 * 2 + i;
+      if (row >= count) continue;
+      const QueryRow to = locate(row);
+      const int64_t at = partial_row(a, to.slot, head) + to.row;
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          a.partial[at * D + k * 16 + half * 8 + lane / 4] = st.o[r][k][2 * half + i];
+      if (lane / 4 == 0) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(st.m[r][i], st.l[r][i]);
+    }
 }
 
 }  // namespace

@@ -53,10 +53,24 @@ struct Sight {
       }
     }
   }
+  // The same where keys are the rows of a tile.
+  template <int R>
+  __device__ void mask_rows(const AttentionArgs& a, int group, int token, float (&s)[R][4]) const {
+    if (token + kSlice - 1 <= first_last && token >= highest_low) return;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int last = first_last + (8 * r + lane % 4 * 2 + i % 2) / group, low = a.window > 0 ? last - a.window + 1 : 0;
+        const int position = token + i / 2 * 8 + lane / 4;
+        if (position > last || position < low) s[r][i] = -INFINITY;
+      }
+  }
 };
 
 template <class C, int D, int R>
-using StateFor = std::conditional_t<is_scaled<C>, ScaledState<D, R>, State<D, R>>;
+using StateFor = std::conditional_t<is_scaled<C>, CellState<D, R>, State<D, R>>;
 
 // One slice of 16 tokens, the first at position `token`.
 template <class T, int D, int R>
@@ -78,7 +92,7 @@ __device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, 
 // N slices of cells in eight bits, each as far from the one before as the lanes take turns.
 template <class C, int D, int R, int N>
 __device__ void attend_cells(const AttentionArgs& a, const DecodeItem& it, int group, const uint32_t (&keys)[N],
-                             int token, const HalfQueries<D>& queries, ScaledState<D, R>& st) {
+                             int token, const HalfQueries<D, R>& queries, CellState<D, R>& st) {
   const Sight sight(a, it);
   uint32_t values[N];
 #pragma unroll
@@ -90,14 +104,33 @@ __device__ void attend_cells(const AttentionArgs& a, const DecodeItem& it, int g
       __syncwarp();
     }
   }
-  float s[N][2][4];
+  float s[N][R][4], by[R][2];
   score_cells<C>(queries, keys, s);
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    if (a.softcap > 0.0f) cap<R>(a, s[n]);
-    sight.mask<R>(a, group, token + n * kLanes * kSlice, s[n]);
-  }
-  absorb_cells<C>(s, score_unit(a), values, st);
+  for (int r = 0; r < R; ++r)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      by[r][i] = score_unit(a) * (a.softcap > 0.0f ? 1.0f : queries.factor[r][i]);
+      if (a.softcap > 0.0f) {
+        const float inside = queries.factor[r][i] * (a.scale / a.softcap);
+#pragma unroll
+        for (int n = 0; n < N; ++n) s[n][r][i] = tanhf(s[n][r][i] * inside), s[n][r][2 + i] = tanhf(s[n][r][2 + i] * inside);
+      }
+    }
+#pragma unroll
+  for (int n = 0; n < N; ++n) sight.mask_rows<R>(a, group, token + n * kLanes * kSlice, s[n]);
+  absorb_cells<C>(s, by, values, st);
+}
+
+// After the last slice of a warp: sums of what its threads hold apart.
+template <int D, int R>
+__device__ void finish(State<D, R>& st) {
+#pragma unroll
+  for (int r = 0; r < R; ++r) st.l[r] = warp_sum<4>(st.l[r]);
+}
+template <int D, int R>
+__device__ void finish(CellState<D, R>& st) {
+  st.finish();
 }
 
 template <class T, int D, int R>
@@ -116,6 +149,27 @@ __device__ void write_result(const AttentionArgs& a, const DecodeItem& it, int h
       *reinterpret_cast<uint32_t*>(out + n * 8 + lane % 4 * 2) =
           pack<T>(st.o[n][2 * r] * factor, st.o[n][2 * r + 1] * factor);
   }
+}
+
+template <class T, int D, int R>
+__device__ void write_result(const AttentionArgs& a, const DecodeItem& it, int head, int rows,
+                             const CellState<D, R>& st) {
+  const int lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
+#pragma unroll
+  for (int r = 0; r < R; ++r)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = 8 * r + lane % 4 * 2 + i;
+      if (row >= rows) continue;
+      const int query_head = head * group + row % group;
+      const float factor = normaliser(a, query_head, st.m[r][i], st.l[r][i]);
+      T* out = static_cast<T*>(a.out) + int64_t(it.query_row + row / group) * a.out_stride + query_head * D + lane / 4;
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          out[k * 16 + half * 8] = from_float<T>(st.o[r][k][2 * half + i] * factor);
+    }
 }
 
 // What the fold gathers of one row: `column` is the first of the thread's four columns.

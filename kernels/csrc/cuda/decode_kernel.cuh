@@ -241,10 +241,10 @@ __host__ __device__ inline void with_result_type(const AttentionArgs& a, F&& f) 
 }
 
 // Shared memory beside the rings: for states on their way to the first warp, and for the queries of one warp.
-template <int D, int R>
-constexpr int merge_bytes = (kWarps - 1) * State<D, R>::kFloats * 32 * 4;
-template <class C, int D>
-constexpr int query_bytes = is_scaled<C> ? HalfQueries<D>::kBytes : 0;
+template <class C, int D, int R>
+constexpr int merge_bytes = (kWarps - 1) * StateFor<C, D, R>::kFloats * 32 * 4;
+template <class C, int D, int R>
+constexpr int query_bytes = is_scaled<C> ? HalfQueries<D, R>::kBytes : 0;
 template <class C, int D>
 constexpr int at_once = is_scaled<C> ? slices_at_once<D> : 1;
 
@@ -260,7 +260,8 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
   [[maybe_unused]] constexpr int kAtOnce = at_once<C, D>;
   Ring<C, D> ring(shared_address(shared) + warp * stages * stage_bytes, shared_address(barriers[warp]), stages);
   float* merge = reinterpret_cast<float*>(shared + kWarps * stages * stage_bytes);
-  [[maybe_unused]] char* own = shared + kWarps * stages * stage_bytes + merge_bytes<D, R> + warp * query_bytes<C, D>;
+  [[maybe_unused]] const uint32_t own = shared_address(shared) + kWarps * stages * stage_bytes + merge_bytes<C, D, R> +
+                                        warp * query_bytes<C, D, R>;
 
 #if OCTAVO_BULK_COPY
   if (threadIdx.x % 32 == 0) {
@@ -283,7 +284,7 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
   auto locate = [&](int row) { return row_of(a, it, row, group); };
   auto read_queries = [&] {
     const int head = index % a.kv_heads, count = row_count(it, group);
-    if constexpr (is_scaled<C>) return HalfQueries<D>(a, head, count, locate, own);
+    if constexpr (is_scaled<C>) return HalfQueries<D, R>(a, head, count, locate, own);
     else return Queries<T, D>(a, head, count, locate);
   };
   auto queries = read_queries();
@@ -312,9 +313,7 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
       while (token + (kAtOnce - 1) * step < range.end) advance(std::integral_constant<int, kAtOnce>{});
     while (token < range.end) advance(std::integral_constant<int, 1>{});
     if (OCTAVO_BULK_COPY && threadIdx.x == 0) drawn[(n + Queue::kAhead) % Queue::kLength] = later;
-    if constexpr (is_scaled<C>) st.finish();
-#pragma unroll
-    for (int r = 0; r < R; ++r) st.l[r] = warp_sum<4>(st.l[r]);
+    finish(st);
 
     // The next item's queries come while this one's warps merge.
     const DecodeItem done = it;
@@ -327,7 +326,7 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
     }
     // The other warps hand over to the first and go on with the next item at once.
     enum { kFree = 1, kFull };
-    constexpr int floats = State<D, R>::kFloats * 32;
+    constexpr int floats = StateFor<C, D, R>::kFloats * 32;
     if (warp > 0) {
       if (n > 0) barrier_sync(kFree, kWarps * 32);
       st.store(merge + (warp - 1) * floats);
@@ -339,7 +338,11 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
       if (more) barrier_arrive(kFree, kWarps * 32);
       if (done.chunks == 1)
         with_result_type<T, C>(a, [&](auto tag) { write_result<decltype(tag), D, R>(a, done, head, rows, st); });
-      else write_partial<D, D, R>(a, head, rows, 0, st, [&](int row) { return row_of(a, done, row, group); });
+      else {
+        auto locate_done = [&](int row) { return row_of(a, done, row, group); };
+        if constexpr (is_scaled<C>) write_partial(a, head, rows, st, locate_done);
+        else write_partial<D, D, R>(a, head, rows, 0, st, locate_done);
+      }
     }
     if (!more) break;
   }
@@ -352,14 +355,14 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   constexpr int reserved = 1024 + kWarps * kMaxStages * 8 + 16;  // by the system, and the static variables
   constexpr int ring_bytes = kWarps * 2 * slice_bytes<C, D>;
-  constexpr int rest = merge_bytes<D, R> + kWarps * query_bytes<C, D>;
+  constexpr int rest = merge_bytes<C, D, R> + kWarps * query_bytes<C, D, R>;
   auto stages_for = [&](int per_multiprocessor) {
     const int room = std::min(device.shared_per_multiprocessor / per_multiprocessor - reserved,
                               device.shared_per_block - reserved);
     return std::min((room - rest) / ring_bytes, kMaxStages);
   };
   const int resident = D <= 128 && stages_for(2) >= 2 ? 2 : 1, stages = stages_for(resident);
-  if (stages < std::max(2, at_once<C, D>)) return cudaErrorInvalidConfiguration;
+  if (stages < std::max(2, at_once<C, D>)) return cudaErrorInvalidValue;  // too little shared memory: plain kernels
   const int bytes = stages * ring_bytes + rest;
   auto kernel = decode_kernel<T, C, D, R>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
