@@ -53,7 +53,15 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 class Sequences:
     """Contexts whose blocks are written, in a shuffled pool; `shared` leading blocks are those of sequence 0."""
 
-    def __init__(self, lengths: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype, shared: int = 0) -> None:
+    def __init__(
+        self,
+        lengths: list[int],
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        shared: int = 0,
+        cells: torch.dtype | None = None,  # of the cache; None: as `dtype`
+    ) -> None:
         counts = [-(-n // BLOCK) for n in lengths]
         order = (torch.randperm(sum(counts)) + 1).int()
         tables = torch.zeros(len(lengths), max(counts), dtype=I32)
@@ -61,7 +69,7 @@ class Sequences:
             tables[row, : counts[row]] = blocks
             tables[row, : min(shared, counts[row])] = tables[0, : min(shared, counts[row])]
         self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
-        self.cache = ops.empty_cache(sum(counts) + 1, 2, kv_heads, BLOCK, head_dim, dtype, "cuda")
+        self.cache = ops.empty_cache(sum(counts) + 1, 2, kv_heads, BLOCK, head_dim, cells or dtype, "cuda")
         self.tables, self.lengths = tables.cuda(), ints(*lengths)
         for row, length in enumerate(lengths):
             position = torch.arange(length)
@@ -132,6 +140,24 @@ def extend() -> None:
     sequences = Sequences([300, 190], 2, 64, F16)
     sequences.attend([200, 17], 4, sliding_window=70, sinks=data(4, dtype=F32))
     sequences.attend([200, 17], 4, sliding_window=70, softcap=5.0)
+
+
+def cells() -> None:
+    """Caches that are not of the data's 16-bit type, and head dims that tensor cores do not take."""
+    for dtype in (F32, BF16, F16):
+        for head_dim in (24, 64, 128, 256):
+            for kind in (torch.int8, torch.float8_e4m3fn, *([] if dtype != F32 and head_dim % 32 == 0 else [None])):
+                sequences = Sequences([1, 15, 17, 600, 1100], 1, head_dim, dtype, cells=kind)
+                sequences.attend([1] * 5, 4)
+                sequences.attend([1] * 5, 12, sliding_window=40)
+                sequences.attend([1, 15, 17, 40, 3], 4, softcap=20.0, sinks=data(4, dtype=F32))
+                for norm, interleaved, rotary in ((True, False, head_dim), (False, True, head_dim), (True, False, 16)):
+                    weights = {n: data(head_dim, dtype=dtype) for n in ("q_norm", "k_norm")} if norm else {}
+                    ops.rope_write_kv(
+                        data(3, 7 * head_dim, dtype=dtype), empty(3, 5, head_dim, dtype=dtype), sequences.cache[:, 1],
+                        ints(17, -1, 0, dtype=I64), ints(0, 1, 9, dtype=I64), data(10, rotary, dtype=F32),
+                        interleaved=interleaved, **weights,
+                    )  # fmt: skip
 
 
 def cache() -> None:
@@ -214,7 +240,8 @@ def inputs() -> None:
 
 
 PIECES: dict[str, Callable[[], None]] = {
-    piece.__name__: piece for piece in (decode, decode_step, prefix, extend, cache, between, linear, sample, inputs)
+    piece.__name__: piece
+    for piece in (decode, decode_step, prefix, extend, cells, cache, between, linear, sample, inputs)
 }
 
 

@@ -211,6 +211,29 @@ def test_rope_write(dtype, cells, interleaved, norm, head_dim, rotary):
     torch.testing.assert_close(answers[1], answers[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(("dtype", "cells"), [*KINDS, (BF16, None), (F16, None)], ids=[*NAMES, "bf16", "f16"])
+@pytest.mark.parametrize(("heads", "rotary"), [(6, 128), (9, 32)])
+def test_many_tokens_are_written_as_few_are(dtype, cells, heads, rotary):
+    """Threads take several heads each where there are many tokens: not a bit may differ."""
+    tokens, kv_heads, head_dim = 4000, 2, 128
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device="cuda")
+    angles = torch.rand(tokens, rotary // 2, device="cuda") * 6
+    cos_sin, norm = torch.cat((angles.cos(), angles.sin()), 1), torch.rand(head_dim, device="cuda").to(dtype)
+    slots, positions = torch.randperm(tokens, device="cuda"), torch.arange(tokens, device="cuda")
+    slots[::7] = -1
+    answers = []
+    for step in (tokens, 100):
+        cache = ops.empty_cache(tokens // 16, 1, kv_heads, 16, head_dim, cells or dtype, "cuda")
+        cache.view(torch.uint8).fill_(0xFF)
+        q_out = torch.empty(tokens, heads, head_dim, dtype=dtype, device="cuda")
+        for part in positions.split(step):
+            few = slice(int(part[0]), int(part[-1]) + 1)
+            ops.rope_write_kv(qkv[few], q_out[few], cache[:, 0], slots[few], part, cos_sin, norm, norm)
+        answers.append((q_out.view(torch.uint8), cache.view(torch.uint8)))
+    assert torch.equal(answers[0][0], answers[1][0])
+    assert torch.equal(answers[0][1], answers[1][1])
+
+
 @pytest.mark.parametrize(("dtype", "cells"), KINDS, ids=NAMES)
 def test_scores_of_rotated_keys(dtype, cells):
     """Attention over rotated, normalised keys is that of float64 over what the cache makes of them."""

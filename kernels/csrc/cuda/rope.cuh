@@ -54,13 +54,9 @@ __device__ void turn_neighbours(float (&x)[U], const float* cosine, const float*
 // Norm (null: none, but its sums are made) and rotation of one head of a token, of which this thread holds two units.
 template <class T, int D, int U, bool norms>
 __device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const T* norm, bool value, bool real,
-                              int64_t position, Elements<T, U>& low, Elements<T, U>& high) {
-  using Vector = Elements<T, U>;
-  if (!a.cos_sin && !norms) return;
-  float x[U], y[U];
-#pragma unroll
-  for (int j = 0; j < U; ++j) x[j] = to_float(low.at[j]), y[j] = to_float(high.at[j]);
+                              int64_t position, float (&x)[U], float (&y)[U]) {
   if constexpr (norms) {
+    using Vector = Elements<T, U>;
     float squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < U; ++j) squares = __fmaf_rn(x[j], x[j], __fmaf_rn(y[j], y[j], squares));
@@ -83,10 +79,19 @@ __device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const
     if (a.interleaved && part.second * U < a.rotary_dim)
       turn_neighbours(y, cosine + part.second * U / 2, sine + part.second * U / 2);
   }
-  if (!value) {
+}
+// The same, rounded to the type of the data.
+template <class T, int D, int U, bool norms>
+__device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const T* norm, bool value, bool real,
+                              int64_t position, Elements<T, U>& low, Elements<T, U>& high) {
+  if (!a.cos_sin && !norms) return;
+  float x[U], y[U];
 #pragma unroll
-    for (int j = 0; j < U; ++j) low.at[j] = from_float<T>(x[j]), high.at[j] = from_float<T>(y[j]);
-  }
+  for (int j = 0; j < U; ++j) x[j] = to_float(low.at[j]), y[j] = to_float(high.at[j]);
+  rotate<T, D, U, norms>(a, part, norm, value, real, position, x, y);
+  if (value) return;
+#pragma unroll
+  for (int j = 0; j < U; ++j) low.at[j] = from_float<T>(x[j]), high.at[j] = from_float<T>(y[j]);
 }
 
 }  // namespace
