@@ -1,4 +1,4 @@
-"""What a KV cache in 8 bits costs in quality: python benchmarks/kv_quality.py --text shakespeare.txt [--model demo]
+"""What a KV cache in 8 bits costs in quality: python benchmarks/kv_quality.py --text shakespeare.txt [--device cuda]
 
 Takes the end of the text, which the bundled model was not trained on (the split of worker/demo_model/train.py), in
 windows of the model's context, and measures for float32 and bfloat16, each with its own cache, int8 and fp8:
@@ -9,7 +9,7 @@ windows of the model's context, and measures for float32 and bfloat16, each with
 * greedy continuations of the windows' beginnings to the end of the context: tokens equal to those of float32 at the
   same place, and where the first difference comes. After it two texts go their own ways.
 
-Prints a table and writes benchmarks/results/kv_quality.json.
+Prints a table and writes benchmarks/results/kv_quality.json, or kv_quality_cuda.json.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from octavo_worker.engine.options import ModelOptions
 from octavo_worker.engine.plan import SequenceStep
 from octavo_worker.files import model_folder
 from octavo_worker.model import load_runner
-from octavo_worker.model.batch import ragged_batch
+from octavo_worker.model.batch import Batch, ragged_batch
+from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.runner import PagedRunner
 
-RESULTS = Path(__file__).parent / "results" / "kv_quality.json"
+RESULTS = Path(__file__).parent / "results"
 HELD_OUT = 0.05
 KINDS = [(dtype, cache) for dtype in ("float32", "bfloat16") for cache in ("auto", "int8", "fp8")]
 PROMPT = 32
@@ -40,11 +41,11 @@ PROMPT = 32
 class Model:
     """One model with one kind of cache, which has room for `windows` sequences of `context` tokens."""
 
-    def __init__(self, folder: Path, dtype: str, cache: str, windows: int, context: int) -> None:
+    def __init__(self, folder: Path, dtype: str, cache: str, windows: int, context: int, device: str) -> None:
         self._blocks = -(-context // 16)
-        self.runner: PagedRunner = load_runner(
+        self.runner: PagedRunner | CudaRunner = load_runner(
             ModelOptions(
-                model=str(folder), dtype=dtype, kv_dtype=cache, num_blocks=windows * self._blocks + 1,
+                model=str(folder), device=device, dtype=dtype, kv_dtype=cache, num_blocks=windows * self._blocks + 1,
                 max_model_len=context,
             )
         )  # fmt: skip
@@ -54,8 +55,11 @@ class Model:
             SequenceStep(new, start, list(range(1 + i * self._blocks, 1 + (i + 1) * self._blocks)))
             for i, new in enumerate(tokens)
         ]
-        batch = ragged_batch(steps, self.runner.block_size, self.runner.vocab_size)
-        return self.runner.model.logits(self.runner.model.forward(batch, rows)).float()
+        model = self.runner.model
+        made = ragged_batch(steps, self.runner.block_size, self.runner.vocab_size)
+        names = ("token_ids", "positions", "slots", "block_tables", "context_lens", "query_start")
+        batch = Batch(**{name: getattr(made, name).to(model.device) for name in names})
+        return model.logits(model.forward(batch, None if rows is None else rows.to(model.device))).float().cpu()
 
     @torch.inference_mode()
     def distributions(self, window: list[int]) -> Tensor:
@@ -116,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--model", default="demo", help="model folder")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--windows", type=int, default=1000, help="most windows to take")
     arguments = parser.parse_args()
@@ -125,7 +130,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     truth: Answers | None = None
     for dtype, cache in KINDS:
-        model = Model(folder, dtype, cache, len(texts), arguments.context)
+        model = Model(folder, dtype, cache, len(texts), arguments.context, arguments.device)
         answers = Answers.of(model, texts)
         truth = truth or answers
         bytes_a_token = model.runner.kv_cache[0].nbytes // model.runner.block_size
@@ -137,7 +142,8 @@ def main() -> None:
         )  # fmt: skip
         print(rows[-1], flush=True)
     tokens = {"windows": len(texts), "tokens": arguments.context, "continued": arguments.context - PROMPT}
-    write(report("kv quality", rows, text=tokens), RESULTS)
+    name = "kv_quality.json" if arguments.device == "cpu" else "kv_quality_cuda.json"
+    write(report("kv quality", rows, text=tokens), RESULTS / name)
 
 
 if __name__ == "__main__":

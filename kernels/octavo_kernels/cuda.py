@@ -1,8 +1,9 @@
 """The CUDA side of `ops`: launches on torch's current stream, and the plan that attention works from.
 
 Kernels take what those for the CPU take, with block sizes that are powers of two. Attention runs on the tensor cores
-for bfloat16 and float16 with `TENSOR_CORE_HEAD_DIMS` and a cache of the same type; everything else takes slower kernels
-that compute in float32. Nothing here synchronises with the device: every launch can be captured in a CUDA graph.
+for bfloat16 and float16 with `TENSOR_CORE_HEAD_DIMS` and a cache of the same type, and over a cache in eight bits with
+head dims 64, 128 and 256; everything else takes slower kernels that compute in float32. Nothing here synchronises with
+the device: every launch can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
