@@ -17,7 +17,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def prefill_seconds(runner: ModelRunner, tokens: int, device: torch.device, roun
     return least_seconds(prefill, device, rounds)
 
 
-def measure(model: str, device: str, tokens: int, rounds: int) -> list[dict[str, Any]]:
+def measure(model: str, device: str, tokens: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """One row a block size."""
     with tempfile.TemporaryDirectory() as folder:
         path = write_shape(model, Path(folder))
         options = ModelOptions(
@@ -90,7 +91,6 @@ def measure(model: str, device: str, tokens: int, rounds: int) -> list[dict[str,
     token = cache[0].view(-1)[: cache[0].numel() // runner.block_size]
     layers = cache.shape[1]
     recompute = prefill_seconds(runner, tokens, token.device, max(2, rounds // 5))
-    rows = []
     for size in BLOCK_SIZES:
         victim = Victim(tokens // size, tokens)
         costs = CostModel(speeds.block_bytes * size // runner.block_size, speeds.link, speeds.prefill)
@@ -103,9 +103,7 @@ def measure(model: str, device: str, tokens: int, rounds: int) -> list[dict[str,
         }
         gigabytes = 2 * tokens * token.nbytes / seconds["swap_ms"] / 1e9
         rounded = {name: round(value * 1e3, 3) for name, value in seconds.items()}
-        rows.append({"block_size": size, **rounded, "swap_gb_per_s": round(gigabytes, 2)})
-        print(rows[-1], flush=True)
-    return rows
+        yield {"block_size": size, **rounded, "swap_gb_per_s": round(gigabytes, 2)}
 
 
 def plot(rows: list[dict[str, Any]], tokens: int, path: Path) -> None:
@@ -148,10 +146,12 @@ def main() -> None:
         figures = json.loads(arguments.read.read_text())
     else:
         model, device, tokens = arguments.model, arguments.device, arguments.tokens
-        rows = measure(model, device, tokens, arguments.rounds)
-        figures = report("preemption", rows, model=model, device=device, tokens=tokens)
-    if arguments.out is not None:
-        write(figures, arguments.out)
+        figures = report("preemption", [], model=model, device=device, tokens=tokens)
+        for row in measure(model, device, tokens, arguments.rounds):
+            print(row, flush=True)
+            figures["rows"].append(row)
+            if arguments.out is not None:  # after every row: a run that is cut short keeps what it has
+                write(figures, arguments.out)
     if arguments.plot is not None:
         plot(figures["rows"], figures["tokens"], arguments.plot)
 
