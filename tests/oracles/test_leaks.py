@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from growth import Holdings
@@ -14,9 +14,8 @@ from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions
 from octavo_worker.model import load_runner
 
-from .conftest import Pair
 from .drive import Engine, request
-from .zoo import VOCAB
+from .zoo import VOCAB, save
 
 BATCH, BATCHES = 1000, 10
 
@@ -60,9 +59,9 @@ def assert_nothing_grows(runner: ModelRunner, *, cuda: bool) -> None:
     Holdings.now(cuda=cuda).assert_no_more_than(before)
 
 
-def test_10_000_requests_on_the_cpu(pair: Callable[[str], Pair]) -> None:
-    folder = pair("llama").folder
-    options = ModelOptions(model=str(folder), device="cpu", num_blocks=257, host_cache_bytes=1 << 20, max_running=64)
+def test_10_000_requests_on_the_cpu(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    options = ModelOptions(model=str(tmp_path), device="cpu", num_blocks=257, host_cache_bytes=1 << 20, max_running=64)
     assert_nothing_grows(load_runner(options), cuda=False)
 
 
