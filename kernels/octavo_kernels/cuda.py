@@ -195,6 +195,14 @@ class AttentionPlan:
         self._partial = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
         self._sums = torch.empty(slots * 2, dtype=torch.float32, device=device)
 
+    @staticmethod
+    def partial_bytes(
+        *, chunks: int, heads: int, kv_heads: int, head_dim: int, max_queries: int, uniform: bool = False
+    ) -> int:
+        """What a plan takes for partial results, nearly all of its memory."""
+        group, few = heads // kv_heads, 0 if uniform else _cuda.decode_rows
+        return chunks * kv_heads * min(group * max_queries, few) * (head_dim + 2) * 4 if group <= few else 0
+
     @classmethod
     def for_call(cls, q: Tensor, kv_heads: int, tables: Tensor, block_size: int, window: int) -> AttentionPlan:
         """A plan for one call of which only the shapes are known."""

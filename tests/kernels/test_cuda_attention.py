@@ -236,3 +236,18 @@ def test_wrong_arguments(gpu_batch):
             batch.q, batch.layer, batch.tables, batch.context_lens, batch.query_start, batch.q.clone(), 1.0,
             sliding_window=5, plan=plan,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "max_queries"), [(32, 8, 1), (32, 8, 8192), (40, 40, 512), (40, 40, 1), (64, 2, 64)]
+)
+@pytest.mark.parametrize("uniform", [False, True])
+def test_partial_bytes_are_nearly_all_of_a_plan(heads, kv_heads, max_queries, uniform):
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    shape = {"chunks": 2000, "heads": heads, "kv_heads": kv_heads, "head_dim": 128, "max_queries": max_queries}
+    plan = cuda.AttentionPlan(sequences=64, tokens=8192, uniform=uniform, **shape)
+    taken = torch.cuda.memory_allocated() - before
+    told = cuda.AttentionPlan.partial_bytes(uniform=uniform, **shape)
+    assert plan.decodes == (told > 0)
+    assert told <= taken <= told + (2 << 20)

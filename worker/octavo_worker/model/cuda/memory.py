@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.cuda import chunk_tokens
 from octavo_worker.engine.options import ModelOptions
+from octavo_worker.model.cuda.plans import AttentionPlans
 from octavo_worker.model.errors import ModelError
 from octavo_worker.model.runner import CausalModel
 
@@ -29,9 +29,8 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
     """Logits of a full batch in the model's dtype and in float32, in a graph and outside of one, partial results of
-    decode attention, block tables, and a fixed share for the rest."""
+    attention, block tables, and a fixed share for the rest."""
     logits = 2 * options.max_running * model.vocab_size * (model.dtype.itemsize + 4)
-    chunks = options.max_running * -(-max_model_len // chunk_tokens())
-    partial = 2 * chunks * max(model.num_heads, model.num_kv_heads) * (model.head_dim + 2) * 4
+    partial = AttentionPlans.scratch_bytes(model, options.max_running, max_model_len)
     tables = 2 * options.max_running * -(-max_model_len // options.block_size) * 4
     return logits + partial + tables + WORKSPACE

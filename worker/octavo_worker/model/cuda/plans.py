@@ -21,8 +21,28 @@ class AttentionPlans:
         self._sequences, self._tokens = sequences, tokens
         self._chunks = 0
         self._mixed: dict[int, AttentionPlan] = {}
+        self._most = sequences * -(-max_model_len // chunk_tokens())
+        self._decodes = {shared: self._make(self._most, sequences, 1, shared=shared) for shared in {False, groups}}
+
+    @staticmethod
+    def scratch_bytes(model: CausalModel, sequences: int, max_model_len: int) -> int:
+        """What all plans take at most, but for prompts' ends that are split along many keys in nearly every sequence of
+        a step."""
+        if not model.num_heads:
+            return 0
         chunks = sequences * -(-max_model_len // chunk_tokens())
-        self._decodes = {shared: self._make(chunks, sequences, 1, shared=shared) for shared in {False, groups}}
+        each = [
+            AttentionPlan.partial_bytes(
+                chunks=chunks,
+                heads=model.num_heads,
+                kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                max_queries=queries,
+                uniform=model.uniform,
+            )
+            for queries in (1, 1, chunk_tokens())  # a prompt's: more than a tile has rows
+        ]
+        return len(model.windows) * sum(each)
 
     def for_decodes(self, batch: Batch, *, shared: bool) -> dict[int, AttentionPlan]:
         """Updated on the device for a batch of one token a sequence, `shared` if some are grouped by their prefix."""
@@ -36,7 +56,8 @@ class AttentionPlans:
             for context, queries in zip(packed.contexts.tolist(), packed.queries.tolist(), strict=True)
         )
         if chunks > self._chunks:
-            self._chunks = 2 * chunks
+            self._mixed = {}  # its memory first
+            self._chunks = max(chunks, min(2 * chunks, self._most))
             self._mixed = self._make(self._chunks, self._tokens, self._tokens, shared=self._groups)
         return _updated(self._mixed, batch)
 
