@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 from dataclasses import dataclass
 
 import psutil
@@ -12,7 +13,8 @@ import torch
 @dataclass(frozen=True)
 class Holdings:
     """Of this process: file descriptors, threads, Python objects, resident bytes; on a GPU also the bytes that torch
-    has given out there and in pinned memory, and those in use by anybody as the driver sees it.
+    has given out there, holds there, and has given out in pinned memory, and those in use as the driver sees it, which
+    cannot tell whose they are: None unless this process is alone there.
 
     torch keeps pinned buffers that were given back, as many of a size as copies were ever under way at once: how many
     that are is a matter of timing. They go back to the system before what is left is counted.
@@ -23,8 +25,9 @@ class Holdings:
     objects: int
     resident: int
     device: int = 0
+    reserved: int = 0
     pinned: int = 0
-    driver: int = 0
+    driver: int | None = None
 
     @classmethod
     def now(cls, *, cuda: bool = False) -> Holdings:
@@ -37,7 +40,8 @@ class Holdings:
         torch._C._host_emptyCache()
         free, total = torch.cuda.mem_get_info()
         pinned = torch.cuda.host_memory_stats()["allocated_bytes.current"]
-        return cls(*here, torch.cuda.memory_allocated(), pinned, total - free)
+        driver = total - free if processes_on_gpus() == 1 else None
+        return cls(*here, torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), pinned, driver)
 
     def assert_no_more_than(self, before: Holdings) -> None:
         """Equal but for a few objects and pages: caches of the interpreter fill slowly."""
@@ -46,5 +50,12 @@ class Holdings:
         assert self.objects <= before.objects + 500
         assert self.resident <= before.resident + (16 << 20)
         assert self.device <= before.device
+        assert self.reserved <= before.reserved
         assert self.pinned <= before.pinned
-        assert self.driver <= before.driver
+        if self.driver is not None and before.driver is not None:
+            assert self.driver <= before.driver
+
+
+def processes_on_gpus() -> int:
+    command = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+    return len(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines())
