@@ -85,8 +85,8 @@ def in_progress(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> list[st
     """Jobs that the worker is well into."""
     info = worker.info()
     assert info is not None
-    mine = [job for job in jobs if queue.field(job, "wid") == info.id]
-    return [job for job in mine if queue.stored(job) > 10 and queue.status(job) is JobStatus.RUNNING]
+    states = zip(jobs, queue.fields(jobs, "wid", "st", "n"), strict=True)
+    return [job for job, (owner, status, n) in states if owner == info.id and status == "running" and int(n or 0) > 10]
 
 
 def serves(worker: WorkerProcess) -> bool:

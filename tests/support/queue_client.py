@@ -38,6 +38,13 @@ class Queue:
         value = self.connection.hget(self.cell.keys.job(job_id), name)
         return None if value is None else value.decode()
 
+    def fields(self, job_ids: list[str], *names: str) -> list[list[str | None]]:
+        """Fields of many jobs at one moment."""
+        with self.connection.pipeline() as pipeline:
+            for job_id in job_ids:
+                pipeline.hmget(self.cell.keys.job(job_id), names)
+            return [[None if value is None else value.decode() for value in values] for values in pipeline.execute()]
+
     def status(self, job_id: str) -> JobStatus:
         return JobStatus(self.field(job_id, "st") or "")
 
