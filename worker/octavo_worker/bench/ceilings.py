@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-READ_BYTES = 2**30  # many times what its caches hold
+READ_BYTES = 2**32  # many times what its caches hold
 MATRIX = 8192
 RUNS = 9
 
@@ -26,7 +26,7 @@ class Ceilings:
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """Measured now: a sum over much memory, and a product of two square matrices of random values in `dtype`."""
-    data = torch.empty(READ_BYTES // 4, dtype=torch.int32, device=device).random_()
+    data = torch.empty(READ_BYTES // 4, dtype=torch.float32, device=device).uniform_()  # integers are summed slowly
     bandwidth = READ_BYTES / _seconds(data.sum)
     a, b = (torch.randn(MATRIX, MATRIX, dtype=dtype, device=device) for _ in range(2))
     return Ceilings(bandwidth, 2 * MATRIX**3 / _seconds(lambda: a @ b))
