@@ -63,9 +63,14 @@ async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | Non
     command = engine_command or [
         sys.executable, "-m", "octavo_worker.engine", "--options", _options(settings, str(folder))
     ]  # fmt: skip
-    prompts = await asyncio.to_thread(Prompts, folder)
+    engine = await EngineProcess.start(command)  # it loads while the tokenizer does
+    try:
+        prompts = await asyncio.to_thread(Prompts, folder)
+    except BaseException:
+        engine.kill()
+        raise
     async with connect(settings.redis_url) as connection:
-        await Supervisor(settings, connection, prompts, command).run()
+        await Supervisor(settings, connection, prompts, command, engine).run()
 
 
 def _options(settings: WorkerSettings, folder: str) -> str:
@@ -96,8 +101,14 @@ class Supervisor:
     """Keeps one engine running and everything around it: leases, claims, publishing, the fleet's reaper."""
 
     def __init__(
-        self, settings: WorkerSettings, connection: redis.asyncio.Redis, prompts: Prompts, command: Sequence[str]
+        self,
+        settings: WorkerSettings,
+        connection: redis.asyncio.Redis,
+        prompts: Prompts,
+        command: Sequence[str],
+        engine: EngineProcess,
     ) -> None:
+        """`command` starts another engine when `engine` has died."""
         self._settings = settings
         self._connection = connection
         self._command = command
@@ -109,7 +120,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._leave = asyncio.Event()
         self._leave_now = asyncio.Event()
-        self._engine: EngineProcess | None = None
+        self._engine: EngineProcess | None = engine
         self._limits: Ready | None = None
         self._agent = Agent(connection, self._cell, prompts, changed=self._changed.set)
         loop = asyncio.get_running_loop()
@@ -185,7 +196,7 @@ class Supervisor:
         await self._reach_server()
         failures = 0
         while not self._leave.is_set():
-            self._engine = engine = await EngineProcess.start(self._command)
+            self._engine = engine = self._engine or await EngineProcess.start(self._command)
             began = time.monotonic()
             was_ready = False
             try:
