@@ -79,21 +79,17 @@ class Line:
         self._connection: Any = pool.connection_pool.make_connection()  # type: ignore[no-untyped-call]
 
     async def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """The replies to `commands`, sent without waiting for any. An error of one is the exception in its place; a
-        lost connection raises redis-py's errors."""
+        """The replies to `commands`, sent at once. An error of one is the exception in its place; a lost connection
+        raises redis-py's errors."""
         connection = self._connection
         return await connection.retry.call_with_retry(  # type: ignore[no-any-return]
             lambda: self._once(commands), lambda error: connection.disconnect(nowait=True)
         )
 
     async def _once(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Cancelled or failed half-way, redis-py drops the connection: nobody finds the replies of somebody else.
-
-        The first command leaves by itself: what it publishes is on its way while the server takes in the others."""
-        connection, (first, *others) = self._connection, commands
-        await connection.send_packed_command(connection.pack_command(*first))
-        if others:
-            await connection.send_packed_command(connection.pack_commands(others))
+        """Cancelled or failed half-way, redis-py drops the connection: nobody finds the replies of somebody else."""
+        connection = self._connection
+        await connection.send_packed_command(connection.pack_commands(commands))
         replies: list[Any] = []
         for _ in commands:
             try:
