@@ -46,7 +46,7 @@ def check(batch, scale=0.125, sinks=None, **options):
     for i in range(len(batch.keys)):
         rows = batch.rows(i)
         q, k, v = batch.q[rows].cpu().double(), batch.keys[i], batch.values[i]
-        if len(q) * q.shape[1] // k.shape[1] > 16:
+        if len(q) * q.shape[1] // k.shape[1] > 16 and q.shape[2] in (64, 128, 256):
             k, v = k.to(batch.q.dtype), v.to(batch.q.dtype)
         expected = reference.attention(q, k.double(), v.double(), scale, sinks=sinks, **options)
         tolerance = TOLERANCE[batch.q.dtype]

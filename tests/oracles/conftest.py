@@ -29,6 +29,15 @@ class Pair:
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    return loader(tmp_path_factory, request.param)
+
+
+@pytest.fixture(scope="session")
+def cpu_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    return loader(tmp_path_factory, "cpu")
+
+
+def loader(tmp_path_factory: pytest.TempPathFactory, device: str) -> Callable[[str], Pair]:
     logging.disable_progress_bar()
 
     @cache
@@ -37,7 +46,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         oracle = save(name, folder)
         options = ModelOptions(
             model=str(folder),
-            device=request.param,
+            device=device,
             dtype="float32",
             num_blocks=513,
             max_running=64,

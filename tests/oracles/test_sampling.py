@@ -43,10 +43,10 @@ def test_the_batch_does_not_change_samples(name: str, pair: Callable[[str], Pair
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_a_large_batch_changes_no_bit_of_logprobs(name: str, pair: Callable[[str], Pair]) -> None:
+def test_a_large_batch_changes_no_bit_of_logprobs(name: str, cpu_pair: Callable[[str], Pair]) -> None:
     """48 others of many lengths beside it, five times in other places; another engine's differed from 44 on.
-    Where all products are our kernels: the transformers route multiplies with torch, and promises tokens only."""
-    runner = pair(name).runner
+    Where all products are our kernels: the transformers route and GPUs multiply with torch, and promise tokens only."""
+    runner = cpu_pair(name).runner
     chosen = request("x", prompt(40, 99), max_tokens=12, temperature=0.8, seed=5, logprobs=3, prompt_logprobs=2)
     expected = Engine(runner).run([chosen])
     for repeat in range(5):
