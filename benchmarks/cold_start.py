@@ -1,0 +1,81 @@
+"""From the start of an engine's process to its first token.
+
+    python benchmarks/cold_start.py [--model llama-8b] [--device cpu|cuda] [--rounds 3] [--out FILE.json]
+
+The process is the one that a worker's agent starts, and it is spoken to as the agent does: the model is loaded when it
+says so, and the first token is that of a prompt of 128 tokens sent right then. `--model` is a folder with weights, which
+are in the page cache from the second round on, or a public shape with random weights. Every round is a row; the first
+also pays for whatever else nobody has read from the disk yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from octavo_worker.agent.child import EngineProcess
+from octavo_worker.bench.report import report, write
+from octavo_worker.bench.shapes import SHAPES, write_shape
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.files import model_folder
+from octavo_worker.messages import AddRequest, EngineSampling, Ready, SequenceInput, Shutdown, StepOutput
+
+PROMPT = list(range(10, 138))
+
+
+async def start(options: ModelOptions) -> dict[str, Any]:
+    began = time.perf_counter()
+    engine = await EngineProcess.start([sys.executable, "-m", "octavo_worker.engine", "--options", options.to_json()])
+    try:
+        ready = await engine.receive()
+        loaded = time.perf_counter()
+        assert isinstance(ready, Ready)
+        engine.send(
+            AddRequest("first", PROMPT, [SequenceInput(0)], EngineSampling(seed=1, max_tokens=1, temperature=0))
+        )
+        while not (isinstance(message := await engine.receive(), StepOutput) and message.tokens):
+            pass
+        token = time.perf_counter()
+    finally:
+        engine.send(Shutdown())
+        await engine.ended(patience_s=10.0)
+    seconds = {"loaded_s": loaded - began, "first_token_s": token - began, "loading_s": ready.load_seconds}
+    return {name: round(value, 3) for name, value in seconds.items()} | {"numerics": ready.numerics}
+
+
+def measure(model: str, device: str, rounds: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_shape(model, Path(folder)) if model in SHAPES else model_folder(model)
+        options = ModelOptions(
+            model=str(path),
+            load_format="dummy" if model in SHAPES else "auto",
+            device=device,
+            max_model_len=1024,
+            kv_cache_bytes=1 << 30,
+        )
+        rows = []
+        for number in range(rounds):
+            rows.append({"round": number, **asyncio.run(start(options))})
+            print(rows[-1], flush=True)
+        return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo", help=f"a folder, demo, or one of {', '.join(SHAPES)}")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    rows = measure(arguments.model, arguments.device, arguments.rounds)
+    if arguments.out is not None:
+        write(report("cold_start", rows, model=arguments.model, device=arguments.device), arguments.out)
+
+
+if __name__ == "__main__":
+    main()
