@@ -112,6 +112,7 @@ __global__ void __launch_bounds__(kWriteThreads<H>) write_kernel(const __grid_co
     low[h] = *reinterpret_cast<const Vector*>(row + part.first * U);
     high[h] = *reinterpret_cast<const Vector*>(row + part.second * U);
   }
+  const Angles<D, U> angles(a, part, position);
   __syncwarp();  // loads come before stores: q_out may be q
   const int offset = int(slot) & (a.cache.block_size - 1);
 #pragma unroll
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kWriteThreads<H>) write_kernel(const __grid_co
       float x[U], y[U];
 #pragma unroll
       for (int j = 0; j < U; ++j) x[j] = to_float(low[h].at[j]), y[j] = to_float(high[h].at[j]);
-      rotate<T, D, U, norms>(a, part, head.norm<T>(a), head.value, real, position, x, y);
+      rotate<T, D, U, norms>(a, part, angles, head.norm<T>(a), head.value, real, x, y);
       if (!head.query) {
         const bool halves = part.second == part.first + 1, odd = part.first % 2 != 0;
         const Codes<C, Part::kThreads> codes(x, y, halves, odd, head.value);
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(kWriteThreads<H>) write_kernel(const __grid_co
 #pragma unroll
       for (int j = 0; j < U; ++j) low[h].at[j] = from_float<T>(x[j]), high[h].at[j] = from_float<T>(y[j]);
     } else {
-      rotate<T, D, U, norms>(a, part, head.norm<T>(a), head.value, real, position, low[h], high[h]);
+      rotate<T, D, U, norms>(a, part, angles, head.norm<T>(a), head.value, real, low[h], high[h]);
       if (real && !head.query && slot >= 0) {
         T* row = head.cells<T>(a, slot) + offset * D;
         auto at = [&](int unit) { return row + swizzle(D, offset, unit * U / 8) * 8 + unit * U % 8; };
