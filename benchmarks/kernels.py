@@ -203,10 +203,17 @@ def cascade(count: int, prefix: int, suffix: int, heads: int, kv_heads: int, hea
 
 
 def prefill(
-    queries: list[int], context: list[int], heads: int, kv_heads: int, head_dim: int = 128, shuffled: bool = True
+    queries: list[int],
+    context: list[int],
+    heads: int,
+    kv_heads: int,
+    head_dim: int = 128,
+    shuffled: bool = True,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> list[Row]:
+    """Over a cache of `dtype`; in eight bits the peer is our own over bfloat16."""
     layers, block = 2, 16
-    cache = Cache.make(context, layers, kv_heads, head_dim, block, shuffled)
+    cache = Cache.make(context, layers, kv_heads, head_dim, block, shuffled, dtype)
     tokens = sum(queries)
     q = torch.randn(tokens, heads, head_dim, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
@@ -214,7 +221,8 @@ def prefill(
     plan = cuda.AttentionPlan(
         sequences=len(queries), tokens=tokens,
         chunks=sum(cuda.chunk_count(c, n, heads // kv_heads) for n, c in zip(queries, context, strict=True)),
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_queries=max(queries), shared_prefixes=True,
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_queries=max(queries),
+        shared_prefixes=dtype.itemsize == 2,
     )  # fmt: skip
     plan.update(cache.lengths, starts)
 
@@ -225,9 +233,14 @@ def prefill(
 
     seconds = measure([lambda i=i: call(i) for i in range(layers)], replays=7)
     operations = sum(4 * heads * head_dim * (n * c - n * (n - 1) / 2) for n, c in zip(queries, context, strict=True))
-    moved = 2 * sum(context) * kv_heads * head_dim * 2 + 2 * q.nbytes
+    moved = sum(context) * ops.block_bytes(1, kv_heads, block, head_dim, dtype) // block + 2 * q.nbytes
     shape = f"{heads}/{kv_heads}/{head_dim} {len(queries)} x {queries[0]} of {context[0]}"
     shape += "" if shuffled else ", blocks in order"
+    if dtype.itemsize == 1:
+        plain = prefill(queries, context, heads, kv_heads, head_dim)[0].microseconds
+        print(f"{operations / seconds / 1e12:.0f} TFLOP/s", end=" | ")
+        floor = max(operations / MATMUL, moved / READ)
+        return [row(f"prefill {str(dtype)[6:]}", shape, seconds, floor, ("octavo bfloat16", plain / 1e6))]
     rows = []
     for name, peer in torch_prefill(queries, context, heads, kv_heads, head_dim).items() or [("", None)]:
         print(f"{operations / seconds / 1e12:.0f} TFLOP/s", end=" | ")
@@ -276,12 +289,13 @@ def silu_and_mul(tokens: int, width: int) -> Row:
     return row("silu_and_mul", f"{tokens} x {width}", measure(calls), moved / COPY)
 
 
-def rope_write(tokens: int, heads: int, kv_heads: int, head_dim: int) -> Row:
+def rope_write(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> Row:
+    """Into a cache of `dtype`."""
     columns = (heads + 2 * kv_heads) * head_dim
-    moved = 2 * tokens * columns * 2
+    moved = tokens * ((columns + heads * head_dim) * 2 + ops.block_bytes(1, kv_heads, 16, head_dim, dtype) // 16)
     n = rotations(moved)
     qkv, q, norm = bf16(n, tokens, columns), bf16(n, tokens, heads, head_dim), bf16(head_dim)
-    pool = ops.empty_cache(tokens // 16 + 2, n, kv_heads, 16, head_dim, torch.bfloat16, "cuda")
+    pool = ops.empty_cache(tokens // 16 + 2, n, kv_heads, 16, head_dim, dtype, "cuda")
     blocks = torch.randperm(tokens // 16 + 1, device="cuda") + 1
     positions, cos_sin = torch.arange(tokens, device="cuda"), torch.randn(tokens, head_dim, device="cuda")
     slots = blocks[positions // 16] * 16 + positions % 16
@@ -289,13 +303,15 @@ def rope_write(tokens: int, heads: int, kv_heads: int, head_dim: int) -> Row:
         lambda i=i: ops.rope_write_kv(qkv[i], q[i], pool[:, i], slots, positions, cos_sin, norm, norm) for i in range(n)
     ]
     shape = f"{tokens} x {heads}/{kv_heads}/{head_dim}"
-    return row("qk_norm + rope + write_kv", shape, measure(calls), moved / COPY)
+    name = "qk_norm + rope + write_kv" + (f" {str(dtype)[6:]}" if dtype.itemsize == 1 else "")
+    return row(name, shape, measure(calls), moved / COPY)
 
 
 def fused_rows() -> list[Row]:
     rows = []
     for tokens in (1, 32, 256, 4096):
         rows += [rms_norm(tokens, 4096), silu_and_mul(tokens, 14336), rope_write(tokens, 32, 8, 128)]
+        rows += [rope_write(tokens, 32, 8, 128, dtype) for dtype in (torch.int8, torch.float8_e4m3fn)]
     return rows
 
 
@@ -427,13 +443,13 @@ def decode_others() -> list[Row]:
     ]
 
 
-def decode_eight_bits() -> list[Row]:
+def eight_bits() -> list[Row]:
     batches = {"B64 L8192": [8192] * 64, "B32 L4096": [4096] * 32, "B128 L1024": [1024] * 128, "B1 L32768": [32768]}
-    return [
-        decode(name, lengths, 32, 8, dtype=dtype)
-        for name, lengths in batches.items()
-        for dtype in (torch.int8, torch.float8_e4m3fn)
-    ]
+    rows = []
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        rows += [decode(name, lengths, 32, 8, dtype=dtype) for name, lengths in batches.items()]
+        rows += prefill([8192], [8192], 32, 8, dtype=dtype)
+    return rows
 
 
 def cascade_rows() -> list[Row]:
@@ -521,7 +537,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "decode-64/8": partial(decode_table, 64, 8),
     "decode-40/40": partial(decode_table, 40, 40),
     "decode-others": decode_others,
-    "decode-8-bit": decode_eight_bits,
+    "8-bit": eight_bits,
     "cascade": cascade_rows,
     "prefill": prefill_rows,
     "fused": fused_rows,
