@@ -117,8 +117,8 @@ struct HalfQueries {
 };
 
 // How many slices a warp takes at once: in eight bits they are too short to hide latencies one by one.
-template <int D, int R>
-constexpr int slices_at_once = D <= 64 ? 4 : R * D <= 256 ? 2 : 1;
+template <int D>
+constexpr int slices_at_once = D <= 64 ? 4 : D <= 128 ? 2 : 1;
 
 // Softmax state of a warp over cells. `m` is in the log2 domain; until `finish`, `o` stands for `unit` times its value
 // and `l` for a part of the sum.
@@ -198,9 +198,8 @@ struct CellState {
 // Products of N slices of 16 keys with the query rows, times the keys' scales; those of queries are still missing.
 template <class C, int D, int R, int N>
 __device__ void score_cells(const HalfQueries<D, R>& queries, const uint32_t (&keys)[N], float (&s)[N][R][4]) {
-  constexpr int kChains = R == 1 ? 2 : 1;  // sums side by side, where registers allow: a product waits for its sum
   const int lane = threadIdx.x % 32, row = lane & 15;
-  float sums[kChains][N][R][4] = {};
+  float sums[2][N][R][4] = {};  // side by side: a product waits for its sum
 #pragma unroll
   for (int k = 0; k < D / 16; k += 2)
 #pragma unroll
@@ -215,7 +214,7 @@ __device__ void score_cells(const HalfQueries<D, R>& queries, const uint32_t (&k
 #pragma unroll
         for (int r = 0; r < R; ++r) {
           const uint2 q = queries.fragment(r, k + i);
-          mma<f16>(sums[i % kChains][n][r], tile, q.x, q.y);
+          mma<f16>(sums[i][n][r], tile, q.x, q.y);
         }
       }
     }
@@ -227,8 +226,7 @@ __device__ void score_cells(const HalfQueries<D, R>& queries, const uint32_t (&k
 #pragma unroll
       for (int r = 0; r < R; ++r)
 #pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i)
-          s[n][r][i] = scale * (kChains == 2 ? sums[0][n][r][i] + sums[kChains - 1][n][r][i] : sums[0][n][r][i]);
+        for (int i = 2 * half; i < 2 * half + 2; ++i) s[n][r][i] = scale * (sums[0][n][r][i] + sums[1][n][r][i]);
     }
 }
 

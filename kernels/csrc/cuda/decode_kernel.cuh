@@ -245,19 +245,24 @@ template <class C, int D, int R>
 constexpr int merge_bytes = (kWarps - 1) * StateFor<C, D, R>::kFloats * 32 * 4;
 template <class C, int D, int R>
 constexpr int query_bytes = is_scaled<C> ? HalfQueries<D, R>::kBytes : 0;
+template <class C, int D>
+constexpr int at_once = is_scaled<C> ? slices_at_once<D> : 1;
+
+// Blocks of a multiprocessor, where shared memory allows: over eight bits there is more to compute for each byte, and
+// registers for three.
 template <class C, int D, int R>
-constexpr int at_once = is_scaled<C> ? slices_at_once<D, R> : 1;
+constexpr int most_resident = D > 128 ? 1 : is_scaled<C> && R == 1 ? 3 : 2;
 
 // R = 1: at most eight query rows; R = 2: at most sixteen.
 template <class T, class C, int D, int R>
-__global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
+__global__ void __launch_bounds__(kWarps * 32, most_resident<C, D, R>)
     decode_kernel(const __grid_constant__ AttentionArgs a, const int stages) {
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(8) uint64_t barriers[kWarps][kMaxStages];
   __shared__ int drawn[Queue::kLength];
   const int warp = threadIdx.x / 32, group = a.heads / a.kv_heads;
   constexpr int stage_bytes = Ring<C, D>::kStageBytes;
-  [[maybe_unused]] constexpr int kAtOnce = at_once<C, D, R>;
+  [[maybe_unused]] constexpr int kAtOnce = at_once<C, D>;
   Ring<C, D> ring(shared_address(shared) + warp * stages * stage_bytes, shared_address(barriers[warp]), stages);
   float* merge = reinterpret_cast<float*>(shared + kWarps * stages * stage_bytes);
   [[maybe_unused]] const uint32_t own = shared_address(shared) + kWarps * stages * stage_bytes + merge_bytes<C, D, R> +
@@ -361,8 +366,11 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
                               device.shared_per_block - reserved);
     return std::min((room - rest) / ring_bytes, kMaxStages);
   };
-  const int resident = D <= 128 && stages_for(2) >= 2 ? 2 : 1, stages = stages_for(resident);
-  if (stages < std::max(2, at_once<C, D, R>)) return cudaErrorInvalidValue;  // too little shared memory: plain kernels
+  constexpr int least = std::max(2, at_once<C, D>);
+  int resident = most_resident<C, D, R>;
+  while (resident > 1 && stages_for(resident) < least) --resident;
+  const int stages = stages_for(resident);
+  if (stages < least) return cudaErrorInvalidValue;  // too little shared memory: plain kernels
   const int bytes = stages * ring_bytes + rest;
   auto kernel = decode_kernel<T, C, D, R>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
