@@ -11,29 +11,20 @@ cudaError_t write_cache_cells(const WriteArgs&, cudaStream_t);
 
 namespace {
 
-// One of a token's heads: those of q, then of k, then of v.
-struct Head {
-  bool real, query, value;
-  int index;  // among its kind
+// Up to H heads of a token that lie side by side, all of q, of k or of v.
+template <int H>
+struct Heads {
+  enum Kind { kQuery, kKey, kValue } kind;
+  int first, count;
 
-  __device__ Head(const WriteArgs& a, int place)
-      : real(place < a.heads + 2 * a.kv_heads), query(place < a.heads), value(place >= a.heads + a.kv_heads),
-        index(place - (query ? 0 : a.heads + (value ? a.kv_heads : 0))) {}
-  template <class T>
-  __device__ const T* row(const WriteArgs& a, int64_t token, int head_dim) const {
-    const T* first = static_cast<const T*>(query ? a.q : value ? a.v : a.k);
-    return first + token * (query ? a.q_stride : value ? a.v_stride : a.k_stride) + index * head_dim;
+  // `place`: among those of all heads, which begin with those of q.
+  __device__ Heads(const WriteArgs& a, int place) {
+    const int of_q = (a.heads + H - 1) / H, of_kv = (a.kv_heads + H - 1) / H;
+    kind = place < of_q ? kQuery : place < of_q + of_kv ? kKey : kValue;
+    first = (place - (kind == kQuery ? 0 : kind == kKey ? of_q : of_q + of_kv)) * H;
+    count = min(H, (kind == kQuery ? a.heads : a.kv_heads) - first);
   }
-  template <class T>
-  __device__ const T* norm(const WriteArgs& a) const {
-    return static_cast<const T*>(value ? nullptr : query ? a.q_norm : a.k_norm);
-  }
-  // Where the cells of its K or V begin in the block of a slot.
-  template <class C>
-  __device__ C* cells(const WriteArgs& a, int64_t slot) const {
-    return static_cast<C*>(a.cache.data) + (slot >> (__ffs(a.cache.block_size) - 1)) * a.cache.block_stride +
-           (value ? a.cache.kv_stride : 0) + index * a.cache.head_stride;
-  }
+  static int places(const WriteArgs& a) { return (a.heads + H - 1) / H + 2 * ((a.kv_heads + H - 1) / H); }
 };
 
 // Four codes, the first in the lowest byte.
@@ -60,8 +51,7 @@ struct Codes {
   float scale;
 
   __device__ Codes(const float (&x)[8], const float (&y)[8], bool halves, bool odd, bool value) {
-    const int lane = threadIdx.x % 32;
-    const unsigned group = (kLanes == 32 ? ~0u : (1u << kLanes % 32) - 1) << lane / kLanes * kLanes;
+    const unsigned group = head_lanes<kLanes>();
     uint32_t most = 0;  // bits of magnitudes: what is not finite is above all others
 #pragma unroll
     for (int j = 0; j < 8; ++j) most = max(most, max(__float_as_uint(fabsf(x[j])), __float_as_uint(fabsf(y[j]))));
@@ -87,76 +77,88 @@ struct Codes {
   }
 };
 
-// The threads of one token take `H` heads each, whose loads are under way together.
+// A thread takes a share of H heads, whose loads are under way together; most of what it needs beside them it reads once.
 template <int H>
-constexpr int kWriteThreads = H == 1 ? 64 : 128;  // of a block; large ones leave registers unused
+constexpr int kWriteThreads = H == 1 ? 64 : 96;  // of a block; large ones leave registers unused
 
 template <class T, class C, int D, int U, bool norms, int H>
 __global__ void __launch_bounds__(kWriteThreads<H>) write_kernel(const __grid_constant__ WriteArgs a) {
-  using Vector = Elements<T, U>;
+  using Vector = Unit<U>;
   using Part = Share<D, U>;
   wait_for_previous_kernel();
   launch_next_kernel();
   const int64_t token = blockIdx.x;
-  const int place = blockIdx.y * blockDim.x + threadIdx.x, first = place / Part::kThreads * H;
-  const Part part(a, place % Part::kThreads);
-  const bool used = place % Part::kThreads < Part::kUsed;
-  const int64_t slot = a.slots[token], position = a.cos_sin ? a.positions[token] : 0;
+  const int index = blockIdx.y * blockDim.x + threadIdx.x;
+  const Heads<H> heads(a, index / Part::kThreads);
+  const bool used = index % Part::kThreads < Part::kUsed, query = heads.kind == heads.kQuery,
+             value = heads.kind == heads.kValue;
+  const int64_t slot = query ? 0 : a.slots[token];
+  if (heads.count <= 0 || slot < 0) return;
+  const Part part(a, index % Part::kThreads);
 
   Vector low[H]{}, high[H]{};
+  const T* row = static_cast<const T*>(query ? a.q : value ? a.v : a.k) +
+                 token * (query ? a.q_stride : value ? a.v_stride : a.k_stride) + heads.first * D;
 #pragma unroll
   for (int h = 0; h < H; ++h) {
-    const Head head(a, first + h);
-    if (!head.real || !used) continue;
-    const T* row = head.row<T>(a, token, D);
-    low[h] = *reinterpret_cast<const Vector*>(row + part.first * U);
-    high[h] = *reinterpret_cast<const Vector*>(row + part.second * U);
+    if (h >= heads.count || !used) break;
+    low[h] = *reinterpret_cast<const Vector*>(row + h * D + part.first * U);
+    high[h] = *reinterpret_cast<const Vector*>(row + h * D + part.second * U);
   }
-  const Angles<D, U> angles(a, part, position);
-  __syncwarp();  // loads come before stores: q_out may be q
+  __syncwarp(head_lanes<Part::kThreads>());  // loads come before stores: q_out may be q
+
   const int offset = int(slot) & (a.cache.block_size - 1);
+  C* cells = static_cast<C*>(a.cache.data) + (slot >> (__ffs(a.cache.block_size) - 1)) * a.cache.block_stride +
+             (value ? a.cache.kv_stride : 0) + heads.first * a.cache.head_stride;
+  // Leaves a head as it is in registers, in the type of the data.
+  auto store = [&](int h) {
+    if (!used) return;
+    if (query) {
+      T* to = static_cast<T*>(a.q_out) + token * a.q_out_stride + (heads.first + h) * D;
+      *reinterpret_cast<Vector*>(to + part.first * U) = low[h];
+      *reinterpret_cast<Vector*>(to + part.second * U) = high[h];
+    } else if constexpr (!is_scaled<C>) {
+      T* to = cells + h * a.cache.head_stride + offset * D;
+      auto at = [&](int unit) { return to + swizzle(D, offset, unit * U / 8) * 8 + unit * U % 8; };
+      *reinterpret_cast<Vector*>(at(part.first)) = low[h];
+      *reinterpret_cast<Vector*>(at(part.second)) = high[h];
+    }
+  };
+  if ((value || (!a.cos_sin && !norms)) && (query || !is_scaled<C>)) {
+#pragma unroll
+    for (int h = 0; h < H; ++h)
+      if (h < heads.count) store(h);
+    return;
+  }
+  const Angles<D, U> angles(a, part, a.cos_sin && !value ? a.positions[token] : 0);
+  const T* norm = static_cast<const T*>(value ? nullptr : query ? a.q_norm : a.k_norm);
+  const NormWeights<T, D, U> weights(a, part, norm, used);
 #pragma unroll
   for (int h = 0; h < H; ++h) {
-    const Head head(a, first + h);
-    const bool real = head.real && used;
+    if (h >= heads.count) break;
+    float x[U], y[U];
+    widen_unit<T>(low[h], x), widen_unit<T>(high[h], y);
+    if (!value) rotate<T, D, U, norms>(a, part, angles, weights, norm != nullptr, x, y);
     if constexpr (is_scaled<C>) {
-      float x[U], y[U];
-#pragma unroll
-      for (int j = 0; j < U; ++j) x[j] = to_float(low[h].at[j]), y[j] = to_float(high[h].at[j]);
-      rotate<T, D, U, norms>(a, part, angles, head.norm<T>(a), head.value, real, x, y);
-      if (!head.query) {
+      if (!query) {
         const bool halves = part.second == part.first + 1, odd = part.first % 2 != 0;
-        const Codes<C, Part::kThreads> codes(x, y, halves, odd, head.value);
-        if (real && slot >= 0) {
-          C* cells = head.cells<C>(a, slot);
-          const int unit = (!halves && odd ? part.second : part.first) / 2;
-          *reinterpret_cast<uint4*>(cells + offset * D + swizzle_units(D / 16, offset, unit) * 16) = codes.bytes;
-          if (part.first == 0) scales_of(cells, D, a.cache.block_size)[offset] = codes.scale;
-        }
+        const Codes<C, Part::kThreads> codes(x, y, halves, odd, value);
+        C* to = cells + h * a.cache.head_stride;
+        const int unit = (!halves && odd ? part.second : part.first) / 2;
+        if (used) *reinterpret_cast<uint4*>(to + offset * D + swizzle_units(D / 16, offset, unit) * 16) = codes.bytes;
+        if (part.first == 0) scales_of(to, D, a.cache.block_size)[offset] = codes.scale;
         continue;
       }
-#pragma unroll
-      for (int j = 0; j < U; ++j) low[h].at[j] = from_float<T>(x[j]), high[h].at[j] = from_float<T>(y[j]);
-    } else {
-      rotate<T, D, U, norms>(a, part, angles, head.norm<T>(a), head.value, real, low[h], high[h]);
-      if (real && !head.query && slot >= 0) {
-        T* row = head.cells<T>(a, slot) + offset * D;
-        auto at = [&](int unit) { return row + swizzle(D, offset, unit * U / 8) * 8 + unit * U % 8; };
-        *reinterpret_cast<Vector*>(at(part.first)) = low[h];
-        *reinterpret_cast<Vector*>(at(part.second)) = high[h];
-      }
     }
-    if (!real || !head.query) continue;
-    T* row = static_cast<T*>(a.q_out) + token * a.q_out_stride + head.index * D;
-    *reinterpret_cast<Vector*>(row + part.first * U) = low[h];
-    *reinterpret_cast<Vector*>(row + part.second * U) = high[h];
+    round_unit<T>(x, low[h]), round_unit<T>(y, high[h]);
+    store(h);
   }
 }
 
 template <class T, class C, int D, int U, bool norms, int H>
 cudaError_t launch_write(const WriteArgs& a, cudaStream_t stream) {
   constexpr int most = kWriteThreads<H>;
-  const int threads = (a.heads + 2 * a.kv_heads + H - 1) / H * Share<D, U>::kThreads;
+  const int threads = Heads<H>::places(a) * Share<D, U>::kThreads;
   const int parts = (threads + most - 1) / most, warps = ((threads + parts - 1) / parts + 31) / 32;
   return launch_after(write_kernel<T, C, D, U, norms, H>, dim3(unsigned(a.tokens), parts), warps * 32, 0, stream, a);
 }

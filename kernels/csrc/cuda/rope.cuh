@@ -7,6 +7,28 @@
 namespace octavo {
 namespace {
 
+// U elements of 16 bits as they are loaded and stored. Whole words keep the compiler from taking halves of them apart.
+template <int U>
+using Unit = Elements<uint32_t, U / 2>;
+
+template <class T, int U>
+__device__ inline void widen_unit(const Unit<U>& unit, float (&x)[U]) {
+#pragma unroll
+  for (int j = 0; j < U / 2; ++j) {
+    if constexpr (std::is_same_v<T, bf16>) {
+      x[2 * j] = __uint_as_float(unit.at[j] << 16), x[2 * j + 1] = __uint_as_float(unit.at[j] & 0xffff0000u);
+    } else {
+      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&unit.at[j]));
+      x[2 * j] = pair.x, x[2 * j + 1] = pair.y;
+    }
+  }
+}
+template <class T, int U>
+__device__ inline void round_unit(const float (&x)[U], Unit<U>& unit) {
+#pragma unroll
+  for (int j = 0; j < U / 2; ++j) unit.at[j] = pack<T>(x[2 * j], x[2 * j + 1]);
+}
+
 // A thread takes two units of U elements of one head: two that rotate with each other, or the two that lie half a head
 // apart. Where a head's threads are no power of two, some idle.
 template <int D, int U>
@@ -77,50 +99,64 @@ __device__ void turn_neighbours(float (&x)[U], const float (&c)[U], const float 
   }
 }
 
-// Norm (null: none, but its sums are made) and rotation of one head of a token, of which this thread holds two units.
+// The lanes of a warp that share a head with this one.
+template <int kThreads>
+__device__ inline unsigned head_lanes() {
+  return (kThreads == 32 ? ~0u : (1u << kThreads % 32) - 1) << threadIdx.x % 32 / kThreads * kThreads;
+}
+
+// What a thread's two units are multiplied with after the norm.
+template <class T, int D, int U>
+struct NormWeights {
+  float first[U], second[U];
+
+  __device__ NormWeights(const WriteArgs& a, const Share<D, U>& part, const T* norm, bool used) {
+    Unit<U> low{}, high{};
+    if (norm && used) {
+      low = *reinterpret_cast<const Unit<U>*>(norm + part.first * U);
+      high = *reinterpret_cast<const Unit<U>*>(norm + part.second * U);
+    }
+    widen_unit<T>(low, first), widen_unit<T>(high, second);
+#pragma unroll
+    for (int j = 0; j < U; ++j) first[j] += a.norm_offset, second[j] += a.norm_offset;
+  }
+};
+
+// Norm (unless `normed` is false, when its sums are made for nobody) and rotation of a head of q or k of a token, of
+// which this thread holds two units.
 template <class T, int D, int U, bool norms>
-__device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const Angles<D, U>& angles, const T* norm,
-                              bool value, bool real, float (&x)[U], float (&y)[U]) {
+__device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const Angles<D, U>& angles,
+                              const NormWeights<T, D, U>& weights, bool normed, float (&x)[U], float (&y)[U]) {
   if constexpr (norms) {
-    using Vector = Elements<T, U>;
     float squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < U; ++j) squares = __fmaf_rn(x[j], x[j], __fmaf_rn(y[j], y[j], squares));
-    const float inverse = rsqrtf(warp_sum<Share<D, U>::kThreads>(squares) / float(D) + a.eps);
-    if (norm && real) {
-      const Vector scale = *reinterpret_cast<const Vector*>(norm + part.first * U);
-      const Vector other = *reinterpret_cast<const Vector*>(norm + part.second * U);
+    const unsigned lanes = head_lanes<Share<D, U>::kThreads>();
 #pragma unroll
-      for (int j = 0; j < U; ++j) {
-        x[j] *= inverse * (to_float(scale.at[j]) + a.norm_offset);
-        y[j] *= inverse * (to_float(other.at[j]) + a.norm_offset);
-      }
+    for (int step = Share<D, U>::kThreads / 2; step > 0; step /= 2) squares += __shfl_xor_sync(lanes, squares, step);
+    const float inverse = rsqrtf(squares / float(D) + a.eps);
+    if (normed) {
+#pragma unroll
+      for (int j = 0; j < U; ++j) x[j] *= inverse * weights.first[j], y[j] *= inverse * weights.second[j];
     }
   }
-  if (!a.cos_sin || value) return;
+  if (!a.cos_sin) return;
   if (part.paired) turn(x, y, angles.cosine.at, angles.sine.at);
   if (a.interleaved && part.first * U < a.rotary_dim) turn_neighbours(x, angles.cosine.at, angles.sine.at, 0);
   if (a.interleaved && part.second * U < a.rotary_dim) turn_neighbours(y, angles.cosine.at, angles.sine.at, U / 2);
 }
-// The same, rounded to the type of the data.
-template <class T, int D, int U, bool norms>
-__device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const Angles<D, U>& angles, const T* norm,
-                              bool value, bool real, Elements<T, U>& low, Elements<T, U>& high) {
-  if (!a.cos_sin && !norms) return;
-  float x[U], y[U];
-#pragma unroll
-  for (int j = 0; j < U; ++j) x[j] = to_float(low.at[j]), y[j] = to_float(high.at[j]);
-  rotate<T, D, U, norms>(a, part, angles, norm, value, real, x, y);
-  if (value) return;
-#pragma unroll
-  for (int j = 0; j < U; ++j) low.at[j] = from_float<T>(x[j]), high.at[j] = from_float<T>(y[j]);
-}
 
-// The same for one head whose angles are still to be read.
+// The same for one head whose weights and angles are still to be read, rounded to the type of the data; what lies in V
+// stays as it is.
 template <class T, int D, int U, bool norms>
 __device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const T* norm, bool value, bool real,
                               int64_t position, Elements<T, U>& low, Elements<T, U>& high) {
-  rotate<T, D, U, norms>(a, part, Angles<D, U>(a, part, position), norm, value, real, low, high);
+  if (value || (!a.cos_sin && !norms)) return;
+  float x[U], y[U];
+  widen_unit<T>(reinterpret_cast<const Unit<U>&>(low), x), widen_unit<T>(reinterpret_cast<const Unit<U>&>(high), y);
+  const NormWeights<T, D, U> weights(a, part, norm, real);
+  rotate<T, D, U, norms>(a, part, Angles<D, U>(a, part, position), weights, norm != nullptr, x, y);
+  round_unit<T>(x, reinterpret_cast<Unit<U>&>(low)), round_unit<T>(y, reinterpret_cast<Unit<U>&>(high));
 }
 
 }  // namespace
