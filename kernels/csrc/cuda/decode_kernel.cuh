@@ -248,14 +248,9 @@ constexpr int query_bytes = is_scaled<C> ? HalfQueries<D, R>::kBytes : 0;
 template <class C, int D>
 constexpr int at_once = is_scaled<C> ? slices_at_once<D> : 1;
 
-// Blocks of a multiprocessor, where shared memory allows: over eight bits there is more to compute for each byte, and
-// registers for three.
-template <class C, int D, int R>
-constexpr int most_resident = D > 128 ? 1 : is_scaled<C> && R == 1 ? 3 : 2;
-
 // R = 1: at most eight query rows; R = 2: at most sixteen.
 template <class T, class C, int D, int R>
-__global__ void __launch_bounds__(kWarps * 32, most_resident<C, D, R>)
+__global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
     decode_kernel(const __grid_constant__ AttentionArgs a, const int stages) {
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(8) uint64_t barriers[kWarps][kMaxStages];
@@ -367,7 +362,8 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
     return std::min((room - rest) / ring_bytes, kMaxStages);
   };
   constexpr int least = std::max(2, at_once<C, D>);
-  int resident = most_resident<C, D, R>;
+  // Over eight bits there is more to compute for each byte, and the registers (up to 168) are enough for three.
+  int resident = D > 128 ? 1 : is_scaled<C> && R == 1 ? 3 : 2;
   while (resident > 1 && stages_for(resident) < least) --resident;
   const int stages = stages_for(resident);
   if (stages < least) return cudaErrorInvalidValue;  // too little shared memory: plain kernels
