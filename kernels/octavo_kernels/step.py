@@ -105,6 +105,15 @@ def unpack_step(
     )  # fmt: skip
 
 
+def carry(source: Tensor, target: Tensor) -> None:
+    """Copies `source` to `target`, of one contiguous layout, one on a GPU and the other in pinned memory of the host,
+    on the current stream. A kernel does it: for some kilobytes it is done before a copy engine would have begun."""
+    if source.nbytes != target.nbytes or not source.is_contiguous() or not target.is_contiguous():
+        raise ValueError(f"source and target must be contiguous and of one size, not {source.shape} and {target.shape}")
+    device = source.device if source.is_cuda else target.device
+    cuda.run("carry", device, source.data_ptr(), target.data_ptr(), source.nbytes // 4)
+
+
 def _unpack(
     message: np.ndarray, tables: Tensor, previous: Tensor, inputs: StepInputs, sequences: int, block_size: int
 ) -> None:

@@ -224,6 +224,8 @@ cudaError_t adjust(const AdjustArgs&, cudaStream_t);
 cudaError_t logprobs(const LogprobArgs&, cudaStream_t);
 cudaError_t activation(const ActivationArgs&, cudaStream_t);
 cudaError_t unpack_step(const StepArgs&, cudaStream_t);
+// Copies words between pinned and device memory by a kernel, which begins sooner than a copy engine.
+cudaError_t carry(const int32_t* from, int32_t* to, int64_t words, cudaStream_t);
 // One asynchronous copy a pair (source block, target block), of `block_bytes` each.
 cudaError_t swap_blocks(const void* source, void* target, int64_t block_bytes, const int64_t* pairs, int64_t count,
                         cudaStream_t);

@@ -223,6 +223,9 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("copy_blocks", copy);
   m.def("swap_blocks", swap, py::call_guard<py::gil_scoped_release>());
   m.def("unpack_step", unpack);
+  m.def("carry", [](Address from, Address to, int64_t words, Address stream) {
+    check("carry", carry(at<int32_t>(from), at<int32_t>(to), words, stream_at(stream)));
+  });
   m.def("rms_norm", [](int dtype, Address x, int64_t x_stride, Address residual, int64_t residual_stride, Address weight,
                        Address out, int64_t out_stride, int64_t rows, int width, float eps, float offset,
                        Address stream) {

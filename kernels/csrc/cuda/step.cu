@@ -58,7 +58,18 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
   }
 }
 
+// One side is the host's pinned memory, of which no cache may keep a copy.
+__global__ void __launch_bounds__(kThreads) carry_kernel(const int32_t* from, int32_t* to, int64_t words) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < words) to[i] = __ldcv(from + i);
+}
+
 }  // namespace
+
+cudaError_t carry(const int32_t* from, int32_t* to, int64_t words, cudaStream_t stream) {
+  if (words > 0) carry_kernel<<<unsigned((words + kThreads - 1) / kThreads), kThreads, 0, stream>>>(from, to, words);
+  return cudaGetLastError();
+}
 
 cudaError_t unpack_step(const StepArgs& a, cudaStream_t stream) {
   if (a.sequences == 0) return cudaSuccess;

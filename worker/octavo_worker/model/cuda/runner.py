@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.cuda import chunk_tokens, reads_prefixes_once
-from octavo_kernels.step import StepInputs, unpack_step
+from octavo_kernels.step import StepInputs, carry, unpack_step
 from octavo_worker.engine.plan import (
     Done,
     Launched,
@@ -183,13 +183,13 @@ class CudaRunner:
             shape = DecodeShape(self._sizes[bisect_left(self._sizes, count)], packed.is_shared)
             self._capture(shape)
         slot.began.record()
-        self._message[: packed.words].copy_(slot.message[: packed.words], non_blocking=True)
+        carry(slot.message[: packed.words], self._message[: packed.words])
         slot.sent.record()
         step = StepUnderWay(slot, packed.samples, packed.special, swaps=swaps)
         logits = self._decode(shape) if shape else self._run_eagerly(plan, packed, step)
         if packed.special:
             step.choice = self._choose_again(plan.sequences, packed.special, logits)
-        slot.tokens[:count].copy_(self._sampled[:count], non_blocking=True)
+        carry(self._sampled[:count], slot.tokens[:count])
         slot.done.record()
         return step
 
