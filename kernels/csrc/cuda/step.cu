@@ -15,6 +15,7 @@ __device__ void write_sample(const StepArgs& a, const StepSample& s, int at) {
 
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant__ StepArgs a) {
   wait_for_previous_kernel();
+  launch_next_kernel();
   const StepHeader header = *reinterpret_cast<const StepHeader*>(a.message);
   const int i = blockIdx.x, thread = threadIdx.x;
   if (thread == 0)
