@@ -8,6 +8,9 @@ the device: every launch can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,8 +41,16 @@ def run(operation: str, device: torch.device, *arguments: object) -> None:
     launch = getattr(_cuda, operation, None)
     if launch is None:
         raise NotImplementedError(f"{operation} has no CUDA kernel yet: call it with tensors on the CPU")
+    _launch(launch, device, *arguments)
+
+
+def _launch(launch: Callable[..., Any], device: torch.device, *arguments: object) -> Any:
+    """Calls it on `device`, with its current stream as the last argument. A step that is no graph comes here hundreds
+    of times: guards and objects for streams would be a third of its time on the host."""
+    if device.index == torch.cuda.current_device():
+        return launch(*arguments, torch._C._cuda_getCurrentRawStream(device.index))
     with torch.cuda.device(device):
-        launch(*arguments, torch.cuda.current_stream(device).cuda_stream)
+        return launch(*arguments, torch._C._cuda_getCurrentRawStream(device.index))
 
 
 def linear(
@@ -99,15 +110,16 @@ def launch_linear(
     rows, depth = x.shape
     if _cuda is None or x.dtype not in LINEAR_DTYPES or not 0 < rows <= LINEAR_ROWS:
         return False
-    with torch.cuda.device(x.device):
-        return _cuda.linear(
+    return bool(
+        _launch(
+            _cuda.linear, x.device,
             LINEAR_DTYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0),
             0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(),
             0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, weight.shape[0], depth,
             activation is not None, activation or 0, 0 if norm is None else norm.weight.data_ptr(),
             0.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset, *_address_of(ahead),
-            torch.cuda.current_stream(x.device).cuda_stream,
-        )  # fmt: skip
+        )
+    )  # fmt: skip
 
 
 def _address_of(ahead: Ahead | None) -> tuple[int, int, int, int, bool]:
@@ -119,8 +131,7 @@ def _address_of(ahead: Ahead | None) -> tuple[int, int, int, int, bool]:
 
 def decode_step(device: torch.device, write: tuple[object, ...], attention: tuple[object, ...], arrivals: int) -> bool:
     """Launches what `rope_write_kv` and `paged_attention` with these arguments would; returns whether it did."""
-    with torch.cuda.device(device):
-        return _cuda.decode_step(write, attention, arrivals, torch.cuda.current_stream(device).cuda_stream)
+    return bool(_launch(_cuda.decode_step, device, write, attention, arrivals))
 
 
 def check_cache(block_size: int) -> None:
