@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_kernels.step import StepInputs, unpack_step
+from octavo_kernels.step import StepInputs, carry, unpack_step
 from octavo_worker.engine.plan import SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.batch import ragged_batch
@@ -166,3 +166,18 @@ def test_the_kernel_reads_messages_as_the_cpu_does(seed: int) -> None:
             else:
                 size = padded + (field.name == "query_start")
                 assert torch.equal(a[:size], b[:size]), field.name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", [1, 128, 10_000])
+def test_words_are_carried_to_the_device_and_back(words):
+    sent, back = torch.arange(words, dtype=torch.int32).pin_memory(), torch.zeros(words, dtype=torch.int32).pin_memory()
+    there = torch.zeros(words, dtype=torch.int32, device="cuda")
+    for shift in range(20):  # what was there before must not be seen
+        sent.add_(shift)
+        carry(sent, there)
+        carry(there, back)
+        torch.cuda.synchronize()
+        assert torch.equal(back, sent)
+    with pytest.raises(ValueError, match="one size"):
+        carry(sent[1:], there)
