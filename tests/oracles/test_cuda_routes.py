@@ -92,7 +92,8 @@ def test_greedy_tokens_are_those_of_transformers(routed: Routed) -> None:
         assert lost[sure].max() <= 2 * (close - wanted)[sure].abs().max(), i
         equal += int((best.indices == torch.tensor(output))[sure].sum())
         bounded, total = bounded + int(sure.sum()), total + len(output)
-    assert equal >= 0.97 * bounded
+    # a row is read by those after it: where some went another way, what comes later rounds otherwise, too
+    assert equal >= (0.97 if bounded == total else 0.9) * bounded
     assert bounded >= 0.3 * total
 
 
