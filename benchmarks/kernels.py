@@ -478,6 +478,7 @@ def prefill_rows() -> list[Row]:
         prefill([2048] * 4, [2048] * 4, 32, 8, head_dim=64),
         prefill([8192], [8192], 32, 8, head_dim=96),
         prefill([8192], [8192], 16, 8, head_dim=256),
+        prefill([2048] * 4, [2048] * 4, 16, 8, head_dim=256),
     ]
     return [r for rows in batches for r in rows]
 

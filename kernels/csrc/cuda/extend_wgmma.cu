@@ -3,8 +3,8 @@
 // FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2): one producer warpgroup brings queries, keys and values,
 // two consumer warpgroups of 64 rows each multiply. While the tensor cores run one tile's weights times values, a
 // consumer already has the next tile's scores under way, and the two consumers take turns at the tensor cores, so that
-// one's softmax runs under the other's products. Tiles of 128 keys lie on absolute positions and are walked from the
-// last to the first: a row's result depends neither on how its prompt was cut into chunks nor on its neighbours.
+// one's softmax runs under the other's products. Tiles of keys lie on absolute positions and are walked from the last to
+// the first: a row's result depends neither on how its prompt was cut into chunks nor on its neighbours.
 //
 // The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), so that
 // a box of 64 columns lands in shared memory ready for them.
@@ -15,7 +15,6 @@
 namespace octavo {
 namespace {
 
-constexpr int kKeys = 128;
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kConsumers = 2;    // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
@@ -23,7 +22,11 @@ constexpr int kRows = kExtendRows / kConsumers;  // of one consumer
 constexpr int kColumns = kMapColumns;
 constexpr int kLoaders = 2 * 32;                 // threads that bring queries
 
-using Tile = ExtendTile<kKeys>;
+// Keys of one tile: the scores of wider heads leave fewer registers.
+template <int D>
+constexpr int tile_keys = D <= 128 ? 128 : 64;
+template <int D>
+using Tile = ExtendTile<tile_keys<D>>;
 
 // Named barriers; 0 is __syncthreads.
 enum Named { kTurn = 1, kCleared = 3 };
@@ -38,6 +41,7 @@ class Work {
     if (items * cached >= kLeastRounds * int(gridDim.x)) heads = min(heads, cached);
   }
   __device__ bool has(int round) const { return extend_place(round) < items * a.kv_heads; }
+  template <class Tile>
   __device__ Tile at(int round) const {
     const int place = extend_place(round), first = place / (items * heads) * heads, rest = place - items * first;
     const int width = min(heads, a.kv_heads - first);
@@ -53,12 +57,13 @@ class Work {
 // Shared memory: every tile is [D / 64][rows][64].
 template <int D>
 struct Layout {
-  static constexpr int kStages = D == 64 ? 4 : 2;
+  static constexpr int kKeys = tile_keys<D>;
+  static constexpr int kStages = D == 64 ? 4 : 2, kQueryStages = D <= 128 ? 2 : 1;
   static constexpr int kParts = D / kColumns;
   static constexpr int kQueryBytes = kExtendRows * D * 2, kTileBytes = kKeys * D * 2;
-  static constexpr int kKeysAt = 2 * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
+  static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
   static constexpr int kBarriersAt = kValuesAt + kStages * kTileBytes;
-  static constexpr int kBytes = kBarriersAt + 8 * (4 + 4 * kStages);
+  static constexpr int kBytes = kBarriersAt + 8 * (2 * kQueryStages + 4 * kStages);
 };
 
 // A ring of buffers as one side sees it. `parity` is that of the phase to wait for.
@@ -80,8 +85,8 @@ template <int D>
 struct Rings {
   Ring queries, keys, values;
   __device__ Rings(uint32_t shared)
-      : queries(shared + Layout<D>::kBarriersAt, 2),
-        keys(queries.full + 8 * 4, Layout<D>::kStages),
+      : queries(shared + Layout<D>::kBarriersAt, Layout<D>::kQueryStages),
+        keys(queries.full + 8 * 2 * Layout<D>::kQueryStages, Layout<D>::kStages),
         values(keys.full + 8 * 2 * Layout<D>::kStages, Layout<D>::kStages) {}
 };
 
@@ -91,13 +96,13 @@ struct Rings {
 template <int D>
 __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int box, uint32_t tiles, Ring ring) {
   using L = Layout<D>;
-  const int lane = threadIdx.x % 32, slices = kKeys / box, shift = __ffs(a.cache.block_size) - 1;
+  const int lane = threadIdx.x % 32, slices = L::kKeys / box, shift = __ffs(a.cache.block_size) - 1;
   const int slice = lane % slices, part = lane / slices;
   const Work work(a);
   for (int round = 0; work.has(round); ++round) {
-    const Tile t = work.at(round);
+    const auto t = work.at<Tile<D>>(round);
     const int lowest = max(0, t.lowest(a, t.item.tile * kExtendRows / t.group));
-    for (int token = t.last(); token >= t.begin; token -= kKeys) {
+    for (int token = t.last(); token >= t.begin; token -= L::kKeys) {
       const int position = token + slice * box;
       const bool wanted = part < L::kParts && position < t.item.context && position + box > lowest;
       const int block = wanted ? a.tables[t.item.sequence * a.table_stride + (position >> shift)] : 0;
@@ -106,7 +111,7 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
       if (lane == 0) barrier_expect(ring.full_now(), boxes * box * kColumns * 2);
       __syncwarp();
       if (wanted)
-        copy_box(tiles + ring.stage * L::kTileBytes + (part * kKeys + slice * box) * kColumns * 2, map, part,
+        copy_box(tiles + ring.stage * L::kTileBytes + (part * L::kKeys + slice * box) * kColumns * 2, map, part,
                  position & (a.cache.block_size - 1), t.head, block, ring.full_now());
       ring.advance();
     }
@@ -121,7 +126,7 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring rin
   const int thread = threadIdx.x % kLoaders, unit = thread % units;
   const Work work(a);
   for (int round = 0; work.has(round); ++round) {
-    const Tile t = work.at(round);
+    const auto t = work.at<Tile<D>>(round);
     const int first = t.item.tile * kExtendRows + thread / units;
     int query = first / t.group, head = first % t.group;
     const T* row = static_cast<const T*>(a.q) + t.item.query_row * a.q_stride + t.head * t.group * D + unit * 8;
@@ -146,12 +151,13 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring rin
 template <class T, int D>
 struct Consumer {
   using L = Layout<D>;
+  static constexpr int kKeys = L::kKeys, kWide = D <= 128 ? D / 2 : 64;  // outputs of one product
   const AttentionArgs& a;
   const uint32_t shared;
   const int warpgroup, lane, row;  // row: of the tile, the first of this thread's two
   const float unit;                // scores s stand for s * unit in the log2 domain
   Rings<D> rings;
-  float o[D / 2], top[2], sum[2];
+  float o[D / 2 / kWide][kWide], top[2], sum[2];
   uint32_t weights[kKeys / 4];
 
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
@@ -159,6 +165,7 @@ struct Consumer {
         row(warpgroup * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4), unit(args.scale * kLog2e),
         rings(base) {}
 
+  __device__ float& out(int i) { return o[i / kWide][i % kWide]; }
   __device__ void release(uint32_t barrier) {
     if (lane == 0) barrier_arrive_once(barrier);
   }
@@ -187,11 +194,18 @@ struct Consumer {
     products_begin();
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k)
-      wgmma_transposed(T{}, o, weights + 4 * k, operand(v + k * 128, 1024, kKeys * kColumns * 2));
+#pragma unroll
+      for (int i = 0; i < D / 2 / kWide; ++i)
+        wgmma_transposed(T{}, o[i], weights + 4 * k,
+                         operand(v + i * (2 * kKeys * kColumns * 2 / 16) + k * 128, 1024, kKeys * kColumns * 2));
     products_commit();
   }
+  __device__ void weighed() {
+#pragma unroll
+    for (int i = 0; i < D / 2 / kWide; ++i) products_wait<0>(o[i]);
+  }
 
-  __device__ void mask(const Tile& t, int token, float (&s)[kKeys / 2]) {
+  __device__ void mask(const Tile<D>& t, int token, float (&s)[kKeys / 2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int query = (t.item.tile * kExtendRows + row + 8 * r) / t.group;
@@ -233,7 +247,7 @@ struct Consumer {
 #pragma unroll
     for (int n = 0; n < D / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) o[n * 4 + i] *= factor[i / 2];
+      for (int i = 0; i < 4; ++i) out(n * 4 + i) *= factor[i / 2];
   }
 
   // Rows of values outside [low, high) of the tile at hand are zeroed: their weight is zero, but 0 * NaN would be NaN.
@@ -250,7 +264,7 @@ struct Consumer {
 
   // A further tile: its scores, and under them the previous tile's values.
   template <bool masked>
-  __device__ void step(const Tile& t, int token) {
+  __device__ void step(const Tile<D>& t, int token) {
     barrier_wait(rings.keys.full_now(), rings.keys.parity);
     barrier_sync(kTurn + warpgroup, kConsumers * kWarpgroup);
     float s[kKeys / 2], p[kKeys / 2], factor[2];
@@ -262,25 +276,25 @@ struct Consumer {
     rings.keys.advance();
     if constexpr (masked) mask(t, token, s);
     soften(s, p, factor);
-    const uint32_t weighed = rings.values.empty_now();
+    const uint32_t done = rings.values.empty_now();
     rings.values.advance();
     // Weights are never negative, so this always waits. ptxas, which cannot know, keeps the softmax before the end of
     // the products instead of after it; where there is little to multiply that costs more than it gains.
     if (D < 128 || !(sum[0] + sum[1] < 0.0f)) barrier_wait(rings.values.full_now(), rings.values.parity);
-    products_wait<0>(o);
-    release(weighed);
+    weighed();
+    release(done);
     pack_weights(p);
     rescale(factor);
   }
 
   // Everything of an item but its first tile's scores, which are at hand, and its last tile's values.
-  __device__ void attend(const Tile& t, float (&s)[kKeys / 2]) {
+  __device__ void attend(const Tile<D>& t, float (&s)[kKeys / 2]) {
     const int first_query = (t.item.tile * kExtendRows + warpgroup * kRows) / t.group;
     const int last_query = (t.item.tile * kExtendRows + warpgroup * kRows + kRows - 1) / t.group;
     const int lowest = t.lowest(a, t.item.tile * kExtendRows / t.group);
     int token = t.last();
 #pragma unroll
-    for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
+    for (int i = 0; i < D / 2; ++i) out(i) = 0.0f;
     top[0] = top[1] = kNoScore, sum[0] = sum[1] = 0.0f;
     float p[kKeys / 2], factor[2];
     mask(t, token, s);
@@ -301,7 +315,7 @@ struct Consumer {
   __device__ void run() {
     const Work work(a);
     if (!work.has(0)) return;
-    Tile t = work.at(0);
+    auto t = work.at<Tile<D>>(0);
     float s[kKeys / 2];
     barrier_wait(rings.queries.full_now(), rings.queries.parity);
     barrier_wait(rings.keys.full_now(), rings.keys.parity);
@@ -314,7 +328,7 @@ struct Consumer {
       attend(t, s);
       release(rings.queries.empty_now());
       rings.queries.advance();
-      const Tile next = more ? work.at(round + 1) : t;
+      const auto next = more ? work.at<Tile<D>>(round + 1) : t;
       if (more) {
         barrier_wait(rings.queries.full_now(), rings.queries.parity);
         barrier_wait(rings.keys.full_now(), rings.keys.parity);
@@ -324,7 +338,7 @@ struct Consumer {
       weigh();
       barrier_arrive(kTurn + 1 - warpgroup, kConsumers * kWarpgroup);
       products_wait<1>(s);
-      products_wait<0>(o);
+      weighed();
       release(rings.values.empty_now());
       rings.values.advance();
       store(t);
@@ -332,7 +346,7 @@ struct Consumer {
     }
   }
 
-  __device__ void store(const Tile& t) {
+  __device__ void store(const Tile<D>& t) {
     const int quad = lane % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -341,17 +355,17 @@ struct Consumer {
       const float l = warp_sum<4>(sum[r]);
       const bool real = query < t.item.queries;
       const float factor = real ? normaliser(a, head, top[r] * unit, l) : 0.0f;
-      T* out = static_cast<T*>(a.out) + int64_t(t.item.query_row + query) * a.out_stride + head * D;
+      T* to = static_cast<T*>(a.out) + int64_t(t.item.query_row + query) * a.out_stride + head * D;
 #pragma unroll
       for (int n = 0; n < D / 8; n += 4) {
         // The four lanes that share a row hold two columns each of four groups of eight: turned to one group each.
         uint32_t w[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          w[i] = pack<T>(o[(n + i) * 4 + 2 * r] * factor, o[(n + i) * 4 + 2 * r + 1] * factor);
+          w[i] = pack<T>(out((n + i) * 4 + 2 * r) * factor, out((n + i) * 4 + 2 * r + 1) * factor);
         exchange(w[0], w[1], 1), exchange(w[2], w[3], 1);
         exchange(w[0], w[2], 2), exchange(w[1], w[3], 2);
-        if (real) *reinterpret_cast<uint4*>(out + (n + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+        if (real) *reinterpret_cast<uint4*>(to + (n + quad) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
       }
     }
   }
@@ -375,7 +389,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t shared = shared_address(memory);
   const Rings<D> rings(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < L::kQueryStages; ++i) {
       barrier_init(rings.queries.full + 8 * i, kLoaders);
       barrier_init(rings.queries.empty + 8 * i, 4 * kConsumers);
     }
@@ -408,7 +422,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class T, int D>
 cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t stream) {
-  const int box = a.cache.block_size < kKeys ? a.cache.block_size : kKeys;
+  const int box = a.cache.block_size < tile_keys<D> ? a.cache.block_size : tile_keys<D>;
   CUtensorMap keys, values;
   cudaError_t error = describe_cache(keys, a, 0, box);
   if (error == cudaSuccess) error = describe_cache(values, a, a.cache.kv_stride, box);
@@ -430,6 +444,7 @@ cudaError_t extend_attention_wgmma(const AttentionArgs& a, cudaStream_t stream) 
     switch (a.head_dim) {
       case 64: return launch<T, 64>(a, device, stream);
       case 128: return launch<T, 128>(a, device, stream);
+      case 256: return launch<T, 256>(a, device, stream);
       default: return cudaErrorInvalidValue;
     }
   });
