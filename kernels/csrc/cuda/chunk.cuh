@@ -61,10 +61,6 @@ struct State {
       for (int n = 0; n < C / 8; ++n) p[0] = o[n][2 * r], p[32] = o[n][2 * r + 1], p += 64;
     }
   }
-  __device__ void merge(const float* buffer) {
-    const float* p = buffer + threadIdx.x % 32;
-    join([&](int r, int i) { return p[(r * (2 + C / 4) + i) * 32]; });
-  }
   // The other way round: this is the later lane, and `x` gives those before.
   template <class F>
   __device__ void join_before(F&& x) {

@@ -157,42 +157,6 @@ struct CellState {
       for (int i = 0; i < 2; ++i) l[r][i] = keys_sum(l[r][i]);
     }
   }
-
-  static constexpr int kFloats = R * (4 + D / 4);
-  __device__ void store(float* buffer) const {
-    float* p = buffer + threadIdx.x % 32;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      p[0] = m[r][0], p[32] = m[r][1], p[64] = l[r][0], p[96] = l[r][1], p += 128;
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) p[i * 32] = o[r][k][i];
-        p += 128;
-      }
-    }
-  }
-  // Joins the keys of a later lane.
-  __device__ void merge(const float* buffer) {
-    const float* p = buffer + threadIdx.x % 32;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      float mine[2], other[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float high = p[i * 32], top = fmaxf(m[r][i], high);
-        mine[i] = fast_exp2(m[r][i] - top), other[i] = fast_exp2(high - top);
-        m[r][i] = top, l[r][i] = l[r][i] * mine[i] + p[64 + i * 32] * other[i];
-      }
-      p += 128;
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) o[r][k][i] = o[r][k][i] * mine[i % 2] + p[i * 32] * other[i % 2];
-        p += 128;
-      }
-    }
-  }
 };
 
 // Products of N slices of 16 keys with the query rows, times the keys' scales; those of queries are still missing.
@@ -314,27 +278,6 @@ __device__ inline void clear_cells(uint32_t values, int low, int high) {
 #if OCTAVO_BULK_COPY
   fence_bulk();
 #endif
-}
-
-// Leaves the state of rows below `count` for the fold; `locate` as for Queries.
-template <int D, int R, class F>
-__device__ void write_partial(const AttentionArgs& a, int head, int count, const CellState<D, R>& st, F&& locate) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int r = 0; r < R; ++r)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = 8 * r + lane % 4 * 2 + i;
-      if (row >= count) continue;
-      const QueryRow to = locate(row);
-      const int64_t at = partial_row(a, to.slot, head) + to.row;
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          a.partial[at * D + k * 16 + half * 8 + lane / 4] = st.o[r][k][2 * half + i];
-      if (lane / 4 == 0) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(st.m[r][i], st.l[r][i]);
-    }
 }
 
 }  // namespace

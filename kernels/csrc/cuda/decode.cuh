@@ -133,45 +133,6 @@ __device__ void finish(CellState<D, R>& st) {
   st.finish();
 }
 
-template <class T, int D, int R>
-__device__ void write_result(const AttentionArgs& a, const DecodeItem& it, int head, int rows,
-                             const State<D, R>& st) {
-  const int lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const int row = lane / 4 + 8 * r;
-    if (row >= rows) continue;
-    const int query_head = head * group + row % group;
-    const float factor = normaliser(a, query_head, st.m[r], st.l[r]);
-    T* out = static_cast<T*>(a.out) + int64_t(it.query_row + row / group) * a.out_stride + query_head * D;
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n)
-      *reinterpret_cast<uint32_t*>(out + n * 8 + lane % 4 * 2) =
-          pack<T>(st.o[n][2 * r] * factor, st.o[n][2 * r + 1] * factor);
-  }
-}
-
-template <class T, int D, int R>
-__device__ void write_result(const AttentionArgs& a, const DecodeItem& it, int head, int rows,
-                             const CellState<D, R>& st) {
-  const int lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
-#pragma unroll
-  for (int r = 0; r < R; ++r)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = 8 * r + lane % 4 * 2 + i;
-      if (row >= rows) continue;
-      const int query_head = head * group + row % group;
-      const float factor = normaliser(a, query_head, st.m[r][i], st.l[r][i]);
-      T* out = static_cast<T*>(a.out) + int64_t(it.query_row + row / group) * a.out_stride + query_head * D + lane / 4;
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          out[k * 16 + half * 8] = from_float<T>(st.o[r][k][2 * half + i] * factor);
-    }
-}
-
 // What the fold gathers of one row: `column` is the first of the thread's four columns.
 struct Folded {
   float m, l;
@@ -183,16 +144,107 @@ struct Folded {
     o.x = __fmaf_rn(x.x, weight, o.x), o.y = __fmaf_rn(x.y, weight, o.y);
     o.z = __fmaf_rn(x.z, weight, o.z), o.w = __fmaf_rn(x.w, weight, o.w);
   }
-  __device__ void scale(float by) { l *= by, o.x *= by, o.y *= by, o.z *= by, o.w *= by; }
+  __device__ void scale(float by) {
+    l = __fmul_rn(l, by);
+    o.x = __fmul_rn(o.x, by), o.y = __fmul_rn(o.y, by), o.z = __fmul_rn(o.z, by), o.w = __fmul_rn(o.w, by);
+  }
 };
 
 template <class T>
-__device__ void write_folded(const AttentionArgs& a, const FoldItem& it, int head, int row, int column, const Folded& f) {
+__device__ void write_folded(const AttentionArgs& a, int query_row, int head, int row, int column, const Folded& f) {
   const int group = a.heads / a.kv_heads, query_head = head * group + row % group;
   const float factor = normaliser(a, query_head, f.m, f.l);
-  T* out = static_cast<T*>(a.out) + int64_t(it.query_row + row / group) * a.out_stride + query_head * a.head_dim + column;
+  T* out = static_cast<T*>(a.out) + int64_t(query_row + row / group) * a.out_stride + query_head * a.head_dim + column;
   *reinterpret_cast<uint2*>(out) =
       make_uint2(pack<T>(f.o.x * factor, f.o.y * factor), pack<T>(f.o.z * factor, f.o.w * factor));
+}
+
+// The states of an item's warps become one: each warp leaves its own in shared memory, and after a barrier all threads
+// join the warps' rows, in the order of the warps.
+template <int D, int R>
+class Exchange {
+ public:
+  static constexpr bool kPadded = D > 128;  // there is room for it
+  static constexpr int kRows = 8 * R, kWidth = D + 8 * kPadded;
+  static constexpr int kSumsAt = kRows * kWidth, kFloats = kSumsAt + 2 * kRows;  // of one warp
+  static constexpr int kBytes = kWarps * kFloats * 4;
+
+  __device__ explicit Exchange(void* memory) : buffer(static_cast<float*>(memory)) {}
+
+  __device__ void leave(const State<D, R>& st) const {
+    const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const int row = lane / 4 + 8 * r;
+      if (lane % 4 == 0) sums(warp, row) = make_float2(st.m[r], st.l[r]);
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n)
+        *reinterpret_cast<float2*>(at(warp, row, n * 8 + lane % 4 * 2)) =
+            make_float2(st.o[n][2 * r], st.o[n][2 * r + 1]);
+    }
+  }
+  __device__ void leave(const CellState<D, R>& st) const {
+    const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = 8 * r + lane % 4 * 2 + i;
+        if (lane / 4 == 0) sums(warp, row) = make_float2(st.m[r][i], st.l[r][i]);
+#pragma unroll
+        for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            *at(warp, row, k * 16 + half * 8 + lane / 4) = st.o[r][k][2 * half + i];
+      }
+  }
+  // Calls take(row, column, Folded) for every row below `rows` and every fourth column.
+  template <class F>
+  __device__ void join(int rows, F&& take) const {
+    for (int i = thread_index(); i < rows * (D / 4); i += kWarps * 32) {
+      const int row = i / (D / 4), column = i % (D / 4) * 4;
+      float2 sum[kWarps];
+      float4 x[kWarps];
+#pragma unroll
+      for (int warp = 0; warp < kWarps; ++warp)
+        sum[warp] = sums(warp, row), x[warp] = *reinterpret_cast<const float4*>(at(warp, row, column));
+      Folded f{sum[0].x, sum[0].y, x[0]};
+#pragma unroll
+      for (int warp = 1; warp < kWarps; ++warp) {  // as State::join does
+        const float top = fmaxf(f.m, sum[warp].x);
+        f.scale(fast_exp2(__fsub_rn(f.m, top)));
+        f.add(fast_exp2(__fsub_rn(sum[warp].x, top)), sum[warp].y, x[warp]);
+        f.m = top;
+      }
+      take(row, column, f);
+    }
+  }
+
+ private:
+  float* buffer;
+
+  // Read when it is needed: what is computed from it would otherwise take registers all along.
+  __device__ static int thread_index() {
+    int index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+  }
+
+  __device__ float2& sums(int warp, int row) const {
+    return *reinterpret_cast<float2*>(buffer + warp * kFloats + kSumsAt + 2 * row);
+  }
+  // Four rows that are written together lie in different banks.
+  __device__ float* at(int warp, int row, int column) const {
+    return buffer + warp * kFloats + row * kWidth + (kPadded ? column : column ^ (row & 3) * 8);
+  }
+};
+
+// Leaves four columns of a row for the fold.
+template <int D>
+__device__ void write_partial(const AttentionArgs& a, int head, const QueryRow& to, int column, const Folded& f) {
+  const int64_t at = partial_row(a, to.slot, head) + to.row;
+  *reinterpret_cast<float4*>(a.partial + at * D + column) = f.o;
+  if (column == 0) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(f.m, f.l);
 }
 
 // Folds the chunks of one query row: the n-th of kFoldGroups groups takes every kFoldGroups-th chunk from n on, then the
@@ -228,7 +280,7 @@ __device__ void fold_row(const AttentionArgs& a, const FoldItem& it, int head, i
   for (int i = 0; i < kFoldGroups; ++i) f.m = fmaxf(f.m, sums[i].x);
 #pragma unroll
   for (int i = 0; i < kFoldGroups; ++i) f.add(fast_exp2(__fsub_rn(sums[i].x, f.m)), sums[i].y, outputs[i][column / 4]);
-  write_folded<T>(a, it, head, row, column, f);
+  write_folded<T>(a, it.query_row, head, row, column, f);
 }
 
 }  // namespace

@@ -23,15 +23,38 @@ constexpr int kMaxStages = 8;
 
 // The items of a block. With bulk copies the first ones are its own and the others are drawn from a counter, so that a
 // block with a slow path to memory takes fewer. Who computes an item does not change its result. During item n every
-// warp sees what was drawn up to item n - 1, so places up to n + 2 are known.
-struct Queue {
+// warp sees what was drawn up to item n - 1, so places up to n + 2 are known. Blocks that find no room until those of the
+// prefix kernel have ended own none: the others will not wait for them.
+class Queue {
+ public:
   static constexpr int kLength = 8, kAhead = 3;
-  const int* drawn;  // shared memory: item n lies at n % kLength
-  int total;
+  // Shared memory; item n lies at known[n % kLength].
+  struct Places {
+    int known[kLength], total, drawn_from;
+  };
 
-  __device__ int at(int n) const {
-    return n < kAhead || !OCTAVO_BULK_COPY ? int(blockIdx.x) + n * int(gridDim.x) : drawn[n % kLength];
+  __device__ Queue(const AttentionArgs& args, Places& memory) : a(args), places(memory) {
+    if (threadIdx.x == 0) {
+      places.total = a.header->decode_items * a.kv_heads;
+      const int owners = a.prefix && a.header->prefix_items > 0 ? gridDim.x / 2 : gridDim.x;
+      places.drawn_from = kAhead * owners;
+      const bool owns = int(blockIdx.x) < owners || !OCTAVO_BULK_COPY;
+      const int first = owns ? blockIdx.x : draw(kAhead);
+      for (int n = 0; n < kAhead; ++n) places.known[n] = first + n * (owns ? owners : 1);
+    }
+    __syncthreads();
   }
+  __device__ int total() const { return places.total; }
+  __device__ int at(int n) const {
+    return OCTAVO_BULK_COPY ? places.known[n % kLength] : int(blockIdx.x) + n * int(gridDim.x);
+  }
+  // Of one thread, at the beginning and at the end of item n.
+  __device__ int draw(int count = 1) const { return atomicAdd(&a.header->next_decode, count) + places.drawn_from; }
+  __device__ void keep(int n, int place) { places.known[(n + kAhead) % kLength] = place; }
+
+ private:
+  const AttentionArgs& a;
+  Places& places;
 };
 
 // Walks the slices of one warp over the items of its block, ahead of the arithmetic. With bulk copies the item after the
@@ -56,11 +79,11 @@ struct Feeder {
 
   __device__ void read() {
     next_index = queue.at(item);
-    if (next_index < queue.total) next = a.decode[next_index / a.kv_heads];
+    if (next_index < queue.total()) next = a.decode[next_index / a.kv_heads];
     looked_up = false;
   }
   __device__ void look_up() {
-    if (next_index >= queue.total) return;
+    if (next_index >= queue.total()) return;
     const Range range = range_of(a, next);
     if (lane < range.slices(warp))
       next_block = a.tables[next.sequence * a.table_stride +
@@ -76,7 +99,7 @@ struct Feeder {
     }
     for (; item <= current + 1 || !OCTAVO_BULK_COPY;) {
       if (!OCTAVO_BULK_COPY) read();
-      if (next_index >= queue.total) return false;
+      if (next_index >= queue.total()) return false;
       if (!looked_up) look_up();
       const Range range = range_of(a, next);
       slice = 0, slices = max(range.slices(warp), 0), head = next_index % a.kv_heads;
@@ -187,7 +210,7 @@ __device__ void fold_few(const AttentionArgs& a, const FoldItem& it, int head, i
 #pragma unroll
   for (int c = 0; c < kFoldGroups; ++c)
     if (c < it.chunks) f.add(fast_exp2(__fsub_rn(sum[c].x, f.m)), sum[c].y, x[c]);
-  write_folded<T>(a, it, head, row, column, f);
+  write_folded<T>(a, it.query_row, head, row, column, f);
 }
 
 // Folds the chunks of query rows, kRows a block: side by side where there are few chunks, otherwise one after the other.
@@ -240,28 +263,31 @@ __host__ __device__ inline void with_result_type(const AttentionArgs& a, F&& f) 
   else f(f16{});
 }
 
-// Shared memory beside the rings: for states on their way to the first warp, and for the queries of one warp.
-template <class C, int D, int R>
-constexpr int merge_bytes = (kWarps - 1) * StateFor<C, D, R>::kFloats * 32 * 4;
+// Shared memory for the queries of one warp.
 template <class C, int D, int R>
 constexpr int query_bytes = is_scaled<C> ? HalfQueries<D, R>::kBytes : 0;
 template <class C, int D>
 constexpr int at_once = is_scaled<C> ? slices_at_once<D> : 1;
 
+// As many blocks as the registers of a multiprocessor should have room for. Two are what shared memory holds; but beside
+// a block of the prefix kernel, which takes two thirds of a quarter's registers in two of the quarters, one of these must
+// find room in the remaining third.
+template <class C, int D, int R>
+constexpr int blocks_that_fit = D > 128 ? 1 : R == 1 && !is_scaled<C> ? 3 : 2;
+
 // R = 1: at most eight query rows; R = 2: at most sixteen.
 template <class T, class C, int D, int R>
-__global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
+__global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<C, D, R>)
     decode_kernel(const __grid_constant__ AttentionArgs a, const int stages) {
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(8) uint64_t barriers[kWarps][kMaxStages];
-  __shared__ int drawn[Queue::kLength];
+  __shared__ Queue::Places places;
   const int warp = threadIdx.x / 32, group = a.heads / a.kv_heads;
   constexpr int stage_bytes = Ring<C, D>::kStageBytes;
   [[maybe_unused]] constexpr int kAtOnce = at_once<C, D>;
   Ring<C, D> ring(shared_address(shared) + warp * stages * stage_bytes, shared_address(barriers[warp]), stages);
-  float* merge = reinterpret_cast<float*>(shared + kWarps * stages * stage_bytes);
-  [[maybe_unused]] const uint32_t own = shared_address(shared) + kWarps * stages * stage_bytes + merge_bytes<C, D, R> +
-                                        warp * query_bytes<C, D, R>;
+  [[maybe_unused]] const uint32_t own =
+      shared_address(shared) + kWarps * stages * stage_bytes + Exchange<D, R>::kBytes + warp * query_bytes<C, D, R>;
 
 #if OCTAVO_BULK_COPY
   if (threadIdx.x % 32 == 0) {
@@ -270,7 +296,7 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
   }
   __syncwarp();
 #endif
-  const Queue queue{drawn, a.header->decode_items * a.kv_heads};
+  Queue queue(a, places);
   Feeder<C, D> feeder(a, queue);
   feeder.ready(0);
   // After the prefix kernel there is nothing to wait for: its blocks let this one begin when the queries and keys were
@@ -279,7 +305,7 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
   launch_next_kernel();
 
   int index = queue.at(0);
-  if (index >= queue.total) return wait_for_previous_kernel();
+  if (index >= queue.total()) return wait_for_previous_kernel();
   DecodeItem it = a.decode[index / a.kv_heads];
   auto locate = [&](int row) { return row_of(a, it, row, group); };
   auto read_queries = [&] {
@@ -291,7 +317,7 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
   for (int n = 0;; ++n) {
     [[maybe_unused]] int later = 0;
 #if OCTAVO_BULK_COPY
-    if (threadIdx.x == 0) later = atomicAdd(&a.header->next_decode, 1) + Queue::kAhead * int(gridDim.x);
+    if (threadIdx.x == 0) later = queue.draw();
 #endif
     ring.fill(feeder, n);
     const Range range = range_of(a, it);
@@ -312,38 +338,26 @@ __global__ void __launch_bounds__(kWarps * 32, D <= 128 ? 2 : 1)
     if constexpr (kAtOnce > 1)
       while (token + (kAtOnce - 1) * step < range.end) advance(std::integral_constant<int, kAtOnce>{});
     while (token < range.end) advance(std::integral_constant<int, 1>{});
-    if (OCTAVO_BULK_COPY && threadIdx.x == 0) drawn[(n + Queue::kAhead) % Queue::kLength] = later;
+    if (OCTAVO_BULK_COPY && threadIdx.x == 0) queue.keep(n, later);
     finish(st);
 
-    // The next item's queries come while this one's warps merge.
+    // The next item's queries come while this one's warps merge. Before that the state's registers would be missing.
     const DecodeItem done = it;
     const int head = index % a.kv_heads, rows = row_count(done, group);
+    const Exchange<D, R> exchange(shared + kWarps * stages * stage_bytes);
+    __syncthreads();  // what was left of the last item has been read
+    exchange.leave(st);
     index = queue.at(n + 1);
-    const bool more = index < queue.total;
+    const bool more = index < queue.total();
     if (more) {
       it = a.decode[index / a.kv_heads];
       queries = read_queries();
     }
-    // The other warps hand over to the first and go on with the next item at once.
-    enum { kFree = 1, kFull };
-    constexpr int floats = StateFor<C, D, R>::kFloats * 32;
-    if (warp > 0) {
-      if (n > 0) barrier_sync(kFree, kWarps * 32);
-      st.store(merge + (warp - 1) * floats);
-    }
-    barrier_sync(kFull, kWarps * 32);
-    if (warp == 0) {
-#pragma unroll 1
-      for (int i = 0; i < kWarps - 1; ++i) st.merge(merge + i * floats);
-      if (more) barrier_arrive(kFree, kWarps * 32);
-      if (done.chunks == 1)
-        with_result_type<T, C>(a, [&](auto tag) { write_result<decltype(tag), D, R>(a, done, head, rows, st); });
-      else {
-        auto locate_done = [&](int row) { return row_of(a, done, row, group); };
-        if constexpr (is_scaled<C>) write_partial(a, head, rows, st, locate_done);
-        else write_partial<D, D, R>(a, head, rows, 0, st, locate_done);
-      }
-    }
+    __syncthreads();
+    exchange.join(rows, [&](int row, int column, const Folded& f) {
+      if (done.chunks != 1) return write_partial<D>(a, head, row_of(a, done, row, group), column, f);
+      with_result_type<T, C>(a, [&](auto tag) { write_folded<decltype(tag)>(a, done.query_row, head, row, column, f); });
+    });
     if (!more) break;
   }
   if (a.prefix) wait_for_previous_kernel();  // so that the fold, which waits for this kernel, finds both's results
@@ -355,7 +369,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   constexpr int reserved = 1024 + kWarps * kMaxStages * 8 + 16;  // by the system, and the static variables
   constexpr int ring_bytes = kWarps * 2 * slice_bytes<C, D>;
-  constexpr int rest = merge_bytes<C, D, R> + kWarps * query_bytes<C, D, R>;
+  constexpr int rest = Exchange<D, R>::kBytes + kWarps * query_bytes<C, D, R>;
   auto stages_for = [&](int per_multiprocessor) {
     const int room = std::min(device.shared_per_multiprocessor / per_multiprocessor - reserved,
                               device.shared_per_block - reserved);

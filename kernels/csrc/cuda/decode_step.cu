@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
   const int warp = threadIdx.x / 32, group = a.heads / a.kv_heads;
   Slices<T, D> slices(a, shared_address(shared) + warp * stages * Slices<T, D>::kBytes, shared_address(barriers[warp]),
                       stages);
-  float* merge = reinterpret_cast<float*>(shared + kWarps * stages * Slices<T, D>::kBytes);
+  const Exchange<D, 1> exchange(shared + kWarps * stages * Slices<T, D>::kBytes);
   if (threadIdx.x % 32 == 0) {
     for (int i = 0; i < stages; ++i) barrier_init(slices.barriers + i * 8, 1);
     fence_bulk();
@@ -182,17 +182,14 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
       slices.release();
     }
     st.l[0] = warp_sum<4>(st.l[0]);
-    constexpr int floats = State<D, 1>::kFloats * 32;
-    if (warp > 0) st.store(merge + (warp - 1) * floats);
+    exchange.leave(st);
     __syncthreads();
-    if (warp == 0) {
-#pragma unroll 1
-      for (int i = 0; i < kWarps - 1; ++i) st.merge(merge + i * floats);
-      if (it.chunks == 1) write_result<T, D, 1>(a, it, head, group, st);
-      else write_partial<D, D, 1>(a, head, group, 0, st, [&](int row) { return row_of(a, it, row, group); });
-    }
-    if (it.chunks == 1) continue;  // what the next item overwrites nobody reads any more
-    __syncwarp();
+    exchange.join(group, [&](int row, int column, const Folded& f) {
+      if (it.chunks != 1) write_partial<D>(a, head, row_of(a, it, row, group), column, f);
+      else write_folded<T>(a, it.query_row, head, row, column, f);
+    });
+    if (it.chunks == 1) continue;  // the next item's barrier comes before anything that was read here is overwritten
+    __syncthreads();
     if (!arrives_last(p.arrivals + it.sequence * a.kv_heads + head, it.chunks)) continue;
     for (int row = 0; row < group; ++row) {
       fold_row<T, D, kThreads>(a, a.folds[it.sequence], head, row, outputs, sums);
@@ -205,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
 template <class T, int D, bool norms>
 cudaError_t launch(const DecodeStepArgs& p, const Device& device, cudaStream_t stream) {
   constexpr int resident = D <= 128 ? 2 : 1, ring_bytes = kWarps * 2 * slice_bytes<T, D>;
-  constexpr int merge_bytes = (kWarps - 1) * State<D, 1>::kFloats * 32 * 4;
+  constexpr int merge_bytes = Exchange<D, 1>::kBytes;
   constexpr int reserved = 1024 + kWarps * kMaxStages * 8 + int(sizeof(Prepared<T, D>)) + kFoldGroups * (D * 4 + 8) + 64;
   const int room = std::min(device.shared_per_multiprocessor / resident, device.shared_per_block) - reserved;
   const int stages = std::min((room - merge_bytes) / ring_bytes, kMaxStages);
