@@ -164,7 +164,8 @@ inline bool is_small(const Matrix& m, const Cut& cut, const Device& device) {
 inline Ahead ahead_of(const LinearArgs& a, const Device& device) {
   const Matrix& m = a.ahead;
   Ahead next{};
-  if (!m.weight || m.depth % kSlab != 0 || m.columns % (kGroup * (m.gated ? 2 : 1)) != 0 ||
+  // With more rows than a tile of them it was measured to cost more than it gains.
+  if (!m.weight || a.rows > kTokenTile || m.depth % kSlab != 0 || m.columns % (kGroup * (m.gated ? 2 : 1)) != 0 ||
       !aligned(m.weight, m.weight_stride))
     return next;
   const Cut cut = cut_for(m, device);

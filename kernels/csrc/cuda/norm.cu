@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(1024) norm_kernel(const __grid_constant__ Norm
   constexpr int N = 16 / sizeof(T);
   using Vector = Elements<T, N>;
   __shared__ float scratch[2][32];
-  wait_for_previous_kernel();
   launch_next_kernel();
+  wait_for_previous_kernel();
   const int64_t row = blockIdx.x;
   const int vectors = a.width / N;
   const Vector* x = reinterpret_cast<const Vector*>(static_cast<const T*>(a.x) + row * a.x_stride);
