@@ -217,9 +217,9 @@ def test_graph_replay_with_changed_lengths(gpu_batch):
 
 def test_wrong_arguments(gpu_batch):
     batch = gpu_batch([(1, 20)])
-    with pytest.raises(ValueError, match="^block_size must be a power of two on CUDA"):
+    with pytest.raises(ValueError, match=r"^block_size must be a power of two on CUDA"):
         ops.empty_cache(2, 1, 1, 48, 64, torch.float16, "cuda")
-    with pytest.raises(ValueError, match="^head_dim must be"):
+    with pytest.raises(ValueError, match=r"^head_dim must be"):
         ops.empty_cache(2, 1, 1, 16, 520, torch.float16, "cuda")
     with pytest.raises(ValueError, match=r"^block_tables is on cpu"):
         ops.paged_attention(
