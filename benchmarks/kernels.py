@@ -220,7 +220,7 @@ def prefill(
     starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
     plan = cuda.AttentionPlan(
         sequences=len(queries), tokens=tokens,
-        chunks=sum(cuda.chunk_count(c, n, heads // kv_heads) for n, c in zip(queries, context, strict=True)),
+        chunks=cuda.chunk_count(context, queries, heads // kv_heads),
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_queries=max(queries),
         shared_prefixes=dtype.itemsize == 2,
     )  # fmt: skip

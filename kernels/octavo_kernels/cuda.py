@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from octavo_kernels.operands import Ahead, RmsNorm
@@ -151,7 +153,7 @@ class AttentionPlan:
     Made once for the largest batch; `update` before a step, or inside a graph before the first layer. It fits layers of
     one number of heads and one sliding window. One stream at a time may use it.
 
-    `sequences`, `tokens`: the most in a batch. `chunks`: the most that `chunk_count` gives for all sequences of a batch
+    `sequences`, `tokens`: the most in a batch. `chunks`: the most that `chunk_count` gives for a batch
     together; a batch with more makes the device trap rather than answer from part of its keys.
     `max_queries`: the most query tokens of one sequence, 1 for a batch that only decodes.
     `uniform`: every query is computed as those of prompts are, so that a row's bits do not depend on how many queries
@@ -314,9 +316,11 @@ def split_queries(group: int) -> int:
     return int(_cuda.split_rows) // group
 
 
-def chunk_count(context: int, queries: int, group: int) -> int:
-    """Chunks that a plan needs room for, of a sequence of `context` tokens that ends with `queries` queries: one for
-    each `chunk_tokens` keys, and where the queries are split (few, after a long context) as many for each part."""
-    split = queries <= split_queries(group) and context - queries >= _cuda.split_context
-    parts = -(-queries // part_queries(group)) if split else 1
-    return parts * max(1, -(-context // chunk_tokens()))
+def chunk_count(contexts: ArrayLike, queries: ArrayLike, group: int) -> int:
+    """Chunks that a plan needs room for, of sequences of `contexts[S]` tokens that end with `queries[S]` queries: for
+    each one per `chunk_tokens` keys, and where its queries are split (few, after a long context) as many for each
+    part."""
+    contexts, queries = np.asarray(contexts), np.asarray(queries)
+    split = (queries <= split_queries(group)) & (contexts - queries >= _cuda.split_context)
+    parts = np.where(split, -(-queries // part_queries(group)), 1)
+    return int((parts * np.maximum(1, -(-contexts // chunk_tokens()))).sum())

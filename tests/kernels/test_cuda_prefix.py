@@ -56,7 +56,8 @@ class Grouped:
 
     def plan(self, shared_prefixes: bool) -> cuda.AttentionPlan:
         tokens, heads, head_dim = self.q.shape
-        chunks = sum(cuda.chunk_count(n, queries, heads // self.kv_heads) for _, n, queries in self.members)
+        _, contexts, queries = zip(*self.members, strict=True)
+        chunks = cuda.chunk_count(contexts, queries, heads // self.kv_heads)
         return cuda.AttentionPlan(
             sequences=len(self.members), tokens=tokens, chunks=chunks, heads=heads, kv_heads=self.kv_heads,
             head_dim=head_dim, max_queries=max(n for _, _, n in self.members), shared_prefixes=shared_prefixes,

@@ -51,10 +51,7 @@ class AttentionPlans:
     def for_step(self, batch: Batch, packed: Packed) -> dict[int, AttentionPlan]:
         """Updated on the device for any batch."""
         group = max(1, self._model.num_heads // self._model.num_kv_heads)
-        chunks = sum(
-            chunk_count(context, queries, group)
-            for context, queries in zip(packed.contexts.tolist(), packed.queries.tolist(), strict=True)
-        )
+        chunks = chunk_count(packed.contexts, packed.queries, group)
         if chunks > self._chunks:
             self._mixed = {}  # its memory first
             self._chunks = max(chunks, min(2 * chunks, self._most))
