@@ -8,6 +8,7 @@
 //
 // The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), so that
 // a box of 64 columns lands in shared memory ready for them.
+#include "buffer_ring.cuh"
 #include "extend.cuh"
 #include "tensor_map.cuh"
 #include "wgmma.cuh"
@@ -66,24 +67,9 @@ struct Layout {
   static constexpr int kBytes = kBarriersAt + 8 * (2 * kQueryStages + 4 * kStages);
 };
 
-// A ring of buffers as one side sees it. `parity` is that of the phase to wait for.
-struct Ring {
-  uint32_t full, empty;  // barriers
-  int length, stage;
-  uint32_t parity;
-
-  __device__ Ring(uint32_t barriers, int stages)
-      : full(barriers), empty(barriers + 8 * stages), length(stages), stage(0), parity(0) {}
-  __device__ uint32_t full_now() const { return full + 8 * stage; }
-  __device__ uint32_t empty_now() const { return empty + 8 * stage; }
-  __device__ void advance() {
-    if (++stage == length) stage = 0, parity ^= 1;
-  }
-};
-
 template <int D>
 struct Rings {
-  Ring queries, keys, values;
+  BufferRing queries, keys, values;
   __device__ Rings(uint32_t shared)
       : queries(shared + Layout<D>::kBarriersAt, Layout<D>::kQueryStages),
         keys(queries.full + 8 * 2 * Layout<D>::kQueryStages, Layout<D>::kStages),
@@ -94,7 +80,7 @@ struct Rings {
 
 // One warp brings the tiles of keys, or of values, of all items of its block.
 template <int D>
-__device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int box, uint32_t tiles, Ring ring) {
+__device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int box, uint32_t tiles, BufferRing ring) {
   using L = Layout<D>;
   const int lane = threadIdx.x % 32, slices = L::kKeys / box, shift = __ffs(a.cache.block_size) - 1;
   const int slice = lane % slices, part = lane / slices;
@@ -120,7 +106,7 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
 
 // Two warps bring the queries: rows of a tile lie apart in memory.
 template <class T, int D>
-__device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring ring) {
+__device__ void bring_queries(const AttentionArgs& a, uint32_t queries, BufferRing ring) {
   using L = Layout<D>;
   constexpr int units = D / 8, step = kLoaders / units;
   const int thread = threadIdx.x % kLoaders, unit = thread % units;

@@ -5,6 +5,7 @@
 // one is bound by the tensor cores, the other by memory. Where little is to be streamed, a second block of this kernel takes
 // it. The steps are those of chunk.cuh, with products of a
 // warpgroup instead of a warp's: both add the products of 16 keys (or 16 columns) at once, so results keep their bits.
+#include "buffer_ring.cuh"
 #include "chunk.cuh"
 #include "prefix.cuh"
 #include "tensor_map.cuh"
@@ -37,23 +38,9 @@ struct Layout {
   static constexpr int kBytes = kBarriersAt + 8 * (2 + 4 * kStages);
 };
 
-// A ring of buffers as one side sees it. `parity` is that of the phase to wait for.
-struct Ring {
-  uint32_t full, empty;  // barriers
-  int length, stage = 0;
-  uint32_t parity = 0;
-
-  __device__ Ring(uint32_t barriers, int stages) : full(barriers), empty(barriers + 8 * stages), length(stages) {}
-  __device__ uint32_t full_now() const { return full + 8 * stage; }
-  __device__ uint32_t empty_now() const { return empty + 8 * stage; }
-  __device__ void advance() {
-    if (++stage == length) stage = 0, parity ^= 1;
-  }
-};
-
 template <int D>
 struct Rings {
-  Ring queries, keys, values;
+  BufferRing queries, keys, values;
   __device__ Rings(uint32_t shared)
       : queries(shared + Layout<D>::kBarriersAt, 1),
         keys(queries.full + 8 * 2, kStages),
@@ -90,7 +77,7 @@ struct Work {
 // One warp brings keys and values in the order in which the lanes of a chunk take them.
 template <int D>
 __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& k_map, const CUtensorMap& v_map, uint32_t shared,
-                            Ring keys, Ring values) {
+                            BufferRing keys, BufferRing values) {
   using L = Layout<D>;
   constexpr int boxes = kSlices * L::kParts;
   static_assert(2 * boxes <= 32);
@@ -124,7 +111,7 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& k_map, co
 
 // The other one brings queries: the rows of a tile lie apart in memory.
 template <class T, int D>
-__device__ void bring_queries(const AttentionArgs& a, uint32_t queries, Ring ring) {
+__device__ void bring_queries(const AttentionArgs& a, uint32_t queries, BufferRing ring) {
   constexpr int units = D / 8, at_once = 32 / units;  // rows
   const int lane = threadIdx.x % 32, unit = lane % units, group = a.heads / a.kv_heads;
   const uint32_t target = queries + unit / 8 * (kRows * kColumns * 2);
