@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo_kernels import _cpu, ops, reference
+from octavo_kernels import _cpu, cuda, ops, reference
 
 BLOCK = 16
 
@@ -131,3 +131,75 @@ def make_batch():
         )
 
     return make
+
+
+@pytest.fixture
+def gpu_batch(make_batch):
+    """A batch, of bfloat16 unless told otherwise, whose cache was written by the GPU, everything else moved there."""
+
+    def make(lengths: list[tuple[int, int]], **shape: object) -> Batch:
+        batch = make_batch(lengths, **{"dtype": torch.bfloat16, **shape})
+        blocks, layers, _, kv_heads, _ = batch.cache.shape
+        head_dim = batch.q.shape[-1]
+        cache = ops.empty_cache(blocks, layers, kv_heads, batch.block_size, head_dim, batch.cache.dtype, "cuda")
+        cache.view(torch.uint8).fill_(0xFF)  # NaN, be it in scales
+        for (k, v), table in zip(batch.written, batch.tables, strict=True):
+            position = torch.arange(len(k))
+            slots = table[position // batch.block_size].long() * batch.block_size + position % batch.block_size
+            ops.write_kv(k.cuda(), v.cuda(), cache[:, 1], slots.cuda(), batch.block_size)
+        for name in ("q", "tables", "context_lens", "query_start"):
+            setattr(batch, name, getattr(batch, name).cuda())
+        batch.cache = cache
+        return batch
+
+    return make
+
+
+def assert_alone_as_together(batch: Batch, every: int) -> None:
+    """Bits run to run, and of each `every`th sequence alone against in the batch."""
+    together = batch.attend()
+    assert torch.equal(batch.attend(), together)
+    for i in range(0, len(batch.context_lens), every):
+        alone = batch.alone(i)
+        alone.query_start = alone.query_start.to(batch.q.device)
+        assert torch.equal(alone.attend(), together[batch.rows(i)]), int(batch.context_lens[i])
+
+
+def assert_tail_as_in_whole(batch: Batch, last_queries: int) -> None:
+    """Bits of the last queries of a batch of one, alone against after the others."""
+    whole = batch.attend()
+    tail = batch.alone(0, last_queries=last_queries)
+    tail.query_start = tail.query_start.to(batch.q.device)
+    assert torch.equal(tail.attend(), whole[-last_queries:])
+
+
+def assert_replays_follow_lengths(batch: Batch, chunks: int) -> None:
+    """One graph of a batch of decodes, captured once, against eager runs: lengths change between replays. `chunks`:
+    room in the plan."""
+    count, heads, head_dim = batch.q.shape
+    plan = cuda.AttentionPlan(
+        sequences=count, tokens=count, chunks=chunks, heads=heads, kv_heads=batch.cache.shape[3], head_dim=head_dim,
+        max_queries=1,
+    )  # fmt: skip
+    lengths, out = batch.context_lens.cpu(), torch.zeros_like(batch.q)
+
+    def step() -> None:
+        plan.update(batch.context_lens, batch.query_start)
+        ops.paged_attention(
+            batch.q, batch.layer, batch.tables, batch.context_lens, batch.query_start, out, 0.1, plan=plan
+        )
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for scale in (1.0, 0.3, 0.01, 0.7, 0.0):
+        batch.context_lens.copy_((lengths * scale).int())
+        out.fill_(float("nan"))
+        graph.replay()
+        replayed = out.clone()
+        step()
+        assert torch.equal(out, replayed)
+        assert not out.isnan().any()
+    assert torch.equal(out, torch.zeros_like(out))

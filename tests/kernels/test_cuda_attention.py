@@ -5,34 +5,14 @@ import torch
 
 from octavo_kernels import cuda, ops, reference
 
+from .conftest import assert_alone_as_together, assert_replays_follow_lengths, assert_tail_as_in_whole
+
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.bfloat16, torch.float16]
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 MIXED = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 64), (1, 511), (1, 512), (1, 513), (1, 3000), (0, 20), (1, 0),
          (3, 600), (5, 5), (33, 33), (17, 48), (200, 1100), (129, 129)]  # fmt: skip
-
-
-@pytest.fixture
-def gpu_batch(make_batch):
-    """A batch whose cache was written by the GPU, everything else moved there."""
-
-    def make(lengths, **shape):
-        batch = make_batch(lengths, **{"dtype": torch.bfloat16, **shape})
-        blocks, layers, _, kv_heads, _ = batch.cache.shape
-        head_dim = batch.q.shape[-1]
-        cache = ops.empty_cache(blocks, layers, kv_heads, batch.block_size, head_dim, batch.q.dtype, "cuda")
-        cache.fill_(float("nan"))
-        for k, v, table in zip(batch.keys, batch.values, batch.tables, strict=True):
-            position = torch.arange(len(k))
-            slots = table[position // batch.block_size].long() * batch.block_size + position % batch.block_size
-            ops.write_kv(k.cuda(), v.cuda(), cache[:, 1], slots.cuda(), batch.block_size)
-        for name in ("q", "tables", "context_lens", "query_start"):
-            setattr(batch, name, getattr(batch, name).cuda())
-        batch.cache = cache
-        return batch
-
-    return make
 
 
 def check(batch, scale=0.125, sinks=None, **options):
@@ -71,7 +51,7 @@ def test_sliding_window_over_many_tiles(gpu_batch, window, head_dim):
 def test_layers_share_a_plan(gpu_batch, head_dim):
     """What blocks draw their work from is as it was when a call ends."""
     batch = gpu_batch([(1, 3000), (300, 900), (9, 1500), (700, 700)], heads=16, kv_heads=8, head_dim=head_dim)
-    chunks = sum(cuda.chunk_count(c, n, 2) for n, c in ((1, 3000), (300, 900), (9, 1500), (700, 700)))
+    chunks = cuda.chunk_count([3000, 900, 1500, 700], [1, 300, 9, 700], 2)
     plan = cuda.AttentionPlan(
         sequences=4, tokens=1010, chunks=chunks, heads=16, kv_heads=8, head_dim=head_dim, max_queries=700,
         shared_prefixes=True,
@@ -144,20 +124,11 @@ def test_a_result_does_not_depend_on_the_batch(gpu_batch, heads, kv_heads):
     lengths = [(1, int(n)) for n in torch.randint(1, 4000, (56,), generator=generator)]
     lengths += [(int(n), int(n) + 37) for n in torch.randint(20, 300, (8,), generator=generator)]
     batch = gpu_batch(lengths, heads=heads, kv_heads=kv_heads, head_dim=128)
-    together = batch.attend()
-    assert torch.equal(batch.attend(), together)
-    for i in range(0, len(lengths), 3):
-        alone = batch.alone(i)
-        alone.query_start = alone.query_start.cuda()
-        assert torch.equal(alone.attend(), together[batch.rows(i)]), lengths[i]
+    assert_alone_as_together(batch, every=3)
 
 
 def test_a_prompt_cut_into_chunks_gives_the_same_bits(gpu_batch):
-    batch = gpu_batch([(300, 700)])
-    whole = batch.attend()
-    tail = batch.alone(0, last_queries=100)
-    tail.query_start = tail.query_start.cuda()
-    assert torch.equal(tail.attend(), whole[-100:])
+    assert_tail_as_in_whole(gpu_batch([(300, 700)]), last_queries=100)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (16, 1), (10, 2), (9, 1)])
@@ -190,29 +161,7 @@ def test_graph_replay_with_changed_lengths(gpu_batch):
     """One graph, captured once, serves every batch that fits: lengths, tables and padding change between replays."""
     lengths = [(1, 2000), (1, 700), (1, 513), (1, 64), (1, 5), (1, 3000)]
     batch = gpu_batch(lengths, heads=8, kv_heads=2, head_dim=128)
-    plan = cuda.AttentionPlan(sequences=6, tokens=6, chunks=6 * 6, heads=8, kv_heads=2, head_dim=128, max_queries=1)
-    out = torch.zeros_like(batch.q)
-
-    def step():
-        plan.update(batch.context_lens, batch.query_start)
-        ops.paged_attention(
-            batch.q, batch.layer, batch.tables, batch.context_lens, batch.query_start, out, 0.1, plan=plan
-        )
-
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    for scale in (1.0, 0.3, 0.01, 0.7, 0.0):
-        batch.context_lens.copy_((torch.tensor([n for _, n in lengths]) * scale).int())
-        out.fill_(float("nan"))
-        graph.replay()
-        replayed = out.clone()
-        step()
-        assert torch.equal(out, replayed)
-        assert not out.isnan().any()
-    assert torch.equal(out, torch.zeros_like(out))
+    assert_replays_follow_lengths(batch, chunks=6 * 6)
 
 
 def test_wrong_arguments(gpu_batch):

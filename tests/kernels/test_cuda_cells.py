@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from octavo_kernels import cuda, ops, reference
+from octavo_kernels import ops, reference
 
-from .conftest import as_read
+from .conftest import as_read, assert_alone_as_together, assert_replays_follow_lengths, assert_tail_as_in_whole
 
 pytestmark = pytest.mark.gpu
 
@@ -16,28 +16,6 @@ MIXED = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 64), (1, 511), (1, 512), (1, 513
          (3, 600), (5, 5), (33, 33), (17, 48), (200, 1100), (129, 129)]  # fmt: skip
 KINDS = [(F32, None), (F32, I8), (F32, F8), (BF16, I8), (BF16, F8), (F16, I8), (F16, F8)]
 NAMES = [f"{str(d)[6:]}-{str(c or d)[6:]}" for d, c in KINDS]
-
-
-@pytest.fixture
-def gpu_batch(make_batch):
-    """A batch whose cache was written by the GPU, everything else moved there."""
-
-    def make(lengths, **shape):
-        batch = make_batch(lengths, **shape)
-        blocks, layers, _, kv_heads, _ = batch.cache.shape
-        head_dim = batch.q.shape[-1]
-        cache = ops.empty_cache(blocks, layers, kv_heads, batch.block_size, head_dim, batch.cache.dtype, "cuda")
-        cache.view(torch.uint8).fill_(0xFF)  # NaN, be it in scales
-        for (k, v), table in zip(batch.written, batch.tables, strict=True):
-            position = torch.arange(len(k))
-            slots = table[position // batch.block_size].long() * batch.block_size + position % batch.block_size
-            ops.write_kv(k.cuda(), v.cuda(), cache[:, 1], slots.cuda(), batch.block_size)
-        for name in ("q", "tables", "context_lens", "query_start"):
-            setattr(batch, name, getattr(batch, name).cuda())
-        batch.cache = cache
-        return batch
-
-    return make
 
 
 def check(batch, scale=0.125, sinks=None, **options):
@@ -119,50 +97,19 @@ def test_a_result_does_not_depend_on_the_batch(gpu_batch, dtype, cells, heads, k
     lengths = [(1, int(n)) for n in torch.randint(1, 2000, (56,), generator=generator)]
     lengths += [(int(n), int(n) + 37) for n in torch.randint(20, 300, (8,), generator=generator)]
     batch = gpu_batch(lengths, dtype=dtype, cells=cells, heads=heads, kv_heads=kv_heads, head_dim=128)
-    together = batch.attend()
-    assert torch.equal(batch.attend(), together)
-    for i in range(0, len(lengths), 5):
-        alone = batch.alone(i)
-        alone.query_start = alone.query_start.cuda()
-        assert torch.equal(alone.attend(), together[batch.rows(i)]), lengths[i]
+    assert_alone_as_together(batch, every=5)
 
 
 @pytest.mark.parametrize(("dtype", "cells"), KINDS, ids=NAMES)
 def test_a_prompt_cut_into_chunks_gives_the_same_bits(gpu_batch, dtype, cells):
-    batch = gpu_batch([(300, 700)], dtype=dtype, cells=cells)
-    whole = batch.attend()
-    tail = batch.alone(0, last_queries=100)
-    tail.query_start = tail.query_start.cuda()
-    assert torch.equal(tail.attend(), whole[-100:])
+    assert_tail_as_in_whole(gpu_batch([(300, 700)], dtype=dtype, cells=cells), last_queries=100)
 
 
 @pytest.mark.parametrize(("dtype", "cells"), KINDS, ids=NAMES)
 def test_graph_replay_with_changed_lengths(gpu_batch, dtype, cells):
     lengths = [(1, 2000), (1, 700), (1, 513), (1, 64), (1, 5), (1, 3000)]
     batch = gpu_batch(lengths, dtype=dtype, cells=cells, heads=8, kv_heads=2, head_dim=128)
-    plan = cuda.AttentionPlan(sequences=6, tokens=6, chunks=6 * 6, heads=8, kv_heads=2, head_dim=128, max_queries=1)
-    out = torch.zeros_like(batch.q)
-
-    def step():
-        plan.update(batch.context_lens, batch.query_start)
-        ops.paged_attention(
-            batch.q, batch.layer, batch.tables, batch.context_lens, batch.query_start, out, 0.1, plan=plan
-        )
-
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    for scale in (1.0, 0.3, 0.01, 0.7, 0.0):
-        batch.context_lens.copy_((torch.tensor([n for _, n in lengths]) * scale).int())
-        out.fill_(float("nan"))
-        graph.replay()
-        replayed = out.clone()
-        step()
-        assert torch.equal(out, replayed)
-        assert not out.isnan().any()
-    assert torch.equal(out, torch.zeros_like(out))
+    assert_replays_follow_lengths(batch, chunks=6 * 6)
 
 
 @pytest.mark.parametrize(("dtype", "cells"), KINDS, ids=NAMES)

@@ -175,16 +175,20 @@ def test_a_cache_in_eight_bits_loses_little(
     assert torch.cat(ours).mean() <= (2 if kv_dtype == "int8" else 8) * torch.cat(theirs).mean()
 
 
-@pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_eight_bits_are_swapped_and_copied_as_others(folder: Path, mode: str) -> None:
-    runner = load_runner(options(folder, kv_dtype="int8"))
-    requests = random_requests(100)
+def lose_nothing(runner: ModelRunner, mode: str, requests: list[AddRequest]) -> None:
+    """With a pool that is too small for `requests`."""
     roomy = Engine(runner).run(requests)
     engine = Engine(runner, num_blocks=60, num_host_blocks=runner.num_host_blocks, policy=PreemptionPolicy(mode))
     short = engine.run(requests)
     assert short.stats.preemptions > 0
     assert {k: set(v) for k, v in short.tokens.items()} == {k: set(v) for k, v in roomy.tokens.items()}
+    engine.scheduler.check_integrity()
     assert engine.scheduler.pool.used == 0
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_eight_bits_are_swapped_and_copied_as_others(folder: Path, mode: str) -> None:
+    lose_nothing(load_runner(options(folder, kv_dtype="int8")), mode, random_requests(100))
 
 
 def test_reading_a_shared_prefix_once_changes_nothing(runner: ModelRunner) -> None:
@@ -197,14 +201,7 @@ def test_reading_a_shared_prefix_once_changes_nothing(runner: ModelRunner) -> No
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_nothing_is_lost_or_leaked_when_memory_is_short(runner: ModelRunner, mode: str) -> None:
-    requests = random_requests(200)
-    roomy = Engine(runner).run(requests)
-    engine = Engine(runner, num_blocks=60, num_host_blocks=runner.num_host_blocks, policy=PreemptionPolicy(mode))
-    short = engine.run(requests)
-    assert short.stats.preemptions > 0
-    assert {k: set(v) for k, v in short.tokens.items()} == {k: set(v) for k, v in roomy.tokens.items()}
-    engine.scheduler.check_integrity()
-    assert engine.scheduler.pool.used == 0
+    lose_nothing(runner, mode, random_requests(200))
 
 
 def test_samples_that_ask_for_more_are_those_of_the_cpu() -> None:

@@ -35,8 +35,7 @@ class Queue:
         return run_sync(self.connection, call).job_id
 
     def field(self, job_id: str, name: str) -> str | None:
-        value = self.connection.hget(self.cell.keys.job(job_id), name)
-        return None if value is None else value.decode()
+        return self.fields([job_id], name)[0][0]
 
     def fields(self, job_ids: list[str], *names: str) -> list[list[str | None]]:
         """Fields of many jobs at one moment."""
