@@ -1,4 +1,4 @@
-// Python bindings: addresses, strides and sizes as integers. The wrappers in octavo_kernels/ops.py check everything.
+// Python bindings: addresses, strides and sizes as integers. octavo_kernels checks everything.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,5 +1,5 @@
 // `octavo_kernels._cuda`: the operations of `_cpu`, plus a stream. Arguments are addresses, strides in elements and sizes;
-// `ops.py` has checked them.
+// octavo_kernels has checked them.
 #include <pybind11/pybind11.h>
 
 #include <stdexcept>

@@ -1,0 +1,47 @@
+"""Activations of the rows of a batch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from octavo_kernels.call import float_type, output, rows_of, run
+
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+
+Gate = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+def act_and_mul(x: Tensor, kind: Gate, out: Tensor | None = None) -> Tensor:
+    """`x[T, 2I]`: the activation of the first half (the gate) times the second half, `[T, I]`."""
+    dtype = float_type("x", x)
+    rows, width = rows_of("x", x)
+    if width % 2:
+        raise ValueError(f"x must have an even number of columns, not {width}")
+    out = output(out, x, (rows, width // 2))
+    run(
+        "activation", {"x": x, "out": out},
+        dtype, code_of(kind), True, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, width // 2,
+    )  # fmt: skip
+    return out
+
+
+def act(x: Tensor, kind: Activation, out: Tensor | None = None) -> Tensor:
+    """The activation of `x[T, I]`; `out` may be `x`."""
+    dtype = float_type("x", x)
+    rows, width = rows_of("x", x)
+    out = output(out, x, (rows, width))
+    run(
+        "activation", {"x": x, "out": out},
+        dtype, code_of(kind), False, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, width,
+    )  # fmt: skip
+    return out
+
+
+def code_of(kind: str) -> int:
+    code = ACTIVATIONS.get(kind)
+    if code is None:
+        raise ValueError(f"kind must be one of {', '.join(ACTIVATIONS)}, not {kind!r}")
+    return code

@@ -1,0 +1,121 @@
+"""Attention over the paged KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import checks, cuda
+from octavo_kernels.cache import cache_layout, rope_write_kv
+from octavo_kernels.call import Call, Operation, address, check, check_devices, check_heads, float_type
+
+
+@Operation
+def paged_attention(
+    q: Tensor,
+    layer_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_start: Tensor,
+    out: Tensor,
+    scale: float,
+    block_size: int = 16,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    plan: cuda.AttentionPlan | None = None,
+) -> Call:
+    """Causal attention of `q[T, heads, head_dim]` over the paged cache, decode and prefill in one ragged call.
+
+    `block_tables[S, max_blocks]`, `context_lens[S]` (the call's tokens included) and `query_start[S + 1]` are int32.
+    Bottom-right aligned: query i of a sequence with n queries and context L sees keys j <= L - n + i, and with
+    `sliding_window` w > 0 only j > L - n + i - w; blocks that no query sees are not read. A query that sees nothing
+    gives zeros. `softcap` c > 0: scores become c * tanh(score / c). `sinks[heads]` (float32): a logit for each head
+    that joins the softmax's denominator only. `heads` is a multiple of the cache's `kv_heads`.
+    `plan`: on CUDA, lists updated for this step's lengths, shared by its layers; without one each call makes its own.
+    PagedAttention (arXiv 2309.06180), with the online softmax of FlashAttention (arXiv 2205.14135).
+    """
+    dtype = float_type("q", q)
+    if q.dim() != 3:
+        raise ValueError(f"q must have shape [tokens, heads, head_dim], not {list(q.shape)}")
+    tokens, heads, head_dim = q.shape
+    kv_heads = layer_cache.shape[-2]
+    if heads % kv_heads:
+        raise ValueError(f"q must have a multiple of the cache's {kv_heads} heads, not {heads}")
+    check("q", q, q.dtype, (tokens, heads, head_dim))
+    check("out", out, q.dtype, (tokens, heads, head_dim))
+    check_heads("q", q)
+    check_heads("out", out)
+    cache = cache_layout(layer_cache, q.dtype, kv_heads, head_dim, block_size)
+    check("context_lens", context_lens, torch.int32, (None,))
+    sequences = context_lens.shape[0]
+    check("block_tables", block_tables, torch.int32, (sequences, None))
+    check("query_start", query_start, torch.int32, (sequences + 1,))
+    if sinks is not None:
+        check("sinks", sinks, torch.float32, (heads,))
+    if sliding_window < 0:
+        raise ValueError(f"sliding_window must be 0 (none) or positive, not {sliding_window}")
+    if checks.wanted(q):
+        checks.reads(layer_cache, block_size, block_tables, context_lens, query_start, tokens, sliding_window)
+    tensors = {
+        "q": q, "layer_cache": layer_cache, "block_tables": block_tables, "context_lens": context_lens,
+        "query_start": query_start, "out": out, "sinks": sinks,
+    }  # fmt: skip
+    lengths: tuple[int | bool, ...] = (context_lens.data_ptr(), query_start.data_ptr(), sequences)
+    if q.is_cuda:
+        if plan is None:
+            check_devices(tensors)
+            plan = cuda.AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
+            plan.update(context_lens, query_start)
+        lengths = plan.arguments(sequences, heads, kv_heads, head_dim, sliding_window)
+    return Call(
+        "paged_attention", tensors,
+        (dtype, q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), heads, kv_heads, head_dim, *cache,
+        block_tables.data_ptr(), block_tables.stride(0), *lengths, scale, sliding_window, softcap, address(sinks)), out,
+    )  # fmt: skip
+
+
+def rope_attention(
+    qkv: Tensor,
+    q_out: Tensor,
+    layer_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_start: Tensor,
+    out: Tensor,
+    scale: float,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    block_size: int = 16,
+    interleaved: bool = False,
+    norm_offset: float = 0.0,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    plan: cuda.AttentionPlan | None = None,
+) -> Tensor:
+    """`rope_write_kv`, then `paged_attention` of `q_out`, with their arguments; returns `out`.
+
+    On CUDA one launch, with the same bits in `out` and in the cache, for few sequences of one token under a plan for
+    such; then the slots must be those of the tokens' positions in the block tables, and `q_out` is left alone. All but
+    `qkv` is read from before the stream's previous kernel has ended, keys and values of earlier tokens, too: they must
+    be older than it.
+    """
+    write = rope_write_kv.prepare(
+        qkv, q_out, layer_cache, slots, positions, cos_sin, q_norm, k_norm, eps, block_size, interleaved, norm_offset
+    )
+    attention = paged_attention.prepare(
+        q_out, layer_cache, block_tables, context_lens, query_start, out, scale, block_size, sliding_window, softcap,
+        sinks, plan,
+    )  # fmt: skip
+    if plan is not None and plan.steps_alone and len(qkv) == len(context_lens):
+        device = check_devices(write.tensors | attention.tensors)
+        if cuda.decode_step(device, write.arguments, attention.arguments, plan.arrivals()):
+            return out
+    write.run()
+    attention.run()
+    return out

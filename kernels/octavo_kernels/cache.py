@@ -1,0 +1,213 @@
+"""The paged KV cache, as `octavo_kernels.ops` describes it: its layout, writing to it, copying its blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import _cpu, checks, cuda
+from octavo_kernels.call import DTYPES, Call, Operation, address, check, check_heads, float_type, rows_of, run
+
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
+BLOCK_MULTIPLE = 16
+HEAD_DIM_MULTIPLE = 8
+SCALE_BYTES = 4
+
+
+def check_sizes(block_size: int, head_dim: int) -> None:
+    if block_size < 1 or block_size % BLOCK_MULTIPLE:
+        raise ValueError(f"block_size must be a multiple of {BLOCK_MULTIPLE}, not {block_size}")
+    if not 0 < head_dim <= _cpu.max_head_dim or head_dim % HEAD_DIM_MULTIPLE:
+        raise ValueError(
+            f"head_dim must be a multiple of {HEAD_DIM_MULTIPLE} up to {_cpu.max_head_dim}, not {head_dim}"
+        )
+
+
+def check_cache_type(name: str, dtype: torch.dtype) -> None:
+    if dtype not in DTYPES and dtype not in CELLS:
+        raise TypeError(f"{name} must be float32, bfloat16, float16, int8 or float8_e4m3fn, not {dtype}")
+
+
+def _cells_of_head(block_size: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Elements that K or V of one block and head take, scales included."""
+    return block_size * (head_dim + SCALE_BYTES if dtype in CELLS else head_dim)
+
+
+def cache_layout(cache: Tensor, dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int) -> tuple[int, ...]:
+    """Address, kind of cells, block, K-to-V and head strides, block size: what a module calls a cache."""
+    check_sizes(block_size, head_dim)
+    if cache.dtype in CELLS:
+        dtype = cache.dtype
+    if cache.is_cuda:
+        cuda.check_cache(block_size)
+    check("layer_cache", cache, dtype, (None, 2, kv_heads, _cells_of_head(block_size, head_dim, dtype)))
+    block, kv, head, _ = cache.stride()
+    return cache.data_ptr(), CELLS.get(dtype, 0), block, kv, head, block_size
+
+
+def block_bytes(layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one block of a cache of `dtype`, all layers."""
+    return 2 * layers * kv_heads * _cells_of_head(block_size, head_dim, dtype) * dtype.itemsize
+
+
+def empty_cache(
+    num_blocks: int,
+    layers: int,
+    kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """An uninitialised KV cache `[num_blocks, layers, 2, kv_heads, block_size * head_dim]` (longer in eight bits).
+
+    `dtype` is that of the data to come, or int8 or float8_e4m3fn, which take data of any type. `block_size` is a
+    multiple of 16, `head_dim` a multiple of 8 up to 512. A block's bytes are contiguous.
+    """
+    check_cache_type("dtype", dtype)
+    check_sizes(block_size, head_dim)
+    if torch.device(device).type == "cuda":
+        cuda.check_cache(block_size)
+    for name, size in (("num_blocks", num_blocks), ("layers", layers), ("kv_heads", kv_heads)):
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, not {size}")
+    cells = _cells_of_head(block_size, head_dim, dtype)
+    return torch.empty((num_blocks, layers, 2, kv_heads, cells), dtype=dtype, device=device)
+
+
+def write_kv(k: Tensor, v: Tensor, layer_cache: Tensor, slots: Tensor, block_size: int = 16) -> None:
+    """Writes K and V, both `[T, kv_heads, head_dim]`, to `slots[T]` (int64) of the layer's cache.
+
+    slot = block * block_size + offset; a slot of -1 skips the token (padding).
+    """
+    dtype = float_type("k", k)
+    if k.dim() != 3:
+        raise ValueError(f"k must have shape [tokens, kv_heads, head_dim], not {list(k.shape)}")
+    tokens, kv_heads, head_dim = k.shape
+    check("k", k, k.dtype, (tokens, kv_heads, head_dim))
+    check("v", v, k.dtype, (tokens, kv_heads, head_dim))
+    check_heads("k", k)
+    check_heads("v", v)
+    check("slots", slots, torch.int64, (tokens,))
+    cache = cache_layout(layer_cache, k.dtype, kv_heads, head_dim, block_size)
+    if checks.wanted(slots):
+        checks.writes(layer_cache, block_size, slots)
+    run(
+        "write_kv", {"k": k, "v": v, "layer_cache": layer_cache, "slots": slots},
+        dtype, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), tokens, kv_heads, head_dim, *cache,
+        slots.data_ptr(),
+    )  # fmt: skip
+
+
+@Operation
+def rope_write_kv(
+    qkv: Tensor,
+    q_out: Tensor,
+    layer_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    block_size: int = 16,
+    interleaved: bool = False,
+    norm_offset: float = 0.0,
+) -> Call:
+    """Optional per-head RMS norm of q and k, rotary embedding, then K and V into the layer's cache; returns `q_out`.
+
+    `qkv[T, (heads + 2 * kv_heads) * head_dim]` is a packed projection: q, k, v. `q_out[T, heads, head_dim]`.
+    `slots[T]` and `positions[T]` are int64; a slot of -1 skips the write (padding).
+    `cos_sin[max_pos, rotary_dim]` (float32, first half cos, second half sin) rotates the first `rotary_dim` values of a
+    head, in halves or, `interleaved`, in neighbouring pairs (RoFormer, arXiv 2104.09864); None rotates nothing.
+    `q_norm`, `k_norm`: weights `[head_dim]`, applied as `norm_offset + weight`.
+    """
+    dtype = float_type("qkv", qkv)
+    tokens, packed = rows_of("qkv", qkv)
+    if q_out.dim() != 3:
+        raise ValueError(f"q_out must have shape [tokens, heads, head_dim], not {list(q_out.shape)}")
+    _, heads, head_dim = q_out.shape
+    check("q_out", q_out, qkv.dtype, (tokens, heads, head_dim))
+    check_heads("q_out", q_out)
+    kv_heads = layer_cache.shape[-2]
+    if packed != (heads + 2 * kv_heads) * head_dim:
+        raise ValueError(
+            f"qkv must have (heads + 2 * kv_heads) * head_dim = ({heads} + 2 * {kv_heads}) * {head_dim} columns, "
+            f"not {packed}"
+        )
+    cache = cache_layout(layer_cache, qkv.dtype, kv_heads, head_dim, block_size)
+    check("slots", slots, torch.int64, (tokens,))
+    check("positions", positions, torch.int64, (tokens,))
+    table, table_stride, rotary_dim = 0, 0, 0
+    if cos_sin is not None:
+        check("cos_sin", cos_sin, torch.float32, (None, None))
+        table, table_stride, rotary_dim = cos_sin.data_ptr(), cos_sin.stride(0), cos_sin.shape[1]
+        if rotary_dim % 2 or rotary_dim > head_dim:
+            raise ValueError(f"cos_sin must have an even number of columns up to head_dim {head_dim}, not {rotary_dim}")
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None:
+            check(name, weight, qkv.dtype, (head_dim,))
+    if checks.wanted(slots):
+        checks.writes(layer_cache, block_size, slots)
+        if cos_sin is not None:
+            checks.in_range("positions", positions, 0, cos_sin.shape[0], "rows of cos_sin")
+    tensors = {
+        "qkv": qkv, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions,
+        "cos_sin": cos_sin, "q_norm": q_norm, "k_norm": k_norm,
+    }  # fmt: skip
+    return Call(
+        "rope_write_kv", tensors,
+        (dtype, qkv.data_ptr(), qkv.stride(0), q_out.data_ptr(), q_out.stride(0), tokens, heads, kv_heads, head_dim,
+        *cache, slots.data_ptr(), positions.data_ptr(), table, table_stride, rotary_dim, interleaved,
+        address(q_norm), address(k_norm), eps, norm_offset), q_out,
+    )  # fmt: skip
+
+
+def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
+    """Copies whole blocks, all layers: `pairs[n, 2]` int64 (source, target).
+
+    Copies run at the same time: no target may appear twice or as a source.
+    """
+    check_cache_type("kv_cache", kv_cache.dtype)
+    check("kv_cache", kv_cache, kv_cache.dtype, (None, None, 2, None, None))
+    if not kv_cache.is_contiguous():
+        raise ValueError("kv_cache must be the whole contiguous cache, not a layer of it")
+    check("pairs", pairs, torch.int64, (None, 2))
+    if not pairs.is_contiguous():
+        raise ValueError(f"pairs must be contiguous; its strides are {pairs.stride()}")
+    if checks.wanted(pairs):
+        checks.in_range("pairs", pairs, 0, kv_cache.shape[0], "block ids")
+    run(
+        "copy_blocks", {"kv_cache": kv_cache, "pairs": pairs},
+        kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.itemsize, pairs.data_ptr(), pairs.shape[0],
+    )  # fmt: skip
+
+
+def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
+    """Copies whole blocks, all layers, from one cache to another, of which one may be on the CPU, in pinned memory.
+
+    `pairs[n, 2]` int64 on the CPU: (block of `source`, block of `target`). With a cache on a GPU this only starts the
+    copies, on the current stream: one a block, by the copy engines.
+    """
+    check_cache_type("source", source.dtype)
+    check("source", source, source.dtype, (None, None, 2, None, None))
+    check("target", target, source.dtype, (None, *source.shape[1:]))
+    for name, cache in (("source", source), ("target", target)):
+        if not cache.is_contiguous():
+            raise ValueError(f"{name} must be the whole contiguous cache, not a layer of it")
+    check("pairs", pairs, torch.int64, (None, 2))
+    if not pairs.is_cpu:
+        raise ValueError(f"pairs is on {pairs.device}, but must be on the CPU, which starts the copies")
+    if checks.wanted(pairs):
+        checks.in_range("pairs", pairs[:, 0], 0, len(source), "block ids of source")
+        checks.in_range("pairs", pairs[:, 1], 0, len(target), "block ids of target")
+    if source.is_cpu and target.is_cpu:
+        for old, new in pairs.tolist():  # one after the other: gathering them first would touch all memory twice more
+            target[new].copy_(source[old])
+        return
+    cuda.run(
+        "swap_blocks", target.device if source.is_cpu else source.device,
+        source.data_ptr(), target.data_ptr(), source.stride(0) * source.itemsize, pairs.contiguous().data_ptr(),
+        pairs.shape[0],
+    )  # fmt: skip

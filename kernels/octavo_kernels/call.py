@@ -1,0 +1,116 @@
+"""What operations check of their tensors, and the call of the module of the tensors' device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import update_wrapper
+from typing import Generic, ParamSpec
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import _cpu, cuda
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+P = ParamSpec("P")
+
+
+def check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+    """Rows must be dense; the distance between rows is free. None in `shape` stands for any size.
+
+    A decode step passes here hundreds of times, so the good case is decided first and without building anything.
+    """
+    got = tensor.shape
+    if tensor.dtype is dtype and len(got) == len(shape):
+        for want, size in zip(shape, got, strict=True):
+            if want is not None and want != size:
+                break
+        else:
+            check_layout(name, tensor)
+            return
+    if tensor.dtype is not dtype:
+        raise TypeError(f"{name} must be {dtype}, not {tensor.dtype}")
+    wanted = ", ".join("*" if want is None else str(want) for want in shape)
+    raise ValueError(f"{name} must have shape [{wanted}], not {list(got)}")
+
+
+def check_layout(name: str, tensor: Tensor) -> None:
+    if tensor.dim() and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        raise ValueError(f"{name} must be contiguous in its last dimension; its strides are {tensor.stride()}")
+
+
+def check_heads(name: str, tensor: Tensor) -> None:
+    if tensor.shape[1] > 1 and tensor.stride(1) != tensor.shape[2]:
+        raise ValueError(f"{name} must have its heads side by side; its strides are {tensor.stride()}")
+
+
+def check_devices(tensors: dict[str, Tensor | None]) -> torch.device:
+    """Returns the device that all tensors must share."""
+    given = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    device = next(iter(given.values()))
+    for name, other in given.items():
+        if other.type not in ("cpu", "cuda"):
+            raise ValueError(f"{name} is on {other}; there are kernels for the CPU and for CUDA")
+        if other != device:
+            raise ValueError(f"{name} is on {other}, but {next(iter(given))} is on {device}")
+    return device
+
+
+def float_type(name: str, tensor: Tensor) -> int:
+    code = DTYPES.get(tensor.dtype)
+    if code is None:
+        raise TypeError(f"{name} must be float32, bfloat16 or float16, not {tensor.dtype}")
+    return code
+
+
+def rows_of(name: str, tensor: Tensor) -> tuple[int, int]:
+    if tensor.dim() != 2:
+        raise ValueError(f"{name} must have two dimensions, not shape {list(tensor.shape)}")
+    check_layout(name, tensor)
+    return tensor.shape[0], tensor.shape[1]
+
+
+def output(out: Tensor | None, like: Tensor, shape: tuple[int, int]) -> Tensor:
+    if out is None:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    check("out", out, like.dtype, shape)
+    return out
+
+
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def run(operation: str, tensors: dict[str, Tensor | None], *arguments: object) -> None:
+    """Calls the module of the tensors' device."""
+    if all(tensor is None or tensor.is_cpu for tensor in tensors.values()):
+        getattr(_cpu, operation)(*arguments)
+    else:
+        cuda.run(operation, check_devices(tensors), *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operation with checked arguments."""
+
+    operation: str
+    tensors: dict[str, Tensor | None]
+    arguments: tuple[object, ...]
+    out: Tensor
+
+    def run(self) -> Tensor:
+        run(self.operation, self.tensors, *self.arguments)
+        return self.out
+
+
+class Operation(Generic[P]):
+    """Checks its arguments and runs. Whoever wants to run it in a way of his own takes what `prepare` made of them."""
+
+    def __init__(self, prepare: Callable[P, Call]) -> None:
+        self.prepare = prepare
+        update_wrapper(self, prepare)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        return self.prepare(*args, **kwargs).run()

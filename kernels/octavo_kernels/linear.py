@@ -1,0 +1,112 @@
+"""Matrix products of the rows of a batch with weights."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from octavo_kernels import cuda
+from octavo_kernels.activation import Gate, act_and_mul, code_of
+from octavo_kernels.call import address, check, check_devices, float_type, output, rows_of, run
+from octavo_kernels.norm import rms_norm
+from octavo_kernels.operands import Ahead, RmsNorm
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: RmsNorm | None = None,
+    normed: Tensor | None = None,
+    ahead: Ahead | None = None,
+    uniform: bool = False,
+) -> Tensor:
+    """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), summed in float32.
+
+    Weights are taken in checkpoint order. On CUDA, with up to `cuda.LINEAR_ROWS` rows, they are read from before the
+    stream's previous kernel has ended: they must be older than it; `uniform` products (Hopper only) do so with
+    any number of rows, and a row's bits depend neither on the others nor on their number.
+    With `norm`, x is `rms_norm(x, norm)`, bit for bit; on CUDA, with few rows, in the same launch. `normed[T, K]` is
+    where those rows go if they have to be stored.
+    `ahead`: a hint, what the next product of the stream is going to read.
+    """
+    dtype = float_type("x", x)
+    rows, depth = rows_of("x", x)
+    check("weight", weight, x.dtype, (None, depth))
+    columns = weight.shape[0]
+    if bias is not None:
+        check("bias", bias, x.dtype, (columns,))
+    if residual is not None:
+        check("residual", residual, x.dtype, (rows, columns))
+    _check_norm(norm, x)
+    out = output(out, x, (rows, columns))
+    tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out}
+    if x.is_cuda:
+        check_devices(tensors)
+        if norm is not None:
+            if not uniform and cuda.launch_linear(x, weight, bias, residual, out, norm=norm, ahead=ahead):
+                return out
+            x = _normed(x, norm, normed)
+        if uniform:
+            cuda.linear_uniform(x, weight, bias, residual, out)
+        else:
+            cuda.linear(x, weight, bias, residual, out, ahead)
+        return out
+    if norm is not None:
+        x = _normed(x, norm, normed)
+    run(
+        "linear", tensors,
+        dtype, x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), address(bias), address(residual),
+        0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, columns, depth,
+    )  # fmt: skip
+    return out
+
+
+def gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    kind: Gate,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    scratch: Tensor | None = None,
+    norm: RmsNorm | None = None,
+    normed: Tensor | None = None,
+    ahead: Ahead | None = None,
+    uniform: bool = False,
+) -> Tensor:
+    """`act_and_mul(linear(x, weight, bias), kind)`, `[T, I]`, for `weight[2I, K]` whose first half is the gate.
+
+    On CUDA one launch where `linear` is ours, with the same roundings, and not `uniform`. `scratch[T, 2I]` is where the
+    product goes if it has to be stored. `norm`, `normed` and `ahead` as in `linear`.
+    """
+    float_type("x", x)
+    rows, depth = rows_of("x", x)
+    check("weight", weight, x.dtype, (None, depth))
+    columns = weight.shape[0]
+    if columns % 2:
+        raise ValueError(f"weight must have an even number of rows, not {columns}")
+    if bias is not None:
+        check("bias", bias, x.dtype, (columns,))
+    _check_norm(norm, x)
+    out = output(out, x, (rows, columns // 2))
+    activation = code_of(kind)
+    tensors = {"x": x, "weight": weight, "bias": bias, "out": out}
+    ours = check_devices(tensors).type == "cuda" and not uniform
+    if ours and cuda.launch_linear(x, weight, bias, None, out, activation, norm, ahead):
+        return out
+    if norm is not None:
+        x = _normed(x, norm, normed)
+        if ours and cuda.launch_linear(x, weight, bias, None, out, activation, ahead=ahead):
+            return out
+    return act_and_mul(linear(x, weight, bias, out=scratch, uniform=uniform), kind, out=out)
+
+
+def _check_norm(norm: RmsNorm | None, x: Tensor) -> None:
+    if norm is not None:
+        check("norm.weight", norm.weight, x.dtype, (x.shape[1],))
+        check_devices({"x": x, "norm.weight": norm.weight})
+
+
+def _normed(x: Tensor, norm: RmsNorm, out: Tensor | None) -> Tensor:
+    return rms_norm(x, norm.weight, norm.eps, out=out, offset=norm.offset)

@@ -1,0 +1,58 @@
+"""Norms of the rows of a batch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from octavo_kernels.call import address, check, float_type, output, rows_of, run
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    offset: float = 0.0,
+) -> Tensor:
+    """RMS norm of the rows of `x[T, H]` (arXiv 1910.07467), times `offset + weight[H]`.
+
+    With `residual[T, H]`: residual += x in place, and the sum is what is normalised. `out` may be `x`.
+    """
+    dtype = float_type("x", x)
+    rows, width = rows_of("x", x)
+    check("weight", weight, x.dtype, (width,))
+    if residual is not None:
+        check("residual", residual, x.dtype, (rows, width))
+    out = output(out, x, (rows, width))
+    run(
+        "rms_norm", {"x": x, "weight": weight, "residual": residual, "out": out},
+        dtype, x.data_ptr(), x.stride(0), address(residual), 0 if residual is None else residual.stride(0),
+        weight.data_ptr(), out.data_ptr(), out.stride(0), rows, width, eps, offset,
+    )  # fmt: skip
+    return out
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Layer norm of the rows of `x[T, H]`, times `weight[H]`, plus `bias[H]`; `residual` and `out` as in `rms_norm`."""
+    dtype = float_type("x", x)
+    rows, width = rows_of("x", x)
+    check("weight", weight, x.dtype, (width,))
+    if bias is not None:
+        check("bias", bias, x.dtype, (width,))
+    if residual is not None:
+        check("residual", residual, x.dtype, (rows, width))
+    out = output(out, x, (rows, width))
+    run(
+        "layer_norm", {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out},
+        dtype, x.data_ptr(), x.stride(0), address(residual), 0 if residual is None else residual.stride(0),
+        weight.data_ptr(), address(bias), out.data_ptr(), out.stride(0), rows, width, eps,
+    )  # fmt: skip
+    return out
