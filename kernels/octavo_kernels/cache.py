@@ -11,13 +11,20 @@ from octavo_kernels.call import DTYPES, Call, Operation, address, check, check_h
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
 BLOCK_MULTIPLE = 16
+SMALL_BLOCKS = (4, 8)  # on the CPU
 HEAD_DIM_MULTIPLE = 8
 SCALE_BYTES = 4
 
 
-def check_sizes(block_size: int, head_dim: int) -> None:
-    if block_size < 1 or block_size % BLOCK_MULTIPLE:
-        raise ValueError(f"block_size must be a multiple of {BLOCK_MULTIPLE}, not {block_size}")
+def check_block_size(block_size: int, device: torch.device) -> None:
+    """Raises `ValueError` for one that no cache on `device` can have."""
+    if block_size not in SMALL_BLOCKS and (block_size < 1 or block_size % BLOCK_MULTIPLE):
+        raise ValueError(f"block_size must be 4, 8 or a multiple of {BLOCK_MULTIPLE}, not {block_size}")
+    if device.type == "cuda":
+        cuda.check_cache(block_size)
+
+
+def _check_head_dim(head_dim: int) -> None:
     if not 0 < head_dim <= _cpu.max_head_dim or head_dim % HEAD_DIM_MULTIPLE:
         raise ValueError(
             f"head_dim must be a multiple of {HEAD_DIM_MULTIPLE} up to {_cpu.max_head_dim}, not {head_dim}"
@@ -36,11 +43,10 @@ def _cells_of_head(block_size: int, head_dim: int, dtype: torch.dtype) -> int:
 
 def cache_layout(cache: Tensor, dtype: torch.dtype, kv_heads: int, head_dim: int, block_size: int) -> tuple[int, ...]:
     """Address, kind of cells, block, K-to-V and head strides, block size: what a module calls a cache."""
-    check_sizes(block_size, head_dim)
+    check_block_size(block_size, cache.device)
+    _check_head_dim(head_dim)
     if cache.dtype in CELLS:
         dtype = cache.dtype
-    if cache.is_cuda:
-        cuda.check_cache(block_size)
     check("layer_cache", cache, dtype, (None, 2, kv_heads, _cells_of_head(block_size, head_dim, dtype)))
     block, kv, head, _ = cache.stride()
     return cache.data_ptr(), CELLS.get(dtype, 0), block, kv, head, block_size
@@ -63,12 +69,11 @@ def empty_cache(
     """An uninitialised KV cache `[num_blocks, layers, 2, kv_heads, block_size * head_dim]` (longer in eight bits).
 
     `dtype` is that of the data to come, or int8 or float8_e4m3fn, which take data of any type. `block_size` is a
-    multiple of 16, `head_dim` a multiple of 8 up to 512. A block's bytes are contiguous.
+    multiple of 16, on the CPU also 4 or 8, `head_dim` a multiple of 8 up to 512. A block's bytes are contiguous.
     """
     check_cache_type("dtype", dtype)
-    check_sizes(block_size, head_dim)
-    if torch.device(device).type == "cuda":
-        cuda.check_cache(block_size)
+    check_block_size(block_size, torch.device(device))
+    _check_head_dim(head_dim)
     for name, size in (("num_blocks", num_blocks), ("layers", layers), ("kv_heads", kv_heads)):
         if size < 1:
             raise ValueError(f"{name} must be at least 1, not {size}")

@@ -137,8 +137,8 @@ def decode_step(device: torch.device, write: tuple[object, ...], attention: tupl
 
 
 def check_cache(block_size: int) -> None:
-    if block_size & (block_size - 1):
-        raise ValueError(f"block_size must be a power of two on CUDA, not {block_size}")
+    if block_size < 16 or block_size & (block_size - 1):
+        raise ValueError(f"block_size must be a power of two on CUDA, 16 at least, not {block_size}")
 
 
 def reads_prefixes_once(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> bool:

@@ -25,7 +25,16 @@ from __future__ import annotations
 from octavo_kernels import _cpu
 from octavo_kernels.activation import ACTIVATIONS, Activation, Gate, act, act_and_mul
 from octavo_kernels.attention import paged_attention, rope_attention
-from octavo_kernels.cache import KV_DTYPES, block_bytes, copy_blocks, empty_cache, rope_write_kv, swap_blocks, write_kv
+from octavo_kernels.cache import (
+    KV_DTYPES,
+    block_bytes,
+    check_block_size,
+    copy_blocks,
+    empty_cache,
+    rope_write_kv,
+    swap_blocks,
+    write_kv,
+)
 from octavo_kernels.linear import gated_linear, linear
 from octavo_kernels.norm import layer_norm, rms_norm
 from octavo_kernels.sampling import logprobs, sample
@@ -38,6 +47,7 @@ __all__ = [
     "act",
     "act_and_mul",
     "block_bytes",
+    "check_block_size",
     "copy_blocks",
     "cpu_level",
     "empty_cache",

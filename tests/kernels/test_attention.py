@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,7 +41,9 @@ def test_head_dims(level, make_batch, head_dim):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cells", [torch.int8, FP8], ids=str)
-@pytest.mark.parametrize(("head_dim", "block_size"), [(8, 16), (40, 32), (64, 16), (80, 64), (128, 128)])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size"), [(8, 16), (40, 32), (64, 16), (80, 64), (128, 128), (64, 4), (40, 8)]
+)
 def test_eight_bits(level, make_batch, dtype, cells, head_dim, block_size):
     """Keys and values as they were rounded when they were written: nothing more is lost."""
     batch = make_batch(
@@ -61,9 +65,29 @@ def test_head_groups(level, make_batch, heads, kv_heads):
     check(make_batch([(1, 130), (4, 20), (1, 530)], heads=heads, kv_heads=kv_heads, head_dim=32))
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("block_size", [4, 8, 16, 32, 64, 128])
 def test_block_sizes(level, make_batch, block_size):
     check(make_batch([(1, 1), (1, 129), (40, 200)], block_size=block_size))
+
+
+@pytest.mark.parametrize("cells", [None, torch.int8, FP8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("block_size", [4, 8])
+def test_small_blocks_change_no_bit(level, make_batch, block_size, dtype, cells):
+    lengths = [(1, 1), (1, 129), (3, 63), (40, 200), (130, 130)]
+    batch = make_batch(lengths, dtype=dtype, cells=cells, head_dim=48)
+    longest, needed = 200, [-(-length // block_size) for _, length in lengths]
+    cache = ops.empty_cache(sum(needed), 2, 2, block_size, 48, cells or dtype)
+    tables = torch.full((len(lengths), -(-longest // block_size)), -(2**31), dtype=torch.int32)
+    order = torch.randperm(len(cache)).int()
+    for row, (k, v), blocks in zip(tables, batch.written, order.split(needed), strict=True):
+        row[: len(blocks)] = blocks
+        position = torch.arange(len(k))
+        slots = row[position // block_size].long() * block_size + position % block_size
+        ops.write_kv(k, v, cache[:, 1], slots, block_size)
+    small = replace(batch, cache=cache, tables=tables, block_size=block_size)
+    for options in ({}, {"sliding_window": 21}, {"softcap": 3.0}):
+        assert torch.equal(small.attend(**options), batch.attend(**options))
 
 
 @pytest.mark.parametrize("window", [1, 7, 16, 64, 100, 512, 5000])
@@ -132,7 +156,9 @@ def test_a_decode_step_equals_the_same_row_of_a_prefill(level, make_batch, cache
 
 
 @pytest.mark.parametrize("scale", [0.125, -0.5, 40.0])
-@pytest.mark.parametrize(("heads", "head_dim", "block_size"), [(2, 16, 16), (6, 48, 32), (34, 80, 16), (2, 128, 64)])
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size"), [(2, 16, 16), (6, 48, 32), (34, 80, 16), (2, 128, 64), (2, 64, 8), (6, 80, 4)]
+)
 def test_bf16_shapes(level, make_batch, scale, heads, head_dim, block_size):
     batch = make_batch(
         [(1, 1), (1, 33), (1, 700), (90, 90), (70, 300), (5, 515)],

@@ -61,7 +61,7 @@ WRONG = [
     (ops.paged_attention, "block_tables", ints(2, 3), ValueError),
     (ops.paged_attention, "context_lens", torch.ones(1), TypeError),
     (ops.paged_attention, "query_start", ints(1), ValueError),
-    (ops.paged_attention, "block_size", 8, ValueError),
+    (ops.paged_attention, "block_size", 12, ValueError),
     (ops.paged_attention, "sliding_window", -1, ValueError),
     (ops.paged_attention, "sinks", torch.zeros(3), ValueError),
     (ops.paged_attention, "q", data(2, 4, 32, device="meta"), ValueError),

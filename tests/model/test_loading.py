@@ -105,6 +105,12 @@ def test_a_pool_without_a_usable_block_is_refused(tmp_path: Path) -> None:
         load_runner(dummy(folder_of(tmp_path), kv_cache_bytes=100))
 
 
+@pytest.mark.parametrize("block_size", [1, 12, 40])
+def test_a_block_size_that_no_cache_has_is_refused(tmp_path: Path, block_size: int) -> None:
+    with pytest.raises(ModelError, match=f"--block-size {block_size}: .*4, 8 or a multiple of 16"):
+        load_runner(dummy(folder_of(tmp_path), num_blocks=5, block_size=block_size))
+
+
 def test_dtype_follows_the_config(tmp_path: Path) -> None:
     assert choose_dtype("auto", LlamaConfig(dtype="bfloat16")) is torch.bfloat16
     assert choose_dtype("auto", LlamaConfig()) is torch.float32

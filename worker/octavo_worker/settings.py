@@ -31,7 +31,10 @@ class WorkerSettings(BaseSettings):
     )
     max_model_len: int | None = Field(None, gt=0, description="Longest prompt and answer; by default the model's own.")
     num_blocks: int | None = Field(
-        None, gt=0, description="Blocks of 16 tokens in the KV cache; goes before --kv-memory."
+        None, gt=0, description="Blocks of --block-size tokens in the KV cache; goes before --kv-memory."
+    )
+    block_size: int = Field(
+        16, gt=0, description="Tokens of a block of the KV cache: 4, 8 (on CPUs), 16, 32, 64 or 128."
     )
     kv_memory: float | None = Field(None, gt=0, description="GiB of the KV cache; by default what is free.")
     gpu_memory: float = Field(

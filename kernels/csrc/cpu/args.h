@@ -26,7 +26,7 @@ struct f8 {
 // therefore the same whether it runs alone, in a batch, in a decode step or inside a prefill chunk.
 inline constexpr int kTile = 64;
 inline constexpr int kChunk = 512;
-inline constexpr int kSegment = 16;  // block sizes are multiples of this
+inline constexpr int kSegment = 16;  // block sizes are multiples or halves of this
 inline constexpr int kMaxHeadDim = 512;
 
 // Inside a block K lies transposed, [head_dim][block_size], and V as [block_size][head_dim].

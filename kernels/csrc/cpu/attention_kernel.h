@@ -267,6 +267,45 @@ inline Tile<float> widen_tile(const Tile<C>& tile, const Shape& s, float* memory
   return wide;
 }
 
+// Calls f(first token's place in the segment, K and V of the block and head, its place in the block, tokens) for each
+// block that the segment at `token` lies in and somebody sees: table entries of others may not exist.
+template <class C, class F>
+inline void for_pieces(const AttentionArgs& a, const AttentionItem& it, int token, Span all, F&& f) {
+  const int bs = a.cache.block_size, count = bs < kSegment ? bs : kSegment;
+  const int32_t* table = a.tables + it.sequence * a.table_stride;
+  for (int i = 0; i < kSegment; i += count) {
+    if (token + i + count <= all.begin || token + i >= all.end) continue;
+    const C* keys = static_cast<const C*>(a.cache.data) + int64_t(table[(token + i) / bs]) * a.cache.block_stride +
+                    it.kv_head * a.cache.head_stride;
+    f(i, keys, keys + a.cache.kv_stride, (token + i) % bs, count);
+  }
+}
+
+// A tile in float32 of blocks that are smaller than a segment. What nobody sees is zero.
+template <class C>
+inline Tile<float> gather_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, int base, Span all,
+                               float* memory, [[maybe_unused]] float* scales) {
+  Tile<float> wide;
+  wide.k_stride = kSegment, wide.v_stride = s.padded;
+  const int bs = a.cache.block_size;
+  __builtin_memset(memory, 0, 2 * s.tile() * sizeof(float));
+  if constexpr (kScaled<C>) __builtin_memset(scales, 0, 2 * kTile * sizeof(float));
+  for (int i = 0; i < kSegments; ++i) {
+    float* keys = memory + size_t(i) * kSegment * s.width;
+    float* values = memory + s.tile() + size_t(i) * kSegment * s.padded;
+    for_pieces<C>(a, it, base + i * kSegment, all, [&](int at, const C* k, const C* v, int, int count) {
+      for (int d = 0; d < s.width; ++d) widen_row(k + d * bs, keys + d * kSegment + at, count);
+      for (int j = 0; j < count; ++j) widen_row(v + j * s.width, values + (at + j) * s.padded, s.width);
+      if constexpr (kScaled<C>) {
+        copy_scales(k, s.width, bs, count, scales + i * kSegment + at);
+        copy_scales(v, s.width, bs, count, scales + kTile + i * kSegment + at);
+      }
+    });
+    wide.keys[i] = keys, wide.values[i] = values;
+  }
+  return wide;
+}
+
 template <class C>
 void attend_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, const float* q, const State& st,
                  float* scores, const Tile<C>& tile, const float* scales, int base, Span all) {
@@ -341,6 +380,11 @@ struct AttendVectors {
     for_chunks<T>(a, it, s, wide + 2 * s.tile(), [&](int chunk, const State& part) {
       for (int base = chunk * kChunk; base < (chunk + 1) * kChunk; base += kTile) {
         if (base + kTile <= all.begin || base >= all.end) continue;
+        if (a.cache.block_size < kSegment) {
+          const Tile<float> found = gather_tile<C>(a, it, s, base, all, wide, scales);
+          attend_tile<float>(a, it, s, q, part, scores, found, scales, base, all);
+          continue;
+        }
         const Tile<C> found = find_tile<C>(a, it, s, base, all, scales);
         if (sizeof(C) < sizeof(float) && s.rows > 2 * kScoreRows)
           attend_tile<float>(a, it, s, q, part, scores, widen_tile(found, s, wide), scales, base, all);

@@ -69,5 +69,12 @@ inline void load_scales(const C* cells, int head_dim, int block_size, int offset
   for (int i = 0; i < kSegment; i += W) vstore(out + i, vload(scales + i) * vset(Codes<C>::unit));
 }
 
+// The same of the first `count` tokens, fewer than sixteen, of a block that is smaller than that.
+template <class C>
+inline void copy_scales(const C* cells, int head_dim, int block_size, int count, float* out) {
+  const float* scales = reinterpret_cast<const float*>(cells + int64_t(head_dim) * block_size);
+  for (int i = 0; i < count; ++i) out[i] = scales[i] * Codes<C>::unit;
+}
+
 }  // namespace
 }  // namespace octavo

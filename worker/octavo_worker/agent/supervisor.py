@@ -82,6 +82,7 @@ def _options(settings: WorkerSettings, folder: str) -> str:
         kv_dtype=settings.kv_dtype,
         kv_cache_bytes=None if settings.kv_memory is None else round(settings.kv_memory * 2**30),
         num_blocks=settings.num_blocks,
+        block_size=settings.block_size,
         gpu_memory=settings.gpu_memory,
         cuda_graphs=settings.cuda_graphs,
         deterministic=settings.deterministic,

@@ -86,6 +86,7 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
+    check_block_size(options.block_size, device)
     wanted_len = context_length(options.max_model_len, config)
     described = decoder_config(config, wanted_len) if decoders else None
     dummy = options.load_format == "dummy"
@@ -101,6 +102,14 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
         token_budget(options, device) + options.max_running
     )  # tokens, or those that are sampled or scored: some twice
     return Decoder(described, weights, rows, uniform=uniform), wanted_len
+
+
+def check_block_size(block_size: int, device: torch.device) -> None:
+    """Raises `ModelError` for one that no cache on this device can have."""
+    try:
+        ops.check_block_size(block_size, device)
+    except ValueError as error:
+        raise ModelError(f"--block-size {block_size}: {error}.") from error
 
 
 def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:
