@@ -40,7 +40,7 @@ class WorkerSettings(BaseSettings):
     gpu_memory: float = Field(
         0.9, gt=0, le=1, description="Share of a GPU's memory to use; the KV cache takes what the model leaves."
     )
-    cuda_graphs: bool = Field(True, description="Replay decode steps as CUDA graphs; off to find faults.")
+    cuda_graphs: bool = Field(True, description="Replay decodes and short prompts as CUDA graphs; off to find faults.")
     deterministic: bool = Field(
         False,
         description="Same tokens on a GPU in any batch, after preemption and takeover; slower. CPUs always do so.",

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs, one for each of some batch sizes."""
+"""Steps as CUDA graphs: decodes for some batch sizes, and short prompts, with and without decodes beside them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+PROMPT_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Steps with prompts are padded to these many tokens. With more, a GPU computes longer than their launches take."""
+
 
 def batch_sizes(most: int) -> list[int]:
     """1, 2, 4, then multiples of 8, up to `most` sequences."""
     sizes = [1, 2, 4, *range(8, most, 8)]
     return sorted({size for size in sizes if size < most} | {most})
+
+
+def prompt_sizes(sequences: int, tokens: int) -> tuple[list[int], list[int]]:
+    """For steps with prompts: powers of four up to `sequences`, and the sizes of at most `tokens`."""
+    powers = {min(4**power, sequences) for power in range(sequences.bit_length())}
+    return sorted(powers), [size for size in PROMPT_TOKENS if size <= tokens]
 
 
 class CaptureError(RuntimeError):
@@ -28,33 +37,51 @@ class DecodeShape:
     is_shared: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PromptShape:
+    """What a step with prompts is padded to, and for how many chunks of keys its attention plans have room."""
+
+    sequences: int
+    tokens: int
+    chunks: int
+
+
+Shape = DecodeShape | PromptShape
+
+
 @dataclass(slots=True)
 class Captured:
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # the graph's own memory: holds until another graph of the pool is replayed
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Captures `step(shape) -> logits` for some shapes of batches.
 
     All graphs share one memory pool, so only one of them runs at a time, and a replay ends what another one left.
     """
 
-    def __init__(self, step: Callable[[DecodeShape], Tensor]) -> None:
+    def __init__(self, step: Callable[[Shape], Tensor]) -> None:
         self._step = step
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[DecodeShape, Captured] = {}
+        self._captured: dict[Shape, Captured] = {}
 
-    def __contains__(self, shape: DecodeShape) -> bool:
+    def __contains__(self, shape: Shape) -> bool:
         return shape in self._captured
 
-    def replay(self, shape: DecodeShape) -> Tensor:
+    def forget_prompts(self, *, but: int) -> None:
+        """Drops what was captured for plans with room for another number of chunks: their memory is gone."""
+        gone = [shape for shape in self._captured if isinstance(shape, PromptShape) and shape.chunks != but]
+        for shape in gone:
+            del self._captured[shape]
+
+    def replay(self, shape: Shape) -> Tensor:
         """Runs a captured graph on the current stream. Returns its logits."""
         captured = self._captured[shape]
         captured.graph.replay()
         return captured.logits
 
-    def capture(self, shape: DecodeShape) -> None:
+    def capture(self, shape: Shape) -> None:
         """Runs the step once, so that modules are loaded and cuBLAS has chosen, then captures it."""
         self._step(shape)
         torch.cuda.current_stream().synchronize()

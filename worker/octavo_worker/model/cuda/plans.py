@@ -9,8 +9,9 @@ from octavo_worker.model.runner import CausalModel
 
 
 class AttentionPlans:
-    """Plans for decode steps, made once for the largest that can come, because graphs keep their addresses, with and
-    without groups, which cost a launch a layer; and plans for steps with prompts, which grow with what they must hold.
+    """Plans made once for the largest steps that can come, because graphs keep their addresses: for decodes, with and
+    without groups, which cost a launch a layer, and for steps with prompts. Those grow if the ends of many prompts
+    are split along many keys at once.
 
     Without `groups` sequences are never grouped. A model that does not say how many query heads it has (`num_heads` 0)
     gets no plans: each layer makes its own.
@@ -19,10 +20,10 @@ class AttentionPlans:
     def __init__(self, model: CausalModel, sequences: int, tokens: int, max_model_len: int, *, groups: bool) -> None:
         self._model, self._groups = model, groups
         self._sequences, self._tokens = sequences, tokens
-        self._chunks = 0
-        self._mixed: dict[int, AttentionPlan] = {}
-        self._most = sequences * -(-max_model_len // chunk_tokens())
-        self._decodes = {shared: self._make(self._most, sequences, 1, shared=shared) for shared in {False, groups}}
+        self.chunks = sequences * -(-max_model_len // chunk_tokens())
+        """For how many chunks of keys the plans for prompts have room; with another number all addresses change."""
+        self._decodes = {shared: self._make(self.chunks, sequences, 1, shared=shared) for shared in {False, groups}}
+        self._mixed = self._make(self.chunks, tokens, tokens, shared=groups)
 
     @staticmethod
     def scratch_bytes(model: CausalModel, sequences: int, max_model_len: int) -> int:
@@ -48,14 +49,17 @@ class AttentionPlans:
         """Updated on the device for a batch of one token a sequence, `shared` if some are grouped by their prefix."""
         return _updated(self._decodes[shared], batch)
 
-    def for_step(self, batch: Batch, packed: Packed) -> dict[int, AttentionPlan]:
-        """Updated on the device for any batch."""
+    def make_room(self, packed: Packed, padding: int = 0) -> None:
+        """For a step with prompts and `padding` more chunks."""
         group = max(1, self._model.num_heads // self._model.num_kv_heads)
-        chunks = chunk_count(packed.contexts, packed.queries, group)
-        if chunks > self._chunks:
+        chunks = chunk_count(packed.contexts, packed.queries, group) + padding
+        if chunks > self.chunks:
             self._mixed = {}  # its memory first
-            self._chunks = max(chunks, min(2 * chunks, self._most))
-            self._mixed = self._make(self._chunks, self._tokens, self._tokens, shared=self._groups)
+            self._mixed = self._make(chunks, self._tokens, self._tokens, shared=self._groups)
+            self.chunks = chunks
+
+    def for_step(self, batch: Batch) -> dict[int, AttentionPlan]:
+        """Updated on the device for any batch that there is room for."""
         return _updated(self._mixed, batch)
 
     def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> dict[int, AttentionPlan]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -26,7 +27,15 @@ from octavo_worker.engine.plan import (
     StepResult,
 )
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.cuda.graphs import CaptureError, DecodeGraphs, DecodeShape, batch_sizes
+from octavo_worker.model.cuda.graphs import (
+    CaptureError,
+    DecodeShape,
+    PromptShape,
+    Shape,
+    StepGraphs,
+    batch_sizes,
+    prompt_sizes,
+)
 from octavo_worker.model.cuda.mailbox import Mailbox, Slot
 from octavo_worker.model.cuda.packer import Packed, Packer
 from octavo_worker.model.cuda.plans import AttentionPlans
@@ -136,7 +145,8 @@ class CudaRunner:
         )
         self._stream = torch.cuda.Stream(device)
         self._sizes = batch_sizes(max_running)
-        self._graphs = DecodeGraphs(self._run_decodes) if graphs and model.is_capturable is not False else None
+        self._prompt_sizes = prompt_sizes(max_running, token_budget if model.is_capturable else 0)
+        self._graphs = StepGraphs(self._run) if graphs and model.is_capturable is not False else None
         torch.cuda.synchronize(device)
 
     def launch(self, plan: StepPlan) -> Launched:
@@ -165,6 +175,9 @@ class CudaRunner:
             for size in reversed(self._sizes):  # smaller ones find their memory in the larger ones' pool
                 for is_shared in kinds if size > 1 else (False,):
                     self._capture(DecodeShape(size, is_shared))
+            for sequences, tokens in product(*self._prompt_sizes):
+                if sequences <= tokens:
+                    self._capture(PromptShape(sequences, tokens, self._plans.chunks))
             self._stream.synchronize()
 
     def _launch(self, plan: StepPlan) -> StepUnderWay:
@@ -178,36 +191,65 @@ class CudaRunner:
         if packed.tokens > self.token_budget:
             raise ValueError(f"a step of {packed.tokens} tokens, but the runner was made for {self.token_budget}")
         count = sum(packed.samples)
-        shape: DecodeShape | None = None
-        if plan.num_decodes == len(plan.sequences) == count:
-            shape = DecodeShape(self._sizes[bisect_left(self._sizes, count)], packed.is_shared)
+        shape = self._shape(plan, packed)
+        if shape is not None:
             self._capture(shape)
         slot.began.record()
         carry(slot.message[: packed.words], self._message[: packed.words])
         slot.sent.record()
         step = StepUnderWay(slot, packed.samples, packed.special, swaps=swaps)
-        logits = self._decode(shape) if shape else self._run_eagerly(plan, packed, step)
+        logits = self._replay(shape) if shape else self._run_eagerly(plan, packed, step)
         if packed.special:
             step.choice = self._choose_again(plan.sequences, packed.special, logits)
         carry(self._sampled[:count], slot.tokens[:count])
         slot.done.record()
         return step
 
-    def _capture(self, shape: DecodeShape) -> None:
+    def _shape(self, plan: StepPlan, packed: Packed) -> Shape | None:
+        """What the step is padded to; None for one that launches its kernels one by one, as many as it needs."""
+        sequences, count = len(plan.sequences), sum(packed.samples)
+        if plan.num_decodes == sequences == count:
+            return DecodeShape(self._sizes[bisect_left(self._sizes, count)], packed.is_shared)
+        sizes, tokens = self._prompt_sizes
+        padded = sizes[bisect_left(sizes, max(sequences, count))]
+        padding = padded - sequences  # a token and a chunk each
+        fit = bisect_left(tokens, packed.tokens + padding)
+        is_padded = fit < len(tokens) and all(step.prompt_logprobs is None for step in plan.sequences)
+        self._plans.make_room(packed, padding if is_padded else 0)
+        return PromptShape(padded, tokens[fit], self._plans.chunks) if is_padded else None
+
+    def _capture(self, shape: Shape) -> None:
         """Captures a graph unless it exists. An empty message makes every row padding, and what the step in flight
         sampled, which the next step may ask for, outlives the trial."""
         if self._graphs is not None and shape not in self._graphs:
+            if isinstance(shape, PromptShape):
+                self._graphs.forget_prompts(but=shape.chunks)
             self._message.zero_()
             sampled = self._sampled.clone()
             self._graphs.capture(shape)
             self._sampled.copy_(sampled)
 
-    def _decode(self, shape: DecodeShape) -> Tensor:
-        """A step of decodes and nothing else. Returns its logits."""
-        return self._run_decodes(shape) if self._graphs is None else self._graphs.replay(shape)
+    def _replay(self, shape: Shape) -> Tensor:
+        """A padded step. Returns its logits."""
+        return self._run(shape) if self._graphs is None else self._graphs.replay(shape)
+
+    def _run(self, shape: Shape) -> Tensor:
+        """Everything from the message to the sampled tokens: this is what graphs capture."""
+        return self._run_decodes(shape) if isinstance(shape, DecodeShape) else self._run_prompts(shape)
+
+    def _run_prompts(self, shape: PromptShape) -> Tensor:
+        i, tokens = self._inputs, shape.tokens
+        i.token_ids[:tokens].zero_()  # the padding belongs to no sequence
+        i.positions[:tokens].zero_()
+        i.slots[:tokens].fill_(-1)
+        unpack_step(self._message, self._tables, self._sampled, i, shape.sequences, self.block_size)
+        batch = self._batch(shape.sequences, tokens)
+        batch.plans = self._plans.for_step(batch)
+        logits = self.model.logits(self.model.forward(batch, i.sample_rows[: shape.sequences]))
+        self._sample(logits)
+        return logits
 
     def _run_decodes(self, shape: DecodeShape) -> Tensor:
-        """Everything from the message to the sampled tokens: this is what graphs capture."""
         size = shape.sequences
         unpack_step(self._message, self._tables, self._sampled, self._inputs, size, self.block_size)
         batch = self._batch(size, size)
@@ -220,7 +262,7 @@ class CudaRunner:
         sequences = len(plan.sequences)
         unpack_step(self._message, self._tables, self._sampled, self._inputs, sequences, self.block_size)
         batch = self._batch(sequences, packed.tokens)
-        batch.plans = self._plans.for_step(batch, packed)
+        batch.plans = self._plans.for_step(batch)
         count = sum(packed.samples)
         rows = self._inputs.sample_rows[: max(count, 1)]  # one at least: kernels want rows
         prompt_rows = _prompt_rows(plan.sequences)
