@@ -8,7 +8,9 @@ the device: every launch can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ try:
     from octavo_kernels import _cuda
 except ImportError:  # built without nvcc
     _cuda = None
+
+log = logging.getLogger(__name__)
 
 TENSOR_CORE_HEAD_DIMS = (32, 64, 96, 128, 256)
 LINEAR_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
@@ -134,6 +138,41 @@ def _address_of(ahead: Ahead | None) -> tuple[int, int, int, int, bool]:
 def decode_step(device: torch.device, write: tuple[object, ...], attention: tuple[object, ...], arrivals: int) -> bool:
     """Launches what `rope_write_kv` and `paged_attention` with these arguments would; returns whether it did."""
     return bool(_launch(_cuda.decode_step, device, write, attention, arrivals))
+
+
+@cache
+def mapping_granularity(device: torch.device) -> int | None:
+    """Bytes of which both parts of `mapped_memory` are multiples; None where the driver or the system maps no memory of
+    the host behind the device's, which a trial tells."""
+    try:
+        with torch.cuda.device(device):
+            granularity: int = _cuda.MappedPool.granularity(torch.cuda.current_device())
+            _cuda.MappedPool(torch.cuda.current_device(), granularity, granularity)
+    except RuntimeError as error:
+        log.info("kernels on %s do not read the host's memory: %s", device, error)
+        return None
+    return granularity
+
+
+class _Mapped:
+    """What torch wants to know of foreign memory, and who keeps it.
+
+    https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+    """
+
+    def __init__(self, pool: Any, size: int) -> None:
+        self._pool = pool
+        self.__cuda_array_interface__ = {
+            "shape": (size,), "typestr": "|u1", "data": (pool.address, False), "version": 3,
+        }  # fmt: skip
+
+
+def mapped_memory(device: torch.device, device_bytes: int, host_bytes: int) -> Tensor:
+    """One tensor of bytes of which the first `device_bytes` lie on the device, and the others in pinned memory of the
+    host, which kernels reach over the link. Uninitialised. Raises `RuntimeError` if there is not as much memory."""
+    with torch.cuda.device(device):
+        pool = _cuda.MappedPool(torch.cuda.current_device(), device_bytes, host_bytes)
+        return torch.as_tensor(_Mapped(pool, device_bytes + host_bytes), device=device)
 
 
 def check_cache(block_size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from engine_driver import Driver, make_request
@@ -13,8 +14,8 @@ from octavo_worker.engine.plan import SharedReading
 PREFIX = list(range(100, 140))
 
 
-def driver(num_blocks: int, device: type[FakeRunner] = FakeRunner, **options: int) -> Driver:
-    return Driver.create(num_blocks, 4, device=device, shared_reading=SharedReading(2, 1), **options)
+def driver(num_blocks: int, device: type[FakeRunner] = FakeRunner, unit_blocks: int = 2, **options: Any) -> Driver:
+    return Driver.create(num_blocks, 4, device=device, shared_reading=SharedReading(unit_blocks, 1), **options)
 
 
 def test_sequences_that_begin_alike_are_read_together() -> None:
@@ -46,3 +47,32 @@ def test_groups_hold_while_sequences_come_go_and_are_preempted(seed: int, device
     engine.run()
     assert engine.runner.grouped_plans > 0
     assert engine.scheduler.stats().preemptions > 0
+
+
+LONG = {"num_host_blocks": 200, "reads_host": True}
+
+
+@pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
+def test_samples_of_a_long_prompt_read_what_is_on_the_host_together(device: type[FakeRunner]) -> None:
+    engine = driver(17, device, runner=LONG)
+    engine.add(make_request("long", range(200), n=3, max_tokens=20))
+    engine.run()
+    assert engine.runner.cold_reads > 0
+    assert engine.runner.grouped_plans > 10
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
+def test_what_a_long_sequence_leaves_is_shared_with_nobody(device: type[FakeRunner], samples: int) -> None:
+    """It outgrows the device while it decodes, and others get its blocks, some of them the first as their first."""
+    rng = random.Random(samples)
+    engine = driver(25, device, 1, runner=LONG, max_running=8)
+    engine.add(make_request("long", range(50), n=samples, max_tokens=400))
+    while not engine.runner.cold_reads:
+        engine.step()
+    for i in range(60):
+        engine.add(make_request(str(i), [rng.randrange(99) for _ in range(rng.randrange(8, 40))], max_tokens=5))
+        for _ in range(3):
+            engine.step()
+    engine.run()
+    assert (engine.runner.grouped_plans > 0) == (samples > 1)

@@ -14,7 +14,7 @@ from octavo_worker.messages import EngineSampling
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.cuda.packer import Packer
 
-ROWS, BLOCKS, BLOCK, VOCAB, TOKENS = 6, 12, 16, 500, 256
+ROWS, BLOCKS, BLOCK, VOCAB, TOKENS, FIRST_HOST_BLOCK = 6, 12, 16, 500, 256, 5000
 
 
 class Device:
@@ -32,11 +32,14 @@ class Device:
 
 
 class Stay:
-    """A sequence as the scheduler would run it: chunks, then decodes; its table grows, and its tail may be copied."""
+    """A sequence as the scheduler would run it: chunks, then decodes; its table grows, its tail may be copied, and the
+    oldest blocks of some go to the host."""
 
     def __init__(self, number: int, rng: random.Random) -> None:
         self.number, self.rng = number, rng
         self.table: list[int] = []
+        self.cold: list[int] = []
+        self.is_long = rng.random() < 0.5
         self.done = 0
         self.params = EngineSampling(
             seed=rng.randrange(-(2**63), 2**63), max_tokens=9, temperature=rng.random(), top_k=rng.randrange(900),
@@ -47,11 +50,15 @@ class Stay:
         rng = self.rng
         if self.done % BLOCK and rng.random() < 0.2:
             self.table[-1] = rng.randrange(1, 1000)
+        if self.is_long and rng.random() < 0.3:
+            more = rng.randrange(self.done // BLOCK - len(self.cold) + 1)
+            self.table[len(self.cold) : len(self.cold) + more] = [0] * more
+            self.cold += [rng.randrange(1, 1000) for _ in range(more)]
         end = self.done + count
         self.table += [rng.randrange(1, 1000) for _ in range(-(-end // BLOCK) - len(self.table))]
         specs = [SampleSpec(self.params, index, end, [], []) for index in range(samples)]
         tokens = [rng.randrange(VOCAB) for _ in range(count)]
-        step = SequenceStep(tokens, self.done, self.table, specs, stay=self.number)
+        step = SequenceStep(tokens, self.done, self.table, specs, stay=self.number, cold=tuple(self.cold))
         self.done = end
         return step
 
@@ -74,12 +81,15 @@ def random_steps(seed: int, steps: int):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_device_sees_what_the_plan_says(seed: int) -> None:
-    packer, device = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB), Device()
-    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
+    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB, first_host_block=FIRST_HOST_BLOCK)
+    device, message = Device(), np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
+    cold_steps = 0
     for steps in random_steps(seed, 60):
         packed = packer.pack(StepPlan(steps, 0), message)
         got, count, tokens = device.unpack(message[: packed.words], len(steps)), len(steps), packed.tokens
-        want = ragged_batch(steps, BLOCK, VOCAB)
+        want = ragged_batch(steps, BLOCK, VOCAB, FIRST_HOST_BLOCK)
+        assert packed.is_cold == any(step.cold for step in steps)
+        cold_steps += packed.is_cold
         assert torch.equal(got.token_ids[:tokens], want.token_ids)
         assert torch.equal(got.positions[:tokens], want.positions)
         assert torch.equal(got.slots[:tokens], want.slots)
@@ -95,14 +105,29 @@ def test_the_device_sees_what_the_plan_says(seed: int) -> None:
         assert got.sample_positions[: len(specs)].tolist() == [spec.position for spec, _, _ in specs]
         assert got.top_k[: len(specs)].tolist() == [min(spec.params.top_k, VOCAB) for spec, _, _ in specs]
         assert got.min_p[: len(specs)].tolist() == pytest.approx([spec.params.min_p for spec, _, _ in specs])
+    assert cold_steps > 10
 
 
 def test_a_decode_sends_one_block_however_long_the_context() -> None:
     packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB)
     message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
     stay = Stay(1, random.Random(1))
+    stay.is_long = False
     first = packer.pack(StepPlan([stay.step(150, 1)], 0), message).words
     assert packer.pack(StepPlan([stay.step(1, 1)], 1), message).words == first - 149 - 9
+
+
+def test_only_what_went_to_the_host_and_what_is_behind_it_is_sent_again() -> None:
+    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB, first_host_block=FIRST_HOST_BLOCK)
+    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
+
+    def decode(start: int, cold: int) -> int:
+        table = [0] * cold + list(range(cold, 10))
+        return packer.pack(StepPlan([SequenceStep([7], start, table, stay=1, cold=range(cold))], 1), message).words
+
+    decode(140, 3)
+    assert decode(141, 3) == decode(142, 3)
+    assert decode(143, 4) == decode(142, 3) + 5, "entries 3 to 8, where 8 is always sent"
 
 
 def test_parallel_samples_of_one_prompt_have_their_indices() -> None:

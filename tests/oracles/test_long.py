@@ -23,14 +23,15 @@ BLOCKS = 5  # 80 tokens; the prompts are of 250 to 300
 
 
 @pytest.fixture(scope="session")
-def runner(pair: Callable[[str], Pair]) -> Callable[[str, str], ModelRunner]:
+def in_bfloat16(cpu_pair: Callable[[str], Pair]) -> Callable[[str], ModelRunner]:
     @cache
-    def load(name: str, dtype: str) -> ModelRunner:
-        if dtype == "float32":
-            return pair(name).runner
-        folder: Path = pair(name).folder
-        options = ModelOptions(model=str(folder), dtype=dtype, num_blocks=129, host_cache_bytes=4 << 20, threads=1)  # type: ignore[arg-type]
-        return load_runner(options)
+    def load(name: str) -> ModelRunner:
+        folder: Path = cpu_pair(name).folder
+        return load_runner(
+            ModelOptions(
+                model=str(folder), device="cpu", dtype="bfloat16", num_blocks=129, host_cache_bytes=4 << 20, threads=1
+            )
+        )
 
     return load
 
@@ -49,47 +50,65 @@ def roomy(runner: ModelRunner, requests: list[AddRequest]) -> Answers:
     return answers
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 4}], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+SAMPLINGS = pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 4}], ids=["greedy", "seeded"]
+)
+
+
+@SAMPLINGS
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
 def test_a_prompt_of_several_pools_gives_the_tokens_of_a_large_pool(
-    name: str, dtype: str, sampling: dict[str, Any], runner: Callable[[str, str], ModelRunner]
+    name: str, sampling: dict[str, Any], pair: Callable[[str], Pair]
 ) -> None:
-    expected = roomy(runner(name, dtype), [long_one(**sampling, logprobs=2)])
-    tight = small_device(runner(name, dtype)).run([long_one(**sampling, logprobs=2)])
+    expected = roomy(pair(name).runner, [long_one(**sampling)])
+    tight = small_device(pair(name).runner).run([long_one(**sampling)])
     assert tight.tokens == expected.tokens
-    assert tight.logprobs == expected.logprobs, "not the same bits"
     assert tight.cold_steps > 60
     assert tight.most_blocks <= BLOCKS
 
 
-def test_a_sequence_grows_out_of_the_pool(runner: Callable[[str, str], ModelRunner]) -> None:
+@SAMPLINGS
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
+def test_on_the_cpu_it_gives_the_same_bits(
+    name: str, sampling: dict[str, Any], in_bfloat16: Callable[[str], ModelRunner]
+) -> None:
+    expected = roomy(in_bfloat16(name), [long_one(**sampling, logprobs=2)])
+    tight = small_device(in_bfloat16(name)).run([long_one(**sampling, logprobs=2)])
+    assert tight.tokens == expected.tokens
+    assert tight.logprobs == expected.logprobs
+    assert tight.cold_steps > 60
+
+
+def test_a_sequence_grows_out_of_the_pool(in_bfloat16: Callable[[str], ModelRunner]) -> None:
     grows = request("a", prompt(20), max_tokens=300)
-    expected = roomy(runner("llama", "bfloat16"), [grows])
-    tight = small_device(runner("llama", "bfloat16")).run([grows])
+    expected = roomy(in_bfloat16("llama"), [grows])
+    tight = small_device(in_bfloat16("llama")).run([grows])
     assert tight.tokens == expected.tokens
     assert tight.cold_steps > 200
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_others_run_beside_it(mode: str, runner: Callable[[str, str], ModelRunner]) -> None:
+def test_others_run_beside_it(mode: str, pair: Callable[[str], Pair]) -> None:
     others = [request(str(i), prompt(10 + 3 * i, i), max_tokens=30, temperature=0.8, seed=i) for i in range(8)]
     requests = [*others[:3], long_one(), *others[3:], long_one("second", n=3, temperature=1.0)]
-    expected = roomy(runner("llama", "float32"), requests)
+    runner = pair("llama").runner
+    expected = roomy(runner, requests)
     policy = PreemptionPolicy(mode)  # type: ignore[arg-type]
-    tight = small_device(runner("llama", "float32"), 12, 90, policy=policy).run(requests)
+    tight = small_device(runner, 12, 90, policy=policy).run(requests)
     assert tight.tokens == expected.tokens
     assert tight.cold_steps > 100
     assert tight.stats.preemptions > 0
 
 
-def test_takeover_of_a_long_sequence(runner: Callable[[str, str], ModelRunner]) -> None:
-    whole = roomy(runner("llama", "bfloat16"), [long_one()]).tokens["long"]
+def test_takeover_of_a_long_sequence(in_bfloat16: Callable[[str], ModelRunner]) -> None:
+    runner = in_bfloat16("llama")
+    whole = roomy(runner, [long_one()]).tokens["long"]
     resumed = long_one(resumed={0: whole[0][:37]})
-    assert small_device(runner("llama", "bfloat16")).run([resumed]).tokens["long"] == whole
+    assert small_device(runner).run([resumed]).tokens["long"] == whole
 
 
-def test_prompt_logprobs_of_a_long_prompt(runner: Callable[[str, str], ModelRunner]) -> None:
-    expected = roomy(runner("llama", "float32"), [long_one(prompt_logprobs=1)])
-    tight = small_device(runner("llama", "float32")).run([long_one(prompt_logprobs=1)])
+def test_prompt_logprobs_of_a_long_prompt(cpu_pair: Callable[[str], Pair]) -> None:
+    runner = cpu_pair("llama").runner
+    expected = roomy(runner, [long_one(prompt_logprobs=1)])
+    tight = small_device(runner).run([long_one(prompt_logprobs=1)])
     assert tight.prompt_logprobs == expected.prompt_logprobs

@@ -174,7 +174,7 @@ class FakeRunner:
         decodes = plan.sequences[: plan.num_decodes]
         for number, tokens in enumerate(plan.prefix_lens):
             members = [step for step, group in zip(decodes, plan.groups, strict=True) if group == number]
-            shared = {tuple(step.block_table[: tokens // self.block_size]) for step in members}
+            shared = {tuple(_entries(step)[: tokens // self.block_size]) for step in members}
             assert tokens > 0, "a group that shares nothing"
             assert len(shared) == 1, "members of a group begin with different blocks"
             assert tokens <= min(step.start for step in members), "tokens are shared that are not computed"
@@ -238,6 +238,12 @@ class FakeRunner:
         token = next_token(history, spec.params.seed, spec.index, self.vocab_size, spec.forbidden)
         logprob = None if spec.params.logprobs is None else Logprob(score(history, token))
         return Sampled(token, logprob)
+
+
+def _entries(step: SequenceStep) -> list[tuple[str, int]]:
+    """Where its blocks lie."""
+    hosts = [("host", block) for block in step.cold]
+    return [*hosts, *(("device", block) for block in step.block_table[len(hosts) :])]
 
 
 @dataclass

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "args.h"
+#include "mapped_pool.h"
 
 namespace py = pybind11;
 using namespace octavo;
@@ -222,6 +223,10 @@ PYBIND11_MODULE(_cuda, m) {
   });
   m.def("copy_blocks", copy);
   m.def("swap_blocks", swap, py::call_guard<py::gil_scoped_release>());
+  py::class_<MappedPool>(m, "MappedPool")
+      .def(py::init<int, std::size_t, std::size_t>())
+      .def_property_readonly("address", &MappedPool::address)
+      .def_static("granularity", &MappedPool::granularity);
   m.def("unpack_step", unpack);
   m.def("carry", [](Address from, Address to, int64_t words, Address stream) {
     check("carry", carry(at<int32_t>(from), at<int32_t>(to), words, stream_at(stream)));

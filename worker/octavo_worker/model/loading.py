@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from octavo_kernels import cuda, ops
+from octavo_kernels.pools import reads_host
 from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.files import model_folder
@@ -42,7 +43,7 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
     num_blocks = pool_size(options, model, block_bytes, wanted_len, held)
     host_blocks = options.host_cache_bytes // block_bytes
     num_host_blocks = host_blocks + 1 if host_blocks else 0  # as everywhere, block 0 is never used
-    readable = host_blocks if model.device.type == "cpu" else 0
+    readable = host_blocks if host_blocks and reads_host(model.device) else 0
     capacity = Capacity(num_blocks - 1, options.block_size, readable, model.window)
     max_model_len = min(wanted_len, capacity.longest or wanted_len)
     if max_model_len < wanted_len:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_kernels.pools import empty_pools
 from octavo_worker.engine.options import TOKEN_BUDGET
 from octavo_worker.engine.plan import (
     Done,
@@ -91,11 +92,11 @@ class PagedRunner:
         self.vocab_size = model.vocab_size
         self.window = model.window
         shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
-        both = ops.empty_cache(num_blocks + num_host_blocks, *shape, cache_dtype or model.dtype, model.device)
-        self.kv_dtype = str(both.dtype).removeprefix("torch.")
-        self.numerics = numerics(model.device, model.dtype, both.dtype)
-        self.kv_cache, self.host_cache = both[:num_blocks], both[num_blocks:]
-        model.bind(both, block_size, max_model_len)
+        pools = empty_pools(num_blocks, num_host_blocks, *shape, cache_dtype or model.dtype, model.device)
+        self.kv_cache, self.host_cache = pools.device, pools.host
+        self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
+        self.numerics = numerics(model.device, model.dtype, self.kv_cache.dtype)
+        model.bind(pools.blocks, block_size, max_model_len)
         self._backing = Backing(self.kv_cache)
 
     def launch(self, plan: StepPlan) -> Done:

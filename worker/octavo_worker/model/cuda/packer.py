@@ -18,7 +18,8 @@ HEADER_WORDS, SEQUENCE_WORDS, SAMPLE_WORDS = (dtype.itemsize // 4 for dtype in (
 class Packed:
     """What the runner wants to know of a message without reading it again: its length in words, the tokens, each
     sequence's tokens and context, the samples of each sequence, which samples may ask for more than temperature and
-    filters (`special`, places in the flattened samples), and whether any sequences are grouped by what they share."""
+    filters (`special`, places in the flattened samples), whether any sequences are grouped by what they share, and
+    whether any has `cold` blocks."""
 
     words: int
     tokens: int
@@ -27,19 +28,24 @@ class Packed:
     samples: list[int]
     special: list[int]
     is_shared: bool
+    is_cold: bool
 
 
 class Packer:
     """Remembers what the device knows of each stay: the row of its block table, how much of it was sent, its sampling
-    parameters. When a stay begins, those that are absent are forgotten, whether they have ended or sit out."""
+    parameters. When a stay begins, those that are absent are forgotten, whether they have ended or sit out.
 
-    def __init__(self, *, rows: int, block_size: int, vocab_size: int) -> None:
+    `first_host_block`: where host block 0 lies in the cache; None if no sequence ever has `cold` blocks."""
+
+    def __init__(self, *, rows: int, block_size: int, vocab_size: int, first_host_block: int | None = None) -> None:
         self._block_size = block_size
+        self._first_host_block = first_host_block
         self._vocab_size = vocab_size
         self._row_of: dict[int, int] = {}
         self._free = list(range(rows))
         self._passing: list[int] = []  # rows of the last step that nobody may remember
         self._sent = np.zeros(rows, np.int32)  # blocks of the row's table that the device has
+        self._cold = np.zeros(rows, np.int32)  # leading ones of those that are the host's
         self._sampling = np.zeros(rows, SAMPLE)
         self._is_known = np.zeros(rows, bool)  # whether `_sampling` is filled in
         self._is_special = np.zeros(rows, bool)
@@ -83,7 +89,8 @@ class Packer:
         records["index"] = np.fromiter((spec.index for spec in specs), np.int32, len(specs))
         records["position"] = contexts[owners]
         special = np.flatnonzero(self._is_special[rows[owners]]).tolist()
-        return Packed(words, len(tokens), queries, contexts, samples, special, bool(plan.groups))
+        is_cold = bool(self._cold[rows].any())
+        return Packed(words, len(tokens), queries, contexts, samples, special, bool(plan.groups), is_cold)
 
     def _tokens(self, steps: list[SequenceStep]) -> np.ndarray:
         """All token ids; those that the device alone knows as `~` the place of the sample that they follow."""
@@ -138,6 +145,10 @@ class Packer:
     ) -> int:
         """The blocks that the device does not have, and the one that is written next, which may be a new copy."""
         first = np.minimum(self._sent[rows], starts // self._block_size)
+        if self._first_host_block is not None:
+            cold = np.fromiter((len(s.cold) for s in steps), np.int32, len(steps))
+            first = np.where(cold > self._cold[rows], np.minimum(first, self._cold[rows]), first)
+            self._cold[rows] = cold
         end = -(-contexts // self._block_size)
         self._sent[rows] = end
         counts = end - first
@@ -149,9 +160,16 @@ class Packer:
             blocks = [s.block_table[at] for s, at in zip(steps, first.tolist(), strict=True)]
         else:
             ranges = zip(steps, first.tolist(), end.tolist(), strict=True)
-            blocks = [block for s, at, to in ranges for block in s.block_table[at:to]]
+            blocks = [block for s, at, to in ranges for block in self._entries(s, at, to)]
         message[block_at : block_at + total] = blocks
         return block_at + total
+
+    def _entries(self, step: SequenceStep, begin: int, end: int) -> Sequence[int]:
+        """Of its block table, with the host's blocks where they are cold."""
+        if self._first_host_block is None or begin >= len(step.cold):
+            return step.block_table[begin:end]
+        hosts = [self._first_host_block + block for block in step.cold[begin:end]]
+        return [*hosts, *step.block_table[len(step.cold) : end]]
 
     def _learn(self, steps: list[SequenceStep], rows: np.ndarray) -> None:
         for place in np.flatnonzero(~self._is_known[rows]).tolist():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.cuda import chunk_tokens, reads_prefixes_once
+from octavo_kernels.pools import empty_pools
 from octavo_kernels.step import StepInputs, carry, unpack_step
 from octavo_worker.engine.plan import (
     Done,
@@ -93,12 +94,12 @@ class CudaRunner:
     back; every other step, and with `graphs` False each, launches its kernels one by one. Nothing waits for the device
     but `Launched.result`.
 
-    `num_host_blocks` (0: none) more blocks lie in pinned memory, where preempted sequences wait. `cache_dtype`: int8 or
+    `num_host_blocks` (0: none) more blocks lie in pinned memory, where preempted sequences wait and, if the runner
+    `reads_host`, long ones keep what does not fit: attention reads it there, over the link. `cache_dtype`: int8 or
     float8_e4m3fn instead of the model's.
     """
 
     asynchronous = True
-    reads_host = False
     speeds: Speeds | None = None
 
     def __init__(
@@ -123,17 +124,21 @@ class CudaRunner:
         self.window = model.window
         self.max_running, self.token_budget = max_running, token_budget
         shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
-        self.kv_cache = ops.empty_cache(num_blocks, *shape, cache_dtype or model.dtype, model.device)
+        pools = empty_pools(num_blocks, num_host_blocks, *shape, cache_dtype or model.dtype, model.device)
+        self.kv_cache, self.host_cache = pools.device, pools.host
+        self.reads_host = pools.first_host_block is not None
         self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
         self.numerics = numerics(model.device, model.dtype, self.kv_cache.dtype, uniform=model.uniform)
-        self.host_cache = torch.empty(
-            (num_host_blocks, *self.kv_cache.shape[1:]), dtype=self.kv_cache.dtype, pin_memory=num_host_blocks > 0
-        )
-        model.bind(self.kv_cache, block_size, max_model_len)
+        model.bind(pools.blocks, block_size, max_model_len)
         device, blocks = model.device, -(-max_model_len // block_size)
         words = Packer.capacity(max_running, token_budget, blocks)
         self.shared_reading = _shared_reading(model, block_size, self.kv_cache.dtype)
-        self._packer = Packer(rows=max_running, block_size=block_size, vocab_size=model.vocab_size)
+        self._packer = Packer(
+            rows=max_running,
+            block_size=block_size,
+            vocab_size=model.vocab_size,
+            first_host_block=pools.first_host_block,
+        )
         self._mailbox = Mailbox(words, max_running)
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
         self._tables = torch.zeros((max_running, blocks), dtype=torch.int32, device=device)
@@ -190,6 +195,8 @@ class CudaRunner:
         packed = self._packer.pack(plan, slot.words)
         if packed.tokens > self.token_budget:
             raise ValueError(f"a step of {packed.tokens} tokens, but the runner was made for {self.token_budget}")
+        if packed.is_cold:
+            self._swap.wait_out()
         count = sum(packed.samples)
         shape = self._shape(plan, packed)
         if shape is not None:

@@ -35,3 +35,7 @@ class SwapStreams:
                 events.append(self._in.record_event())
             compute.wait_stream(self._in)
         return events
+
+    def wait_out(self) -> None:
+        """The current stream reads what was copied out."""
+        torch.cuda.current_stream().wait_stream(self._out)

@@ -1,0 +1,74 @@
+"""The blocks of the KV cache: a pool on the device, and one in CPU memory, which kernels can often reach, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import cuda, ops
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """`device[num_blocks, ...]` and `host[num_host_blocks, ...]`, both caches as `ops.empty_cache` makes them.
+
+    `blocks` is what operations take as the cache. Where they read the host's blocks at their place, it covers both
+    pools, and host block b is its block `first_host_block + b`; elsewhere it is `device`, and `first_host_block` None.
+    """
+
+    blocks: Tensor
+    device: Tensor
+    host: Tensor
+    first_host_block: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes of both pools behind one another, each a multiple of what can be mapped, and where the host's begins."""
+
+    device_bytes: int
+    host_bytes: int
+    first_host_block: int
+
+    @classmethod
+    def of(cls, num_blocks: int, num_host_blocks: int, block_bytes: int, granularity: int) -> Stretch:
+        device_bytes = -(-num_blocks * block_bytes // granularity) * granularity
+        first = -(-device_bytes // block_bytes)
+        end = -(-(first + num_host_blocks) * block_bytes // granularity) * granularity
+        return cls(device_bytes, end - device_bytes, first)
+
+
+def reads_host(device: torch.device) -> bool:
+    """Whether operations on `device` read blocks in CPU memory at their place."""
+    return device.type == "cpu" or cuda.mapping_granularity(device) is not None
+
+
+def empty_pools(
+    num_blocks: int,
+    num_host_blocks: int,
+    layers: int,
+    kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Pools:
+    """Uninitialised pools; the arguments are those of `ops.empty_cache`. CPU memory beside a GPU is pinned. Raises
+    `RuntimeError` if there is not as much memory."""
+    shape = (layers, kv_heads, block_size, head_dim, dtype)
+    if device.type == "cpu":
+        both = ops.empty_cache(num_blocks + num_host_blocks, *shape)
+        return Pools(both, both[:num_blocks], both[num_blocks:], num_blocks)
+    granularity = cuda.mapping_granularity(device) if num_host_blocks else None
+    if granularity is None:
+        pool = ops.empty_cache(num_blocks, *shape, device)
+        host = torch.empty((num_host_blocks, *pool.shape[1:]), dtype=dtype, pin_memory=num_host_blocks > 0)
+        return Pools(pool, pool, host, None)
+    one = ops.empty_cache(1, *shape, device)
+    stretch = Stretch.of(num_blocks, num_host_blocks, one.nbytes, granularity)
+    end = stretch.first_host_block + num_host_blocks
+    memory = cuda.mapped_memory(device, stretch.device_bytes, stretch.host_bytes)[: end * one.nbytes]
+    blocks = memory.view(dtype).view(end, *one.shape[1:])
+    return Pools(blocks, blocks[:num_blocks], blocks[stretch.first_host_block :], stretch.first_host_block)
