@@ -58,6 +58,7 @@ struct FoldItem {
 struct PlanHeader {
   int decode_items, extend_items, prefix_items;
   int next_decode;  // how many items of a launch have been handed out beyond those of each block; zero between
+  int decode_tokens;  // that the decode items cover
 };
 
 struct PlanArgs {

@@ -33,10 +33,10 @@ class Queue {
     int known[kLength], total, drawn_from;
   };
 
-  __device__ Queue(const AttentionArgs& args, Places& memory) : a(args), places(memory) {
+  __device__ Queue(const AttentionArgs& args, Places& memory, int resident) : a(args), places(memory) {
     if (threadIdx.x == 0) {
       places.total = a.header->decode_items * a.kv_heads;
-      const int owners = a.prefix && a.header->prefix_items > 0 ? gridDim.x / 2 : gridDim.x;
+      const int owners = gridDim.x - (a.prefix ? resident * prefix_blocks(a, gridDim.x / resident) : 0);
       places.drawn_from = kAhead * owners;
       const bool owns = int(blockIdx.x) < owners || !OCTAVO_BULK_COPY;
       const int first = owns ? blockIdx.x : draw(kAhead);
@@ -278,7 +278,7 @@ constexpr int blocks_that_fit = D > 128 ? 1 : R == 1 && !is_scaled<C> ? 3 : 2;
 // R = 1: at most eight query rows; R = 2: at most sixteen.
 template <class T, class C, int D, int R>
 __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<C, D, R>)
-    decode_kernel(const __grid_constant__ AttentionArgs a, const int stages) {
+    decode_kernel(const __grid_constant__ AttentionArgs a, const int stages, const int resident) {
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(8) uint64_t barriers[kWarps][kMaxStages];
   __shared__ Queue::Places places;
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<C, D, R>)
   }
   __syncwarp();
 #endif
-  Queue queue(a, places);
+  Queue queue(a, places, resident);
   Feeder<C, D> feeder(a, queue);
   feeder.ready(0);
   // After the prefix kernel there is nothing to wait for: its blocks let this one begin when the queries and keys were
@@ -385,7 +385,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   auto kernel = decode_kernel<T, C, D, R>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  error = launch_after(kernel, dim3(device.multiprocessors * resident), kWarps * 32, bytes, stream, a, stages);
+  error = launch_after(kernel, dim3(device.multiprocessors * resident), kWarps * 32, bytes, stream, a, stages, resident);
   if (error != cudaSuccess) return error;
   with_result_type<T, C>(a, [&](auto tag) { error = launch_fold<decltype(tag), D>(a, stream); });
   return error;

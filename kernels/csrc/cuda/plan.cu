@@ -177,17 +177,18 @@ __device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
 // launch. Extend tiles are sorted by the keys they see, most first.
 __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   __shared__ Counts starts[kThreads];
-  __shared__ int buckets[kBuckets], highest;
+  __shared__ int buckets[kBuckets], highest, decode_tokens;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_for_previous_kernel();  // and no early launch of the next: attention reads the lists before it waits
   if (threadIdx.x < kBuckets) buckets[threadIdx.x] = 0;
-  if (threadIdx.x == 0) highest = 0;
+  if (threadIdx.x == 0) highest = decode_tokens = 0;
   Counts all = {};
   for (int base = 0; base < a.sequences; base += kThreads) {
     const Sequence q = describe(a, base + threadIdx.x);
     Counts total;
     scan(q.counts(), total);
     if (q.tiles > 0) atomicMax(&highest, cost(a, q, q.tiles - 1));
+    if (q.parts > 0) atomicAdd(&decode_tokens, (q.context - (q.first + q.shared) * kChunk) * q.parts);
     all = all + total;
   }
   const bool fits = all.slots <= a.decode_capacity && all.tiles <= a.extend_capacity;
@@ -200,6 +201,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   }
   for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {0, 0, 0, 0};
   __syncthreads();
+  if (threadIdx.x == 0) a.header->decode_tokens = decode_tokens + shared.full * kChunk;
 
   if (all.tiles > 0) {
     for (int s = warp; s < a.sequences; s += kThreads / 32) {

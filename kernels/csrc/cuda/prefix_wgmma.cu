@@ -1,10 +1,10 @@
 // Attention over the whole chunks that many sequences share, on Hopper (sm_90a).
 //
-// One warpgroup multiplies 64 query rows with the keys of a chunk, two warps bring what it needs. A block takes half of a
-// multiprocessor. The other half belongs to a block of the decode kernel, which streams what the sequences do not share:
-// one is bound by the tensor cores, the other by memory. Where little is to be streamed, a second block of this kernel takes
-// it. The steps are those of chunk.cuh, with products of a
-// warpgroup instead of a warp's: both add the products of 16 keys (or 16 columns) at once, so results keep their bits.
+// Made as extend_wgmma.cu is: a producer warpgroup brings queries, keys and values, two consumer warpgroups of 64 rows each
+// multiply, and a tile's scores run on the tensor cores under the softmax of the tile before. The steps are those of
+// chunk.cuh, with products of a warpgroup instead of a warp's: both add the products of 16 keys (or 16 columns) at once, so
+// results keep their bits. A block takes a whole multiprocessor, but only so many of them work as tensor cores are needed
+// (`prefix_blocks`): on the others the decode kernel streams what the sequences do not share.
 #include "buffer_ring.cuh"
 #include "chunk.cuh"
 #include "prefix.cuh"
@@ -14,129 +14,135 @@
 namespace octavo {
 namespace {
 
-constexpr int kRows = 64;
+constexpr int kWarpgroup = 128;                      // threads
+constexpr int kConsumers = 2;                        // warpgroups
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kRows = 64;                            // of one consumer
+constexpr int kTileRows = kConsumers * kRows;
+constexpr int kLoaders = 2 * 32;                     // threads that bring queries
 constexpr int kSlices = 4, kKeys = kSlices * kSlice;  // of one tile
 constexpr int kPerLane = kChunk / kLanes / kKeys;     // tiles
 constexpr int kTiles = kLanes * kPerLane;
-constexpr int kStages = 2;
-constexpr int kConsumers = 128, kThreads = kConsumers + 2 * 32;
-constexpr int kRegisters = 168;  // of a thread: two blocks find room
-constexpr int kVote = 1;         // named barrier
-constexpr int kHalves = prefix_rows(128) / kRows;
+constexpr int kStages = 4, kQueryStages = 2;
 constexpr int kColumns = kMapColumns;
-static_assert(kPerLane == 2 && kStages == kPerLane && kLanes % 2 == 0 && prefix_rows(64) == prefix_rows(128));
+static_assert(kPerLane == 2 && kTiles == 2 * kStages && prefix_rows(64) == kTileRows && prefix_rows(128) == kTileRows);
+
+// Named barriers; 0 is __syncthreads. The warps of a consumer vote.
+enum Named { kVote = 1, kTurn = 3 };
 
 // Shared memory: every tile is [D / 64][rows][64].
 template <int D>
 struct Layout {
   static constexpr int kParts = D / kColumns;
-  static constexpr int kQueryBytes = kRows * D * 2, kTileBytes = kKeys * D * 2;
-  static constexpr int kKeysAt = kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
-  static constexpr int kSumsAt = kValuesAt + kStages * kTileBytes;
-  static constexpr int kSums = (D / 2 + 1) * 32;  // floats of one warp
-  static constexpr int kBarriersAt = kSumsAt + 4 * kSums * 4;
-  static constexpr int kBytes = kBarriersAt + 8 * (2 + 4 * kStages);
+  static constexpr int kQueryBytes = kTileRows * D * 2, kTileBytes = kKeys * D * 2;
+  static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
+  static constexpr int kPlacesAt = kValuesAt + kStages * kTileBytes;  // where the results of a tile's rows go
+  static constexpr int kBarriersAt = kPlacesAt + kQueryStages * kTileRows * 4;
+  static constexpr int kBytes = kBarriersAt + 8 * (2 * kQueryStages + 4 * kStages);
 };
 
 template <int D>
 struct Rings {
   BufferRing queries, keys, values;
   __device__ Rings(uint32_t shared)
-      : queries(shared + Layout<D>::kBarriersAt, 1),
-        keys(queries.full + 8 * 2, kStages),
+      : queries(shared + Layout<D>::kBarriersAt, kQueryStages),
+        keys(queries.full + 8 * 2 * kQueryStages, kStages),
         values(keys.full + 8 * 2 * kStages, kStages) {}
 };
 
-// The work of a block: items of the list are halved into tiles of 64 rows. All first halves come before the second ones,
-// which may be empty. If there is enough for the decode kernel, the second half of the blocks gets nothing.
+// The tiles of a block: every so many'th of the list, for one KV head each.
 struct Work {
-  int index = -1;
+  int step, count, rounds;
 
-  struct Tile {
-    int sequence, chunk, first_row, rows, head;
-  };
-  // The next tile that has rows; false: none is left. Counts are read again: registers are few.
-  __device__ bool next(const AttentionArgs& a, Tile& t) {
-    const int items = a.header->prefix_items, count = items * a.kv_heads;
-    const int step = a.header->decode_items < kHalves * items ? gridDim.x : gridDim.x / 2;
-    index = index >= 0 ? index + step : int(blockIdx.x) < step ? int(blockIdx.x) : count * kHalves;
-    for (; index < count * kHalves; index += step) {
-      const int half = index / count, place = index % count;
-      const PrefixItem item = a.prefix[place / a.kv_heads];
-      const int rows = item.rows - half * kRows;
-      if (rows <= 0) continue;
-      t = {item.sequence, item.chunk, item.first_row + half * kRows, min(rows, kRows), place % a.kv_heads};
-      return true;
-    }
-    return false;
-  }
+  __device__ Work(const AttentionArgs& a)
+      : step(prefix_blocks(a, gridDim.x)), count(a.header->prefix_items * a.kv_heads),
+        rounds(int(blockIdx.x) < step ? (count - int(blockIdx.x) + step - 1) / step : 0) {}
+  __device__ int index(int round) const { return int(blockIdx.x) + round * step; }
 };
 
 #if OCTAVO_WGMMA
 
 // One warp brings keys and values in the order in which the lanes of a chunk take them.
 template <int D>
-__device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& k_map, const CUtensorMap& v_map, uint32_t shared,
-                            BufferRing keys, BufferRing values) {
+struct TileLoader {
   using L = Layout<D>;
-  constexpr int boxes = kSlices * L::kParts;
-  static_assert(2 * boxes <= 32);
-  const int lane = threadIdx.x % 32, slice = lane % kSlices, part = lane / kSlices % L::kParts;
-  const int mine = (part * kKeys + slice * kSlice) * kColumns * 2;
-  Work work;
-  Work::Tile t;
-  while (work.next(a, t)) {
-    const int first = t.chunk * kChunk;
-    const int block = a.tables[t.sequence * a.table_stride + (first + lane * kSlice) / a.cache.block_size];
+  const AttentionArgs& a;
+  const Work work;
+  const int lane;
+  int head, block;  // lane i: the block of slice i of the chunk
+
+  __device__ TileLoader(const AttentionArgs& args, const Work& of_block)
+      : a(args), work(of_block), lane(threadIdx.x % 32), head(0), block(0) {
+    look_up(0);
+  }
+  __device__ void look_up(int round) {
+    if (round >= work.rounds) return;
+    const int index = work.index(round);
+    const PrefixItem item = a.prefix[index / a.kv_heads];
+    head = index % a.kv_heads;
+    block = a.tables[item.sequence * a.table_stride + (item.chunk * kChunk + lane * kSlice) / a.cache.block_size];
+  }
+  __device__ void run(const CUtensorMap& k_map, const CUtensorMap& v_map, uint32_t shared, BufferRing keys,
+                      BufferRing values) {
+    constexpr int boxes = kSlices * L::kParts;
+    static_assert(2 * boxes <= 32);
+    const int slice = lane % kSlices, part = lane / kSlices % L::kParts;
+    const int mine = (part * kKeys + slice * kSlice) * kColumns * 2;
+    for (int round = 0; round < work.rounds; ++round) {
+      const int of_head = head, of_block = block;
+      look_up(round + 1);
 #pragma unroll 1
-    for (int i = 0; i < kTiles; ++i) {
-      const int place = (i % kPerLane * kSlices + slice) * kLanes + i / kPerLane;  // of the slice in the chunk
-      const int from = __shfl_sync(~0u, block, place), token = place * kSlice & (a.cache.block_size - 1);
-      barrier_wait(keys.empty_now(), keys.parity ^ 1);
-      if (lane == 0) barrier_expect(keys.full_now(), L::kTileBytes);
-      __syncwarp();
-      if (lane < boxes)
-        copy_box(shared + L::kKeysAt + keys.stage * L::kTileBytes + mine, k_map, part, token, t.head, from,
-                 keys.full_now());
-      barrier_wait(values.empty_now(), values.parity ^ 1);
-      if (lane == 0) barrier_expect(values.full_now(), L::kTileBytes);
-      __syncwarp();
-      if (lane < boxes)
-        copy_box(shared + L::kValuesAt + values.stage * L::kTileBytes + mine, v_map, part, token, t.head, from,
-                 values.full_now());
-      keys.advance(), values.advance();
+      for (int i = 0; i < kTiles; ++i) {
+        const int place = (i % kPerLane * kSlices + slice) * kLanes + i / kPerLane;  // of the slice in the chunk
+        const int from = __shfl_sync(~0u, of_block, place), token = place * kSlice & (a.cache.block_size - 1);
+        auto bring = [&](BufferRing& ring, const CUtensorMap& map, int at) {
+          barrier_wait(ring.empty_now(), ring.parity ^ 1);
+          if (lane == 0) barrier_expect(ring.full_now(), L::kTileBytes);
+          __syncwarp();
+          if (lane < boxes)
+            copy_box(shared + at + ring.stage * L::kTileBytes + mine, map, part, token, of_head, from, ring.full_now());
+          ring.advance();
+        };
+        bring(keys, k_map, L::kKeysAt), bring(values, v_map, L::kValuesAt);
+      }
     }
   }
-}
+};
 
-// The other one brings queries: the rows of a tile lie apart in memory.
+// Two others bring queries, whose rows lie apart in memory, and tell where the results of each row go: -1 for none.
 template <class T, int D>
-__device__ void bring_queries(const AttentionArgs& a, uint32_t queries, BufferRing ring) {
+__device__ void bring_queries(const AttentionArgs& a, const Work& work, uint32_t shared, int* places, BufferRing ring) {
+  using L = Layout<D>;
   constexpr int units = D / 8, at_once = 32 / units;  // rows
   const int lane = threadIdx.x % 32, unit = lane % units, group = a.heads / a.kv_heads;
-  const uint32_t target = queries + unit / 8 * (kRows * kColumns * 2);
-  Work work;
-  Work::Tile t;
-  while (work.next(a, t)) {
+  const int first = threadIdx.x % kLoaders / 32 * (kTileRows / 2);
+  for (int round = 0; round < work.rounds; ++round) {
+    const int index = work.index(round), head = index % a.kv_heads;
+    const PrefixItem item = a.prefix[index / a.kv_heads];
     int64_t from[2] = {};
+    int to[2] = {-1, -1};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = lane + 32 * half;
-      if (row >= t.rows) continue;
-      const QueryRow at = prefix_row(a, t.sequence, t.first_row + row, t.chunk, group);
-      from[half] = int64_t(at.token) * a.q_stride + (t.head * group + at.row % group) * D;
+      const int row = first + half * 32 + lane;
+      if (row >= item.rows) continue;
+      const QueryRow at = prefix_row(a, item.sequence, item.first_row + row, item.chunk, group);
+      from[half] = int64_t(at.token) * a.q_stride + (head * group + at.row % group) * D;
+      to[half] = int(partial_row(a, at.slot, head)) + at.row;
     }
     barrier_wait(ring.empty_now(), ring.parity ^ 1);
+    const uint32_t target = shared + ring.stage * L::kQueryBytes + unit / 8 * (kTileRows * kColumns * 2);
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < 2; ++half) {
+      places[ring.stage * kTileRows + first + half * 32 + lane] = to[half];
 #pragma unroll 4
       for (int i = 0; i < 32; i += at_once) {
-        const int row = half * 32 + i + lane / units;
-        const int64_t offset = __shfl_sync(~0u, from[half], row % 32);
-        const bool real = row < t.rows;
+        const int near = i + lane / units, row = first + half * 32 + near;
+        const int64_t offset = __shfl_sync(~0u, from[half], near);
+        const bool real = row < item.rows;
         const T* source = static_cast<const T*>(a.q) + (real ? offset + unit * 8 : 0);
         copy16(target + row * (kColumns * 2) + ((unit ^ row) & 7) * 16, source, real);
       }
+    }
     commit_copies();
     wait_copies<0>();
     fence_bulk();
@@ -146,193 +152,251 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, BufferRi
 }
 
 // Whether any thread of the warpgroup says so.
-__device__ inline bool vote(bool mine) {
+__device__ inline bool vote(int barrier, bool mine) {
   int result;
   asm volatile(
       "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbarrier.cta.red.or.pred q, %2, %3, p;\nselp.b32 %0, 1, 0, q;\n}\n"
       : "=r"(result)
-      : "r"(int(mine)), "n"(kVote), "n"(kConsumers)
+      : "r"(int(mine)), "r"(barrier), "n"(kWarpgroup)
       : "memory");
   return result;
 }
 
+// One consumer warpgroup. Tiles follow each other across items without a pause: a step turns scores that are at hand into
+// weights, starts the next tile's scores, and then adds the weighted values.
 template <class T, int D>
 struct Consumer {
   using L = Layout<D>;
-  using Scores = float[kSlices][2][4];
   const AttentionArgs& a;
   const uint32_t shared;
-  float* const sums;  // of this warp: what the lanes before gave
-  const int warp, lane;
+  const int warpgroup, lane;
   const float unit;
-  Rings<D> rings;
-  State<D, 2> st;
+  const Rings<D> rings;
+  float s[kSlices][2][4];
+  uint32_t even[kSlices * 4], odd[kSlices * 4];  // weights of a lane's two tiles
+  State<D, 2> st, sum;                           // of the lane at hand, and of those before it
 
-  __device__ Consumer(const AttentionArgs& args, char* memory)
-      : a(args), shared(shared_address(memory)),
-        sums(reinterpret_cast<float*>(memory + L::kSumsAt) + threadIdx.x / 32 * L::kSums),
-        warp(threadIdx.x / 32), lane(threadIdx.x % 32), unit(score_unit(args)), rings(shared) {}
+  __device__ Consumer(const AttentionArgs& args, uint32_t base)
+      : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32), unit(score_unit(args)),
+        rings(base) {}
 
   __device__ void release(uint32_t barrier) {
     __syncwarp();
     if (lane == 0) barrier_arrive_once(barrier);
   }
-  __device__ float (&flat(Scores& s))[kSlices * 8] { return reinterpret_cast<float(&)[kSlices * 8]>(s); }
+  __device__ float (&scores())[kSlices * 8] { return reinterpret_cast<float(&)[kSlices * 8]>(s); }
   __device__ float (&outputs())[D / 2] { return reinterpret_cast<float(&)[D / 2]>(st.o); }
 
-  // A lane has two tiles, and an item four lanes: tile `i` of lane `of` always lies in stage i, and `of` tells the phase.
-  // Starts the scores of a tile, once its keys are there.
-  __device__ void score(Scores& s, int i, int of) {
-    barrier_wait(rings.keys.full + 8 * i, of & 1);
-    const uint32_t q = uniform(shared / 16), k = uniform((shared + L::kKeysAt + i * L::kTileBytes) / 16);
+  // Tile n of an item lies in stage n % kStages; as an item passes through every stage twice, n tells the phase, too.
+  __device__ void score(int query_stage, int n) {
+    const int mine = warpgroup * kRows * kColumns * 2;
+    const uint32_t q = uniform((shared + query_stage * L::kQueryBytes + mine) / 16);
+    const uint32_t k = uniform((shared + L::kKeysAt + n % kStages * L::kTileBytes) / 16);
     products_begin();
 #pragma unroll
-    for (int n = 0; n < D / 16; ++n) {
-      const uint64_t rows = operand(q + n / 4 * (kRows * kColumns * 2 / 16) + n % 4 * 2, 1024);
-      const uint64_t columns = operand(k + n / 4 * (kKeys * kColumns * 2 / 16) + n % 4 * 2, 1024);
-      if (n == 0) wgmma_first(T{}, flat(s), rows, columns);
-      else wgmma(T{}, flat(s), rows, columns);
+    for (int i = 0; i < D / 16; ++i) {
+      const uint64_t rows = operand(q + i / 4 * (kTileRows * kColumns * 2 / 16) + i % 4 * 2, 1024);
+      const uint64_t columns = operand(k + i / 4 * (kKeys * kColumns * 2 / 16) + i % 4 * 2, 1024);
+      if (i == 0) wgmma_first(T{}, scores(), rows, columns);
+      else wgmma(T{}, scores(), rows, columns);
     }
     products_commit();
   }
-  // Waits for them, with at most kPending later products under way.
-  template <int kPending>
-  __device__ void scored(Scores& s, int i) {
-    products_wait<kPending>(flat(s));
-    release(rings.keys.empty + 8 * i);
+  __device__ void add_values(const uint32_t* weights, int n, int slice) {
+    const uint32_t v = uniform((shared + L::kValuesAt + n % kStages * L::kTileBytes) / 16);
+    wgmma_transposed(T{}, outputs(), weights, operand(v + slice * 128, 1024, kKeys * kColumns * 2));
   }
-  // Starts adding the weighted values of a tile. Before the first slice of a lane there is nothing to rescale.
-  template <int i>
-  __device__ void weigh(const Weights<2, kSlices>& w, int of) {
-    const uint32_t v = uniform((shared + L::kValuesAt + i * L::kTileBytes) / 16);
-    bool rescaled = false;
+  // The values of a tile have been added, and its weights were being read until now.
+  __device__ void added(uint32_t (&weights)[kSlices * 4], int n) {
+    pin(outputs());
 #pragma unroll
-    for (int j = i == 0; j < kSlices; ++j) rescaled |= w.rescaled[j];
-    barrier_wait(rings.values.full + 8 * i, of & 1);
-    if (vote(rescaled)) {
-      products_wait<0>(outputs());
+    for (int i = 0; i < kSlices * 4; ++i) asm volatile("" : "+r"(weights[i]));
+    release(rings.values.empty + 8 * (n % kStages));
+  }
+
+  // The first slice of a lane (`first`) sets the maxima that its sums refer to. Whether a later score lies so far above
+  // that they rise is asked for all of them at once: that is rare.
+  template <bool first>
+  __device__ bool rises(float (&m)[2]) const {
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      auto high_of = [&](int j) {
+        return fmaxf(fmaxf(s[j][0][2 * r], s[j][0][2 * r + 1]), fmaxf(s[j][1][2 * r], s[j][1][2 * r + 1]));
+      };
+      if constexpr (first) {
+        const float top = __fmul_rn(quad_max(high_of(0)), unit);
+        if (top > __fadd_rn(m[r], kSlack)) m[r] = top;
+      }
+      float high = high_of(1);
+#pragma unroll
+      for (int j = first ? 2 : 0; j < kSlices; ++j)
+        if (j != 1) high = fmaxf(high, high_of(j));
+      any |= __fmul_rn(high, unit) > __fadd_rn(m[r], kSlack);
+    }
+    return any;
+  }
+  // `soften` of chunk.cuh where no maximum rises.
+  __device__ void soften_level(const float (&m)[2], float (&l)[2], uint32_t (&weights)[kSlices * 4]) const {
+#pragma unroll
+    for (int j = 0; j < kSlices; ++j) {
+      float p[2][4];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          p[i / 2][2 * r + i % 2] = fast_exp2(__fmaf_rn(s[j][i / 2][2 * r + i % 2], unit, -m[r]));
+        l[r] = __fadd_rn(l[r], __fadd_rn(__fadd_rn(p[0][2 * r], p[0][2 * r + 1]), __fadd_rn(p[1][2 * r], p[1][2 * r + 1])));
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[j * 4 + i] = pack<T>(p[i / 2][i % 2 * 2], p[i / 2][i % 2 * 2 + 1]);
+    }
+  }
+
+  // Ends a lane: joins it with those before.
+  __device__ void join(bool first) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) st.l[r] = warp_sum<4>(st.l[r]);
+    if (first) sum = st;
+    else sum.merge(st);
+  }
+  // Writes the results of a round's item, after which its queries are not needed either.
+  __device__ void write(int round) {
+    const int stage = round % kQueryStages, row = threadIdx.x / 32 * 16 - kWarpgroup / 2 + lane / 4;  // the first of two
+    const auto places = static_cast<const int*>(__cvta_shared_to_generic(shared + L::kPlacesAt));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int to = places[stage * kTileRows + row + 8 * r];
+      if (to < 0) continue;
+      float* out = a.partial + int64_t(to) * D + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n)
+        *reinterpret_cast<float2*>(out + n * 8) = make_float2(sum.o[n][2 * r], sum.o[n][2 * r + 1]);
+      if (lane % 4 == 0)
+        *reinterpret_cast<float2*>(a.partial_sums + int64_t(to) * 2) = make_float2(sum.m[r], sum.l[r]);
+    }
+    release(rings.queries.empty + 8 * stage);
+  }
+  // Before the first values of lane `of` are added.
+  __device__ void begin_lane(int round, int of, bool begun) {
+    if (begun) {
+      join(of == 1);
+      if (of == 0) write(round - 1);
+    }
+    st.clear();
+  }
+
+  // Tile i of lane `of` of the item of a round: `begun` unless it is the very first, `more` unless it is the very last.
+  template <int i>
+  __device__ void step(int round, int of, bool begun, bool more) {
+    auto& weights = i == 0 ? even : odd;
+    auto& others = i == 0 ? odd : even;
+    const int n = of * kPerLane + i, before = (n + kTiles - 1) % kTiles, after = (n + 1) % kTiles;
+    const int next_round = round + (after == 0);
+    float m[2] = {kNoScore, kNoScore}, l[2] = {0.0f, 0.0f};
+    if (i > 0) m[0] = st.m[0], m[1] = st.m[1], l[0] = st.l[0], l[1] = st.l[1];
+    auto score_next = [&] {
+      if (more) {
+        if (after == 0) barrier_wait(rings.queries.full + 8 * (next_round % kQueryStages), next_round / kQueryStages & 1);
+        barrier_wait(rings.keys.full + 8 * (after % kStages), after / kStages);
+      }
+      score(next_round % kQueryStages, after);  // after the last one of whatever lies there, for nobody
+    };
+    float level[2] = {m[0], m[1]};
+    const bool rise = vote(kVote + warpgroup, rises<i == 0>(level));
+    if (!rise) {
+      m[0] = level[0], m[1] = level[1];
+      soften_level(m, l, weights);
+    }
+    products_wait<0>();
+    if (begun) added(others, before);
+    if (i == 0) begin_lane(round, of, begun);
+    barrier_wait(rings.values.full + 8 * (n % kStages), n / kStages);
+    if (rise) {
 #pragma unroll
       for (int j = 0; j < kSlices; ++j) {
-        if (j + i > 0 && w.rescaled[j]) st.scale(0, w.factor[j][0]), st.scale(1, w.factor[j][1]);
+        Weights<2, 1> w;
+        soften<T>(reinterpret_cast<const float(&)[1][2][4]>(s[j]), unit, m, l, w);
+        if (j + i > 0 && w.rescaled[0]) st.scale(0, w.factor[0][0]), st.scale(1, w.factor[0][1]);
         products_begin();
-        wgmma_transposed(T{}, outputs(), w.at[j], operand(v + j * 128, 1024, kKeys * kColumns * 2));
+        add_values(w.at[0], n, j);
         products_commit();
         products_wait<0>(outputs());
       }
+      score_next();
+      products_wait<0>(scores());
     } else {
+      score_next();
       products_begin();
 #pragma unroll
-      for (int j = 0; j < kSlices; ++j)
-        wgmma_transposed(T{}, outputs(), w.at[j], operand(v + j * 128, 1024, kKeys * kColumns * 2));
+      for (int j = 0; j < kSlices; ++j) add_values(weights + 4 * j, n, j);
       products_commit();
+      products_wait<1>(scores());
     }
-  }
-  __device__ void weighed(Weights<2, kSlices>& w, int i) {
-    products_wait<0>(outputs());
 #pragma unroll
-    for (int n = 0; n < kSlices * 4; ++n) asm volatile("" : "+r"(w.at[n / 4][n % 4]));  // they were being read until now
-    release(rings.values.empty + 8 * i);
+    for (int r = 0; r < 2; ++r) st.m[r] = m[r], st.l[r] = l[r];
+    if (more) release(rings.keys.empty + 8 * (after % kStages));
   }
 
-  // Ends a lane: joins it with those before, which lie in shared memory, the sums of a row once for the threads that
-  // share it.
-  __device__ void join(int of) {
-    float *const mine = sums + lane, *const shared_sums = sums + D / 2 * 32 + lane / 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) st.l[r] = warp_sum<4>(st.l[r]);
-    if (of > 0)
-      st.join_before([&](int r, int i) { return i < 2 ? shared_sums[(2 * r + i) * 8] : mine[(r * (D / 4) + i - 2) * 32]; });
-    __syncwarp();
-    if (of == kLanes - 1) return;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (lane % 4 == 0) shared_sums[2 * r * 8] = st.m[r], shared_sums[(2 * r + 1) * 8] = st.l[r];
-#pragma unroll
-      for (int i = 0; i < D / 4; ++i) mine[(r * (D / 4) + i) * 32] = st.o[i / 2][2 * r + i % 2];
-    }
-    __syncwarp();
-  }
-
-  __device__ void attend(const Work::Tile& t) {
-    const int group = a.heads / a.kv_heads, count = t.rows - warp * 16;
-    int to[2] = {};  // where the results of this thread's rows go: slot and row of each, read early and kept small
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = lane / 4 + 8 * r;
-      if (row >= count) continue;
-      const QueryRow at = prefix_row(a, t.sequence, t.first_row + warp * 16 + row, t.chunk, group);
-      to[r] = at.slot * kDecodeRows + at.row;
-    }
-
-    Scores s;
-    Weights<2, kSlices> even, odd;  // of a lane's two tiles
-    barrier_wait(rings.queries.full_now(), rings.queries.parity);
-    score(s, 0, 0);
-    scored<0>(s, 0);
+  __device__ void run(int rounds) {
+    if (rounds == 0) return;
+    barrier_wait(rings.queries.full, 0), barrier_wait(rings.keys.full, 0);
+    score(0, 0);
+    products_wait<0>(scores());
+    release(rings.keys.empty);
+    for (int round = 0; round < rounds; ++round)
 #pragma unroll 1
-    for (int of = 0; of < kLanes; ++of) {
-      float m[2] = {kNoScore, kNoScore}, l[2] = {0.0f, 0.0f};
-      soften<T>(s, unit, m, l, even);
-      if (of > 0) weighed(odd, 1), join(of - 1);
-      st.clear();
-      score(s, 1, of);
-      weigh<0>(even, of);
-      scored<1>(s, 1);
-      if (of == kLanes - 1) {
-        release(rings.queries.empty_now());
-        rings.queries.advance();
+      for (int of = 0; of < kLanes; ++of) {
+        step<0>(round, of, round + of > 0, true);
+        step<1>(round, of, true, round + 1 < rounds || of + 1 < kLanes);
       }
-
-      soften<T>(s, unit, m, l, odd);
-      weighed(even, 0);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) st.m[r] = m[r], st.l[r] = l[r];
-      if (of < kLanes - 1) {
-        score(s, 0, of + 1);
-        weigh<1>(odd, of);
-        scored<1>(s, 0);
-      } else {
-        weigh<1>(odd, of);
-      }
-    }
-    weighed(odd, 1), join(kLanes - 1);
-    write_partial<D, D, 2>(a, t.head, count, 0, st, [&](int row) {
-      return QueryRow{0, to[row / 8] % kDecodeRows, to[row / 8] / kDecodeRows};
-    });
-  }
-
-  __device__ void run() {
-    Work work;
-    Work::Tile t;
-    while (work.next(a, t)) attend(t);
+    products_wait<0>();
+    added(odd, kTiles - 1);
+    join(false), write(rounds - 1);
   }
 };
 
 #endif
 
 template <class T, int D>
-__global__ void __maxnreg__(kRegisters)
+__global__ void __launch_bounds__(kThreads, 1)
     prefix_wgmma_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ CUtensorMap keys,
                         const __grid_constant__ CUtensorMap values) {
 #if OCTAVO_WGMMA
   extern __shared__ __align__(1024) char memory[];
+  using L = Layout<D>;
   const uint32_t shared = shared_address(memory);
   const Rings<D> rings(shared);
   if (threadIdx.x == 0) {
-    barrier_init(rings.queries.full, 32), barrier_init(rings.queries.empty, kConsumers / 32);
+    for (int i = 0; i < kQueryStages; ++i) {
+      barrier_init(rings.queries.full + 8 * i, kLoaders);
+      barrier_init(rings.queries.empty + 8 * i, 4 * kConsumers);
+    }
     for (int i = 0; i < kStages; ++i) {
-      barrier_init(rings.keys.full + 8 * i, 1), barrier_init(rings.keys.empty + 8 * i, kConsumers / 32);
-      barrier_init(rings.values.full + 8 * i, 1), barrier_init(rings.values.empty + 8 * i, kConsumers / 32);
+      barrier_init(rings.keys.full + 8 * i, 1), barrier_init(rings.keys.empty + 8 * i, 4 * kConsumers);
+      barrier_init(rings.values.full + 8 * i, 1), barrier_init(rings.values.empty + 8 * i, 4 * kConsumers);
     }
     fence_bulk();
   }
   __syncthreads();
-  wait_for_previous_kernel();
-  launch_next_kernel();
+  const Work work(a);
   const int warp = threadIdx.x / 32;
-  if (warp < kConsumers / 32) Consumer<T, D>(a, memory).run();
-  else if (warp == kConsumers / 32) bring_tiles<D>(a, keys, values, shared, rings.keys, rings.values);
-  else bring_queries<T, D>(a, shared, rings.queries);
+  auto go_on = [] { wait_for_previous_kernel(), launch_next_kernel(); };
+  if (warp < 4) {
+    give_registers<40>();
+    if (warp == 0) {
+      TileLoader<D> loader(a, work);  // the lists and tables were there before the previous kernel began
+      go_on();
+      loader.run(keys, values, shared, rings.keys, rings.values);
+    } else {
+      go_on();
+      if (warp < 3) bring_queries<T, D>(a, work, shared, reinterpret_cast<int*>(memory + L::kPlacesAt), rings.queries);
+    }
+  } else {
+    take_registers<232>();
+    go_on();
+    Consumer<T, D>(a, shared).run(work.rounds);
+  }
 #endif
 }
 
@@ -344,11 +408,8 @@ cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t st
   if (error != cudaSuccess) return error;
   auto kernel = prefix_wgmma_kernel<T, D>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<D>::kBytes);
-  // Otherwise the shared memory of a multiprocessor might be set to what one block needs.
-  if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   if (error != cudaSuccess) return error;
-  return launch_after(kernel, dim3(2 * device.multiprocessors), kThreads, Layout<D>::kBytes, stream, a, keys, values);
+  return launch_after(kernel, dim3(device.multiprocessors), kThreads, Layout<D>::kBytes, stream, a, keys, values);
 }
 
 }  // namespace
