@@ -241,7 +241,7 @@ class AttentionPlan:
         if self.shared_prefixes:
             self._prefix = ints(self.chunks * _cuda.prefix_item_bytes)
             self._groups = ints(sequences * _cuda.group_state_bytes)
-            self._rows = ints(sequences * self.rows * 4)
+            self._rows = ints(sequences * self.rows * _cuda.group_row_bytes)
         self._arrivals = ints(sequences * kv_heads * 4)
         slots = self.chunks * kv_heads * self.rows
         self._partial = torch.empty(slots * head_dim, dtype=torch.float32, device=device)

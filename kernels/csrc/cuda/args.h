@@ -43,6 +43,12 @@ struct GroupState {
   int rows, leader, next_row, padding;
 };
 
+// One query row of a group: its token, its place among the sequence's packed rows (token x grouped head), and the slot of the
+// sequence's first chunk.
+struct alignas(16) GroupRow {
+  int token, row, first_slot, padding;
+};
+
 // One tile of packed query rows of a longer query.
 struct ExtendItem {
   int sequence, tile, context, query_row;
@@ -72,7 +78,7 @@ struct PlanArgs {
   ExtendItem* extend;
   PrefixItem* prefix;        // [decode_capacity]
   GroupState* group_states;  // [sequence_capacity]
-  int32_t* rows;             // [sequence_capacity * decode_rows]: sequence * kDecodeRows + row
+  GroupRow* rows;            // [sequence_capacity * decode_rows]
   int few_rows;              // a group with more rows than these goes to the prefix kernel
   int prefix_rows;
   int decode_capacity, extend_capacity, sequence_capacity;
@@ -87,7 +93,7 @@ struct AttentionArgs : AttentionOperands {
   const FoldItem* folds;  // [sequences]
   const ExtendItem* extend;
   const PrefixItem* prefix;  // null: no groups
-  const int32_t* rows;
+  const GroupRow* rows;
   float* partial;      // [slots][kv_heads][partial_rows][head_dim], then [slots][kv_heads][partial_rows][2]
   float* partial_sums;
   int partial_rows;

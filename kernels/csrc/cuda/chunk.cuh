@@ -100,14 +100,13 @@ __device__ inline int prefix_blocks(const AttentionArgs& a, int multiprocessors)
 struct QueryRow {
   int token, row, slot;
 };
-__device__ inline QueryRow group_row(const AttentionArgs& a, int place, int chunk, int group) {
-  const int entry = a.rows[place], row = entry % kDecodeRows;
-  const FoldItem sequence = a.folds[entry / kDecodeRows];
-  return {sequence.query_row + row / group, row, sequence.first_slot + chunk};
+__device__ inline QueryRow group_row(const AttentionArgs& a, int place, int chunk) {
+  const GroupRow row = a.rows[place];
+  return {row.token, row.row, row.first_slot + chunk};
 }
 // The same for an item of the prefix kernel, whose rows may be those of one split sequence.
 __device__ inline QueryRow prefix_row(const AttentionArgs& a, int sequence, int place, int chunk, int group) {
-  if (place < kOwnRows) return group_row(a, place, chunk, group);
+  if (place < kOwnRows) return group_row(a, place, chunk);
   const int queries = a.partial_rows / group, rows = queries * group;  // of a part
   const int part = (place - kOwnRows) / rows, row = (place - kOwnRows) % rows;
   const FoldItem own = a.folds[sequence];

@@ -24,7 +24,7 @@ __device__ inline int row_count(const DecodeItem& it, int group) {
   return it.group_rows > 0 ? it.group_rows : it.queries * group;
 }
 __device__ inline QueryRow row_of(const AttentionArgs& a, const DecodeItem& it, int row, int group) {
-  if (it.group_rows > 0) return group_row(a, it.slot + row, it.chunk, group);
+  if (it.group_rows > 0) return group_row(a, it.slot + row, it.chunk);
   return {it.query_row + row / group, row, it.slot};
 }
 

@@ -103,7 +103,7 @@ void plan(Address context_lens, Address query_start, int sequences, int group, i
   a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.folds = at<FoldItem>(folds);
   a.extend = at<ExtendItem>(extend);
   a.groups = at<int32_t>(groups), a.prefix_lens = at<int32_t>(prefix_lens);
-  a.prefix = at<PrefixItem>(prefix), a.group_states = at<GroupState>(group_states), a.rows = at<int32_t>(rows);
+  a.prefix = at<PrefixItem>(prefix), a.group_states = at<GroupState>(group_states), a.rows = at<GroupRow>(rows);
   a.few_rows = few_rows, a.prefix_rows = prefix_rows(head_dim);
   a.decode_capacity = decode_capacity, a.extend_capacity = extend_capacity, a.sequence_capacity = sequence_capacity;
   check("plan_attention", plan_attention(a, stream_at(stream)));
@@ -123,7 +123,7 @@ AttentionArgs attention_args(int dtype, Address q, int64_t q_stride, Address out
   a.tables = at<int32_t>(tables), a.table_stride = table_stride;
   a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.extend = at<ExtendItem>(extend);
   a.folds = at<FoldItem>(folds), a.sequences = sequences;
-  a.prefix = at<PrefixItem>(prefix), a.rows = at<int32_t>(rows);
+  a.prefix = at<PrefixItem>(prefix), a.rows = at<GroupRow>(rows);
   a.decodes = decodes, a.extends = extends;
   a.partial = at<float>(partial), a.partial_sums = at<float>(partial_sums), a.partial_rows = partial_rows;
   a.scale = scale, a.softcap = softcap, a.window = window, a.sinks = at<float>(sinks);
@@ -205,6 +205,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("header_bytes") = sizeof(PlanHeader);
   m.attr("decode_item_bytes") = sizeof(DecodeItem);
   m.attr("fold_item_bytes") = sizeof(FoldItem);
+  m.attr("group_row_bytes") = sizeof(GroupRow);
   m.attr("group_state_bytes") = sizeof(GroupState);
   m.attr("prefix_item_bytes") = sizeof(PrefixItem);
   m.attr("extend_item_bytes") = sizeof(ExtendItem);

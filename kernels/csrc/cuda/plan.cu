@@ -49,6 +49,7 @@ struct Sequence {
   int group, shared;  // leading chunks that the prefix kernel reads for it, or its group
   int own;            // tiles of that kernel for its own rows
 
+  __device__ bool in_group() const { return shared > 0 && own == 0; }
   __device__ Counts counts() const {
     return {(chunks - rest - shared) * parts, rest * parts, tiles, chunks * parts, own * shared};
   }
@@ -127,15 +128,15 @@ struct Group {
   }
 };
 
-// Lists the rows of each group and what is computed for them; gives the number of items for the decode and the prefix
-// kernel, which come first in their lists. The order of a group's rows varies, and no row's result depends on it.
+// Lists what is computed for the rows of each group and makes room for those; gives the number of items for the decode and the prefix
+// kernel, which come first in their lists.
 __device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int g = threadIdx.x; g < a.sequences; g += kThreads) a.group_states[g] = {0, a.sequences, 0, 0};
   __syncthreads();
   for (int s = threadIdx.x; s < a.sequences; s += kThreads) {
     const Sequence q = describe(a, s);
-    if (q.shared == 0 || q.own > 0) continue;
+    if (!q.in_group()) continue;
     atomicAdd(&a.group_states[q.group].rows, q.queries * a.group);
     atomicMin(&a.group_states[q.group].leader, s);
   }
@@ -164,13 +165,13 @@ __device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
     }
     __syncthreads();
   }
-  for (int s = threadIdx.x; s < a.sequences; s += kThreads) {
-    const Sequence q = describe(a, s);
-    if (q.shared == 0 || q.own > 0) continue;
-    const int at = atomicAdd(&a.group_states[q.group].next_row, q.queries * a.group);
-    for (int r = 0; r < q.queries * a.group; ++r) a.rows[at + r] = s * kDecodeRows + r;
-  }
   return {done.full, 0, 0, 0, done.tiles};
+}
+
+// The order of a group's rows varies, and no row's result depends on it.
+__device__ void list_rows(const PlanArgs& a, const Sequence& q, int first_slot) {
+  const int rows = q.queries * a.group, at = atomicAdd(&a.group_states[q.group].next_row, rows);
+  for (int r = 0; r < rows; ++r) a.rows[at + r] = {q.row + r / a.group, r, first_slot, 0};
 }
 
 // Whole chunks come first in the list of decode items and partial ones last, so that the short ones fill the end of the
@@ -223,8 +224,10 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     Counts total;
     const Counts start = done + scan(mine.counts(), total);
     starts[threadIdx.x] = start;
-    if (base + int(threadIdx.x) < a.sequences)
+    if (base + int(threadIdx.x) < a.sequences) {
       a.folds[base + threadIdx.x] = {start.slots, mine.chunks, mine.row, mine.queries};
+      if (mine.in_group()) list_rows(a, mine, start.slots);
+    }
     done = done + total;
     __syncthreads();
     for (int i = warp; i < min(kThreads, a.sequences - base); i += kThreads / 32) {

@@ -111,45 +111,59 @@ struct TileLoader {
 
 // Two others bring queries, whose rows lie apart in memory, and tell where the results of each row go: -1 for none.
 template <class T, int D>
-__device__ void bring_queries(const AttentionArgs& a, const Work& work, uint32_t shared, int* places, BufferRing ring) {
+struct QueryLoader {
   using L = Layout<D>;
-  constexpr int units = D / 8, at_once = 32 / units;  // rows
-  const int lane = threadIdx.x % 32, unit = lane % units, group = a.heads / a.kv_heads;
-  const int first = threadIdx.x % kLoaders / 32 * (kTileRows / 2);
-  for (int round = 0; round < work.rounds; ++round) {
-    const int index = work.index(round), head = index % a.kv_heads;
+  static constexpr int kHalf = kTileRows / 2;  // rows of one warp, two of each lane
+  const AttentionArgs& a;
+  const Work work;
+  const int lane, first;
+  int64_t from[2];
+  int to[2];
+
+  __device__ QueryLoader(const AttentionArgs& args, const Work& of_block)
+      : a(args), work(of_block), lane(threadIdx.x % 32), first(threadIdx.x % kLoaders / 32 * kHalf) {
+    look_up(0);
+  }
+  __device__ void look_up(int round) {
+    if (round >= work.rounds) return;
+    const int index = work.index(round), head = index % a.kv_heads, group = a.heads / a.kv_heads;
     const PrefixItem item = a.prefix[index / a.kv_heads];
-    int64_t from[2] = {};
-    int to[2] = {-1, -1};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first + half * 32 + lane;
+      from[half] = to[half] = -1;
       if (row >= item.rows) continue;
       const QueryRow at = prefix_row(a, item.sequence, item.first_row + row, item.chunk, group);
       from[half] = int64_t(at.token) * a.q_stride + (head * group + at.row % group) * D;
       to[half] = int(partial_row(a, at.slot, head)) + at.row;
     }
-    barrier_wait(ring.empty_now(), ring.parity ^ 1);
-    const uint32_t target = shared + ring.stage * L::kQueryBytes + unit / 8 * (kTileRows * kColumns * 2);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      places[ring.stage * kTileRows + first + half * 32 + lane] = to[half];
-#pragma unroll 4
-      for (int i = 0; i < 32; i += at_once) {
-        const int near = i + lane / units, row = first + half * 32 + near;
-        const int64_t offset = __shfl_sync(~0u, from[half], near);
-        const bool real = row < item.rows;
-        const T* source = static_cast<const T*>(a.q) + (real ? offset + unit * 8 : 0);
-        copy16(target + row * (kColumns * 2) + ((unit ^ row) & 7) * 16, source, real);
-      }
-    }
-    commit_copies();
-    wait_copies<0>();
-    fence_bulk();
-    barrier_arrive_once(ring.full_now());
-    ring.advance();
   }
-}
+  __device__ void run(uint32_t shared, int* places, BufferRing ring) {
+    constexpr int units = D / 8, at_once = 32 / units;  // rows
+    const int unit = lane % units;
+    for (int round = 0; round < work.rounds; ++round) {
+      barrier_wait(ring.empty_now(), ring.parity ^ 1);
+      const uint32_t target = shared + ring.stage * L::kQueryBytes + unit / 8 * (kTileRows * kColumns * 2);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        places[ring.stage * kTileRows + first + half * 32 + lane] = to[half];
+#pragma unroll 4
+        for (int i = 0; i < 32; i += at_once) {
+          const int near = i + lane / units, row = first + half * 32 + near;
+          const int64_t offset = __shfl_sync(~0u, from[half], near);
+          const T* source = static_cast<const T*>(a.q) + max(offset, int64_t(0)) + unit * 8;
+          copy16(target + row * (kColumns * 2) + ((unit ^ row) & 7) * 16, source, offset >= 0);
+        }
+      }
+      commit_copies();
+      wait_copies<0>();
+      fence_bulk();
+      barrier_arrive_once(ring.full_now());
+      ring.advance();
+      look_up(round + 1);
+    }
+  }
+};
 
 // Whether any thread of the warpgroup says so.
 __device__ inline bool vote(int barrier, bool mine) {
@@ -388,9 +402,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       TileLoader<D> loader(a, work);  // the lists and tables were there before the previous kernel began
       go_on();
       loader.run(keys, values, shared, rings.keys, rings.values);
+    } else if (warp <= kLoaders / 32) {
+      QueryLoader<T, D> loader(a, work);
+      go_on();
+      loader.run(shared, reinterpret_cast<int*>(memory + L::kPlacesAt), rings.queries);
     } else {
       go_on();
-      if (warp < 3) bring_queries<T, D>(a, work, shared, reinterpret_cast<int*>(memory + L::kPlacesAt), rings.queries);
     }
   } else {
     take_registers<232>();
