@@ -112,6 +112,15 @@ def test_more_tiles_than_multiprocessors():
     assert torch.equal(batch.attend(), batch.attend(shared_prefixes=False))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_scores_that_rise_far_above_the_first_ones(monkeypatch, head_dim):
+    """Maxima must be raised in the middle of a tile, for some of its rows and not for others."""
+    monkeypatch.setattr(cuda.AttentionPlan, "few_rows", 0)
+    batch = Grouped([1536], [(0, 1540 + i, 1) for i in range(50)], head_dim=head_dim)
+    batch.q[::2] *= 8
+    batch.check()
+
+
 @pytest.mark.parametrize("block", [32, 128])
 def test_block_sizes(block):
     Grouped([1024, 640], [(i % 2, 1100 + 13 * i, 1) for i in range(20)], block=block).check()
