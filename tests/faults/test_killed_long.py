@@ -18,12 +18,14 @@ SAMPLING = {"max_tokens": 250, "ignore_eos": True, "temperature": 0.9}
 PROMPT = tuple(range(100, 500))
 
 
-def start(url: str, log: Path) -> WorkerProcess:
-    return WorkerProcess(url, log, model="demo", threads=1, num_blocks=BLOCKS, swap_memory=0.1, lease=1.0)
+def start(url: str, log: Path, **options: int) -> WorkerProcess:
+    fixed = {"num_blocks": BLOCKS, "swap_memory": 0.1, "lease": 1.0}
+    return WorkerProcess(url, log, model="demo", threads=1, **fixed | options)
 
 
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_the_next_worker_goes_on_with_the_same_tokens(victim: str, tmp_path: Path):
+    """In smaller blocks, which is nobody's business."""
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection:
         queue: Queue = known_queue(connection)
         with start(server.url, tmp_path / "first.log") as first:
@@ -36,7 +38,7 @@ def test_the_next_worker_goes_on_with_the_same_tokens(victim: str, tmp_path: Pat
             assert info.stats["cold_blocks"] > 0, "nothing of it is on the host"
             os.kill(first.engine_pid if victim == "engine" else first.pid, signal.SIGKILL)
             stored = queue.stored(job)
-            with start(server.url, tmp_path / "second.log"):
+            with start(server.url, tmp_path / "second.log", block_size=8, num_blocks=2 * BLOCKS):
                 result = queue.wait(job, 60)
         assert 50 < stored < SAMPLING["max_tokens"]
         assert int(queue.field(job, "crashes") or 0) == 1, "the kill hit nothing"

@@ -84,15 +84,27 @@ struct Ahead {
   int token = 0, end = 0, line = 0;
 
   void fetch(const AttentionArgs& a, int lines) {
-    const int bs = a.cache.block_size, tokens = bs < kSegment ? bs : kSegment;
-    const int of_piece = a.head_dim * tokens / kLine + kScaled<C>;  // in blocks of 16, scales are the next line
+    if (a.cache.block_size < kSegment) return fetch_small(a, lines);
+    const int of_segment = a.head_dim * kSegment / kLine + kScaled<C>;  // in blocks of 16, scales are the next line
     while (lines > 0 && token < end) {
       const Segment<C> at(a, *item, token);
-      for (; lines > 0 && line < of_piece; --lines, ++line) {
-        __builtin_prefetch(at.keys + line * (kLine / tokens) * bs, 0, 2);
+      for (; lines > 0 && line < of_segment; --lines, ++line) {
+        __builtin_prefetch(at.keys + line * (kLine / kSegment) * a.cache.block_size, 0, 2);
         __builtin_prefetch(at.values + line * kLine, 0, 2);
       }
-      if (line == of_piece) line = 0, token += tokens;
+      if (line == of_segment) line = 0, token += kSegment;
+    }
+  }
+  // Of blocks that are smaller than a segment.
+  [[gnu::noinline]] void fetch_small(const AttentionArgs& a, int lines) {
+    const int of_block = (a.head_dim * a.cache.block_size + kLine - 1) / kLine;
+    for (; lines > 0 && token < end; line = 0, token += a.cache.block_size) {
+      const Segment<C> at(a, *item, token);
+      for (; lines > 0 && line < of_block; --lines, ++line) {
+        __builtin_prefetch(at.keys + line * kLine, 0, 2);
+        __builtin_prefetch(at.values + line * kLine, 0, 2);
+      }
+      if (line < of_block) return;
     }
   }
 };
@@ -194,16 +206,21 @@ struct TileAttention {
   void find_scales(const Keys& seen) {
     for (int i = 0; i < kKeys / kSegment; ++i) {
       float *of_keys = key_scales_ + i * kSegment, *of_values = value_scales_ + i * kSegment;
-      vstore(of_keys, vset(0.0f)), vstore(of_values, vset(0.0f));
-      if (seen.none(i)) continue;
+      if (seen.none(i)) {
+        vstore(of_keys, vset(0.0f)), vstore(of_values, vset(0.0f));
+        continue;
+      }
       const int bs = a.cache.block_size;
-      for_pieces<C>(a, it, seen.base + i * kSegment, all, [&](int at, const C* k, const C* v, int offset, int count) {
-        if (count < kSegment) {
+      if (bs < kSegment) {
+        vstore(of_keys, vset(0.0f)), vstore(of_values, vset(0.0f));
+        for_pieces<C>(a, it, seen.base + i * kSegment, all, [&](int at, const C* k, const C* v, int, int count) {
           copy_scales(k, s.width, bs, count, of_keys + at), copy_scales(v, s.width, bs, count, of_values + at);
-        } else {
-          load_scales(k, s.width, bs, offset, of_keys), load_scales(v, s.width, bs, offset, of_values);
-        }
-      });
+        });
+      } else {
+        const Segment<C> at(a, it, seen.base + i * kSegment);
+        load_scales(at.k, s.width, bs, at.offset, of_keys);
+        load_scales(at.v, s.width, bs, at.offset, of_values);
+      }
       const Mask kept = lanes(seen.lo - i * kSegment, seen.hi - i * kSegment);
       vstore(of_keys, vselect(kept, vload(of_keys) * vset(scale), vset(0.0f)));
       vstore(of_values, vselect(kept, vload(of_values), vset(0.0f)));
@@ -235,13 +252,11 @@ struct TileAttention {
   // A segment of K as [step][16 pairs of the head][16 keys][2]. What nobody sees is left out: it is masked.
   void pack_keys(const Keys& seen, int segment, bf16* out) const {
     if (seen.none(segment)) return;
-    int bs = a.cache.block_size;
-    alignas(64) C gathered[kMaxHeadDim * kSegment];
-    const C* k = gathered;
-    if (bs < kSegment)
-      gather_keys(seen, segment, gathered), bs = kSegment;
-    else
-      k = Segment<C>(a, it, seen.base + segment * kSegment).keys;
+    const int bs = a.cache.block_size;
+    if (bs < kSegment) return pack_small_keys(seen, segment, out);
+    put_keys(Segment<C>(a, it, seen.base + segment * kSegment).keys, bs, out);
+  }
+  void put_keys(const C* k, int bs, bf16* out) const {
     if (!kScaled<C> && bs == kSegment) {
       for (int d = 0; d < s.width; d += 2, out += kTileDepth)
         _mm512_store_si512(out, interleave(_mm512_loadu_si512(k + d * kSegment)));
@@ -251,55 +266,52 @@ struct TileAttention {
     }
     for (int d = s.width; d < steps * kTileDepth; d += 2, out += kTileDepth) _mm512_store_si512(out, uset(0));
   }
-
-  // A segment of K of blocks that are smaller than it, as [head_dim][16].
-  void gather_keys(const Keys& seen, int segment, C* out) const {
-    __builtin_memset(out, 0, sizeof(C) * size_t(s.width) * kSegment);
+  // Of blocks that are smaller than a segment: put together first, unseen ones as zeros.
+  [[gnu::noinline]] void pack_small_keys(const Keys& seen, int segment, bf16* out) const {
+    alignas(64) C gathered[kMaxHeadDim * kSegment];
+    __builtin_memset(gathered, 0, sizeof(C) * size_t(s.width) * kSegment);
     for_pieces<C>(a, it, seen.base + segment * kSegment, all, [&](int at, const C* k, const C*, int, int count) {
-      count == 8 ? put_keys<8>(k, out + at) : put_keys<4>(k, out + at);
+      count == 8 ? spread<8>(k, gathered + at) : spread<4>(k, gathered + at);
     });
+    put_keys(gathered, kSegment, out);
   }
   template <int count>
-  void put_keys(const C* k, C* out) const {
+  void spread(const C* k, C* out) const {
     for (int d = 0; d < s.width; ++d) __builtin_memcpy(out + d * kSegment, k + d * count, sizeof(C) * count);
-  }
-
-  // Where the values of a segment's keys lie, from `column` on, in blocks that are smaller than it. Those that nobody
-  // sees are others' then.
-  void find_rows(const Keys& seen, int segment, int column, const C** rows) const {
-    const C* any = nullptr;
-    for (int j = 0; j < kSegment; ++j) rows[j] = nullptr;
-    for_pieces<C>(a, it, seen.base + segment * kSegment, all, [&](int at, const C*, const C* v, int, int count) {
-      for (int j = 0; j < count; ++j) rows[at + j] = v + j * s.width + column;
-      any = v + column;
-    });
-    for (int j = 0; j < kSegment; ++j) rows[j] = rows[j] ? rows[j] : any;
   }
 
   // A segment of V, tiles [first, last) of the head: half of [tile][16 pairs of keys][16][2]. What nobody sees is zero.
   void pack_values(const Keys& seen, int segment, int first, int last, bf16* out) const {
-    constexpr __mmask32 evens = 0x55555555u, odds = 0xaaaaaaaau;
     out += segment % 2 * (kTileSize / 2);
     if (seen.none(segment)) {  // the table's entry may not exist
       for (int i = 0; i < last - first; ++i)
         for (int j = 0; j < kSegment; j += 2) _mm512_store_si512(out + i * kTileSize + j * kTileSide, uset(0));
       return;
     }
-    const bool small = a.cache.block_size < kSegment;
-    const C *rows[kSegment], *v = nullptr;
-    if (small)
-      find_rows(seen, segment, first * kTileSide, rows);
-    else
-      v = Segment<C>(a, it, seen.base + segment * kSegment).values + first * kTileSide;
+    if (a.cache.block_size < kSegment) return pack_small_values(seen, segment, first, last, out);
+    const C* v = Segment<C>(a, it, seen.base + segment * kSegment).values + first * kTileSide;
+    put_values(seen, segment, last - first, out, [&](int j) { return v + j * s.width; });
+  }
+  template <class Row>
+  void put_values(const Keys& seen, int segment, int count, bf16* out, Row&& row) const {
+    constexpr __mmask32 evens = 0x55555555u, odds = 0xaaaaaaaau;
     for (int j = 0; j < kSegment; j += 2) {
       const int key = segment * kSegment + j;
       const __mmask32 keep = (key >= seen.lo && key < seen.hi ? evens : 0) |
                              (key + 1 >= seen.lo && key + 1 < seen.hi ? odds : 0);
-      const C* even = small ? rows[j] : v + j * s.width;
-      const C* odd = small ? rows[j + 1] : even + s.width;
-      for (int i = 0; i < last - first; ++i)
+      const C *even = row(j), *odd = row(j + 1);
+      for (int i = 0; i < count; ++i)
         _mm512_store_si512(out + i * kTileSize + j * kTileSide, interleave(two_rows(even + i * W, odd + i * W), keep));
     }
+  }
+  // Of blocks that are smaller than a segment: rows that nobody sees are others'.
+  [[gnu::noinline]] void pack_small_values(const Keys& seen, int segment, int first, int last, bf16* out) const {
+    const C *rows[kSegment] = {}, *any = nullptr;
+    for_pieces<C>(a, it, seen.base + segment * kSegment, all, [&](int at, const C*, const C* v, int, int count) {
+      any = v + first * kTileSide;
+      for (int j = 0; j < count; ++j) rows[at + j] = any + j * s.width;
+    });
+    put_values(seen, segment, last - first, out, [&](int j) { return rows[j] ? rows[j] : any; });
   }
 
   // Rows [row, row + count). K and V are packed already where blocks of rows share them, else bit by bit when they are
