@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo_kernels.cuda import AttentionPlan
 from octavo_worker.engine.plan import SequenceStep, StepError
+from octavo_worker.model.stage import Stage
 
 
 @dataclass(slots=True)
@@ -17,7 +18,7 @@ class Batch:
     """T tokens of S sequences. int64: `token_ids[T]`, `positions[T]`, `slots[T]` (where K and V go); int32:
     `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`. On CUDA: `plans` are
     what the layers of each sliding window share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
-    equal leading blocks."""
+    equal leading blocks, and with a `stage` attention reads each layer there instead of in the cache."""
 
     token_ids: Tensor
     positions: Tensor
@@ -28,6 +29,7 @@ class Batch:
     plans: dict[int, AttentionPlan] = field(default_factory=dict)
     groups: Tensor | None = None
     prefix_lens: Tensor | None = None
+    stage: Stage | None = None
 
 
 def ragged_batch(sequences: list[SequenceStep], block_size: int, vocab_size: int, first_host_block: int = 0) -> Batch:

@@ -176,20 +176,50 @@ class Decoder:
         if c.qk_norm == "whole":
             self._norm_whole(b.qkv, layer)
         per_head = c.qk_norm == "head"
+        cos_sin = None if attention.rope is None else self.cos_sin[attention.rope]
+        q_norm, k_norm = (layer.q_norm, layer.k_norm) if per_head else (None, None)
+        if batch.stage is not None:
+            ops.rope_write_kv(
+                b.qkv,
+                b.q,
+                cache,
+                batch.slots,
+                batch.positions,
+                cos_sin,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                eps=c.norm_eps,
+                block_size=self.block_size,
+                norm_offset=c.norm_offset,
+            )
+            ops.paged_attention(
+                b.q,
+                batch.stage.gather(cache),
+                batch.stage.tables,
+                batch.context_lens,
+                batch.query_start,
+                b.attended,
+                attention.scale,
+                block_size=self.block_size,
+                sliding_window=attention.sliding_window,
+                softcap=c.softcap,
+                plan=batch.plans.get(attention.sliding_window),
+            )
+            return
         ops.rope_attention(
             b.qkv,
             b.q,
             cache,
             batch.slots,
             batch.positions,
-            None if attention.rope is None else self.cos_sin[attention.rope],
+            cos_sin,
             batch.block_tables,
             batch.context_lens,
             batch.query_start,
             b.attended,
             attention.scale,
-            q_norm=layer.q_norm if per_head else None,
-            k_norm=layer.k_norm if per_head else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
             eps=c.norm_eps,
             block_size=self.block_size,
             norm_offset=c.norm_offset,

@@ -177,11 +177,14 @@ def paged_attention(
     value = nn.functional.pad(value, (0, key.shape[-1] - width)) if width < key.shape[-1] else value
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     ops.write_kv(k, v, cache, batch.slots, step.block_size)
+    tables = batch.block_tables
+    if batch.stage is not None:
+        cache, tables = batch.stage.gather(cache), batch.stage.tables
     out = torch.empty_like(q)
     ops.paged_attention(
         q,
         cache,
-        batch.block_tables,
+        tables,
         batch.context_lens,
         batch.query_start,
         out,

@@ -8,6 +8,7 @@ from octavo_worker.engine.options import ModelOptions
 from octavo_worker.model.cuda.plans import AttentionPlans
 from octavo_worker.model.errors import ModelError
 from octavo_worker.model.runner import CausalModel
+from octavo_worker.model.stage import STAGE_BYTES
 
 WORKSPACE = 1 << 30
 """Bytes for cuBLAS, CUDA graphs, the sampler's copies and the like."""
@@ -29,8 +30,9 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
     """Logits of a full batch in the model's dtype and in float32, in a graph and outside of one, partial results of
-    attention, block tables, and a fixed share for the rest."""
+    attention, block tables, what is brought of long sequences, and a fixed share for the rest."""
     logits = 2 * options.max_running * model.vocab_size * (model.dtype.itemsize + 4)
     partial = AttentionPlans.scratch_bytes(model, options.max_running, max_model_len)
     tables = 2 * options.max_running * -(-max_model_len // options.block_size) * 4
-    return logits + partial + tables + WORKSPACE
+    staged = STAGE_BYTES if options.host_cache_bytes else 0
+    return logits + partial + tables + staged + WORKSPACE

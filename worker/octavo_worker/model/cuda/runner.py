@@ -44,11 +44,16 @@ from octavo_worker.model.cuda.swap import SwapStreams
 from octavo_worker.model.numerics import numerics
 from octavo_worker.model.runner import PROMPT_ROWS, CausalModel
 from octavo_worker.model.sampler import Choice, Scores, on_device, sample, score
+from octavo_worker.model.stage import Stage
 
 log = logging.getLogger(__name__)
 
 SHARED_BYTES = 1 << 20
 """Of one layer: what the second read of a shared prefix costs up to here, the cache of the chip hides."""
+
+
+FEW_QUERIES = 64
+"""Up to here one or two tiles hold all queries of a sequence: they may as well read the host's blocks over the link."""
 
 
 @dataclass(slots=True)
@@ -221,7 +226,8 @@ class CudaRunner:
         padded = sizes[bisect_left(sizes, max(sequences, count))]
         padding = padded - sequences  # a token and a chunk each
         fit = bisect_left(tokens, packed.tokens + padding)
-        is_padded = fit < len(tokens) and all(step.prompt_logprobs is None for step in plan.sequences)
+        scores = any(step.prompt_logprobs is not None for step in plan.sequences)
+        is_padded = fit < len(tokens) and not scores and not self._is_staged(plan, packed)
         self._plans.make_room(packed, padding if is_padded else 0)
         return PromptShape(padded, tokens[fit], self._plans.chunks) if is_padded else None
 
@@ -270,6 +276,8 @@ class CudaRunner:
         unpack_step(self._message, self._tables, self._sampled, self._inputs, sequences, self.block_size)
         batch = self._batch(sequences, packed.tokens)
         batch.plans = self._plans.for_step(batch)
+        if self._is_staged(plan, packed):
+            batch.stage = Stage.of(batch.block_tables, packed.contexts, self.block_size)
         count = sum(packed.samples)
         rows = self._inputs.sample_rows[: max(count, 1)]  # one at least: kernels want rows
         prompt_rows = _prompt_rows(plan.sequences)
@@ -281,6 +289,12 @@ class CudaRunner:
         logits = self.model.logits(features[:count])
         self._sample(logits)
         return logits
+
+    def _is_staged(self, plan: StepPlan, packed: Packed) -> bool:
+        """Whether many queries of a sequence read what lies on the host, and it fits."""
+        prompts = plan.sequences[plan.num_decodes :]
+        many = packed.is_cold and any(step.cold and len(step.tokens) > FEW_QUERIES for step in prompts)
+        return many and Stage.fits(packed.contexts, self.block_size, self.kv_cache[:, 0])
 
     def _batch(self, sequences: int, tokens: int) -> Batch:
         i = self._inputs

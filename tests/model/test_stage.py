@@ -1,0 +1,46 @@
+"""Blocks brought side by side are read as those at their places."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from octavo_kernels import ops
+from octavo_worker.model.stage import Stage
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_attention_over_a_stage_is_that_over_the_cache(dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(2)
+    block_size, contexts, queries = 16, np.array([50, 1, 200]), [3, 1, 120]
+    data = dtype if dtype.is_floating_point and dtype.itemsize > 1 else torch.bfloat16
+    cache = ops.empty_cache(60, 3, 2, block_size, 40, dtype, device)
+    tables = torch.full((3, 16), -1, dtype=torch.int32)
+    order = torch.randperm(59).int() + 1
+    for row, blocks in zip(tables, order.split([4, 1, 13, 41]), strict=False):
+        row[: len(blocks)] = blocks
+    tables = tables.to(device)
+    for row, length in zip(tables, contexts, strict=True):
+        position = torch.arange(int(length), device=device)
+        k, v = torch.randn(2, int(length), 2, 40, device=device).to(data)
+        ops.write_kv(k, v, cache[:, 1], row[position // block_size].long() * block_size + position % block_size)
+    lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
+    starts = torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32, device=device)
+    q = torch.randn(sum(queries), 4, 40, device=device).to(data)
+
+    stage = Stage.of(tables, contexts, block_size)
+    staged = stage.gather(cache[:, 1])
+    assert len(staged) == 4 + 1 + 13
+    there = ops.paged_attention(q, cache[:, 1], tables, lengths, starts, torch.empty_like(q), 0.2, block_size)
+    here = ops.paged_attention(q, staged, stage.tables, lengths, starts, torch.empty_like(q), 0.2, block_size)
+    assert torch.equal(there, here)
+
+
+def test_more_than_there_is_room_for_does_not_fit() -> None:
+    layer = torch.zeros(1, 2, 8, 1 << 12, dtype=torch.bfloat16)  # 128 KiB a block
+    assert Stage.fits(np.array([16 * 4000, 16 * 96]), 16, layer)
+    assert not Stage.fits(np.array([16 * 4000, 16 * 97]), 16, layer)

@@ -1,0 +1,52 @@
+"""Layers of a step's blocks, brought to the device before their attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo_worker.model.sampler import on_device
+
+STAGE_BYTES = 512 << 20
+"""The most of one layer that is brought at once."""
+
+UNIT = torch.complex128  # the widest type: whoever copies it moves 16 bytes a thread
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The blocks of all sequences of a step, `blocks[n]`, and `tables[S, W]` (int32): where each lies among them.
+
+    A prompt's chunk has many tiles of queries, and each would read over the link what lies on the host. Gathered, a
+    layer is read once, and the tiles find it in the device's memory.
+    """
+
+    blocks: Tensor
+    tables: Tensor
+
+    @staticmethod
+    def fits(contexts: np.ndarray, block_size: int, layer_cache: Tensor) -> bool:
+        return int(_counts(contexts, block_size).sum()) * layer_cache[0].nbytes <= STAGE_BYTES
+
+    @classmethod
+    def of(cls, tables: Tensor, contexts: np.ndarray, block_size: int) -> Stage:
+        """`tables[S, W]` (int32, on the device) are the block tables of sequences with `contexts[S]` tokens."""
+        counts = _counts(contexts, block_size)
+        ends = np.cumsum(counts)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        columns = np.arange(ends[-1]) - (ends - counts)[rows]
+        places = on_device(np.stack([rows, columns]), torch.int64, tables.device)
+        starts = on_device(ends - counts, torch.int32, tables.device)
+        width = torch.arange(tables.shape[1], dtype=torch.int32, device=tables.device)
+        return cls(tables[places[0], places[1]], starts[:, None] + width)
+
+    def gather(self, layer_cache: Tensor) -> Tensor:
+        """The blocks of one layer, side by side."""
+        return torch.index_select(layer_cache.view(UNIT), 0, self.blocks).view(layer_cache.dtype)
+
+
+def _counts(contexts: np.ndarray, block_size: int) -> np.ndarray:
+    return -(-contexts // block_size)
