@@ -16,6 +16,7 @@ class Pools:
 
     `blocks` is what operations take as the cache. Where they read the host's blocks at their place, it covers both
     pools, and host block b is its block `first_host_block + b`; elsewhere it is `device`, and `first_host_block` None.
+    On a GPU `host` then passes for one of its tensors, and the CPU cannot read it.
     """
 
     blocks: Tensor
