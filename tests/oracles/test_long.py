@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import ModelRunner
+from octavo_worker.engine.plan import ModelRunner, SequenceStep
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest
 from octavo_worker.model import load_runner
+from octavo_worker.model.batch import Batch, ragged_batch
+from octavo_worker.model.stage import Stage
 
 from .conftest import Pair
 from .drive import Answers, Engine, request
 from .test_sliding import prompt
+from .zoo import VOCAB
 
 BLOCKS = 5  # 80 tokens; the prompts are of 250 to 300
 
@@ -112,3 +118,23 @@ def test_prompt_logprobs_of_a_long_prompt(cpu_pair: Callable[[str], Pair]) -> No
     expected = roomy(runner, [long_one(prompt_logprobs=1)])
     tight = small_device(runner).run([long_one(prompt_logprobs=1)])
     assert tight.prompt_logprobs == expected.prompt_logprobs
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox"])
+def test_models_read_what_was_gathered_as_they_read_the_cache(name: str, pair: Callable[[str], Pair]) -> None:
+    """What CUDA does with a prompt's chunk; both routes do it anywhere."""
+    runner = pair(name).runner
+    steps = [SequenceStep(prompt(100), 0, list(range(1, 8))), SequenceStep(prompt(37, 2), 0, [9, 12, 11])]
+    features = []
+    for staged in (False, True):
+        batch = on(runner.model.device, ragged_batch(steps, 16, VOCAB))
+        if staged:
+            batch.stage = Stage.of(batch.block_tables, np.array([100, 37]), 16)
+        with torch.inference_mode():
+            features.append(runner.model.forward(batch, None).clone())
+    assert torch.equal(*features)
+
+
+def on(device: torch.device, batch: Batch) -> Batch:
+    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return Batch(**{name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in tensors.items()})

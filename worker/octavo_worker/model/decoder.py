@@ -11,6 +11,7 @@ from octavo_kernels import ops
 from octavo_kernels.operands import Ahead, RmsNorm
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig, common_window
+from octavo_worker.model.stage import Stage
 from octavo_worker.model.weights import DecoderWeights, LayerWeights, Linear, Norm
 
 
@@ -171,48 +172,21 @@ class Decoder:
 
     def _attend(self, b: Buffers, x: Input, index: int, layer: LayerWeights, batch: Batch) -> None:
         """Attention into `b.attended`, before the output projection; this step's keys and values go into the cache."""
-        c, attention, cache = self.config, self.config.layers[index], self.caches[index]
+        c, attention = self.config, self.config.layers[index]
         self._linear(x, layer.qkv, b.qkv, Ahead(layer.out.weight))
         if c.qk_norm == "whole":
             self._norm_whole(b.qkv, layer)
-        per_head = c.qk_norm == "head"
-        cos_sin = None if attention.rope is None else self.cos_sin[attention.rope]
-        q_norm, k_norm = (layer.q_norm, layer.k_norm) if per_head else (None, None)
         if batch.stage is not None:
-            ops.rope_write_kv(
-                b.qkv,
-                b.q,
-                cache,
-                batch.slots,
-                batch.positions,
-                cos_sin,
-                q_norm=q_norm,
-                k_norm=k_norm,
-                eps=c.norm_eps,
-                block_size=self.block_size,
-                norm_offset=c.norm_offset,
-            )
-            ops.paged_attention(
-                b.q,
-                batch.stage.gather(cache),
-                batch.stage.tables,
-                batch.context_lens,
-                batch.query_start,
-                b.attended,
-                attention.scale,
-                block_size=self.block_size,
-                sliding_window=attention.sliding_window,
-                softcap=c.softcap,
-                plan=batch.plans.get(attention.sliding_window),
-            )
+            self._attend_staged(b, index, layer, batch, batch.stage)
             return
+        q_norm, k_norm = self._head_norms(layer)
         ops.rope_attention(
             b.qkv,
             b.q,
-            cache,
+            self.caches[index],
             batch.slots,
             batch.positions,
-            cos_sin,
+            None if attention.rope is None else self.cos_sin[attention.rope],
             batch.block_tables,
             batch.context_lens,
             batch.query_start,
@@ -227,6 +201,40 @@ class Decoder:
             softcap=c.softcap,
             plan=batch.plans.get(attention.sliding_window),
         )
+
+    def _attend_staged(self, b: Buffers, index: int, layer: LayerWeights, batch: Batch, stage: Stage) -> None:
+        """The same, but attention reads what the stage has gathered from the cache by then."""
+        c, attention, cache = self.config, self.config.layers[index], self.caches[index]
+        q_norm, k_norm = self._head_norms(layer)
+        ops.rope_write_kv(
+            b.qkv,
+            b.q,
+            cache,
+            batch.slots,
+            batch.positions,
+            None if attention.rope is None else self.cos_sin[attention.rope],
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=c.norm_eps,
+            block_size=self.block_size,
+            norm_offset=c.norm_offset,
+        )
+        ops.paged_attention(
+            b.q,
+            stage.gather(cache),
+            stage.tables,
+            batch.context_lens,
+            batch.query_start,
+            b.attended,
+            attention.scale,
+            block_size=self.block_size,
+            sliding_window=attention.sliding_window,
+            softcap=c.softcap,
+            plan=batch.plans.get(attention.sliding_window),
+        )
+
+    def _head_norms(self, layer: LayerWeights) -> tuple[Tensor | None, Tensor | None]:
+        return (layer.q_norm, layer.k_norm) if self.config.qk_norm == "head" else (None, None)
 
     def _norm_whole(self, qkv: Tensor, layer: LayerWeights) -> None:
         """OLMo 2 normalises all query heads together, and all key heads together, before the rotation."""
