@@ -129,7 +129,7 @@ struct Queries {
     }
     hold();
   }
-  // `locate(row)` gives the QueryRow of a row below `count`.
+  // `locate(row)` gives the QueryRow of a row below `count`. Nothing is read of the rows themselves before `hold`.
   template <class F>
   __device__ Queries(const AttentionArgs& a, int head, int count, F&& locate) {
     const int group = a.heads / a.kv_heads;
@@ -142,7 +142,6 @@ struct Queries {
       rows[half] = static_cast<const T*>(a.q) + int64_t(at.token) * a.q_stride + (head * group + at.row % group) * D +
                    threadIdx.x % 4 * 2;
     }
-    hold();
   }
   __device__ void hold() {
     if constexpr (kHeld) {

@@ -299,21 +299,31 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<C, D, R>)
   Queue queue(a, places, resident);
   Feeder<C, D> feeder(a, queue);
   feeder.ready(0);
+  int index = queue.at(0);
+  const bool works = index < queue.total();
+  DecodeItem it{};
+  if (works) it = a.decode[index / a.kv_heads];
+  auto locate = [&](int row) { return row_of(a, it, row, group); };
+  // `before`: what happens once they are found, before they are read.
+  auto read_queries = [&](auto&& before) {
+    const int head = index % a.kv_heads, count = row_count(it, group);
+    if constexpr (is_scaled<C>) {
+      before();
+      return HalfQueries<D, R>(a, head, count, locate, own);
+    } else {
+      Queries<T, D> queries(a, head, count, locate);
+      before();
+      queries.hold();
+      return queries;
+    }
+  };
   // After the prefix kernel there is nothing to wait for: its blocks let this one begin when the queries and keys were
   // there, and nothing of theirs is read here.
-  if (!a.prefix) wait_for_previous_kernel();
-  launch_next_kernel();
-
-  int index = queue.at(0);
-  if (index >= queue.total()) return wait_for_previous_kernel();
-  DecodeItem it = a.decode[index / a.kv_heads];
-  auto locate = [&](int row) { return row_of(a, it, row, group); };
-  auto read_queries = [&] {
-    const int head = index % a.kv_heads, count = row_count(it, group);
-    if constexpr (is_scaled<C>) return HalfQueries<D, R>(a, head, count, locate, own);
-    else return Queries<T, D>(a, head, count, locate);
-  };
-  auto queries = read_queries();
+  auto queries = read_queries([&] {
+    if (!a.prefix) wait_for_previous_kernel();
+    launch_next_kernel();
+  });
+  if (!works) return wait_for_previous_kernel();
   for (int n = 0;; ++n) {
     [[maybe_unused]] int later = 0;
 #if OCTAVO_BULK_COPY
@@ -351,7 +361,7 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<C, D, R>)
     const bool more = index < queue.total();
     if (more) {
       it = a.decode[index / a.kv_heads];
-      queries = read_queries();
+      queries = read_queries([] {});
     }
     __syncthreads();
     exchange.join(rows, [&](int row, int column, const Folded& f) {

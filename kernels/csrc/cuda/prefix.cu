@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
       return prefix_row(a, item.sequence, item.first_row + first + row, item.chunk, group);
     };
     const int count = a.prefix[index / a.kv_heads].rows - first;
-    const Queries<T, D> queries(a, index % a.kv_heads, count, locate);
+    Queries<T, D> queries(a, index % a.kv_heads, count, locate);
+    queries.hold();
     State<C, 2> st;
 #if OCTAVO_BULK_COPY
     float* sum = sums + warp * State<C, 2>::kFloats * 32;

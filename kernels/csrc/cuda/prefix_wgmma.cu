@@ -1,7 +1,7 @@
 // Attention over the whole chunks that many sequences share, on Hopper (sm_90a).
 //
 // Made as extend_wgmma.cu is: a producer warpgroup brings queries, keys and values, two consumer warpgroups of 64 rows each
-// multiply, and a tile's scores run on the tensor cores under the softmax of the tile before. The steps are those of
+// multiply and take turns at the tensor cores, so that one's softmax runs under the other's products. The steps are those of
 // chunk.cuh, with products of a warpgroup instead of a warp's: both add the products of 16 keys (or 16 columns) at once, so
 // results keep their bits. A block takes a whole multiprocessor, but only so many of them work as tensor cores are needed
 // (`prefix_blocks`): on the others the decode kernel streams what the sequences do not share.
@@ -27,7 +27,7 @@ constexpr int kStages = 4, kQueryStages = 2;
 constexpr int kColumns = kMapColumns;
 static_assert(kPerLane == 2 && kTiles == 2 * kStages && prefix_rows(64) == kTileRows && prefix_rows(128) == kTileRows);
 
-// Named barriers; 0 is __syncthreads. The warps of a consumer vote.
+// Named barriers; 0 is __syncthreads.
 enum Named { kVote = 1, kTurn = 3 };
 
 // Shared memory: every tile is [D / 64][rows][64].
@@ -62,7 +62,7 @@ struct Work {
 
 #if OCTAVO_WGMMA
 
-// One warp brings keys and values in the order in which the lanes of a chunk take them.
+// One warp brings keys, another values, in the order in which the lanes of a chunk take them.
 template <int D>
 struct TileLoader {
   using L = Layout<D>;
@@ -82,12 +82,12 @@ struct TileLoader {
     head = index % a.kv_heads;
     block = a.tables[item.sequence * a.table_stride + (item.chunk * kChunk + lane * kSlice) / a.cache.block_size];
   }
-  __device__ void run(const CUtensorMap& k_map, const CUtensorMap& v_map, uint32_t shared, BufferRing keys,
-                      BufferRing values) {
+  // Into the ring whose tiles begin at `tiles`.
+  __device__ void run(const CUtensorMap& map, uint32_t tiles, BufferRing ring) {
     constexpr int boxes = kSlices * L::kParts;
-    static_assert(2 * boxes <= 32);
+    static_assert(boxes <= 32);
     const int slice = lane % kSlices, part = lane / kSlices % L::kParts;
-    const int mine = (part * kKeys + slice * kSlice) * kColumns * 2;
+    const uint32_t mine = tiles + (part * kKeys + slice * kSlice) * kColumns * 2;
     for (int round = 0; round < work.rounds; ++round) {
       const int of_head = head, of_block = block;
       look_up(round + 1);
@@ -95,15 +95,12 @@ struct TileLoader {
       for (int i = 0; i < kTiles; ++i) {
         const int place = (i % kPerLane * kSlices + slice) * kLanes + i / kPerLane;  // of the slice in the chunk
         const int from = __shfl_sync(~0u, of_block, place), token = place * kSlice & (a.cache.block_size - 1);
-        auto bring = [&](BufferRing& ring, const CUtensorMap& map, int at) {
-          barrier_wait(ring.empty_now(), ring.parity ^ 1);
-          if (lane == 0) barrier_expect(ring.full_now(), L::kTileBytes);
-          __syncwarp();
-          if (lane < boxes)
-            copy_box(shared + at + ring.stage * L::kTileBytes + mine, map, part, token, of_head, from, ring.full_now());
-          ring.advance();
-        };
-        bring(keys, k_map, L::kKeysAt), bring(values, v_map, L::kValuesAt);
+        barrier_wait(ring.empty_now(), ring.parity ^ 1);
+        if (lane == 0) barrier_expect(ring.full_now(), L::kTileBytes);
+        __syncwarp();
+        if (lane < boxes)
+          copy_box(mine + ring.stage * L::kTileBytes, map, part, token, of_head, from, ring.full_now());
+        ring.advance();
       }
     }
   }
@@ -228,30 +225,17 @@ struct Consumer {
     release(rings.values.empty + 8 * (n % kStages));
   }
 
-  // The first slice of a lane (`first`) sets the maxima that its sums refer to. Whether a later score lies so far above
-  // that they rise is asked for all of them at once: that is rare.
-  template <bool first>
-  __device__ bool rises(float (&m)[2]) const {
-    bool any = false;
+  // The first slice of a lane sets the maxima that its sums refer to, if a score is a number at all.
+  __device__ void begin_maxima(float (&m)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      auto high_of = [&](int j) {
-        return fmaxf(fmaxf(s[j][0][2 * r], s[j][0][2 * r + 1]), fmaxf(s[j][1][2 * r], s[j][1][2 * r + 1]));
-      };
-      if constexpr (first) {
-        const float top = __fmul_rn(quad_max(high_of(0)), unit);
-        if (top > __fadd_rn(m[r], kSlack)) m[r] = top;
-      }
-      float high = high_of(1);
-#pragma unroll
-      for (int j = first ? 2 : 0; j < kSlices; ++j)
-        if (j != 1) high = fmaxf(high, high_of(j));
-      any |= __fmul_rn(high, unit) > __fadd_rn(m[r], kSlack);
+      const float high = fmaxf(fmaxf(s[0][0][2 * r], s[0][0][2 * r + 1]), fmaxf(s[0][1][2 * r], s[0][1][2 * r + 1]));
+      const float top = __fmul_rn(quad_max(high), unit);
+      m[r] = top > kNoScore ? top : kNoScore;
     }
-    return any;
   }
-  // `soften` of chunk.cuh where no maximum rises.
-  __device__ void soften_level(const float (&m)[2], float (&l)[2], uint32_t (&weights)[kSlices * 4]) const {
+  // `soften` of chunk.cuh as if no maximum rose. False: one might have, as weights are large; that is rare.
+  __device__ bool soften_level(const float (&m)[2], float (&l)[2], uint32_t (&weights)[kSlices * 4]) const {
 #pragma unroll
     for (int j = 0; j < kSlices; ++j) {
       float p[2][4];
@@ -265,6 +249,9 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) weights[j * 4 + i] = pack<T>(p[i / 2][i % 2 * 2], p[i / 2][i % 2 * 2 + 1]);
     }
+    constexpr float most = 255.0f;  // a score that lies kSlack above has a weight of 256, less what is rounded
+    static_assert(kSlack == 8.0f);
+    return l[0] <= most && l[1] <= most;
   }
 
   // Ends a lane: joins it with those before.
@@ -307,26 +294,21 @@ struct Consumer {
     auto& others = i == 0 ? odd : even;
     const int n = of * kPerLane + i, before = (n + kTiles - 1) % kTiles, after = (n + 1) % kTiles;
     const int next_round = round + (after == 0);
-    float m[2] = {kNoScore, kNoScore}, l[2] = {0.0f, 0.0f};
-    if (i > 0) m[0] = st.m[0], m[1] = st.m[1], l[0] = st.l[0], l[1] = st.l[1];
-    auto score_next = [&] {
-      if (more) {
-        if (after == 0) barrier_wait(rings.queries.full + 8 * (next_round % kQueryStages), next_round / kQueryStages & 1);
-        barrier_wait(rings.keys.full + 8 * (after % kStages), after / kStages);
-      }
-      score(next_round % kQueryStages, after);  // after the last one of whatever lies there, for nobody
-    };
-    float level[2] = {m[0], m[1]};
-    const bool rise = vote(kVote + warpgroup, rises<i == 0>(level));
-    if (!rise) {
-      m[0] = level[0], m[1] = level[1];
-      soften_level(m, l, weights);
-    }
+    float m[2] = {st.m[0], st.m[1]}, l[2] = {st.l[0], st.l[1]};
+    if (i == 0) begin_maxima(m), l[0] = l[1] = 0.0f;
+    const bool rise = vote(kVote + warpgroup, !soften_level(m, l, weights));
     products_wait<0>();
     if (begun) added(others, before);
     if (i == 0) begin_lane(round, of, begun);
     barrier_wait(rings.values.full + 8 * (n % kStages), n / kStages);
+    if (more) {
+      if (after == 0) barrier_wait(rings.queries.full + 8 * (next_round % kQueryStages), next_round / kQueryStages & 1);
+      barrier_wait(rings.keys.full + 8 * (after % kStages), after / kStages);
+    }
+    barrier_sync(kTurn + warpgroup, kConsumers * kWarpgroup);
     if (rise) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) m[r] = st.m[r], l[r] = st.l[r];
 #pragma unroll
       for (int j = 0; j < kSlices; ++j) {
         Weights<2, 1> w;
@@ -337,14 +319,16 @@ struct Consumer {
         products_commit();
         products_wait<0>(outputs());
       }
-      score_next();
+      score(next_round % kQueryStages, after);
+      barrier_arrive(kTurn + 1 - warpgroup, kConsumers * kWarpgroup);
       products_wait<0>(scores());
     } else {
-      score_next();
+      score(next_round % kQueryStages, after);  // after the last one of whatever lies there, for nobody
       products_begin();
 #pragma unroll
       for (int j = 0; j < kSlices; ++j) add_values(weights + 4 * j, n, j);
       products_commit();
+      barrier_arrive(kTurn + 1 - warpgroup, kConsumers * kWarpgroup);
       products_wait<1>(scores());
     }
 #pragma unroll
@@ -358,6 +342,7 @@ struct Consumer {
     score(0, 0);
     products_wait<0>(scores());
     release(rings.keys.empty);
+    if (warpgroup == 1) barrier_arrive(kTurn, kConsumers * kWarpgroup);
     for (int round = 0; round < rounds; ++round)
 #pragma unroll 1
       for (int of = 0; of < kLanes; ++of) {
@@ -398,16 +383,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto go_on = [] { wait_for_previous_kernel(), launch_next_kernel(); };
   if (warp < 4) {
     give_registers<40>();
-    if (warp == 0) {
+    if (warp < 2) {
       TileLoader<D> loader(a, work);  // the lists and tables were there before the previous kernel began
       go_on();
-      loader.run(keys, values, shared, rings.keys, rings.values);
-    } else if (warp <= kLoaders / 32) {
+      if (warp == 0) loader.run(keys, shared + L::kKeysAt, rings.keys);
+      else loader.run(values, shared + L::kValuesAt, rings.values);
+    } else {
       QueryLoader<T, D> loader(a, work);
       go_on();
       loader.run(shared, reinterpret_cast<int*>(memory + L::kPlacesAt), rings.queries);
-    } else {
-      go_on();
     }
   } else {
     take_registers<232>();
