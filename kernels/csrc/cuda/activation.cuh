@@ -14,4 +14,13 @@ __device__ inline float activate(float x) {
   return fmaxf(x, 0.0f);
 }
 
+// The same where the kind, which is one of a gate, is known later.
+__device__ inline float activated(Activation kind, float x) {
+  switch (kind) {
+    case Activation::silu: return activate<Activation::silu>(x);
+    case Activation::gelu: return activate<Activation::gelu>(x);
+    default: return activate<Activation::gelu_tanh>(x);
+  }
+}
+
 }  // namespace octavo

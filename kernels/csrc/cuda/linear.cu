@@ -6,7 +6,7 @@
 // multiply on tensor cores: the weights' rows are the eight columns of an instruction, so that a block may have as few
 // rows as balance wants. Four of the warps share the depth in steps of 32. Their sums, and then those of the cluster's
 // blocks, are added in a fixed order, which depends on N and K alone: a row's result feels neither the other rows nor
-// their number.
+// their number, but for a row that is alone, which linear_row.cu takes.
 //
 // x comes through the ring, too, unless it is to be normalised first: then each block does that for itself, while the
 // weights are on their way, and keeps the rows in shared memory.
@@ -450,7 +450,9 @@ cudaError_t linear(const LinearArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   const int sides = a.gated ? 2 : 1;
-  if (device.major < 9 || !worth(a) || (a.norm && !normalises(a)) || a.depth % kSlab != 0 ||
+  if (device.major < 9) return cudaErrorNotSupported;
+  if (cudaError_t row = linear_row(a, stream); row != cudaErrorNotSupported) return row;
+  if (!worth(a) || (a.norm && !normalises(a)) || a.depth % kSlab != 0 ||
       a.columns % (kGroup * sides) != 0 || !aligned(a.x, a.x_stride) || !aligned(a.weight, a.weight_stride) || !aligned(a.bias, 0) ||
       !aligned(a.residual, a.residual_stride) || !aligned(a.out, a.out_stride))
     return cudaErrorNotSupported;

@@ -106,14 +106,6 @@ __device__ inline float4 load4(const void* base, int64_t at) {
   return {to_float(v.at[0]), to_float(v.at[1]), to_float(v.at[2]), to_float(v.at[3])};
 }
 
-__device__ inline float activated(Activation kind, float x) {
-  switch (kind) {
-    case Activation::silu: return activate<Activation::silu>(x);
-    case Activation::gelu: return activate<Activation::gelu>(x);
-    default: return activate<Activation::gelu_tanh>(x);
-  }
-}
-
 #endif
 
 inline bool aligned(const void* data, int64_t stride) {
