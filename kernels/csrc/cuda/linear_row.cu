@@ -12,7 +12,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32;
+constexpr int kWarps = 16, kThreads = kWarps * 32;
 constexpr int kVector = 8;               // elements of 16 bytes
 constexpr int kStride = 4 * 32 * kVector;  // of the depth, what a warp multiplies at once: four vectors a lane
 constexpr int kPiece = 2048;             // of a row, what a copy brings
@@ -275,7 +275,7 @@ struct Warp {
 #endif
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, 2)
     linear_row_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Plan plan) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(128) char shared[];
