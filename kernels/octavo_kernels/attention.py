@@ -24,6 +24,7 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     plan: cuda.AttentionPlan | None = None,
+    settled: bool = False,
 ) -> Call:
     """Causal attention of `q[T, heads, head_dim]` over the paged cache, decode and prefill in one ragged call.
 
@@ -33,6 +34,8 @@ def paged_attention(
     gives zeros. `softcap` c > 0: scores become c * tanh(score / c). `sinks[heads]` (float32): a logit for each head
     that joins the softmax's denominator only. `heads` is a multiple of the cache's `kv_heads`.
     `plan`: on CUDA, lists updated for this step's lengths, shared by its layers; without one each call makes its own.
+    `settled`: the keys and values of tokens before a sequence's queries are older than the stream's previous kernel; on
+    CUDA, some are then read before that has ended.
     PagedAttention (arXiv 2309.06180), with the online softmax of FlashAttention (arXiv 2205.14135).
     """
     dtype = float_type("q", q)
@@ -67,7 +70,7 @@ def paged_attention(
             check_devices(tensors)
             plan = cuda.AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
             plan.update(context_lens, query_start)
-        lengths = plan.arguments(sequences, heads, kv_heads, head_dim, sliding_window)
+        lengths = plan.arguments(sequences, heads, kv_heads, head_dim, sliding_window, settled)
     return Call(
         "paged_attention", tensors,
         (dtype, q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), heads, kv_heads, head_dim, *cache,
@@ -110,7 +113,7 @@ def rope_attention(
     )
     attention = paged_attention.prepare(
         q_out, layer_cache, block_tables, context_lens, query_start, out, scale, block_size, sliding_window, softcap,
-        sinks, plan,
+        sinks, plan, settled=True,
     )  # fmt: skip
     if plan is not None and plan.steps_alone and len(qkv) == len(context_lens):
         device = check_devices(write.tensors | attention.tensors)

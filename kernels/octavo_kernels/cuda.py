@@ -321,9 +321,9 @@ class AttentionPlan:
         return self._prefix.data_ptr(), self._groups.data_ptr(), self._rows.data_ptr()
 
     def arguments(
-        self, sequences: int, heads: int, kv_heads: int, head_dim: int, window: int
+        self, sequences: int, heads: int, kv_heads: int, head_dim: int, window: int, settled: bool
     ) -> tuple[int | bool, ...]:
-        """Of a call with the `sequences` that the last `update` was given."""
+        """Of a call with the `sequences` that the last `update` was given; `settled` as `paged_attention` has it."""
         mine = (self.group * self.kv_heads, self.kv_heads, self.head_dim, self.window)
         if mine != (heads, kv_heads, head_dim, window):
             raise ValueError(
@@ -336,7 +336,7 @@ class AttentionPlan:
         return (
             self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(), sequences,
             self._extend.data_ptr(), prefix, rows, self._partial.data_ptr(),
-            self._sums.data_ptr(), self.rows, self.decodes, self.extends,
+            self._sums.data_ptr(), self.rows, self.decodes, self.extends, settled,
         )  # fmt: skip
 
 

@@ -98,6 +98,7 @@ struct AttentionArgs : AttentionOperands {
   float* partial_sums;
   int partial_rows;
   bool decodes, extends;  // which lists the plan has
+  bool settled;           // keys and values of tokens before the queries are older than the stream's previous kernel
 };
 
 // All of a decode step's attention. Of `attention`, q is not used: the rotated queries stay in the chip.

@@ -148,6 +148,13 @@ struct Folded {
     l = __fmul_rn(l, by);
     o.x = __fmul_rn(o.x, by), o.y = __fmul_rn(o.y, by), o.z = __fmul_rn(o.z, by), o.w = __fmul_rn(o.w, by);
   }
+  // Joins later keys: their maximum and sum, and `x`.
+  __device__ void join(float2 sums, const float4& x) {  // as State::join does
+    const float top = fmaxf(m, sums.x);
+    scale(fast_exp2(__fsub_rn(m, top)));
+    add(fast_exp2(__fsub_rn(sums.x, top)), sums.y, x);
+    m = top;
+  }
 };
 
 template <class T>
@@ -210,12 +217,7 @@ class Exchange {
         sum[warp] = sums(warp, row), x[warp] = *reinterpret_cast<const float4*>(at(warp, row, column));
       Folded f{sum[0].x, sum[0].y, x[0]};
 #pragma unroll
-      for (int warp = 1; warp < kWarps; ++warp) {  // as State::join does
-        const float top = fmaxf(f.m, sum[warp].x);
-        f.scale(fast_exp2(__fsub_rn(f.m, top)));
-        f.add(fast_exp2(__fsub_rn(sum[warp].x, top)), sum[warp].y, x[warp]);
-        f.m = top;
-      }
+      for (int warp = 1; warp < kWarps; ++warp) f.join(sum[warp], x[warp]);
       take(row, column, f);
     }
   }
@@ -247,10 +249,42 @@ __device__ void write_partial(const AttentionArgs& a, int head, const QueryRow& 
   if (column == 0) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(f.m, f.l);
 }
 
-// Folds the chunks of one query row: the n-th of kFoldGroups groups takes every kFoldGroups-th chunk from n on, then the
-// groups merge in order. All threads of the block come here; neither their number nor the batch changes a result.
+// How the chunks of one query row are folded: the n-th of kFoldGroups groups takes every kFoldGroups-th chunk from n on,
+// then the groups merge in order. Neither the number of threads nor the batch changes a result.
 constexpr int kFoldGroups = 8;
 
+// One thread folds its columns alone, all groups side by side.
+template <int D>
+__device__ Folded fold_columns(const AttentionArgs& a, const FoldItem& it, int head, int row, int column) {
+  const int64_t step = int64_t(a.kv_heads) * a.partial_rows, first = partial_row(a, it.first_slot, head) + row;
+  const float2* sums = reinterpret_cast<const float2*>(a.partial_sums) + first;
+  const float* columns = a.partial + first * D + column;
+  Folded groups[kFoldGroups], all;
+#pragma unroll
+  for (int i = 0; i < kFoldGroups; ++i) groups[i].clear();
+#pragma unroll 1
+  for (int base = 0; base < it.chunks; base += kFoldGroups) {
+    float2 sum[kFoldGroups];
+    float4 x[kFoldGroups];
+#pragma unroll
+    for (int i = 0; i < kFoldGroups; ++i) {
+      if (base + i >= it.chunks) break;
+      sum[i] = __ldcg(sums + (base + i) * step);
+      x[i] = __ldcg(reinterpret_cast<const float4*>(columns + (base + i) * step * D));
+    }
+#pragma unroll
+    for (int i = 0; i < kFoldGroups; ++i)
+      if (base + i < it.chunks) groups[i].join(sum[i], x[i]);
+  }
+  all.clear();
+#pragma unroll
+  for (int i = 0; i < kFoldGroups; ++i) all.m = fmaxf(all.m, groups[i].m);
+#pragma unroll
+  for (int i = 0; i < kFoldGroups; ++i) all.add(fast_exp2(__fsub_rn(groups[i].m, all.m)), groups[i].l, groups[i].o);
+  return all;
+}
+
+// All threads of a block fold one row.
 template <class T, int D, int kThreads>
 __device__ void fold_row(const AttentionArgs& a, const FoldItem& it, int head, int row,
                          float4 (&outputs)[kFoldGroups][D / 4], float2 (&sums)[kFoldGroups]) {
@@ -264,10 +298,7 @@ __device__ void fold_row(const AttentionArgs& a, const FoldItem& it, int head, i
     for (int c = n; c < it.chunks; c += kFoldGroups) {
       const float2 sum = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
       const float4 x = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
-      const float top = fmaxf(f.m, sum.x);
-      f.scale(fast_exp2(__fsub_rn(f.m, top)));
-      f.add(fast_exp2(__fsub_rn(sum.x, top)), sum.y, x);
-      f.m = top;
+      f.join(sum, x);
     }
     outputs[n][column / 4] = f.o;
     if (column == 0) sums[n] = make_float2(f.m, f.l);

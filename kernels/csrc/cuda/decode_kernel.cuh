@@ -111,8 +111,9 @@ struct Feeder {
     return false;
   }
 
+  __device__ int token() const { return begin + slice * kWarps * kSlice; }  // the first of the slice that comes next
   __device__ void feed(uint32_t stage, [[maybe_unused]] uint32_t barrier) {
-    const int token = begin + slice * kWarps * kSlice, offset = token & (a.cache.block_size - 1);
+    const int offset = token() & (a.cache.block_size - 1);
     const C* k = static_cast<const C*>(a.cache.data) + int64_t(__shfl_sync(~0u, block, slice)) * a.cache.block_stride +
                  head * a.cache.head_stride;
     const C* v = k + a.cache.kv_stride;
@@ -158,9 +159,19 @@ struct Ring {
 #if !OCTAVO_BULK_COPY
       commit_copies();  // also when nothing is left: groups are counted
 #endif
-      ++filled;
-      if (++write == stages) write = 0;
+      advance();
     }
+  }
+  // Slices of the first item that end before `settled`.
+  __device__ void fill_settled(Feeder<C, D>& feeder, int settled) {
+    while (filled < stages && feeder.ready(0) && feeder.item == 1 && feeder.token() + kSlice <= settled) {
+      feeder.feed(slots + write * kStageBytes, barriers + write * 8);
+      advance();
+    }
+  }
+  __device__ void advance() {
+    ++filled;
+    if (++write == stages) write = 0;
   }
   template <int N>
   __device__ void wait(uint32_t (&places)[N]) const;
@@ -189,58 +200,32 @@ __device__ void Ring<C, D>::wait(uint32_t (&places)[N]) const {
   }
 }
 
-// Folds one row with no more chunks than groups: a few threads, one pass.
-template <class T, int D>
-__device__ void fold_few(const AttentionArgs& a, const FoldItem& it, int head, int row) {
-  const int column = threadIdx.x % (D / 4) * 4;
-  const int64_t first = partial_row(a, it.first_slot, head) + row, step = int64_t(a.kv_heads) * a.partial_rows;
-  float2 sum[kFoldGroups];
-  float4 x[kFoldGroups];
-#pragma unroll
-  for (int c = 0; c < kFoldGroups; ++c) {
-    if (c >= it.chunks) break;
-    sum[c] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
-    x[c] = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
-  }
-  Folded f;
-  f.clear();
-#pragma unroll
-  for (int c = 0; c < kFoldGroups; ++c)
-    if (c < it.chunks) f.m = fmaxf(f.m, sum[c].x);
-#pragma unroll
-  for (int c = 0; c < kFoldGroups; ++c)
-    if (c < it.chunks) f.add(fast_exp2(__fsub_rn(sum[c].x, f.m)), sum[c].y, x[c]);
-  write_folded<T>(a, it.query_row, head, row, column, f);
-}
-
-// Folds the chunks of query rows, kRows a block: side by side where there are few chunks, otherwise one after the other.
-// A block takes the same rows of all parts of a sequence, or of every gridDim.z-th one. The batch chooses kRows and the
-// number of threads, and neither changes a result.
+// Folds the chunks of query rows: kRows a block, side by side, or one by all its threads. A block takes the same rows of
+// all parts of a sequence, or of every gridDim.z-th one. The batch chooses kRows and the number of threads, and neither
+// changes a result.
 template <class T, int D, int kThreads, int kRows>
-__global__ void __launch_bounds__(kThreads, 768 / kThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
-  __shared__ float4 outputs[kFoldGroups][D / 4];
-  __shared__ float2 sums[kFoldGroups];
-  FoldItem it = a.folds[blockIdx.x];
+__global__ void __launch_bounds__(kThreads, 512 / kThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
+  const FoldItem all = a.folds[blockIdx.x];
   wait_for_previous_kernel();
   launch_next_kernel();
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0) a.header->next_decode = 0;
+  if (all.chunks <= 1) return;
   const int group = a.heads / a.kv_heads, queries = a.partial_rows / group;  // of a part
-  if (it.chunks <= 1) return;
-  if (kRows > 1 && it.chunks <= kFoldGroups && it.queries <= queries) {
-    const int nth = threadIdx.x / (D / 4), place = blockIdx.y * kRows + nth;
-    const int head = place / a.partial_rows, row = place % a.partial_rows;
-    if (nth < kRows && head < a.kv_heads && row < it.queries * group) fold_few<T, D>(a, it, head, row);
-    return;
-  }
-  const FoldItem all = it;
+  const int place = blockIdx.y * kRows + (kRows > 1 ? threadIdx.x / (D / 4) : 0);
+  const int head = place / a.partial_rows, row = place % a.partial_rows;
   for (int part = blockIdx.z; part * queries < all.queries; part += gridDim.z) {
-    it.queries = min(all.queries - part * queries, queries);
-    it.first_slot = all.first_slot + part * all.chunks, it.query_row = all.query_row + part * queries;
-    for (int place = blockIdx.y * kRows; place < (int(blockIdx.y) + 1) * kRows; ++place) {
-      const int head = place / a.partial_rows, row = place % a.partial_rows;
-      if (head >= a.kv_heads || row >= it.queries * group) continue;
+    const FoldItem it{all.first_slot + part * all.chunks, all.chunks, all.query_row + part * queries,
+                      min(all.queries - part * queries, queries)};
+    if (head >= a.kv_heads || row >= it.queries * group) continue;
+    if constexpr (kRows > 1) {
+      const int column = threadIdx.x % (D / 4) * 4;
+      if (int(threadIdx.x) < kRows * (D / 4))
+        write_folded<T>(a, it.query_row, head, row, column, fold_columns<D>(a, it, head, row, column));
+    } else {
+      __shared__ float4 outputs[kFoldGroups][D / 4];
+      __shared__ float2 sums[kFoldGroups];
       fold_row<T, D, kThreads>(a, it, head, row, outputs, sums);
-      __syncthreads();  // before the next row's sums replace these
+      __syncthreads();  // before the next part's sums replace these
     }
   }
 }
@@ -249,7 +234,7 @@ template <class T, int D>
 cudaError_t launch_fold(const AttentionArgs& a, cudaStream_t stream) {
   constexpr int kRows = 128 / (D / 4);
   const int rows = a.kv_heads * a.partial_rows, parts = a.extends && a.window == 0 ? kSplitRows / kDecodeRows : 1;
-  if (a.sequences * rows <= 1024)
+  if (a.sequences * rows <= 512)
     return launch_after(fold_kernel<T, D, 256, 1>, dim3(a.sequences, rows, parts), 256, 0, stream, a);
   const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
   return launch_after(fold_kernel<T, D, 128, kRows>, grid, 128, 0, stream, a);
@@ -298,6 +283,13 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<C, D, R>)
 #endif
   Queue queue(a, places, resident);
   Feeder<C, D> feeder(a, queue);
+#if OCTAVO_BULK_COPY
+  // Parts of a split query are left out: what is before one of them may be of another.
+  if (a.settled && !a.prefix && a.partial_rows == group) {
+    const int settled = feeder.next.context - feeder.next.queries;
+    ring.fill_settled(feeder, settled);
+  }
+#endif
   feeder.ready(0);
   int index = queue.at(0);
   const bool works = index < queue.total();

@@ -33,26 +33,30 @@ using Tile = ExtendTile<tile_keys<D>>;
 enum Named { kTurn = 1, kCleared = 3 };
 
 // The items of a block in their order. Long contexts take a few heads at a time, so many that the keys and values of
-// the longest sequence lie in the L2 cache together; not so few that the blocks' shares of the work become unequal.
+// the longest sequence lie in the L2 cache together. Tiles come longest first for the last of these sets of heads and by
+// turns before it, so that neighbouring sets meet with tiles of one length and the blocks' shares stay equal.
 class Work {
  public:
-  __device__ Work(const AttentionArgs& args) : a(args), items(a.header->extend_items), heads(a.kv_heads) {
+  __device__ Work(const AttentionArgs& args)
+      : a(args), items(a.header->extend_items), heads(a.kv_heads), last_set(0) {
     if (items == 0) return;
     const int cached = max(1, kCachedBytes / max(1, a.extend[0].context) / (4 * a.head_dim));
-    if (items * cached >= kLeastRounds * int(gridDim.x)) heads = min(heads, cached);
+    if (items * cached < kLeastRounds * int(gridDim.x)) return;
+    last_set = (a.kv_heads - 1) / cached;
+    heads = (a.kv_heads + last_set) / (last_set + 1);
   }
   __device__ bool has(int round) const { return extend_place(round) < items * a.kv_heads; }
   template <class Tile>
   __device__ Tile at(int round) const {
-    const int place = extend_place(round), first = place / (items * heads) * heads, rest = place - items * first;
-    const int width = min(heads, a.kv_heads - first);
-    return Tile(a, rest / width, first + rest % width);
+    const int place = extend_place(round), set = place / (items * heads), first = set * heads;
+    const int rest = place - items * first, width = min(heads, a.kv_heads - first), index = rest / width;
+    return Tile(a, (last_set - set) % 2 ? items - 1 - index : index, first + rest % width);
   }
 
  private:
-  static constexpr int kCachedBytes = 40 << 20, kLeastRounds = 8;
+  static constexpr int kCachedBytes = 40 << 20, kLeastRounds = 2;
   const AttentionArgs& a;
-  int items, heads;
+  int items, heads, last_set;
 };
 
 // Shared memory: every tile is [D / 64][rows][64].

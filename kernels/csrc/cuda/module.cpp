@@ -114,7 +114,7 @@ AttentionArgs attention_args(int dtype, Address q, int64_t q_stride, Address out
                              int64_t head_stride, int block_size, Address tables, int64_t table_stride, Address header,
                              Address decode, Address folds, int sequences, Address extend, Address prefix, Address rows,
                              Address partial, Address partial_sums, int partial_rows, bool decodes, bool extends,
-                             float scale, int window, float softcap, Address sinks) {
+                             bool settled, float scale, int window, float softcap, Address sinks) {
   AttentionArgs a{};
   a.dtype = Dtype(dtype);
   a.q = at<void>(q), a.q_stride = q_stride, a.out = at<void>(out), a.out_stride = out_stride;
@@ -124,7 +124,7 @@ AttentionArgs attention_args(int dtype, Address q, int64_t q_stride, Address out
   a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.extend = at<ExtendItem>(extend);
   a.folds = at<FoldItem>(folds), a.sequences = sequences;
   a.prefix = at<PrefixItem>(prefix), a.rows = at<GroupRow>(rows);
-  a.decodes = decodes, a.extends = extends;
+  a.decodes = decodes, a.extends = extends, a.settled = settled;
   a.partial = at<float>(partial), a.partial_sums = at<float>(partial_sums), a.partial_rows = partial_rows;
   a.scale = scale, a.softcap = softcap, a.window = window, a.sinks = at<float>(sinks);
   const int64_t item = item_size(dtype);
