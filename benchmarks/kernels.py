@@ -26,6 +26,7 @@ from octavo_kernels import cuda, ops
 READ, COPY, MATMUL = 4.55e12, 4.25e12, 775e12  # bytes/s, bytes/s, FLOP/s
 LINK = 55e9  # bytes/s between host and device, each way
 COLD_BYTES = 4 * 60e6
+WARM_SECONDS = 0.05
 
 
 @dataclass
@@ -50,7 +51,8 @@ def row(operation: str, shape: str, seconds: float, floor: float, peer: tuple[st
 
 
 def measure(calls: list[Callable[[], object]], replays: int = 15) -> float:
-    """Median seconds of one call: the calls are captured in one graph, which is replayed."""
+    """Median seconds of one call: the calls are captured in one graph, which is replayed, at first without being timed:
+    a GPU that had nothing to do takes a while to be at its full speed."""
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -60,15 +62,18 @@ def measure(calls: list[Callable[[], object]], replays: int = 15) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
+    awake = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < awake:
+        graph.replay()
+        torch.cuda.synchronize()
     times = []
-    for i in range(replays + 3):
+    for _ in range(replays):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        if i >= 3:
-            times.append(begin.elapsed_time(end) / 1e3 / len(calls))
+        times.append(begin.elapsed_time(end) / 1e3 / len(calls))
     del graph
     return statistics.median(times)
 
@@ -159,8 +164,9 @@ def decode(
 
     def call(layer: int) -> None:
         ops.paged_attention(
-            q, cache.pool[:, layer], cache.tables, cache.lengths, starts, out, head_dim**-0.5, block, plan=plan
-        )
+            q, cache.pool[:, layer], cache.tables, cache.lengths, starts, out, head_dim**-0.5, block, plan=plan,
+            settled=True,
+        )  # fmt: skip
 
     seconds = measure([lambda i=i: call(i) for i in range(layers)])
     floor = (kv + 2 * batch * heads * head_dim * 2) / READ
