@@ -27,6 +27,7 @@ READ, COPY, MATMUL = 4.55e12, 4.25e12, 775e12  # bytes/s, bytes/s, FLOP/s
 LINK = 55e9  # bytes/s between host and device, each way
 COLD_BYTES = 4 * 60e6
 WARM_SECONDS = 0.05
+MODEL_LAYERS, POOL_BYTES = 32, 40e9  # of a pool: the layers beside the one that is read show in its time
 
 
 @dataclass
@@ -98,12 +99,14 @@ class Cache:
         block: int,
         shuffled: bool = True,
         dtype: torch.dtype = torch.bfloat16,
+        filled: int | None = None,
     ) -> Cache:
+        """`filled`: how many of the layers have something in them; None: all."""
         needed = [-(-n // block) for n in lengths]
         pool = ops.empty_cache(sum(needed) + 1, layers, kv_heads, block, head_dim, dtype, "cuda")
         if dtype.itemsize == 1:
             for slots in torch.arange(len(pool) * block, device="cuda").split(16384):
-                for layer in range(layers):
+                for layer in range(filled or layers):
                     k = torch.randn(len(slots), kv_heads, head_dim, dtype=torch.bfloat16, device="cuda")
                     ops.write_kv(k, k, pool[:, layer], slots, block)
         else:
@@ -115,13 +118,15 @@ class Cache:
         return cls(pool, tables.cuda(), torch.tensor(lengths, dtype=torch.int32, device="cuda"))
 
 
-def flashinfer_decode(cache: Cache, q: Tensor, heads: int, kv_heads: int, head_dim: int, block: int) -> float | None:
-    """FlashInfer's tensor-core decode over a pool of the same size and the same tables, or None where it is missing."""
+def flashinfer_decode(
+    cache: Cache, layers: int, q: Tensor, heads: int, kv_heads: int, head_dim: int, block: int
+) -> float | None:
+    """FlashInfer's tensor-core decode over as many blocks in the same order, with a pool for each layer, as it has them;
+    None where it is missing."""
     try:
         import flashinfer
     except ImportError:
         return None
-    layers = cache.pool.shape[1]
     pools = [
         torch.randn(cache.pool.shape[0], 2, block, kv_heads, head_dim, dtype=q.dtype, device="cuda")
         for _ in range(layers)
@@ -152,7 +157,8 @@ def decode(
     batch = len(lengths)
     kv = sum(lengths) * ops.block_bytes(1, kv_heads, block, head_dim, dtype) // block
     layers = rotations(kv, 3)
-    cache = Cache.make(lengths, layers, kv_heads, head_dim, block, dtype=dtype)
+    held = max(layers, min(MODEL_LAYERS, int(POOL_BYTES / kv)))
+    cache = Cache.make(lengths, held, kv_heads, head_dim, block, dtype=dtype, filled=layers)
     q = torch.randn(batch, heads, head_dim, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
@@ -174,7 +180,7 @@ def decode(
     if dtype.itemsize == 1:
         plain = decode(name, lengths, heads, kv_heads, head_dim, block).microseconds
         return row(f"decode {str(dtype)[6:]}", shape, seconds, floor, ("octavo bfloat16", plain / 1e6))
-    peer = flashinfer_decode(cache, q, heads, kv_heads, head_dim, block)
+    peer = flashinfer_decode(cache, layers, q, heads, kv_heads, head_dim, block)
     return row("decode", shape, seconds, floor, peer and ("FlashInfer", peer))
 
 

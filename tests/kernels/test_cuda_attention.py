@@ -127,6 +127,26 @@ def test_a_result_does_not_depend_on_the_batch(gpu_batch, heads, kv_heads):
     assert_alone_as_together(batch, every=3)
 
 
+def test_settled_keys_are_read_early_and_no_others(gpu_batch):
+    """The kernel before attention writes the queries' own tokens, where there was nothing yet."""
+    lengths = [1, 15, 16, 17, 64, 65, 513, 3000, 0] * 8
+    batch = gpu_batch([(1, n) for n in lengths], heads=16, kv_heads=8, head_dim=128)
+    plan = cuda.AttentionPlan(
+        sequences=72, tokens=72, chunks=sum(cuda.chunk_count([n], [1], 2) for n in lengths), heads=16, kv_heads=8,
+        head_dim=128, max_queries=1,
+    )  # fmt: skip
+    plan.update(batch.context_lens, batch.query_start)
+    expected = batch.attend(plan=plan)
+    last = [(i, n - 1) for i, n in enumerate(lengths) if n]
+    slots = torch.stack([batch.tables[i, p // 16].long() * 16 + p % 16 for i, p in last])
+    k, v = (torch.stack([of[i][p] for i, p in last]).cuda() for of in (batch.keys, batch.values))
+    nothing = torch.full_like(k, float("nan"))
+    for _ in range(20):
+        ops.write_kv(nothing, nothing, batch.layer, slots)
+        ops.write_kv(k, v, batch.layer, slots)
+        assert torch.equal(batch.attend(plan=plan, settled=True), expected)
+
+
 def test_a_prompt_cut_into_chunks_gives_the_same_bits(gpu_batch):
     assert_tail_as_in_whole(gpu_batch([(300, 700)]), last_queries=100)
 

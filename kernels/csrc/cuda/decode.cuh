@@ -249,8 +249,8 @@ __device__ void write_partial(const AttentionArgs& a, int head, const QueryRow& 
   if (column == 0) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(f.m, f.l);
 }
 
-// How the chunks of one query row are folded: the n-th of kFoldGroups groups takes every kFoldGroups-th chunk from n on,
-// then the groups merge in order. Neither the number of threads nor the batch changes a result.
+// How the chunks of one query row are folded: the n-th of kFoldGroups groups takes every kFoldGroups-th chunk from n
+// on, then the groups merge in order. Neither the number of threads nor the batch changes a result.
 constexpr int kFoldGroups = 8;
 
 // One thread folds its columns alone, all groups side by side.

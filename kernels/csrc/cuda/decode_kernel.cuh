@@ -200,9 +200,9 @@ __device__ void Ring<C, D>::wait(uint32_t (&places)[N]) const {
   }
 }
 
-// Folds the chunks of query rows: kRows a block, side by side, or one by all its threads. A block takes the same rows of
-// all parts of a sequence, or of every gridDim.z-th one. The batch chooses kRows and the number of threads, and neither
-// changes a result.
+// Folds the chunks of query rows: kRows a block, side by side, or one by all its threads. A block takes the same rows
+// of all parts of a sequence, or of every gridDim.z-th one. The batch chooses kRows and the number of threads, and
+// neither changes a result.
 template <class T, int D, int kThreads, int kRows>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads) fold_kernel(const __grid_constant__ AttentionArgs a) {
   const FoldItem all = a.folds[blockIdx.x];

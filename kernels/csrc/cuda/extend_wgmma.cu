@@ -33,28 +33,33 @@ using Tile = ExtendTile<tile_keys<D>>;
 enum Named { kTurn = 1, kCleared = 3 };
 
 // The items of a block in their order. Long contexts take a few heads at a time, so many that the keys and values of
-// the longest sequence lie in the L2 cache together. Tiles come longest first for the last of these sets of heads and by
-// turns before it, so that neighbouring sets meet with tiles of one length and the blocks' shares stay equal.
+// the longest sequence lie in the L2 cache together. Tiles come longest first for the last of these sets of heads and
+// by turns before it, so that neighbouring sets meet with tiles of one length and the blocks' shares stay equal. (Not
+// for heads of 64: what the compiler then makes of their softmax is 5 % slower.)
+template <int D>
 class Work {
  public:
-  __device__ Work(const AttentionArgs& args)
-      : a(args), items(a.header->extend_items), heads(a.kv_heads), last_set(0) {
+  __device__ Work(const AttentionArgs& args) : a(args), items(a.header->extend_items), heads(a.kv_heads), last_set(0) {
     if (items == 0) return;
     const int cached = max(1, kCachedBytes / max(1, a.extend[0].context) / (4 * a.head_dim));
     if (items * cached < kLeastRounds * int(gridDim.x)) return;
-    last_set = (a.kv_heads - 1) / cached;
-    heads = (a.kv_heads + last_set) / (last_set + 1);
+    if (!kTurns) {
+      heads = min(heads, cached);
+    } else {
+      last_set = (a.kv_heads - 1) / cached;
+      heads = (a.kv_heads + last_set) / (last_set + 1);
+    }
   }
   __device__ bool has(int round) const { return extend_place(round) < items * a.kv_heads; }
-  template <class Tile>
-  __device__ Tile at(int round) const {
+  __device__ Tile<D> at(int round) const {
     const int place = extend_place(round), set = place / (items * heads), first = set * heads;
     const int rest = place - items * first, width = min(heads, a.kv_heads - first), index = rest / width;
-    return Tile(a, (last_set - set) % 2 ? items - 1 - index : index, first + rest % width);
+    return Tile<D>(a, kTurns && (last_set - set) % 2 ? items - 1 - index : index, first + rest % width);
   }
 
  private:
-  static constexpr int kCachedBytes = 40 << 20, kLeastRounds = 2;
+  static constexpr bool kTurns = D > 64;
+  static constexpr int kCachedBytes = 40 << 20, kLeastRounds = kTurns ? 2 : 8;
   const AttentionArgs& a;
   int items, heads, last_set;
 };
@@ -88,9 +93,9 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
   using L = Layout<D>;
   const int lane = threadIdx.x % 32, slices = L::kKeys / box, shift = __ffs(a.cache.block_size) - 1;
   const int slice = lane % slices, part = lane / slices;
-  const Work work(a);
+  const Work<D> work(a);
   for (int round = 0; work.has(round); ++round) {
-    const auto t = work.at<Tile<D>>(round);
+    const auto t = work.at(round);
     const int lowest = max(0, t.lowest(a, t.item.tile * kExtendRows / t.group));
     for (int token = t.last(); token >= t.begin; token -= L::kKeys) {
       const int position = token + slice * box;
@@ -114,9 +119,9 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, BufferRi
   using L = Layout<D>;
   constexpr int units = D / 8, step = kLoaders / units;
   const int thread = threadIdx.x % kLoaders, unit = thread % units;
-  const Work work(a);
+  const Work<D> work(a);
   for (int round = 0; work.has(round); ++round) {
-    const auto t = work.at<Tile<D>>(round);
+    const auto t = work.at(round);
     const int first = t.item.tile * kExtendRows + thread / units;
     int query = first / t.group, head = first % t.group;
     const T* row = static_cast<const T*>(a.q) + t.item.query_row * a.q_stride + t.head * t.group * D + unit * 8;
@@ -303,9 +308,9 @@ struct Consumer {
 
   // All items of the block. An item's last values are multiplied under the next one's first scores.
   __device__ void run() {
-    const Work work(a);
+    const Work<D> work(a);
     if (!work.has(0)) return;
-    auto t = work.at<Tile<D>>(0);
+    auto t = work.at(0);
     float s[kKeys / 2];
     barrier_wait(rings.queries.full_now(), rings.queries.parity);
     barrier_wait(rings.keys.full_now(), rings.keys.parity);
@@ -318,7 +323,7 @@ struct Consumer {
       attend(t, s);
       release(rings.queries.empty_now());
       rings.queries.advance();
-      const auto next = more ? work.at<Tile<D>>(round + 1) : t;
+      const auto next = more ? work.at(round + 1) : t;
       if (more) {
         barrier_wait(rings.queries.full_now(), rings.queries.parity);
         barrier_wait(rings.keys.full_now(), rings.keys.parity);
