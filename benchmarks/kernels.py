@@ -121,7 +121,7 @@ class Cache:
 def flashinfer_decode(
     cache: Cache, layers: int, q: Tensor, heads: int, kv_heads: int, head_dim: int, block: int
 ) -> float | None:
-    """FlashInfer's tensor-core decode over as many blocks in the same order, with a pool for each layer, as it has them;
+    """FlashInfer's tensor-core decode over as many blocks in the same order, a pool for each layer, as it has them;
     None where it is missing."""
     try:
         import flashinfer
