@@ -19,7 +19,7 @@ constexpr int kPiece = 2048;             // of a row, what a copy brings
 constexpr int kMostSlots = 16;           // of a warp's ring
 constexpr int kBatch = 8;                // rows whose lanes' sums are added up together
 constexpr int kPitch = 33;               // floats between them, against bank conflicts
-constexpr int kNormedAtOnce = 4;         // vectors of x that a thread normalises
+constexpr int kNormedAtOnce = 2;         // vectors of x that a thread normalises
 constexpr int kMaxWidth = kNormedAtOnce * kThreads * kVector;  // of a row that is normalised
 
 // How a launch goes about it. A unit is a row of the weights or, gated, two; a piece, of a row, what a slot holds.
