@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo_worker.engine.long_turns import LongTurns
 from octavo_worker.engine.plan import SequenceStep, StepPlan
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.roster import GroupTooLarge, Roster
@@ -13,8 +14,9 @@ class Planner:
 
     0. While requests of lower classes keep the head of the queue from a slot or from memory, the last of them gives
        way.
-    1. Every decoding sequence gets its token. `token_budget` exceeds the slots, so prompts never delay a decode and
-       decodes always leave room for prompts.
+    1. Every decoding sequence gets its token, but a long one that has taken its share of the time rests while others
+       decode. `token_budget` exceeds the slots, so prompts never delay a decode and decodes always leave room for
+       prompts.
     2. What is left of the budget goes to prompts in the order of (class, deadline, arrival, index): those that run
        continue, those that wait are admitted when their turn comes. Nobody overtakes a sequence that finds no slot or
        no blocks. Admission takes the blocks of all present tokens, not of the output to come.
@@ -34,8 +36,9 @@ class Planner:
     All work is incremental: a step costs its sequences and new tokens, never the length of contexts or of the queue.
     """
 
-    def __init__(self, roster: Roster, requests: Requests, token_budget: int) -> None:
+    def __init__(self, roster: Roster, requests: Requests, turns: LongTurns, token_budget: int) -> None:
         self._roster = roster
+        self._turns = turns
         self._requests = requests
         self._residency = roster.residency
         self._pool = roster.residency.pool
@@ -62,12 +65,23 @@ class Planner:
     # Decodes
 
     def _plan_decodes(self, plan: StepPlan) -> None:
+        resting = self._turns.resting
+        self._plan_awake(plan, resting)
+        if resting and not plan.sequences:
+            self._plan_awake(plan, resting=False)
+        plan.num_decodes = len(plan.sequences)
+
+    def _plan_awake(self, plan: StepPlan, resting: bool) -> None:
+        """Long ones that are `resting` are left out."""
         decoding, size, refs = self._running.decoding, self._block_size, self._pool.refs
         steps, planned = plan.sequences, self._planned
         position = 0
         while position < len(decoding):  # preemption shortens the list from its end
             sequence = decoding[position]
             request = sequence.request
+            if resting and request.long and self._has_company(request):
+                position += 1
+                continue
             if len(request.sequences) > 1:
                 position = self._plan_group(position, plan)
                 continue
@@ -87,7 +101,12 @@ class Planner:
             planned.append(sequence)
             if (start + 1) % size == 0:
                 self._residency.publish(sequence)
-        plan.num_decodes = len(steps)
+
+    def _has_company(self, long: Request) -> bool:
+        """Whether anybody of its class or a higher one decodes beside it."""
+        return any(
+            other.request is not long and other.request.priority <= long.priority for other in self._running.decoding
+        )
 
     def _plan_group(self, position: int, plan: StepPlan) -> int:
         """Plan the decodes of a request from `position` on, all or none. Returns the position after them."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from octavo_worker.engine.admission import Limits
 from octavo_worker.engine.answers import Answers
 from octavo_worker.engine.capacity import Capacity
+from octavo_worker.engine.long_turns import LongTurns, Turn
 from octavo_worker.engine.plan import SharedReading, StepPlan, StepResult
 from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.requests import Requests
@@ -39,6 +40,7 @@ class Flight:
     plan: StepPlan
     planned: list[Sequence]
     effects: StepEffects
+    turn: Turn | None = None  # None where no sequence is ever long
 
 
 class Scheduler:
@@ -72,6 +74,7 @@ class Scheduler:
         shared_reading: SharedReading | None = None,
         aging_s: float = 30.0,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         if token_budget <= max_running:
             raise ValueError(
@@ -85,7 +88,8 @@ class Scheduler:
         self.limits = Limits(max_model_len, vocab_size, max_running, capacity)
         self._roster = Roster(self.residency, max_running=max_running, watermark=math.ceil(watermark * self.pool.total))
         self._requests = Requests(self._roster, self.limits, aging_s=aging_s, clock=clock)
-        self._planner = Planner(self._roster, self._requests, token_budget)
+        self._turns = LongTurns(timer)
+        self._planner = Planner(self._roster, self._requests, self._turns, token_budget)
         self._answers = Answers(self._roster, self._requests)
         self._shared_reads = None if shared_reading is None else SharedReads(shared_reading, block_size)
         self._flights: deque[Flight] = deque()
@@ -208,7 +212,8 @@ class Scheduler:
             if planned or plan.swap_out or plan.swap_in:
                 if self._shared_reads is not None:
                     self._shared_reads.group(plan)
-                self._flights.append(Flight(plan, planned, effects))
+                turn = self._turns.begin(plan, planned) if self.limits.capacity.share else None
+                self._flights.append(Flight(plan, planned, effects, turn))
                 return plan
         return None
 
@@ -217,6 +222,8 @@ class Scheduler:
         flight = self._oldest(plan)
         self._flights.popleft()
         self.residency.settle(flight.effects)
+        if flight.turn is not None:
+            self._turns.end(flight.turn)
         self._steps += 1
         self._answers.take(plan, flight.planned, result)
 
