@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo_worker.engine.plan import StepPlan
-from octavo_worker.engine.sequence import Sequence as Generated
+from octavo_worker.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class LongTurns:
         """Whether a whole step at least is owed."""
         return self._owed > 0.0 and self._owed >= self._usual
 
-    def begin(self, plan: StepPlan, planned: Sequence[Generated]) -> Turn:
+    def begin(self, plan: StepPlan, planned: list[Sequence]) -> Turn:
         decodes = planned[: plan.num_decodes]
         count = sum(sequence.request.long for sequence in decodes)
         others = count < len(decodes)
