@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from engine_driver import Driver, expected_tokens, make_request
 from fake_runner import DelayedRunner, FakeRunner
 
+from octavo_worker.engine.long_turns import LongTurns
 from octavo_worker.engine.plan import Launched, StepPlan, StepResult
+from octavo_worker.engine.sequence import Sequence
 
 
 @dataclass
@@ -94,3 +97,30 @@ def test_samples_rest_as_one() -> None:
     assert engine.tokens["a", 0] == expected_tokens(other, 0)
     assert cold_steps.count(False) > 20
     assert len({len(engine.tokens["long", index]) for index in range(3)}) == 1
+
+
+def test_one_slow_step_of_the_others_is_forgotten() -> None:
+    now = 0.0
+    turns = LongTurns(lambda: now)
+    steps = {True: (StepPlan([], 2), [fake(long=True), fake()]), False: (StepPlan([], 1), [fake()])}
+
+    def step(seconds: float, *, long: bool) -> None:
+        nonlocal now
+        turn = turns.begin(*steps[long])
+        now += seconds
+        turns.end(turn)
+
+    step(500.0, long=False)
+    rests = 0
+    for _ in range(1000):
+        rests += turns.resting
+        step(1.0 if turns.resting else 80.0, long=not turns.resting)
+    assert 900 < rests < 990
+    step(500.0, long=False)
+    for _ in range(100):
+        step(1.0 if turns.resting else 80.0, long=not turns.resting)
+    assert turns.resting
+
+
+def fake(*, long: bool = False) -> Sequence:
+    return SimpleNamespace(request=SimpleNamespace(long=long))  # type: ignore[return-value]

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from octavo_worker.engine.plan import StepPlan
 from octavo_worker.engine.sequence import Sequence
 
+FORGOTTEN = 0.002
+"""Of what the others take alone, with every step that they share: an estimate that a hiccup spoiled must not last."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -57,9 +60,10 @@ class LongTurns:
         self._ended = now
         if turn.long:
             if turn.others and turn.decodes_only:
-                self._longer = max(0.0, took - self._usual)
+                self._usual = min(took, self._usual * (1.0 - FORGOTTEN))
+                self._longer = took - self._usual
                 self._owed = max(0.0, self._owed + self._longer - turn.charge)
             return
         self._owed = max(0.0, self._owed - took)
         if turn.decodes_only:
-            self._usual = took
+            self._usual = min(took, 2.0 * self._usual or took)
