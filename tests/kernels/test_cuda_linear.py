@@ -147,7 +147,9 @@ def test_gated_products_of_a_layer_are_one_launch(rows):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize(("columns", "depth"), [(4096, 1024), (6144, 4096), (4608, 2048), (272, 576), (1008, 2112), (80, 9216)])
+@pytest.mark.parametrize(
+    ("columns", "depth"), [(4096, 1024), (6144, 4096), (4608, 2048), (272, 576), (1008, 2112), (80, 9216)]
+)
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17])
 def test_norms_on_the_way_change_no_bit(dtype, columns, depth, rows):
     """Whether a product normalises its rows itself depends on how many there are: nobody may see it."""
