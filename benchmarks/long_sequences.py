@@ -1,12 +1,13 @@
 """A sequence that is five times as long as the KV cache, beside the same one in a cache that holds it.
 
     python benchmarks/long_sequences.py [--device cpu|cuda] [--model smollm-135m] [--prompt 1500] [--new 64]
-    [--rounds 3] [--out benchmarks/results/long_sequences.json]
+    [--beside 4] [--rounds 3] [--out benchmarks/results/long_sequences.json]
 
 Random weights, both caches in one process, interleaved; medians over the rounds. On a CPU both pools are the same
 memory, so what is left of the difference is scheduling: smaller chunks of the prompt, and one copy of every block. On a
 GPU every new token reads what lies on the host over the link: `most_decode_tokens_per_s` is what the link would allow
-if nothing else took time, at the speed that the worker measured for copies.
+if nothing else took time, at the speed that the worker measured for copies. `--beside`: so many short sequences arrive
+when it decodes, and the same ones alone.
 """
 
 from __future__ import annotations
@@ -39,20 +40,32 @@ def figures(timings: list[Timing], prompt: int) -> dict[str, float]:
     }
 
 
+def beside(bench: EngineBench, long: Work, others: list[Work], arrival: float) -> dict[str, float]:
+    """How fast the others get their tokens beside the long one, which outlives them, and without it."""
+    together = bench.run([long, *others], arrivals=[0.0] + [arrival] * len(others))
+    alone = bench.run(others)
+    return {
+        "others_tokens_per_s": round(sum(1 / seconds for seconds in sorted(together.per_token)[: len(others)]), 1),
+        "others_alone_tokens_per_s": round(sum(1 / seconds for seconds in alone.per_token), 1),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--model", choices=SHAPES, default="smollm-135m")
     parser.add_argument("--prompt", type=int, default=1500)
     parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--beside", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     prompt, new = arguments.prompt, arguments.new
     blocks = -(-(prompt + new) // BLOCK)
     few = Capacity(blocks // 5, BLOCK, blocks)
-    rng = random.Random(0)
-    work = [Work([rng.randrange(SHAPES[arguments.model]["vocab_size"]) for _ in range(prompt)], new)]
+    rng, vocabulary = random.Random(0), SHAPES[arguments.model]["vocab_size"]
+    work = [Work([rng.randrange(vocabulary) for _ in range(prompt)], new)]
+    others = [Work([rng.randrange(vocabulary) for _ in range(64)], 128) for _ in range(arguments.beside)]
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_shape(arguments.model, Path(folder)))
 
@@ -71,7 +84,9 @@ def main() -> None:
             "a fifth in the cache": EngineBench(tight, fifth),
         }
         rounds = [{name: bench.run(work) for name, bench in benches.items()} for _ in range(arguments.rounds + 1)]
-    rows = [{"cache": name, **figures([timings[name] for timings in rounds[1:]], prompt)} for name in benches]
+        rows = [{"cache": name, **figures([timings[name] for timings in rounds[1:]], prompt)} for name in benches]
+        if others:
+            rows[1] |= beside(benches["a fifth in the cache"], work[0], others, rows[1]["first_token_s"])
     if arguments.device == "cuda" and tight.speeds is not None:
         cold = (blocks - few.share) * tight.speeds.block_bytes
         rows[1] |= {
