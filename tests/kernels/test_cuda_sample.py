@@ -53,6 +53,29 @@ def test_logits_in_16_bits(dtype):
         assert torch.equal(ops.sample(logits.float(), **options), gpu)
 
 
+@pytest.mark.parametrize("vocab", [9000, 128_256])
+@pytest.mark.parametrize("rows", [3, 70, 140])
+def test_filters_alone_and_together(rows, vocab):
+    """Between those that few large logits decide and those that take the whole row."""
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows)) * 4
+    for top_k, top_p, min_p in (
+        (1, 1.0, 0.0), (50, 1.0, 0.0), (50, 0.9, 0.0), (50, 0.9, 0.05), (127, 0.5, 0.0), (128, 0.99, 0.0),
+        (129, 0.99, 0.0), (0, 0.9, 0.0), (0, 0.97, 0.1), (0, 1.0, 0.1), (0, 1.0, 1e-5), (0, 0.0, 0.0), (50, 0.0, 1.0),
+    ):  # fmt: skip
+        cpu, gpu = both(logits, columns(rows, 5, temperature=0.9, top_k=top_k, top_p=top_p, min_p=min_p))
+        assert torch.equal(cpu, gpu)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 100.0])
+def test_rows_in_order(temperature):
+    """The best token so far is beaten again and again, and samples say little of what is to come."""
+    rising = torch.linspace(-20, 20, 100_000).repeat(8, 1)
+    for logits in (rising, rising.flip(1), rising.roll(30_000, 1)):
+        for top_k, top_p in ((0, 1.0), (40, 1.0), (40, 0.9), (0, 0.9)):
+            cpu, gpu = both(logits, columns(8, 4, temperature=temperature, top_k=top_k, top_p=top_p, min_p=0.0))
+            assert torch.equal(cpu, gpu)
+
+
 def test_more_survivors_than_can_be_listed():
     logits = torch.randn(12, 128_256)
     for top_k, top_p in ((100_000, 1.0), (0, 0.9999), (120_000, 0.99)):

@@ -1,9 +1,12 @@
 // Token choice by the Gumbel-max trick. A row belongs to a few blocks, a cluster where the chip has those, each of
 // which searches its part of the vocabulary.
 //
-// Rows without filters are read once. The others first take as much of their part into shared memory as fits, and read
-// the rest again in each pass: the largest logit, a threshold for each filter, and then the noise of what is left.
-// A threshold is found by histograms of 2048 ranges of values, each time of the range in which it must lie.
+// Every row is read once where that is enough. Without filters, a token's noise is compared with what it would take to
+// beat the best token so far, and few are looked at further. With filters, samples of a part bound its largest logits
+// from below; what reaches the bound is listed, and the row's first block chooses from all lists. Where lists are too
+// short for the filters, or too long, the row is read again and again: a threshold for each filter is found by
+// histograms of 2048 ranges of values, each time of the range in which it must lie, with as much of a part in shared
+// memory as fits.
 //
 // The filters are defined on sets and every step is exact (integer counts, masses in 64-bit fixed point, arithmetic
 // without contraction), so the choice depends neither on an order of summation nor on the batch, and equals that of the
@@ -18,7 +21,12 @@ namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32, kBlocksPerMultiprocessor = 2, kMostParts = 8;
 constexpr int kBins = 2048, kBinsEach = kBins / kThreads;
-constexpr int kList = 3 * kBins;     // survivors of the filters that are listed where the histogram was
+constexpr int kList = 3 * kBins;         // survivors of the filters that are listed where the histogram was
+constexpr int kEntries = 3 * kBins / 2;  // of the largest tokens, in the same place
+constexpr int kOwnEntries = kEntries / kThreads;
+constexpr int kSamples = 4;       // groups of each thread
+constexpr int kMostRanks = 128;   // what samples can bound with so few entries
+constexpr int kListUnroll = 7;  // groups of a thread at a time
 constexpr int kMostTokens = 1 << 18; // of a part
 constexpr float kFirstRange = 8.0f;  // scaled logits this far below the largest are searched for a threshold first
 
@@ -39,18 +47,27 @@ struct alignas(16) Histogram {
   }
 };
 
+struct alignas(8) Entry {
+  uint32_t key;  // of the scaled logit
+  int token;
+};
+
 struct Scratch {
   union {
     Histogram bins;
     int list[kList];
+    alignas(16) Entry entries[kEntries];
   };
   uint64_t warps[kWarps];
   uint4 exchanged[6];  // with the row's other blocks, for each purpose
   int found;           // where the running sum reaches the goal, and what lies before and in it
   uint64_t before, within, all;
   int listed;
+  uint32_t chosen;  // key of the scaled logit
+  uint32_t bar;     // key of the best score so far, scaled by log2(e)
   Noise noise;
   int top_k;
+  bool by_rank, by_mass;  // which filters there are
   float top_p, log_min_p;
   float top;  // the largest scaled logit
   int held_groups;  // how many of the part's groups are held
@@ -91,16 +108,24 @@ __device__ inline uint4 read(const uint4* mine, int other) {
 
 enum class Purpose { top, total, choice, slice, before, within };
 
-// `combine` is associative and commutative. One purpose serves once a row.
-template <Purpose purpose, class F>
-__device__ uint64_t reduce(uint64_t x, F&& combine) {
+// Over the block. `combine` is associative and commutative.
+template <class F>
+__device__ uint64_t reduce_block(uint64_t x, F&& combine) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x = combine(x, __shfl_xor_sync(~0u, x, step));
+  __syncthreads();  // what was there has been read
   if (threadIdx.x % 32 == 0) scratch.warps[threadIdx.x / 32] = x;
   __syncthreads();
   x = scratch.warps[threadIdx.x % kWarps];
 #pragma unroll
   for (int step = kWarps / 2; step > 0; step /= 2) x = combine(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
+// Over the row. One purpose serves once between two times at which all of a row's blocks meet.
+template <Purpose purpose, class F>
+__device__ uint64_t reduce(uint64_t x, F&& combine) {
+  x = reduce_block(x, combine);
   uint4& mine = scratch.exchanged[int(purpose)];
   if (threadIdx.x == 0) mine.x = uint32_t(x), mine.y = uint32_t(x >> 32);
   row_sync();
@@ -111,9 +136,16 @@ __device__ uint64_t reduce(uint64_t x, F&& combine) {
   }
   return x;
 }
+struct Sum {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
+};
+struct Most {
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return max(a, b); }
+};
+
 template <Purpose purpose>
 __device__ uint64_t most(uint64_t x) {
-  return reduce<purpose>(x, [](uint64_t a, uint64_t b) { return max(a, b); });
+  return reduce<purpose>(x, Most{});
 }
 
 __device__ inline float& at(float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
@@ -270,7 +302,7 @@ __device__ __noinline__ float threshold(const Part<T> part, float floor, const W
       if (inside) scratch.bins.add((end - 1 - key) >> shift, w);
     });
     if (total) {
-      goal = weight.goal(reduce<Purpose::total>(sum, [](uint64_t a, uint64_t b) { return a + b; }));
+      goal = weight.goal(reduce<Purpose::total>(sum, Sum{}));
     } else {
       row_sync();
     }
@@ -292,72 +324,72 @@ __device__ __noinline__ float threshold(const Part<T> part, float floor, const W
   }
 }
 
-__device__ inline float fast_log2(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// -log2(-log2(u)), the noise over log(2) but for a constant, with an error below 0.002.
-__device__ inline float approximate_noise(uint32_t word) {
-  const uint32_t mirrored = word ^ uint32_t(int32_t(word) >> 31);  // the smaller one of u and 1 - u is exactly known
-  const float small = fmaf(__uint2float_rn(mirrored), 0x1p-32f, 0x1p-33f);
-  const bool large = int32_t(word) < 0;
-  const float log = -fast_log2(large ? 1.0f - small : small);
-  return -fast_log2(large && small < 0x1p-12f ? small * kLog2e : log);
-}
-
-// The best candidate among the tokens of a part. `approximate(group)` gives scaled logits over log(2) with a relative
-// error of 2^-22, minus infinity for what is filtered out; `exact(token)` the true scaled logit.
-template <int kUnroll, class Approximate, class Exact>
-__device__ __noinline__ uint64_t best_of_all(int begin, int end, const Noise noise, const Approximate approximate,
-                                             const Exact exact) {
-  float best = -INFINITY, second = -INFINITY;
-  int where = 0;
-  for (int base = begin + threadIdx.x; base < end; base += kThreads * kUnroll) {
-    float4 z[kUnroll];
+// The best candidate among the tokens of a part; `group(index)` gives logits, minus infinity for what is filtered out.
+//
+// With u the random number, a score z - log(-log(u)) above s takes -log(u) <= exp(z - s), and -log(u) is at least 1 - u:
+// few tokens pass, once s is the best score of some, and those that do are looked at exactly.
+template <class T, class Group>
+__device__ __noinline__ uint64_t best_of_all(const Part<T> part, const Group group) {
+  constexpr int kUnroll = 2;
+  const Noise noise = scratch.noise;
+  const float factor = kLog2e / part.temperature;
+  uint64_t best = 0;
+  auto word_of = [](const uint4& words, int i) { return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w; };
+  auto consider = [&](int index, float4 x, const uint4& words, int i) {
+    if (!(at(x, i) > -INFINITY)) return;
+    const float score = __fadd_rn(part.scaled(at(x, i)), gumbel(word_of(words, i)));
+    best = max(best, candidate(score, 4 * index + i));
+    atomicMax(&scratch.bar, key_of(score * kLog2e));
+  };
+  float4 x[kUnroll], next[kUnroll];
+  auto load = [&](float4(&to)[kUnroll], int base) {
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i)
-      z[i] = base + i * kThreads < end ? approximate(base + i * kThreads)
-                                       : float4{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      to[i] = base + i * kThreads < part.end ? group(base + i * kThreads)
+                                             : float4{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  };
+  int base = part.begin + threadIdx.x;
+  load(x, base);
+  if (threadIdx.x == 0) scratch.bar = key_of(-INFINITY);
+  __syncthreads();
+  int largest = 0;
+#pragma unroll
+  for (int i = 1; i < 4; ++i)
+    if (at(x[0], i) > at(x[0], largest)) largest = i;
+  consider(base, x[0], noise.words(base), largest);
+  __syncthreads();
+
+  for (; base < part.end; base += kThreads * kUnroll) {
+    load(next, base + kThreads * kUnroll);
+    const float bar = value_of(*const_cast<volatile uint32_t*>(&scratch.bar));
+    const float offset = 0.01f + 2e-6f * (fabsf(bar) + 40.0f) - bar;
+    // Where something is not a number, all pass.
+    auto passes = [&](float logit, uint32_t word) {
+      const float rest = 0x1.fffffep0f - __uint_as_float((word >> 9) + 0x3f800000u);  // at most 1 - u
+      return !(rest > fast_exp2(fmaf(logit, factor, offset)));
+    };
+    uint32_t passed = 0;
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const uint4 words = noise.words(base + i * kThreads);
-      const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+      bool any = false;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float score = at(z[i], j) + approximate_noise(word[j]);
-        second = fmaxf(second, fminf(best, score));
-        where = score > best ? 4 * (base + i * kThreads) + j : where;
-        best = fmaxf(best, score);
-      }
+      for (int j = 0; j < 4; ++j) any |= passes(at(x[i], j), word_of(words, j));
+      passed |= any ? 1u << i : 0;
     }
-  }
-  const uint32_t most = __reduce_max_sync(~0u, key_of(best));
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) scratch.warps[threadIdx.x / 32] = most;
-  __syncthreads();
-  const float top = value_of(__reduce_max_sync(~0u, uint32_t(scratch.warps[threadIdx.x % kWarps])));
-  __syncthreads();
-  const float bar = top - (0.02f + 2e-6f * (fabsf(top) + 40.0f));  // the best one's approximation is not below
-  auto contends = [&](float score) { return score > -INFINITY && !(score < bar); };
-  auto value = [&](int token) { return candidate(__fadd_rn(exact(token), noise.of(token)), token); };
-  if (!contends(second)) return contends(best) ? value(where) : 0;
-  uint64_t found = 0;
-  for (int base = begin + threadIdx.x; base < end; base += kThreads) {
-    float4 z = approximate(base);
+    while (passed) {
+      const int i = __ffs(int(passed)) - 1;
+      passed &= passed - 1;
+      const float4 logits = i == 0 ? x[0] : x[1];
+      const uint4 words = noise.words(base + i * kThreads);
 #pragma unroll 1
-    for (int j = 0; j < 4; ++j)
-      if (at(z, j) > -INFINITY) found = max(found, value(4 * base + j));
+      for (int j = 0; j < 4; ++j)
+        if (float4 y = logits; passes(at(y, j), word_of(words, j))) consider(base + i * kThreads, logits, words, j);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) x[i] = next[i];
   }
-  return found;
-}
-
-template <class T>
-__device__ auto exact_score(const Part<T>& part) {
-  return [row = part.logits.row, temperature = part.temperature](int token) {
-    return Part<T>::scaled(to_float(row[token]), temperature);
-  };
+  return best;
 }
 
 // The best candidate among the tokens at or above `floor`.
@@ -374,16 +406,13 @@ __device__ __noinline__ uint64_t best_of_some(const Part<T> part, float floor) {
   __syncthreads();
   const int listed = scratch.listed;
   if (listed > kList) {
-    auto filtered = [=](int index) {
-      float4 z = part.group(index);
+    return best_of_all(part, [=](int index) {
+      float4 x = part.group(index);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float scaled = part.scaled(at(z, i));
-        at(z, i) = scaled >= floor ? scaled * kLog2e : -INFINITY;
-      }
-      return z;
-    };
-    return best_of_all<1>(part.begin, part.end, noise, filtered, exact_score(part));
+      for (int i = 0; i < 4; ++i)
+        if (!(part.scaled(at(x, i)) >= floor)) at(x, i) = -INFINITY;
+      return x;
+    });
   }
   uint64_t best = 0;
   for (int i = threadIdx.x; i < listed; i += kThreads) {
@@ -392,21 +421,6 @@ __device__ __noinline__ uint64_t best_of_some(const Part<T> part, float floor) {
     best = max(best, candidate(__fadd_rn(part.scaled(at(x, token % 4)), noise.of(token)), token));
   }
   return best;
-}
-
-constexpr int kUnfilteredGroups = OCTAVO_BULK_COPY ? 4 : 2;  // of a thread at a time: what registers allow
-
-// Without filters: one pass.
-template <class T>
-__device__ uint64_t best_unfiltered(const Part<T>& part) {
-  const float factor = kLog2e / part.temperature;
-  return best_of_all<kUnfilteredGroups>(
-      part.begin, part.end, scratch.noise,
-      [=](int index) {
-        const float4 x = part.logits.group(index);
-        return float4{x.x * factor, x.y * factor, x.z * factor, x.w * factor};
-      },
-      exact_score(part));
 }
 
 template <class T>
@@ -421,30 +435,184 @@ __device__ __noinline__ uint64_t best_logit(const Part<T> part) {
   return candidate(best, where);
 }
 
-// Takes logits into shared memory. Returns the largest one, scaled.
+// Takes logits into shared memory.
 template <class T>
-__device__ __noinline__ float hold(const Part<T> part) {
-  const int held_groups = scratch.held_groups;
-  float top = -INFINITY;
-  part.logits.template stream<kThreads, 4>(part.begin, part.end, [&](int index, float4 x) {
-    if (index - part.begin < held_groups) held[index - part.begin] = x;
-    top = fmaxf(top, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
-  });
-  return part.scaled(top);
+__device__ __noinline__ void hold(const Part<T> part) {
+  part.logits.template stream<kThreads, 4>(part.begin, part.begin + scratch.held_groups,
+                                           [&](int index, float4 x) { held[index - part.begin] = x; });
 }
 
 // Not inlined: it would cost the rest of the kernel its registers.
 __device__ __noinline__ float log_of(float x) { return float(log(double(x))); }
 
+// Lists the tokens of a part that reach its bound, and perhaps a few more. As many tokens as are wanted reach the bound,
+// or it is the lowest there is: that many of the threads' samples do. Returns the bound and the largest logit.
 template <class T>
-__device__ __noinline__ uint64_t best_filtered(Part<T> part) {
-  const float top = value_of(uint32_t(most<Purpose::top>(key_of(hold(part)))));
-  if (threadIdx.x == 0) scratch.top = top;
+__device__ __noinline__ float2 list_largest(const Part<T> part) {
+  const int wanted = scratch.by_rank ? min(scratch.top_k, kMostRanks) : kMostRanks;
+  const int steps = (part.end - part.begin + kThreads - 1) / kThreads;
+  auto first = [&](int stretch) { return part.begin + steps * stretch / kSamples * kThreads; };
+  auto largest = [](const float4& x) { return fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)); };
+  float4 samples[kSamples];
+  float top = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kSamples; ++i) {
+    const int index = first(i) + threadIdx.x;
+    samples[i] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    if (index < min(part.end, first(i + 1))) samples[i] = part.logits.group(index);
+  }
+#pragma unroll
+  for (int i = 0; i < kSamples; ++i) top = fmaxf(top, largest(samples[i]));
+  uint32_t reached = 0;
+  for (int bit = 31; bit >= 16; --bit) {
+    const uint32_t key = reached | 1u << bit;
+    if (__syncthreads_count(key_of(top) >= key) >= wanted) reached = key;
+  }
+  const float bound = value_of(max(reached, key_of(-FLT_MAX)));
+  // Whose scaled logit is the same is to be listed, too.
+  const float least = fmaxf(bound - 1e-6f * fabsf(bound) - FLT_MIN, -FLT_MAX);
+  const int held_groups = scratch.by_rank ? 0 : scratch.held_groups;
+  auto take = [&](int index, float4 x) {
+    if (index - part.begin < held_groups) held[index - part.begin] = x;
+    const float most = largest(x);
+    top = fmaxf(top, most);
+    if (!(most >= least)) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (!(at(x, i) >= least)) continue;
+      const int place = atomicAdd(&scratch.listed, 1);
+      if (place < kEntries) scratch.entries[place] = {key_of(part.scaled(at(x, i))), 4 * index + i};
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kSamples; ++i)
+    if (const int index = first(i) + threadIdx.x; index < min(part.end, first(i + 1))) take(index, samples[i]);
+#pragma unroll 1
+  for (int i = 0; i < kSamples; ++i)
+    part.logits.template stream<kThreads, kListUnroll>(first(i) + kThreads, min(part.end, first(i + 1)), take);
+  return {bound, top};
+}
+
+constexpr uint64_t kUnknown = ~uint64_t(0);  // no candidate is this large
+
+// Chooses from the row's lists, which name all tokens from `complete` on. `total`: mass of all tokens of the row, where
+// top-p comes without top-k. The filters keep what is large, so the best of all is the choice unless a filter stops it,
+// and then all that is not larger is stopped, too: on average top-p takes 1 / p rounds.
+__device__ __noinline__ uint64_t best_listed(uint32_t complete, uint64_t total) {
+  const Mass mass{scratch.top};
+  const Noise noise = scratch.noise;
+  const bool everything = complete == key_of(-FLT_MAX), by_rank = scratch.by_rank, by_mass = scratch.by_mass;
+  const int count = scratch.listed;
+  uint32_t keys[kOwnEntries];
+  uint64_t scores[kOwnEntries];
+#pragma unroll
+  for (int i = 0; i < kOwnEntries; ++i) {
+    keys[i] = 0, scores[i] = 0;
+    const int place = threadIdx.x + i * kThreads;
+    if (place >= count || scratch.entries[place].key < complete) continue;
+    const Entry entry = scratch.entries[place];
+    keys[i] = entry.key, scores[i] = candidate(__fadd_rn(value_of(entry.key), noise.of(entry.token)), entry.token);
+  }
+  uint32_t floor = complete;
+  if (by_rank) {
+    uint32_t end = key_of(scratch.top) + 1;  // fewer than top_k tokens reach it
+    while (end - floor > 1) {
+      const uint32_t middle = floor + (end - floor) / 2;
+      int reached = 0;
+#pragma unroll
+      for (int i = 0; i < kOwnEntries; ++i)
+        if (i * kThreads < count) reached += __syncthreads_count(keys[i] >= middle);
+      (reached >= scratch.top_k ? floor : end) = middle;
+    }
+  }
+  auto mass_from = [&](uint32_t least) {
+    uint64_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kOwnEntries; ++i)
+      if (keys[i] >= least) sum += mass.of(value_of(keys[i]));
+    return reduce_block(sum, Sum{});
+  };
+  uint64_t goal = 0;
+  if (by_mass) {
+    const uint64_t listed = mass_from(floor);
+    goal = mass.goal(by_rank ? listed : total);
+    if (!by_rank && !everything && listed < goal) return kUnknown;
+  }
+  uint32_t least = key_of(fmaxf(value_of(floor), __fadd_rn(scratch.top, scratch.log_min_p)));
+  if (!by_rank && !by_mass && !everything && least == floor) return kUnknown;
+  for (;;) {
+    uint64_t best = 0;
+    uint32_t key = 0;
+#pragma unroll
+    for (int i = 0; i < kOwnEntries; ++i)
+      if (keys[i] >= least && scores[i] > best) best = scores[i], key = keys[i];
+    const uint64_t mine = best;
+    best = reduce_block(best, Most{});
+    if (best == 0 || !by_mass) return best;
+    if (mine == best) scratch.chosen = key;
+    __syncthreads();
+    key = scratch.chosen;
+    if (mass_from(key + 1) < goal) return best;
+    least = key + 1;
+  }
+}
+
+// The row's choice by its lists, or kUnknown.
+template <class T>
+__device__ __noinline__ uint64_t best_short(const Part<T> part) {
+  float bound = -INFINITY;
+  bool fits = true;
+  for (int i = 0; i < parts(); ++i) {
+    const uint4 other = read(&scratch.exchanged[int(Purpose::slice)], i);
+    bound = fmaxf(bound, __uint_as_float(other.y)), fits &= other.x <= uint32_t(kEntries);
+  }
+  if (!fits || (scratch.by_rank && scratch.top_k > kMostRanks)) return kUnknown;
+  const uint32_t complete = max(key_of(part.scaled(bound)), key_of(-FLT_MAX));
+  uint64_t total = 0;
+  if (scratch.by_mass && !scratch.by_rank) {
+    const Mass mass{scratch.top};
+    part.each(-FLT_MAX, [&](int, float z) { total += z >= -FLT_MAX ? mass.of(z) : 0; });
+    total = reduce<Purpose::total>(total, Sum{});
+  }
+  uint64_t best = 0;
+  if (blockIdx.x == 0) {
+    for (int i = 1; i < parts(); ++i) {
+      const int count = int(read(&scratch.exchanged[int(Purpose::slice)], i).x);
+      for (int pair = threadIdx.x; pair < (count + 1) / 2; pair += kThreads) {
+        const uint4 two = read(reinterpret_cast<const uint4*>(scratch.entries) + pair, i);
+        auto take = [&](uint32_t key, int token) {
+          if (key < complete) return;
+          const int place = atomicAdd(&scratch.listed, 1);
+          if (place < kEntries) scratch.entries[place] = {key, token};
+        };
+        take(two.x, int(two.y));
+        if (2 * pair + 1 < count) take(two.z, int(two.w));
+      }
+    }
+    __syncthreads();
+    best = scratch.listed <= kEntries ? best_listed(complete, total) : kUnknown;
+  }
+  return most<Purpose::choice>(best);
+}
+
+template <class T>
+__device__ uint64_t best_filtered(const Part<T>& part) {
+  const float2 found = list_largest(part);
+  __syncthreads();
+  if (threadIdx.x == 0)
+    scratch.exchanged[int(Purpose::slice)] = {uint32_t(scratch.listed), __float_as_uint(found.x), 0, 0};
+  const uint64_t top = most<Purpose::top>(key_of(part.scaled(found.y)));
+  if (threadIdx.x == 0) scratch.top = value_of(uint32_t(top));
+  __syncthreads();
+  const uint64_t best = best_short(part);
+  if (best != kUnknown) return best;
+  row_sync();  // what was exchanged has been read
+  hold(part);
   __syncthreads();
   float floor = -FLT_MAX;  // what is minus infinity stays out
-  if (scratch.top_k > 0 && scratch.top_k < part.logits.vocab) floor = threshold(part, floor, Count{});
-  if (scratch.top_p < 1.0f) floor = threshold(part, floor, Mass{scratch.top});
-  return best_of_some(part, fmaxf(floor, __fadd_rn(scratch.top, scratch.log_min_p)));
+  if (scratch.by_rank) floor = threshold(part, floor, Count{});
+  if (scratch.by_mass) floor = threshold(part, floor, Mass{scratch.top});
+  return most<Purpose::choice>(best_of_some(part, fmaxf(floor, __fadd_rn(scratch.top, scratch.log_min_p))));
 }
 
 template <class T>
@@ -458,37 +626,35 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   part.begin = int(int64_t(groups) * int(blockIdx.x) / parts());
   part.end = int(int64_t(groups) * (int(blockIdx.x) + 1) / parts());
   if (threadIdx.x == 0) {
-    scratch.held_groups = min(held_groups, part.end - part.begin);
+    scratch.held_groups = min(held_groups, part.end - part.begin), scratch.listed = 0;
     scratch.noise = {uint64_t(a.seeds[r]), uint32_t(a.positions[r]), uint32_t(a.indices[r])};
     scratch.top_k = a.top_k[r], scratch.top_p = a.top_p[r];
+    scratch.by_rank = scratch.top_k > 0 && scratch.top_k < a.vocab, scratch.by_mass = scratch.top_p < 1.0f;
     scratch.log_min_p = a.min_p[r] > 0.0f ? log_of(a.min_p[r]) : -INFINITY;
   }
   __syncthreads();
-  const bool by_rank = scratch.top_k > 0 && scratch.top_k < a.vocab;
-  const bool filtered = by_rank || scratch.top_p < 1.0f || scratch.log_min_p > -INFINITY;
+  const bool filtered = scratch.by_rank || scratch.by_mass || scratch.log_min_p > -INFINITY;
   uint64_t best;
   if (!(part.temperature > 0.0f)) {
-    best = best_logit(part);
+    best = most<Purpose::choice>(best_logit(part));
   } else if (filtered) {
     best = best_filtered(part);
   } else {
-    best = best_unfiltered(part);
+    best = most<Purpose::choice>(best_of_all(part, [=](int index) { return part.logits.group(index); }));
   }
-  best = most<Purpose::choice>(best);
   if (blockIdx.x == 0 && threadIdx.x == 0)
     a.tokens[blockIdx.y] = value_of_candidate(best) > -INFINITY ? token_of_candidate(best) : 0;
   row_sync();  // nobody leaves while others read
 }
 
-// Blocks of a row: enough to fill the chip and to hold the row, on chips where they can work together. Clusters of more
-// than two leave places empty, an eleventh of an H200's: one row more than fits would take as long as twice the rows.
-int parts_of(const SampleArgs& a, const Device& device, int held_groups) {
+// Blocks of a row: enough to fill the chip, where they can work together. Clusters of more than two leave places empty,
+// an eleventh of an H200's: one row more than fits would take as long as twice the rows.
+int parts_of(const SampleArgs& a, const Device& device) {
   if (device.major < 9) return 1;
   const int64_t groups = (int64_t(a.vocab) + 3) / 4, blocks = kBlocksPerMultiprocessor * device.multiprocessors;
-  auto fits = [&](int parts) { return parts * a.rows <= (parts > 2 ? blocks * 10 / 11 : blocks); };
   int parts = 1;
   while (parts < kMostParts && groups > parts * 512 &&
-         (fits(2 * parts) || (parts < 4 && groups > int64_t(parts) * held_groups * 3 / 2)))
+         2 * parts * a.rows <= (parts > 1 ? blocks * 10 / 11 : blocks))
     parts *= 2;
   return parts;
 }
@@ -497,12 +663,14 @@ template <class T>
 cudaError_t launch(const SampleArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  const unsigned parts = unsigned(parts_of(a, device));
+  // Blocks that all fit side by side are not to share a multiprocessor.
+  const bool apart = parts <= 2 && parts * a.rows <= device.multiprocessors;
   constexpr int kReserved = 1024;  // bytes of each block
-  const int available = device.shared_per_multiprocessor / kBlocksPerMultiprocessor - kReserved;
+  const int available = device.shared_per_multiprocessor / (apart ? 1 : kBlocksPerMultiprocessor) - kReserved;
   const int held_bytes = (min(available, device.shared_per_block) - int(sizeof(Scratch))) / 16 * 16;
   cudaError_t error = cudaFuncSetAttribute(sample_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, held_bytes);
   if (error != cudaSuccess) return error;
-  const unsigned parts = unsigned(parts_of(a, device, held_bytes / 16));
   if (a.vocab > int64_t(kMostTokens) * parts) return cudaErrorInvalidValue;
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
