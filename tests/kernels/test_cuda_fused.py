@@ -87,6 +87,52 @@ def test_rope_write(dtype, interleaved, norm, head_dim, rotary):
     )
 
 
+@pytest.mark.parametrize("cells", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "rotary", "interleaved", "norm"),
+    [
+        (32, 8, 128, 128, False, True), (40, 40, 128, 128, False, False), (16, 8, 128, 64, True, True),
+        (9, 3, 64, 64, False, False), (5, 1, 64, 0, False, True), (8, 4, 256, 64, False, True),
+        (6, 2, 96, 96, False, True), (6, 2, 32, 32, True, False),
+    ],
+)  # fmt: skip
+def test_many_tokens_are_written_as_few_are(cells, heads, kv_heads, head_dim, rotary, interleaved, norm):
+    if cells and head_dim not in (64, 128, 256):
+        cells = None
+    tokens, block_size = 9001, 16
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device="cuda").to(torch.bfloat16)
+    slots = torch.randperm(tokens + 16, device="cuda")[:tokens]
+    slots[torch.randint(tokens, (50,))] = -1
+    positions = torch.randint(0, 5000, (tokens,), device="cuda")
+    cos_sin = torch.randn(5000, rotary, device="cuda") if rotary else None
+    weights = {
+        name: torch.randn(head_dim, device="cuda").to(torch.bfloat16) for name in ("q_norm", "k_norm") if norm
+    }  # fmt: skip
+
+    def write(step):
+        cache = ops.empty_cache(tokens // 16 + 2, 2, kv_heads, block_size, head_dim, cells or torch.bfloat16, "cuda")
+        cache.view(torch.uint8).zero_()
+        q = torch.zeros(tokens, heads, head_dim, dtype=torch.bfloat16, device="cuda")
+        for i in range(0, tokens, step):
+            part = slice(i, i + step)
+            ops.rope_write_kv(
+                qkv[part], q[part], cache[:, 1], slots[part], positions[part], cos_sin, interleaved=interleaved,
+                **weights,
+            )  # fmt: skip
+        return q, cache.view(torch.uint8)
+
+    few, many = write(500), write(tokens)
+    inside = qkv.view(tokens, -1, head_dim)[:, :heads]
+    assert torch.equal(few[0], many[0])
+    assert torch.equal(few[1], many[1])
+    assert int((few[1] != 0).sum()) > tokens * kv_heads * head_dim
+    cache = ops.empty_cache(tokens // 16 + 2, 1, kv_heads, block_size, head_dim, cells or torch.bfloat16, "cuda")
+    ops.rope_write_kv(
+        qkv, inside, cache[:, 0], slots, positions, cos_sin, interleaved=interleaved, **weights
+    )  # fmt: skip
+    assert torch.equal(inside, few[0])
+
+
 def test_rope_in_place_and_padding():
     qkv = torch.randn(5, (4 + 2) * 64, dtype=torch.float16, device="cuda")
     cos_sin = torch.randn(9, 64, device="cuda")

@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kCopyThreads = 256, kCopyUnroll = 2;  // small pieces, so that one block of the cache keeps the chip busy
+constexpr int kCopyThreads = 128, kCopyUnroll = 4;  // small pieces, so that one block of the cache keeps the chip busy
 constexpr int64_t kCopyBytes = int64_t(kCopyThreads) * kCopyUnroll * 16;
 
 __global__ void __launch_bounds__(kCopyThreads)

@@ -11,22 +11,6 @@ cudaError_t write_cache_cells(const WriteArgs&, cudaStream_t);
 
 namespace {
 
-// Up to H heads of a token that lie side by side, all of q, of k or of v.
-template <int H>
-struct Heads {
-  enum Kind { kQuery, kKey, kValue } kind;
-  int first, count;
-
-  // `place`: among those of all heads, which begin with those of q.
-  __device__ Heads(const WriteArgs& a, int place) {
-    const int of_q = (a.heads + H - 1) / H, of_kv = (a.kv_heads + H - 1) / H;
-    kind = place < of_q ? kQuery : place < of_q + of_kv ? kKey : kValue;
-    first = (place - (kind == kQuery ? 0 : kind == kKey ? of_q : of_q + of_kv)) * H;
-    count = min(H, (kind == kQuery ? a.heads : a.kv_heads) - first);
-  }
-  static int places(const WriteArgs& a) { return (a.heads + H - 1) / H + 2 * ((a.kv_heads + H - 1) / H); }
-};
-
 // Four codes, the first in the lowest byte.
 __device__ inline uint32_t encode_four(i8, const float* x, float factor) {
   uint32_t code[4];  // where the last bit of the sum is worth one, the last byte is the whole number
@@ -77,102 +61,108 @@ struct Codes {
   }
 };
 
-// A thread takes a share of H heads, whose loads are under way together; most of what it needs beside them it reads once.
-template <int H>
-constexpr int kWriteThreads = H == 1 ? 64 : 96;  // of a block; large ones leave registers unused
+// What a thread does with its share of one head of a token, once that is in its registers.
+template <class T, class C, int D, int U, bool norms>
+struct Writer {
+  using Vector = Unit<U>;
+  using Part = Share<D, U>;
+  const WriteArgs& a;
+  const Part part;
+  const bool used;
 
-template <class T, class C, int D, int U, bool norms, int H>
-__global__ void __launch_bounds__(kWriteThreads<H>) write_kernel(const __grid_constant__ WriteArgs a) {
+  __device__ Writer(const WriteArgs& args, int thread) : a(args), part(args, thread), used(thread < Part::kUsed) {}
+
+  // Whether heads of q and k, or of v, are stored as they came.
+  __device__ bool keeps(bool query, bool value) const {
+    return (value || (!a.cos_sin && !norms)) && (query || !is_scaled<C>);
+  }
+  __device__ C* cells(int64_t slot, bool value, int head) const {
+    return static_cast<C*>(a.cache.data) + (slot >> (__ffs(a.cache.block_size) - 1)) * a.cache.block_stride +
+           (value ? a.cache.kv_stride : 0) + head * a.cache.head_stride;
+  }
+  // Leaves a head as it is in registers, in the type of the data.
+  __device__ void store(int64_t token, int64_t slot, bool query, bool value, int head, const Vector& low,
+                        const Vector& high) const {
+    if (!used) return;
+    if (query) {
+      T* to = static_cast<T*>(a.q_out) + token * a.q_out_stride + head * D;
+      *reinterpret_cast<Vector*>(to + part.first * U) = low;
+      *reinterpret_cast<Vector*>(to + part.second * U) = high;
+    } else if constexpr (!is_scaled<C>) {
+      const int offset = int(slot) & (a.cache.block_size - 1);
+      T* to = cells(slot, value, head) + offset * D;
+      auto at = [&](int unit) { return to + swizzle(D, offset, unit * U / 8) * 8 + unit * U % 8; };
+      *reinterpret_cast<Vector*>(at(part.first)) = low;
+      *reinterpret_cast<Vector*>(at(part.second)) = high;
+    }
+  }
+  // Turns a head and stores it.
+  __device__ void write(int64_t token, int64_t slot, bool query, bool value, int head, const Angles<D, U>& angles,
+                        const NormWeights<T, D, U>& weights, bool normed, Vector& low, Vector& high) const {
+    float x[U], y[U];
+    widen_unit<T>(low, x), widen_unit<T>(high, y);
+    if (!value) rotate<T, D, U, norms>(a, part, angles, weights, normed, x, y);
+    if constexpr (is_scaled<C>) {
+      if (!query) {
+        const bool halves = part.second == part.first + 1, odd = part.first % 2 != 0;
+        const Codes<C, Part::kThreads> codes(x, y, halves, odd, value);
+        const int offset = int(slot) & (a.cache.block_size - 1), unit = (!halves && odd ? part.second : part.first) / 2;
+        C* to = cells(slot, value, head);
+        if (used) *reinterpret_cast<uint4*>(to + offset * D + swizzle_units(D / 16, offset, unit) * 16) = codes.bytes;
+        if (part.first == 0) scales_of(to, D, a.cache.block_size)[offset] = codes.scale;
+        return;
+      }
+    }
+    round_unit<T>(x, low), round_unit<T>(y, high);
+    store(token, slot, query, value, head, low, high);
+  }
+};
+
+constexpr int kWriteThreads = 64;  // of a block; large ones leave registers unused
+
+// A thread takes its share of one head of one token.
+template <class T, class C, int D, int U, bool norms>
+__global__ void __launch_bounds__(kWriteThreads) write_kernel(const __grid_constant__ WriteArgs a) {
   using Vector = Unit<U>;
   using Part = Share<D, U>;
   wait_for_previous_kernel();
   launch_next_kernel();
   const int64_t token = blockIdx.x;
-  const int index = blockIdx.y * blockDim.x + threadIdx.x;
-  const Heads<H> heads(a, index / Part::kThreads);
-  const bool used = index % Part::kThreads < Part::kUsed, query = heads.kind == heads.kQuery,
-             value = heads.kind == heads.kValue;
-  const int64_t slot = query ? 0 : a.slots[token];
-  if (heads.count <= 0 || slot < 0) return;
-  const Part part(a, index % Part::kThreads);
+  const int index = blockIdx.y * blockDim.x + threadIdx.x, place = index / Part::kThreads;  // among heads of q, k, v
+  if (place >= a.heads + 2 * a.kv_heads) return;
+  const bool query = place < a.heads, value = place >= a.heads + a.kv_heads;
+  const int head = query ? place : value ? place - a.heads - a.kv_heads : place - a.heads;
+  const int64_t slot = query ? 0 : a.slots[token], position = a.cos_sin && !value ? a.positions[token] : 0;
+  const Writer<T, C, D, U, norms> writer(a, index % Part::kThreads);
+  const Part& part = writer.part;
 
-  Vector low[H]{}, high[H]{};
-  const T* row = static_cast<const T*>(query ? a.q : value ? a.v : a.k) +
-                 token * (query ? a.q_stride : value ? a.v_stride : a.k_stride) + heads.first * D;
-#pragma unroll
-  for (int h = 0; h < H; ++h) {
-    if (h >= heads.count || !used) break;
-    low[h] = *reinterpret_cast<const Vector*>(row + h * D + part.first * U);
-    high[h] = *reinterpret_cast<const Vector*>(row + h * D + part.second * U);
+  Vector low{}, high{};
+  if (writer.used) {
+    const T* row = static_cast<const T*>(query ? a.q : value ? a.v : a.k) +
+                   token * (query ? a.q_stride : value ? a.v_stride : a.k_stride) + head * D;
+    low = *reinterpret_cast<const Vector*>(row + part.first * U);
+    high = *reinterpret_cast<const Vector*>(row + part.second * U);
   }
-  __syncwarp(head_lanes<Part::kThreads>());  // loads come before stores: q_out may be q
-
-  const int offset = int(slot) & (a.cache.block_size - 1);
-  C* cells = static_cast<C*>(a.cache.data) + (slot >> (__ffs(a.cache.block_size) - 1)) * a.cache.block_stride +
-             (value ? a.cache.kv_stride : 0) + heads.first * a.cache.head_stride;
-  // Leaves a head as it is in registers, in the type of the data.
-  auto store = [&](int h) {
-    if (!used) return;
-    if (query) {
-      T* to = static_cast<T*>(a.q_out) + token * a.q_out_stride + (heads.first + h) * D;
-      *reinterpret_cast<Vector*>(to + part.first * U) = low[h];
-      *reinterpret_cast<Vector*>(to + part.second * U) = high[h];
-    } else if constexpr (!is_scaled<C>) {
-      T* to = cells + h * a.cache.head_stride + offset * D;
-      auto at = [&](int unit) { return to + swizzle(D, offset, unit * U / 8) * 8 + unit * U % 8; };
-      *reinterpret_cast<Vector*>(at(part.first)) = low[h];
-      *reinterpret_cast<Vector*>(at(part.second)) = high[h];
-    }
-  };
-  if ((value || (!a.cos_sin && !norms)) && (query || !is_scaled<C>)) {
-#pragma unroll
-    for (int h = 0; h < H; ++h)
-      if (h < heads.count) store(h);
-    return;
-  }
-  const Angles<D, U> angles(a, part, a.cos_sin && !value ? a.positions[token] : 0);
+  // Loads come before stores, as q_out may be q, and before those that wait for the position.
+  __syncwarp(head_lanes<Part::kThreads>());
+  const Angles<D, U> angles(a, part, a.cos_sin && !value ? a.cos_sin + position * a.cos_sin_stride : nullptr);
   const T* norm = static_cast<const T*>(value ? nullptr : query ? a.q_norm : a.k_norm);
-  const NormWeights<T, D, U> weights(a, part, norm, used);
-#pragma unroll
-  for (int h = 0; h < H; ++h) {
-    if (h >= heads.count) break;
-    float x[U], y[U];
-    widen_unit<T>(low[h], x), widen_unit<T>(high[h], y);
-    if (!value) rotate<T, D, U, norms>(a, part, angles, weights, norm != nullptr, x, y);
-    if constexpr (is_scaled<C>) {
-      if (!query) {
-        const bool halves = part.second == part.first + 1, odd = part.first % 2 != 0;
-        const Codes<C, Part::kThreads> codes(x, y, halves, odd, value);
-        C* to = cells + h * a.cache.head_stride;
-        const int unit = (!halves && odd ? part.second : part.first) / 2;
-        if (used) *reinterpret_cast<uint4*>(to + offset * D + swizzle_units(D / 16, offset, unit) * 16) = codes.bytes;
-        if (part.first == 0) scales_of(to, D, a.cache.block_size)[offset] = codes.scale;
-        continue;
-      }
-    }
-    round_unit<T>(x, low[h]), round_unit<T>(y, high[h]);
-    store(h);
+  const NormWeights<T, D, U> weights(a, part, norm, writer.used);
+  if (slot < 0) return;
+  if (writer.keeps(query, value)) {
+    writer.store(token, slot, query, value, head, low, high);
+  } else {
+    writer.write(token, slot, query, value, head, angles, weights, norm != nullptr, low, high);
   }
-}
-
-template <class T, class C, int D, int U, bool norms, int H>
-cudaError_t launch_write(const WriteArgs& a, cudaStream_t stream) {
-  constexpr int most = kWriteThreads<H>;
-  const int threads = Heads<H>::places(a) * Share<D, U>::kThreads;
-  const int parts = (threads + most - 1) / most, warps = ((threads + parts - 1) / parts + 31) / 32;
-  return launch_after(write_kernel<T, C, D, U, norms, H>, dim3(unsigned(a.tokens), parts), warps * 32, 0, stream, a);
 }
 
 template <class T, class C, int D, int U>
 cudaError_t launch_write(const WriteArgs& a, cudaStream_t stream) {
-  Device device;
-  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  const bool norms = a.q_norm || a.k_norm;
-  // Where there is more than a chip takes at once, threads with several heads each have more loads under way.
-  if constexpr (U == 8 && D % 64 == 0)
-    if (a.tokens * (a.heads + 2 * a.kv_heads) * Share<D, U>::kThreads > int64_t(2048) * device.multiprocessors)
-      return norms ? launch_write<T, C, D, U, true, 4>(a, stream) : launch_write<T, C, D, U, false, 4>(a, stream);
-  return norms ? launch_write<T, C, D, U, true, 1>(a, stream) : launch_write<T, C, D, U, false, 1>(a, stream);
+  const int threads = (a.heads + 2 * a.kv_heads) * Share<D, U>::kThreads;
+  const int parts = (threads + kWriteThreads - 1) / kWriteThreads, warps = ((threads + parts - 1) / parts + 31) / 32;
+  const dim3 grid{unsigned(a.tokens), unsigned(parts)};
+  return a.q_norm || a.k_norm ? launch_after(write_kernel<T, C, D, U, true>, grid, warps * 32, 0, stream, a)
+                              : launch_after(write_kernel<T, C, D, U, false>, grid, warps * 32, 0, stream, a);
 }
 
 }  // namespace

@@ -58,9 +58,12 @@ struct Angles {
   using Half = Elements<float, U / 2>;
   Floats cosine{}, sine{};
 
-  __device__ Angles(const WriteArgs& a, const Share<D, U>& part, int64_t position) {
-    if (!a.cos_sin) return;
-    const float *cosines = a.cos_sin + position * a.cos_sin_stride, *sines = cosines + a.rotary_dim / 2;
+  __device__ Angles(const WriteArgs& a, const Share<D, U>& part, int64_t position)
+      : Angles(a, part, a.cos_sin ? a.cos_sin + position * a.cos_sin_stride : nullptr) {}
+  // `cosines`: those of the position, followed by the sines; null where nothing rotates.
+  __device__ Angles(const WriteArgs& a, const Share<D, U>& part, const float* cosines) {
+    if (!cosines) return;
+    const float* sines = cosines + a.rotary_dim / 2;
     if (part.paired) {
       cosine = *reinterpret_cast<const Floats*>(cosines + part.first * U);
       sine = *reinterpret_cast<const Floats*>(sines + part.first * U);
