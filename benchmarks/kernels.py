@@ -290,7 +290,13 @@ def rms_norm(tokens: int, width: int) -> Row:
     n = rotations(moved)
     x, residual, out, weight = bf16(n, tokens, width), bf16(n, tokens, width), bf16(n, tokens, width), bf16(width)
     calls = [lambda i=i: ops.rms_norm(x[i], weight, 1e-5, out=out[i], residual=residual[i]) for i in range(n)]
-    return row("residual + rms_norm", f"{tokens} x {width}", measure(calls), moved / COPY)
+
+    def peer(i: int) -> Tensor:
+        return torch.nn.functional.rms_norm(residual[i].add_(x[i]), (width,), weight, 1e-5)
+
+    seconds = measure(calls)
+    peer_seconds = measure([partial(peer, i) for i in range(n)])
+    return row("residual + rms_norm", f"{tokens} x {width}", seconds, moved / COPY, ("torch", peer_seconds))
 
 
 def silu_and_mul(tokens: int, width: int) -> Row:
@@ -298,7 +304,13 @@ def silu_and_mul(tokens: int, width: int) -> Row:
     n = rotations(moved)
     x, out = bf16(n, tokens, 2 * width), bf16(n, tokens, width)
     calls = [lambda i=i: ops.act_and_mul(x[i], "silu", out=out[i]) for i in range(n)]
-    return row("silu_and_mul", f"{tokens} x {width}", measure(calls), moved / COPY)
+
+    def peer(i: int) -> Tensor:
+        return torch.mul(torch.nn.functional.silu(x[i, :, :width]), x[i, :, width:], out=out[i])
+
+    seconds = measure(calls)
+    peer_seconds = measure([partial(peer, i) for i in range(n)])
+    return row("silu_and_mul", f"{tokens} x {width}", seconds, moved / COPY, ("torch", peer_seconds))
 
 
 def rope_write(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> Row:
@@ -334,7 +346,8 @@ def copy(pool: Tensor, count: int) -> Row:
         for _ in range(rotations(moved))
     ]
     seconds = measure([lambda p=p: ops.copy_blocks(pool, p) for p in pairs])
-    return row("copy_blocks", f"{count} x {pool[0].nbytes >> 20} MiB", seconds, moved / COPY)
+    peer = measure([lambda p=p: pool.index_copy_(0, p[:, 1], pool.index_select(0, p[:, 0])) for p in pairs])
+    return row("copy_blocks", f"{count} x {pool[0].nbytes >> 20} MiB", seconds, moved / COPY, ("torch", peer))
 
 
 def copy_rows() -> list[Row]:
@@ -495,6 +508,19 @@ def prefill_rows() -> list[Row]:
     return [r for rows in batches for r in rows]
 
 
+def torch_sample(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """As a service without kernels of its own would."""
+    logits = logits.float() / 0.8
+    if top_k or top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        if top_k:
+            ordered[:, top_k:] = -torch.inf
+        mass = ordered.softmax(dim=-1)
+        ordered.masked_fill_(mass.cumsum(dim=-1) - mass >= top_p, -torch.inf)
+        logits = logits.scatter(1, order, ordered)
+    return (logits.softmax(dim=-1) / torch.empty_like(logits).exponential_()).argmax(dim=-1)
+
+
 def sample(rows: int, vocab: int, top_k: int, top_p: float, dtype: torch.dtype = torch.float32) -> Row:
     n = rotations(rows * vocab * dtype.itemsize)
     logits = [(torch.randn(rows, vocab, device="cuda") * 3).to(dtype) for _ in range(n)]
@@ -502,8 +528,10 @@ def sample(rows: int, vocab: int, top_k: int, top_p: float, dtype: torch.dtype =
     ones = torch.ones(rows, device="cuda")
     columns = (seeds, zeros, zeros, ones * 0.8, zeros + top_k, ones * top_p, ones * 0.0)
     seconds = measure([lambda x=x: ops.sample(x, *columns) for x in logits])
+    peer = measure([lambda x=x: torch_sample(x, top_k, top_p) for x in logits[:4]], replays=5)
     floor = rows * vocab * dtype.itemsize / READ
-    return row("sample", f"{rows} x {vocab} {str(dtype)[6:]} top-k {top_k} top-p {top_p}", seconds, floor)
+    shape = f"{rows} x {vocab} {str(dtype)[6:]} top-k {top_k} top-p {top_p}"
+    return row("sample", shape, seconds, floor, ("torch", peer))
 
 
 def sample_rows() -> list[Row]:
