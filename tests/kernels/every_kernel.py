@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_kernels import cuda, ops, step
+from octavo_kernels import cuda, ops, pools, step
 from octavo_kernels.adjust import Adjustment, adjust, pack
 from octavo_kernels.operands import Ahead, RmsNorm
 
@@ -128,8 +128,12 @@ def prefix() -> None:
     for heads, count in ((2, 3), (8, 9)):  # few rows a group, and many
         sequences = Sequences([1100 + 7 * i for i in range(count)], 2, 128, BF16, shared=64)
         sequences.attend([1] * count, heads, groups=(0,) * (count - 1) + (-1,), shared=1024)
-    sequences = Sequences([600, 610, 620], 1, 256, F16, shared=32)
-    sequences.attend([1] * 3, 8, groups=(0, 0, 0), shared=512)
+        sequences.attend([1] * count, heads, groups=(0,) * (count - 1) + (-1,), shared=1024, softcap=20.0)
+    sequences = Sequences([520 + i for i in range(33)], 2, 128, BF16, shared=32)  # as many as make buffers go round
+    sequences.attend([1] * 33, 8, groups=(0,) * 33, shared=512, softcap=20.0)
+    for head_dim in cuda.TENSOR_CORE_HEAD_DIMS:
+        sequences = Sequences([600, 610, 620], 1, head_dim, F16, shared=32)
+        sequences.attend([1] * 3, 8, groups=(0, 0, 0), shared=512)
 
 
 def extend() -> None:
@@ -171,6 +175,11 @@ def cache() -> None:
             )  # fmt: skip
     blocks = data(6, 2, 2, 2, BLOCK * 64)
     ops.copy_blocks(blocks, torch.tensor([[1, 4], [2, 5]]).cuda())
+    if pools.reads_host(blocks.device):
+        mapped = pools.empty_pools(3, 2, 1, 1, BLOCK, 64, BF16, blocks.device)
+        k, slots = data(48, 1, 64), torch.arange(48).cuda()
+        ops.write_kv(k, k, mapped.blocks[:, 0], slots, BLOCK)
+        ops.copy_blocks(mapped.blocks, ints(1, mapped.first_host_block, dtype=I64).view(1, 2))
     host = torch.zeros(3, *blocks.shape[1:], dtype=BF16).pin_memory()
     ops.swap_blocks(blocks, host, torch.tensor([[1, 0], [4, 2]]))
     ops.swap_blocks(host, blocks, torch.tensor([[2, 3]]))
@@ -191,15 +200,20 @@ def between() -> None:
 
 
 def linear() -> None:
+    """Products of our own: where another library's kernel would be the faster one, nothing is launched."""
     for rows in (1, 5, 8, 16, 31):
         for columns, depth in ((272, 576), (48, 128), (1008, 2112)):
             x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
-            ops.linear(x, weight)
-            ops.linear(x, weight, bias, residual=data(rows, columns))
-            ops.gated_linear(x, weight, "silu", bias)
             norm, ahead = RmsNorm(data(depth)), Ahead(data(4104, 8192))
-            ops.linear(x, weight, norm=norm, ahead=ahead)
-            ops.gated_linear(x, weight, "silu", norm=norm, ahead=ahead)
+            for options in ({}, {"norm": norm, "ahead": ahead}):
+                out, half = empty(rows, columns), empty(rows, columns // 2)
+                cuda.launch_linear(x, weight, None, None, out, **options)
+                cuda.launch_linear(x, weight, bias, data(rows, columns), out, **options)
+                cuda.launch_linear(x, weight, bias, None, half, activation=0, **options)
+    if cuda.supports_uniform(torch.device("cuda")):
+        for rows, columns, depth in ((1, 263, 520), (70, 40, 128), (300, 264, 520)):
+            x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
+            ops.linear(x, weight, bias, residual=data(rows, columns), uniform=True)
 
 
 def sample() -> None:
@@ -233,7 +247,9 @@ def inputs() -> None:
     block_at = sum(lengths) + 4 + drawn.nbytes // 4
     record["block_at"] = [block_at, block_at + 2]
     parts = [header.view("<i4"), record.view("<i4"), [~0, 5, 6, 7], drawn.view("<i4"), [3, 4, 2]]
-    message = torch.from_numpy(np.concatenate(parts).astype(np.int32)).cuda()
+    words = torch.from_numpy(np.concatenate(parts).astype(np.int32)).pin_memory()
+    message = torch.empty_like(words, device="cuda")
+    step.carry(words, message)
     places = step.StepInputs.allocate(4, 16, 3, torch.device("cuda"))
     step.unpack_step(message, torch.zeros(4, 3, dtype=I32).cuda(), ints(9, 9, dtype=I64), places, 4, BLOCK)
     assert places.token_ids[:4].tolist() == [9, 5, 6, 7]
