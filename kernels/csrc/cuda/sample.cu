@@ -24,9 +24,9 @@ constexpr int kBins = 2048, kBinsEach = kBins / kThreads;
 constexpr int kList = 3 * kBins;         // survivors of the filters that are listed where the histogram was
 constexpr int kEntries = 3 * kBins / 2;  // of the largest tokens, in the same place
 constexpr int kOwnEntries = kEntries / kThreads;
-constexpr int kSamples = 4;       // groups of each thread
-constexpr int kMostRanks = 128;   // what samples can bound with so few entries
-constexpr int kListUnroll = 7;  // groups of a thread at a time
+constexpr int kSamples = 4;      // groups of each thread
+constexpr int kMostRanks = 128;  // what samples can bound with so few entries
+constexpr int kRankBins = 256;
 constexpr int kMostTokens = 1 << 18; // of a part
 constexpr float kFirstRange = 8.0f;  // scaled logits this far below the largest are searched for a threshold first
 
@@ -48,7 +48,7 @@ struct alignas(16) Histogram {
 };
 
 struct alignas(8) Entry {
-  uint32_t key;  // of the scaled logit
+  float logit;
   int token;
 };
 
@@ -59,17 +59,20 @@ struct Scratch {
     alignas(16) Entry entries[kEntries];
   };
   uint64_t warps[kWarps];
-  uint4 exchanged[6];  // with the row's other blocks, for each purpose
+  uint4 exchanged[5];  // with the row's other blocks, for each purpose
   int found;           // where the running sum reaches the goal, and what lies before and in it
   uint64_t before, within, all;
-  int listed;
-  uint32_t chosen;  // key of the scaled logit
+  int listed, counts[kMostParts];    // entries of the block's list, and of those of the row's blocks
+  alignas(16) int ranks[kRankBins];
+  uint32_t largest, chosen;  // key of the largest logit, and of the scaled one that is chosen
   uint32_t bar;     // key of the best score so far, scaled by log2(e)
   Noise noise;
   int top_k;
   bool by_rank, by_mass;  // which filters there are
   float top_p, log_min_p;
-  float top;  // the largest scaled logit
+  float top;    // the largest scaled logit
+  float bound;  // logit from which on the row's lists are complete
+  bool fit;     // the lists name all that they should
   int held_groups;  // how many of the part's groups are held
 };
 
@@ -106,7 +109,7 @@ __device__ inline uint4 read(const uint4* mine, int other) {
   return *mine;
 }
 
-enum class Purpose { top, total, choice, slice, before, within };
+enum class Purpose { total, choice, slice, before, within };
 
 // Over the block. `combine` is associative and commutative.
 template <class F>
@@ -143,12 +146,17 @@ struct Most {
   __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return max(a, b); }
 };
 
-template <Purpose purpose>
-__device__ uint64_t most(uint64_t x) {
-  return reduce<purpose>(x, Most{});
-}
+__device__ __noinline__ uint64_t total_of(uint64_t x) { return reduce<Purpose::total>(x, Sum{}); }
+__device__ __noinline__ uint64_t choice_of(uint64_t x) { return reduce<Purpose::choice>(x, Most{}); }
 
+// The first for places known to the compiler, the second for others: references to those would lie in memory.
 __device__ inline float& at(float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+__device__ inline float pick(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+__device__ inline float scaled(float logit, float temperature) {
+  return __fadd_rn(temperature == 1.0f ? logit : __fdiv_rn(logit, temperature), 0.0f);  // no -0
+}
 
 template <class T>
 struct Part {
@@ -156,10 +164,7 @@ struct Part {
   int begin, end;  // groups
   float temperature;
 
-  static __device__ float scaled(float logit, float temperature) {
-    return __fadd_rn(temperature == 1.0f ? logit : __fdiv_rn(logit, temperature), 0.0f);  // no -0
-  }
-  __device__ float scaled(float logit) const { return scaled(logit, temperature); }
+  __device__ float scaled(float logit) const { return octavo::scaled(logit, temperature); }
 
   __device__ float4 group(int index) const {
     return index - begin < scratch.held_groups ? held[index - begin] : logits.group(index);
@@ -271,7 +276,7 @@ struct Count {
 };
 
 struct Mass {
-  float top;
+  const float top = scratch.top;
   static constexpr bool kNeedsTotal = true;
   static constexpr int kLimbs = 3;
   __device__ uint64_t of(float z) const { return mass(z, top); }
@@ -280,29 +285,36 @@ struct Mass {
   }
 };
 
+// Adds the tokens whose keys lie in [begin, end) to the bins, and returns the weight of a thread's tokens of at least
+// `floor`.
+template <class Weight, class T>
+__device__ __noinline__ uint64_t fill_bins(const Part<T> part, float floor, uint32_t begin, uint32_t end, int shift) {
+  const Weight weight;
+  uint64_t sum = 0;
+  part.each(floor, [&](int, float z) {
+    if (!(z >= floor)) return;
+    const uint32_t key = key_of(z);
+    const uint64_t w = weight.of(z);
+    sum += w;
+    if (key - begin < end - begin) scratch.bins.add((end - 1 - key) >> shift, w);
+  });
+  return sum;
+}
+
 // A bound of z such that the tokens at or above it are the fewest of the largest ones, ties included, whose weights
 // reach the goal; `floor` where all of at least `floor` together do not.
-template <class T, class Weight>
-__device__ __noinline__ float threshold(const Part<T> part, float floor, const Weight weight) {
+template <class Weight, class T>
+__device__ __noinline__ float threshold(const Part<T> part, float floor) {
   const uint32_t last = key_of(floor);
   uint32_t end = key_of(scratch.top) + 1, begin = max(last, key_of(__fadd_rn(scratch.top, -kFirstRange)));
-  uint64_t goal = weight.goal(0);  // less the weight of the keys from `end` on
+  uint64_t goal = Weight{}.goal(0);  // less the weight of the keys from `end` on
   for (bool total = Weight::kNeedsTotal;; total = false) {
     const int shift = max(0, 32 - __clz(end - 1 - begin) - 11);
     scratch.bins.clear<Weight::kLimbs>();
     __syncthreads();
-    uint64_t sum = 0;
-    const float least = value_of(begin);
-    part.each(total ? floor : least, [&](int, float z) {
-      const uint32_t key = key_of(z);
-      const bool inside = z >= least && key < end;
-      if (!inside && !(total && z >= floor)) return;
-      const uint64_t w = weight.of(z);
-      sum += w;
-      if (inside) scratch.bins.add((end - 1 - key) >> shift, w);
-    });
+    const uint64_t sum = fill_bins<Weight>(part, total ? floor : value_of(begin), begin, end, shift);
     if (total) {
-      goal = weight.goal(reduce<Purpose::total>(sum, Sum{}));
+      goal = Weight{}.goal(reduce<Purpose::total>(sum, Sum{}));
     } else {
       row_sync();
     }
@@ -317,7 +329,7 @@ __device__ __noinline__ float threshold(const Part<T> part, float floor, const W
       if (shift == 0) return value_of(begin);
       // Where the goal is not reached without any one of the range, all of it stays. Its smallest weight is known but
       // for the last bits of the polynomial.
-      const uint64_t smallest = weight.of(value_of(begin)), surplus = scratch.within - goal;
+      const uint64_t smallest = Weight{}.of(value_of(begin)), surplus = scratch.within - goal;
       if (surplus < smallest - (smallest >> 18)) return value_of(begin);
     }
     __syncthreads();  // what was found has been read
@@ -326,7 +338,7 @@ __device__ __noinline__ float threshold(const Part<T> part, float floor, const W
 
 // The best candidate among the tokens of a part; `group(index)` gives logits, minus infinity for what is filtered out.
 //
-// With u the random number, a score z - log(-log(u)) above s takes -log(u) <= exp(z - s), and -log(u) is at least 1 - u:
+// With u the random number, a score z - log(-log(u)) above s takes -log(u) <= exp(z - s), and -log(u) is 1 - u or more:
 // few tokens pass, once s is the best score of some, and those that do are looked at exactly.
 template <class T, class Group>
 __device__ __noinline__ uint64_t best_of_all(const Part<T> part, const Group group) {
@@ -334,10 +346,11 @@ __device__ __noinline__ uint64_t best_of_all(const Part<T> part, const Group gro
   const Noise noise = scratch.noise;
   const float factor = kLog2e / part.temperature;
   uint64_t best = 0;
-  auto word_of = [](const uint4& words, int i) { return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w; };
-  auto consider = [&](int index, float4 x, const uint4& words, int i) {
-    if (!(at(x, i) > -INFINITY)) return;
-    const float score = __fadd_rn(part.scaled(at(x, i)), gumbel(word_of(words, i)));
+  auto word_of = [](const uint4& w, int i) { return i == 0 ? w.x : i == 1 ? w.y : i == 2 ? w.z : w.w; };
+  auto consider = [&](int index, const float4& x, const uint4& words, int i) {
+    const float logit = pick(x, i);
+    if (!(logit > -INFINITY)) return;
+    const float score = __fadd_rn(part.scaled(logit), gumbel(word_of(words, i)));
     best = max(best, candidate(score, 4 * index + i));
     atomicMax(&scratch.bar, key_of(score * kLog2e));
   };
@@ -355,7 +368,7 @@ __device__ __noinline__ uint64_t best_of_all(const Part<T> part, const Group gro
   int largest = 0;
 #pragma unroll
   for (int i = 1; i < 4; ++i)
-    if (at(x[0], i) > at(x[0], largest)) largest = i;
+    if (at(x[0], i) > pick(x[0], largest)) largest = i;
   consider(base, x[0], noise.words(base), largest);
   __syncthreads();
 
@@ -384,7 +397,7 @@ __device__ __noinline__ uint64_t best_of_all(const Part<T> part, const Group gro
       const uint4 words = noise.words(base + i * kThreads);
 #pragma unroll 1
       for (int j = 0; j < 4; ++j)
-        if (float4 y = logits; passes(at(y, j), word_of(words, j))) consider(base + i * kThreads, logits, words, j);
+        if (passes(pick(logits, j), word_of(words, j))) consider(base + i * kThreads, logits, words, j);
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) x[i] = next[i];
@@ -417,8 +430,8 @@ __device__ __noinline__ uint64_t best_of_some(const Part<T> part, float floor) {
   uint64_t best = 0;
   for (int i = threadIdx.x; i < listed; i += kThreads) {
     const int token = scratch.list[i];
-    float4 x = part.group(token / 4);
-    best = max(best, candidate(__fadd_rn(part.scaled(at(x, token % 4)), noise.of(token)), token));
+    const float logit = pick(part.group(token / 4), token % 4);
+    best = max(best, candidate(__fadd_rn(part.scaled(logit), noise.of(token)), token));
   }
   return best;
 }
@@ -445,52 +458,136 @@ __device__ __noinline__ void hold(const Part<T> part) {
 // Not inlined: it would cost the rest of the kernel its registers.
 __device__ __noinline__ float log_of(float x) { return float(log(double(x))); }
 
-// Lists the tokens of a part that reach its bound, and perhaps a few more. As many tokens as are wanted reach the bound,
-// or it is the lowest there is: that many of the threads' samples do. Returns the bound and the largest logit.
+// What is listed for a bound: tokens whose scaled logit is that of a token at the bound reach it, too.
+__device__ inline float least_listed(float bound) {
+  return fmaxf(bound - 1e-6f * fabsf(bound) - FLT_MIN, -FLT_MAX);
+}
+
+// Lists the tokens of a part that reach its bound, and perhaps a few more. As many tokens as are wanted reach it, since
+// the samples of that many threads do, or it is the lowest there is. Returns the bound; the largest logit goes to
+// `scratch`.
 template <class T>
-__device__ __noinline__ float2 list_largest(const Part<T> part) {
+__device__ __noinline__ float list_largest(const Part<T> part) {
+  constexpr int kUnroll = 4;
   const int wanted = scratch.by_rank ? min(scratch.top_k, kMostRanks) : kMostRanks;
-  const int steps = (part.end - part.begin + kThreads - 1) / kThreads;
-  auto first = [&](int stretch) { return part.begin + steps * stretch / kSamples * kThreads; };
+  const int stretch = (part.end - part.begin + kThreads - 1) / kThreads, first = part.begin + threadIdx.x;
   auto largest = [](const float4& x) { return fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)); };
-  float4 samples[kSamples];
+  auto logits_of = [&](int index) {
+    return index < part.end ? part.logits.group(index) : float4{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  };
+  float4 x[kUnroll], next[kUnroll];
+#pragma unroll
+  for (int i = 0; i < kSamples; ++i) next[i] = logits_of(first + stretch * i / kSamples * kThreads);
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) x[i] = logits_of(first + i * kThreads);
   float top = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < kSamples; ++i) {
-    const int index = first(i) + threadIdx.x;
-    samples[i] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-    if (index < min(part.end, first(i + 1))) samples[i] = part.logits.group(index);
-  }
-#pragma unroll
-  for (int i = 0; i < kSamples; ++i) top = fmaxf(top, largest(samples[i]));
+  for (int i = 0; i < kSamples; ++i) top = fmaxf(top, largest(next[i]));
   uint32_t reached = 0;
   for (int bit = 31; bit >= 16; --bit) {
     const uint32_t key = reached | 1u << bit;
     if (__syncthreads_count(key_of(top) >= key) >= wanted) reached = key;
   }
-  const float bound = value_of(max(reached, key_of(-FLT_MAX)));
-  // Whose scaled logit is the same is to be listed, too.
-  const float least = fmaxf(bound - 1e-6f * fabsf(bound) - FLT_MIN, -FLT_MAX);
+  const float bound = value_of(max(reached, key_of(-FLT_MAX))), least = least_listed(bound);
   const int held_groups = scratch.by_rank ? 0 : scratch.held_groups;
-  auto take = [&](int index, float4 x) {
-    if (index - part.begin < held_groups) held[index - part.begin] = x;
-    const float most = largest(x);
-    top = fmaxf(top, most);
-    if (!(most >= least)) return;
+#pragma unroll 1
+  for (int base = first; base < part.end; base += kThreads * kUnroll) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (!(at(x, i) >= least)) continue;
-      const int place = atomicAdd(&scratch.listed, 1);
-      if (place < kEntries) scratch.entries[place] = {key_of(part.scaled(at(x, i))), 4 * index + i};
+    for (int i = 0; i < kUnroll; ++i) next[i] = logits_of(base + (kUnroll + i) * kThreads);
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) {
+      const int index = base + i * kThreads;
+      if (index - part.begin < held_groups) held[index - part.begin] = x[i];
+      const float most = largest(x[i]);
+      if (!(most >= least)) continue;
+      top = fmaxf(top, most);
+      int count = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) count += at(x[i], j) >= least;
+      int place = atomicAdd(&scratch.listed, count);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (!(at(x[i], j) >= least)) continue;
+        if (place < kEntries) scratch.entries[place] = {at(x[i], j), 4 * index + j};
+        ++place;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) x[i] = next[i];
+  }
+  const uint32_t most = __reduce_max_sync(~0u, key_of(top));
+  if (threadIdx.x % 32 == 0) atomicMax(&scratch.largest, most);
+  return bound;
+}
+
+// The largest key from `floor` on that `wanted` of the threads' keys reach; `floor` where fewer reach that.
+__device__ inline uint32_t key_of_rank(const uint32_t (&keys)[kOwnEntries], uint32_t floor, uint32_t end, int wanted) {
+  const int lane = threadIdx.x % 32;
+  for (uint32_t begin = floor;;) {
+    const int shift = max(0, 32 - __clz(end - 1 - begin) - 8);
+    __syncthreads();
+    if (threadIdx.x < kRankBins) scratch.ranks[threadIdx.x] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kOwnEntries; ++i)
+      if (keys[i] >= begin && keys[i] < end) atomicAdd(&scratch.ranks[(end - 1 - keys[i]) >> shift], 1);
+    __syncthreads();
+    const int4* ranks = reinterpret_cast<const int4*>(scratch.ranks) + 2 * lane;
+    const int4 low = ranks[0], high = ranks[1];
+    const int own[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    int sum = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum += own[j];
+    int reached = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int below = __shfl_up_sync(~0u, reached, step);
+      if (lane >= step) reached += below;
+    }
+    const unsigned reaching = __ballot_sync(~0u, reached >= wanted);
+    if (!reaching) return floor;
+    int before = reached - sum, bin = 0, within = own[0];
+#pragma unroll
+    for (int j = 1; j < 8; ++j)
+      if (bin == j - 1 && before + within < wanted) before += within, bin = j, within = own[j];
+    const int owner = __ffs(int(reaching)) - 1;
+    bin = __shfl_sync(~0u, 8 * lane + bin, owner);
+    wanted -= __shfl_sync(~0u, before, owner);
+    end -= uint32_t(bin) << shift;
+    begin = end - begin > 1u << shift ? end - (1u << shift) : begin;
+    if (shift == 0 || __shfl_sync(~0u, within, owner) == wanted) return begin;
+  }
+}
+
+// Mass of a thread's tokens. Quotients are rounded as a division rounds them: two corrections from the reciprocal make
+// that sure (Markstein, IBM J. Res. Dev. 34, 1990) where nothing comes near the ends of the range of floats.
+template <class T>
+__device__ __noinline__ uint64_t mass_of_all(const Part<T> part) {
+  constexpr float most = 0x1p60f, least = 0x1p-60f;
+  const Mass mass;
+  const float divisor = part.temperature, inverse = __frcp_rn(divisor);
+  const bool usual = divisor < most && divisor > least;
+  uint64_t sum = 0;
+  auto add = [&](int, float4 x) {
+    const float a = fabsf(x.x), b = fabsf(x.y), c = fabsf(x.z), d = fabsf(x.w);
+    if (usual && fmaxf(fmaxf(a, b), fmaxf(c, d)) < most && fminf(fminf(a, b), fminf(c, d)) > least) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float z = __fmul_rn(at(x, i), inverse);
+#pragma unroll
+        for (int step = 0; step < 2; ++step) z = __fmaf_rn(__fmaf_rn(-z, divisor, at(x, i)), inverse, z);
+        sum += mass.of(z);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i)
+        if (const float z = part.scaled(pick(x, i)); z >= -FLT_MAX) sum += mass.of(z);
     }
   };
-#pragma unroll
-  for (int i = 0; i < kSamples; ++i)
-    if (const int index = first(i) + threadIdx.x; index < min(part.end, first(i + 1))) take(index, samples[i]);
-#pragma unroll 1
-  for (int i = 0; i < kSamples; ++i)
-    part.logits.template stream<kThreads, kListUnroll>(first(i) + kThreads, min(part.end, first(i + 1)), take);
-  return {bound, top};
+  const int held_groups = scratch.held_groups;
+  for (int i = threadIdx.x; i < held_groups; i += kThreads) add(i, held[i]);
+  part.logits.template stream<kThreads, 4>(part.begin + held_groups, part.end, add);
+  return sum;
 }
 
 constexpr uint64_t kUnknown = ~uint64_t(0);  // no candidate is this large
@@ -498,8 +595,8 @@ constexpr uint64_t kUnknown = ~uint64_t(0);  // no candidate is this large
 // Chooses from the row's lists, which name all tokens from `complete` on. `total`: mass of all tokens of the row, where
 // top-p comes without top-k. The filters keep what is large, so the best of all is the choice unless a filter stops it,
 // and then all that is not larger is stopped, too: on average top-p takes 1 / p rounds.
-__device__ __noinline__ uint64_t best_listed(uint32_t complete, uint64_t total) {
-  const Mass mass{scratch.top};
+__device__ __noinline__ uint64_t best_listed(float temperature, uint32_t complete, uint64_t total) {
+  const Mass mass;
   const Noise noise = scratch.noise;
   const bool everything = complete == key_of(-FLT_MAX), by_rank = scratch.by_rank, by_mass = scratch.by_mass;
   const int count = scratch.listed;
@@ -509,22 +606,13 @@ __device__ __noinline__ uint64_t best_listed(uint32_t complete, uint64_t total) 
   for (int i = 0; i < kOwnEntries; ++i) {
     keys[i] = 0, scores[i] = 0;
     const int place = threadIdx.x + i * kThreads;
-    if (place >= count || scratch.entries[place].key < complete) continue;
+    if (place >= count) continue;
     const Entry entry = scratch.entries[place];
-    keys[i] = entry.key, scores[i] = candidate(__fadd_rn(value_of(entry.key), noise.of(entry.token)), entry.token);
+    const float z = scaled(entry.logit, temperature);
+    if (key_of(z) < complete) continue;
+    keys[i] = key_of(z), scores[i] = candidate(__fadd_rn(z, noise.of(entry.token)), entry.token);
   }
-  uint32_t floor = complete;
-  if (by_rank) {
-    uint32_t end = key_of(scratch.top) + 1;  // fewer than top_k tokens reach it
-    while (end - floor > 1) {
-      const uint32_t middle = floor + (end - floor) / 2;
-      int reached = 0;
-#pragma unroll
-      for (int i = 0; i < kOwnEntries; ++i)
-        if (i * kThreads < count) reached += __syncthreads_count(keys[i] >= middle);
-      (reached >= scratch.top_k ? floor : end) = middle;
-    }
-  }
+  const uint32_t floor = by_rank ? key_of_rank(keys, complete, key_of(scratch.top) + 1, scratch.top_k) : complete;
   auto mass_from = [&](uint32_t least) {
     uint64_t sum = 0;
 #pragma unroll
@@ -557,62 +645,74 @@ __device__ __noinline__ uint64_t best_listed(uint32_t complete, uint64_t total) 
   }
 }
 
+// Tells the row's blocks of this block's list, complete from `bound` on, and learns of theirs.
+__device__ __noinline__ void share_lists(float bound, float temperature) {
+  __syncthreads();
+  uint4& slice = scratch.exchanged[int(Purpose::slice)];
+  if (threadIdx.x == 0) slice = {uint32_t(scratch.listed), __float_as_uint(bound), scratch.largest, 0};
+  row_sync();
+  uint32_t largest = 0;
+  bool fit = !scratch.by_rank || scratch.top_k <= kMostRanks;
+  for (int i = 0; i < parts(); ++i) {
+    const uint4 other = read(&slice, i);
+    fit &= other.x <= kEntries, bound = fmaxf(bound, __uint_as_float(other.y)), largest = max(largest, other.z);
+    if (threadIdx.x == 0) scratch.counts[i] = int(other.x);
+  }
+  if (threadIdx.x == 0)
+    scratch.fit = fit, scratch.bound = bound, scratch.top = scaled(value_of(largest), temperature);
+  __syncthreads();
+}
+
+// Appends what the lists of the row's other blocks hold from `least` on. Warps take those blocks by turns.
+__device__ __noinline__ void gather_lists(float least) {
+  const int others = parts() - 1, warp = threadIdx.x / 32;
+  if (others == 0) return;
+  const int other = warp % others, of_other = (kWarps - other + others - 1) / others, count = scratch.counts[1 + other];
+  for (int pair = warp / others * 32 + threadIdx.x % 32; pair < (count + 1) / 2; pair += of_other * 32) {
+    const uint4 two = read(reinterpret_cast<const uint4*>(scratch.entries) + pair, 1 + other);
+    auto take = [&](float logit, int token) {
+      if (!(logit >= least)) return;
+      const int place = atomicAdd(&scratch.listed, 1);
+      if (place < kEntries) scratch.entries[place] = {logit, token};
+    };
+    take(__uint_as_float(two.x), int(two.y));
+    if (2 * pair + 1 < count) take(__uint_as_float(two.z), int(two.w));
+  }
+}
+
 // The row's choice by its lists, or kUnknown.
 template <class T>
 __device__ __noinline__ uint64_t best_short(const Part<T> part) {
-  float bound = -INFINITY;
-  bool fits = true;
-  for (int i = 0; i < parts(); ++i) {
-    const uint4 other = read(&scratch.exchanged[int(Purpose::slice)], i);
-    bound = fmaxf(bound, __uint_as_float(other.y)), fits &= other.x <= uint32_t(kEntries);
-  }
-  if (!fits || (scratch.by_rank && scratch.top_k > kMostRanks)) return kUnknown;
-  const uint32_t complete = max(key_of(part.scaled(bound)), key_of(-FLT_MAX));
+  if (!scratch.fit) return kUnknown;
   uint64_t total = 0;
   if (scratch.by_mass && !scratch.by_rank) {
-    const Mass mass{scratch.top};
-    part.each(-FLT_MAX, [&](int, float z) { total += z >= -FLT_MAX ? mass.of(z) : 0; });
-    total = reduce<Purpose::total>(total, Sum{});
+    total = total_of(mass_of_all(part));
   }
-  uint64_t best = 0;
+  uint4& chosen = scratch.exchanged[int(Purpose::choice)];
   if (blockIdx.x == 0) {
-    for (int i = 1; i < parts(); ++i) {
-      const int count = int(read(&scratch.exchanged[int(Purpose::slice)], i).x);
-      for (int pair = threadIdx.x; pair < (count + 1) / 2; pair += kThreads) {
-        const uint4 two = read(reinterpret_cast<const uint4*>(scratch.entries) + pair, i);
-        auto take = [&](uint32_t key, int token) {
-          if (key < complete) return;
-          const int place = atomicAdd(&scratch.listed, 1);
-          if (place < kEntries) scratch.entries[place] = {key, token};
-        };
-        take(two.x, int(two.y));
-        if (2 * pair + 1 < count) take(two.z, int(two.w));
-      }
-    }
+    gather_lists(least_listed(scratch.bound));
     __syncthreads();
-    best = scratch.listed <= kEntries ? best_listed(complete, total) : kUnknown;
+    const uint32_t complete = max(key_of(part.scaled(scratch.bound)), key_of(-FLT_MAX));
+    const uint64_t best = scratch.listed <= kEntries ? best_listed(part.temperature, complete, total) : kUnknown;
+    if (threadIdx.x == 0) chosen = {uint32_t(best), uint32_t(best >> 32), 0, 0};
   }
-  return most<Purpose::choice>(best);
+  row_sync();
+  const uint4 best = read(&chosen, 0);
+  return uint64_t(best.y) << 32 | best.x;
 }
 
 template <class T>
 __device__ uint64_t best_filtered(const Part<T>& part) {
-  const float2 found = list_largest(part);
-  __syncthreads();
-  if (threadIdx.x == 0)
-    scratch.exchanged[int(Purpose::slice)] = {uint32_t(scratch.listed), __float_as_uint(found.x), 0, 0};
-  const uint64_t top = most<Purpose::top>(key_of(part.scaled(found.y)));
-  if (threadIdx.x == 0) scratch.top = value_of(uint32_t(top));
-  __syncthreads();
+  share_lists(list_largest(part), part.temperature);
   const uint64_t best = best_short(part);
   if (best != kUnknown) return best;
   row_sync();  // what was exchanged has been read
   hold(part);
   __syncthreads();
   float floor = -FLT_MAX;  // what is minus infinity stays out
-  if (scratch.by_rank) floor = threshold(part, floor, Count{});
-  if (scratch.by_mass) floor = threshold(part, floor, Mass{scratch.top});
-  return most<Purpose::choice>(best_of_some(part, fmaxf(floor, __fadd_rn(scratch.top, scratch.log_min_p))));
+  if (scratch.by_rank) floor = threshold<Count>(part, floor);
+  if (scratch.by_mass) floor = threshold<Mass>(part, floor);
+  return choice_of(best_of_some(part, fmaxf(floor, __fadd_rn(scratch.top, scratch.log_min_p))));
 }
 
 template <class T>
@@ -622,11 +722,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   launch_next_kernel();
   const int64_t r = blockIdx.y;
   const int groups = (a.vocab + 3) / 4;
-  Part<T> part{Logits<T>{static_cast<const T*>(a.logits) + r * a.stride, a.vocab}, 0, 0, a.temperature[r]};
-  part.begin = int(int64_t(groups) * int(blockIdx.x) / parts());
-  part.end = int(int64_t(groups) * (int(blockIdx.x) + 1) / parts());
+  const T* row = static_cast<const T*>(a.logits) + r * a.stride;
+  const int begin = int(int64_t(groups) * int(blockIdx.x) / parts());
+  const int end = int(int64_t(groups) * (int(blockIdx.x) + 1) / parts());
+  const Part<T> part{Logits<T>{row, a.vocab}, begin, end, a.temperature[r]};
   if (threadIdx.x == 0) {
-    scratch.held_groups = min(held_groups, part.end - part.begin), scratch.listed = 0;
+    scratch.held_groups = min(held_groups, part.end - part.begin), scratch.listed = 0, scratch.largest = 0;
     scratch.noise = {uint64_t(a.seeds[r]), uint32_t(a.positions[r]), uint32_t(a.indices[r])};
     scratch.top_k = a.top_k[r], scratch.top_p = a.top_p[r];
     scratch.by_rank = scratch.top_k > 0 && scratch.top_k < a.vocab, scratch.by_mass = scratch.top_p < 1.0f;
@@ -636,11 +737,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const bool filtered = scratch.by_rank || scratch.by_mass || scratch.log_min_p > -INFINITY;
   uint64_t best;
   if (!(part.temperature > 0.0f)) {
-    best = most<Purpose::choice>(best_logit(part));
+    best = choice_of(best_logit(part));
   } else if (filtered) {
     best = best_filtered(part);
   } else {
-    best = most<Purpose::choice>(best_of_all(part, [=](int index) { return part.logits.group(index); }));
+    best = choice_of(best_of_all(part, [=](int index) { return part.logits.group(index); }));
   }
   if (blockIdx.x == 0 && threadIdx.x == 0)
     a.tokens[blockIdx.y] = value_of_candidate(best) > -INFINITY ? token_of_candidate(best) : 0;
