@@ -438,10 +438,11 @@ bool worth(const LinearArgs& a) {
   return a.rows > 8 || a.gated || size <= 1 << 26 || a.depth <= 1024;
 }
 
-// Every block normalises all rows: they have to fit beside the ring, and cost less than a launch.
-bool normalises(const LinearArgs& a) {
+// Every block normalises all rows, which has to cost less than a launch. It does not where the weights do not fit: what
+// the rows take from the ring was measured to cost more, from two rows on.
+bool normalises(const LinearArgs& a, const Device& device) {
   return a.rows <= kTokenTile && a.depth <= 8192 && a.rows * a.depth <= kNormedSize && cluster_for(a) == 1 &&
-         aligned(a.norm, 0);
+         aligned(a.norm, 0) && is_small(a, cut_for(a, device), device);
 }
 
 }  // namespace
@@ -452,9 +453,9 @@ cudaError_t linear(const LinearArgs& a, cudaStream_t stream) {
   const int sides = a.gated ? 2 : 1;
   if (device.major < 9) return cudaErrorNotSupported;
   if (cudaError_t row = linear_row(a, stream); row != cudaErrorNotSupported) return row;
-  if (!worth(a) || (a.norm && !normalises(a)) || a.depth % kSlab != 0 ||
-      a.columns % (kGroup * sides) != 0 || !aligned(a.x, a.x_stride) || !aligned(a.weight, a.weight_stride) || !aligned(a.bias, 0) ||
-      !aligned(a.residual, a.residual_stride) || !aligned(a.out, a.out_stride))
+  if (!worth(a) || a.depth % kSlab != 0 || a.columns % (kGroup * sides) != 0 || !aligned(a.x, a.x_stride) ||
+      !aligned(a.weight, a.weight_stride) || !aligned(a.bias, 0) || !aligned(a.residual, a.residual_stride) ||
+      !aligned(a.out, a.out_stride) || (a.norm && !normalises(a, device)))
     return cudaErrorNotSupported;
   if (cudaError_t few = linear_few(a, cut_for(a, device), device, stream); few != cudaErrorNotSupported) return few;
   return with_half(a.dtype, [&](auto tag) {
