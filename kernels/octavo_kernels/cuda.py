@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import takewhile
 from functools import cache
 from typing import Any
 
@@ -201,8 +202,8 @@ class AttentionPlan:
     then read once a group, where `reads_prefixes_once`. It adds a launch; it changes no bit of any result.
     """
 
-    # A group with more query rows than these has tiles of its own kind, which suit many rows.
-    few_rows = 16
+    # Groups of so few query rows are computed as decodes are, others in tiles of their own kind, which suit many rows.
+    few_rows = 8
 
     def __init__(
         self,
@@ -242,6 +243,8 @@ class AttentionPlan:
             self._prefix = ints(self.chunks * _cuda.prefix_item_bytes)
             self._groups = ints(sequences * _cuda.group_state_bytes)
             self._rows = ints(sequences * self.rows * _cuda.group_row_bytes)
+        members = range(1, 0 if self.extends else sequences + 1)
+        self._never_tiles = len(list(takewhile(self._has_few, members)))  # sequences in a batch
         self._arrivals = ints(sequences * kv_heads * 4)
         slots = self.chunks * kv_heads * self.rows
         self._partial = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
@@ -315,6 +318,12 @@ class AttentionPlan:
         if tensor.device != self._header.device:
             raise ValueError(f"{name} is on {tensor.device}, but the plan is on {self._header.device}")
 
+    def _has_few(self, members: int) -> bool:
+        """Whether a group of so many sequences is never given tiles: the most chunks they can share are known."""
+        rows, tile = members * self.rows, 8 if self.rows <= 8 else _cuda.decode_rows
+        items = -(-rows // tile) * (self.chunks // members)
+        return rows <= self.few_rows or (rows <= _cuda.few_times * self.few_rows and items <= _cuda.few_items)
+
     def _prefix_lists(self) -> tuple[int, int, int]:
         if not self.shared_prefixes:
             return 0, 0, 0
@@ -331,8 +340,8 @@ class AttentionPlan:
                 f"{mine}, not {(heads, kv_heads, head_dim, window)}"
             )
         prefix, _, rows = self._prefix_lists()
-        if sequences * self.rows <= self.few_rows and not self.extends:
-            prefix = 0  # no group can have more, so the launch is spared
+        if sequences <= self._never_tiles:
+            prefix = 0  # the launch is spared
         return (
             self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(), sequences,
             self._extend.data_ptr(), prefix, rows, self._partial.data_ptr(),

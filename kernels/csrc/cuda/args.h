@@ -20,6 +20,10 @@ inline constexpr int kExtendRows = 128;
 inline constexpr int kSplitRows = 128;
 inline constexpr int kSplitContext = 1024;
 
+// Groups of few query rows are the decode kernel's. Up to kFewTimes as many are few, too, as long as they come to kFewItems
+// items for each KV head: those run side by side, and what they read several times is little.
+inline constexpr int kFewTimes = 4, kFewItems = 20;
+
 // Query rows of a tile of the prefix kernel.
 constexpr int prefix_rows(int head_dim) { return head_dim > 128 ? 64 : 128; }
 

@@ -41,7 +41,7 @@ class Queue {
       const int owners = gridDim.x - (a.prefix ? resident * prefix_blocks(a, gridDim.x / resident) : 0);
       places.drawn_from = kAhead * owners;
       const bool owns = int(blockIdx.x) < owners || !OCTAVO_BULK_COPY;
-      const int first = owns ? blockIdx.x : draw(kAhead);
+      const int first = owns ? rank(owners) : draw(kAhead);
       for (int n = 0; n < kAhead; ++n) places.known[n] = first + n * (owns ? owners : 1);
     }
     __syncthreads();
@@ -55,6 +55,9 @@ class Queue {
   __device__ void keep(int n, int place) { places.known[(n + kAhead) % kLength] = place; }
 
  private:
+  // Two blocks in a row mostly run on one multiprocessor: few items go to every second block first.
+  __device__ static int rank(int blocks) { return int(blockIdx.x) / 2 + (blockIdx.x % 2 ? (blocks + 1) / 2 : 0); }
+
   const AttentionArgs& a;
   Places& places;
 };

@@ -200,6 +200,8 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("chunk") = kChunk;
   m.attr("decode_rows") = kDecodeRows;
   m.attr("extend_rows") = kExtendRows;
+  m.attr("few_times") = kFewTimes;
+  m.attr("few_items") = kFewItems;
   m.attr("split_rows") = kSplitRows;
   m.attr("split_context") = kSplitContext;
   m.attr("header_bytes") = sizeof(PlanHeader);

@@ -110,10 +110,6 @@ __device__ int bucket(int cost, int highest) {
 // Rows of a group that an item of the decode kernel takes, whose tile has eight rows if those of a sequence fit.
 __device__ int item_rows(const PlanArgs& a) { return a.decode_rows <= 8 ? 8 : kDecodeRows; }
 
-// Up to twice as many rows as few are few, too, as long as they come to so few items for each KV head: those run side by
-// side, and what they read several times is little.
-constexpr int kFewItems = 16;
-
 // What one group adds: rows to the list of rows, items of a few rows to the decode kernel or tiles to the prefix
 // kernel. Members whose prefix is shorter than a chunk have no rows here.
 struct Group {
@@ -123,7 +119,7 @@ struct Group {
     if (g >= a.sequences || a.group_states[g].rows == 0) return;
     leader = a.group_states[g].leader, rows = a.group_states[g].rows, chunks = a.prefix_lens[g] / kChunk;
     const int few = (rows + item_rows(a) - 1) / item_rows(a) * chunks;
-    if (rows <= a.few_rows || (rows <= 2 * a.few_rows && few <= kFewItems)) items = few;
+    if (rows <= a.few_rows || (rows <= kFewTimes * a.few_rows && few <= kFewItems)) items = few;
     else tiles = (rows + a.prefix_rows - 1) / a.prefix_rows * chunks;
   }
 };
