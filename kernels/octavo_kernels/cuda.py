@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import takewhile
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 import numpy as np

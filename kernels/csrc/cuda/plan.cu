@@ -124,8 +124,8 @@ struct Group {
   }
 };
 
-// Lists what is computed for the rows of each group and makes room for those; gives the number of items for the decode and the prefix
-// kernel, which come first in their lists.
+// Lists what is computed for the rows of each group and makes room for those; gives the number of items for the decode and
+// the prefix kernel, which come first in their lists.
 __device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int g = threadIdx.x; g < a.sequences; g += kThreads) a.group_states[g] = {0, a.sequences, 0, 0};

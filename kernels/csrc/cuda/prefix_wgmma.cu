@@ -1,7 +1,7 @@
 // Attention over the whole chunks that many sequences share, on Hopper (sm_90a).
 //
 // Made as extend_wgmma.cu is: a producer warpgroup brings queries, keys and values, two consumer warpgroups of 64 rows each
-// multiply and take turns at the tensor cores, so that one's softmax runs under the other's products. The steps are those of
+// multiply, and one's softmax runs under the other's products: turns at the tensor cores gain nothing. The steps are those of
 // chunk.cuh, with products of a warpgroup instead of a warp's: both add the products of 16 keys (or 16 columns) at once, so
 // results keep their bits. A block takes a whole multiprocessor, but only so many of them work as tensor cores are needed
 // (`prefix_blocks`): on the others the decode kernel streams what the sequences do not share.
@@ -27,8 +27,7 @@ constexpr int kStages = 4, kQueryStages = 2;
 constexpr int kColumns = kMapColumns;
 static_assert(kPerLane == 2 && kTiles == 2 * kStages && prefix_rows(64) == kTileRows && prefix_rows(128) == kTileRows);
 
-// Named barriers; 0 is __syncthreads.
-enum Named { kVote = 1, kTurn = 3 };
+constexpr int kVote = 1;  // named barrier of the first consumer, before that of the second
 
 // Shared memory: every tile is [D / 64][rows][64].
 template <int D>
@@ -305,7 +304,6 @@ struct Consumer {
       if (after == 0) barrier_wait(rings.queries.full + 8 * (next_round % kQueryStages), next_round / kQueryStages & 1);
       barrier_wait(rings.keys.full + 8 * (after % kStages), after / kStages);
     }
-    barrier_sync(kTurn + warpgroup, kConsumers * kWarpgroup);
     if (rise) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) m[r] = st.m[r], l[r] = st.l[r];
@@ -320,7 +318,6 @@ struct Consumer {
         products_wait<0>(outputs());
       }
       score(next_round % kQueryStages, after);
-      barrier_arrive(kTurn + 1 - warpgroup, kConsumers * kWarpgroup);
       products_wait<0>(scores());
     } else {
       score(next_round % kQueryStages, after);  // after the last one of whatever lies there, for nobody
@@ -328,7 +325,6 @@ struct Consumer {
 #pragma unroll
       for (int j = 0; j < kSlices; ++j) add_values(weights + 4 * j, n, j);
       products_commit();
-      barrier_arrive(kTurn + 1 - warpgroup, kConsumers * kWarpgroup);
       products_wait<1>(scores());
     }
 #pragma unroll
@@ -342,7 +338,6 @@ struct Consumer {
     score(0, 0);
     products_wait<0>(scores());
     release(rings.keys.empty);
-    if (warpgroup == 1) barrier_arrive(kTurn, kConsumers * kWarpgroup);
     for (int round = 0; round < rounds; ++round)
 #pragma unroll 1
       for (int of = 0; of < kLanes; ++of) {
