@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   } else if (filtered) {
     best = best_filtered(part);
   } else {
-    best = choice_of(best_of_all(part, [=](int index) { return part.logits.group(index); }));
+    best = choice_of(best_of_all(part, part.logits));
   }
   if (blockIdx.x == 0 && threadIdx.x == 0)
     a.tokens[blockIdx.y] = value_of_candidate(best) > -INFINITY ? token_of_candidate(best) : 0;

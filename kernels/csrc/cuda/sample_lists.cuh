@@ -20,17 +20,17 @@ __device__ __noinline__ float list_largest(const Part<T> part) {
   const int wanted = scratch.by_rank ? min(scratch.top_k, kMostRanks) : kMostRanks;
   const int stretch = (part.end - part.begin + kThreads - 1) / kThreads, first = part.begin + threadIdx.x;
   auto largest = [](const float4& x) { return fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)); };
-  auto logits_of = [&](int index) {
-    return index < part.end ? part.logits.group(index) : float4{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-  };
-  float4 x[kUnroll], next[kUnroll];
+  using Row = Logits<T>;
+  auto load = [&](int index) { return index < part.end ? part.logits.load(index) : Row::nothing(); };
+  typename Row::Group loaded[kUnroll], next[kUnroll];
+  static_assert(kSamples <= kUnroll);
 #pragma unroll
-  for (int i = 0; i < kSamples; ++i) next[i] = logits_of(first + stretch * i / kSamples * kThreads);
+  for (int i = 0; i < kSamples; ++i) next[i] = load(first + stretch * i / kSamples * kThreads);
 #pragma unroll
-  for (int i = 0; i < kUnroll; ++i) x[i] = logits_of(first + i * kThreads);
+  for (int i = 0; i < kUnroll; ++i) loaded[i] = load(first + i * kThreads);
   float top = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < kSamples; ++i) top = fmaxf(top, largest(next[i]));
+  for (int i = 0; i < kSamples; ++i) top = fmaxf(top, largest(Row::widen(next[i])));
   uint32_t reached = 0;
   for (int bit = 31; bit >= 16; --bit) {
     const uint32_t key = reached | 1u << bit;
@@ -41,27 +41,28 @@ __device__ __noinline__ float list_largest(const Part<T> part) {
 #pragma unroll 1
   for (int base = first; base < part.end; base += kThreads * kUnroll) {
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) next[i] = logits_of(base + (kUnroll + i) * kThreads);
+    for (int i = 0; i < kUnroll; ++i) next[i] = load(base + (kUnroll + i) * kThreads);
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const int index = base + i * kThreads;
-      if (index - part.begin < held_groups) held[index - part.begin] = x[i];
-      const float most = largest(x[i]);
+      float4 x = Row::widen(loaded[i]);
+      if (index - part.begin < held_groups) held[index - part.begin] = x;
+      const float most = largest(x);
       if (!(most >= least)) continue;
       top = fmaxf(top, most);
       int count = 0;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) count += at(x[i], j) >= least;
+      for (int j = 0; j < 4; ++j) count += at(x, j) >= least;
       int place = atomicAdd(&scratch.listed, count);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (!(at(x[i], j) >= least)) continue;
-        if (place < kEntries) scratch.entries[place] = {at(x[i], j), 4 * index + j};
+        if (!(at(x, j) >= least)) continue;
+        if (place < kEntries) scratch.entries[place] = {at(x, j), 4 * index + j};
         ++place;
       }
     }
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) x[i] = next[i];
+    for (int i = 0; i < kUnroll; ++i) loaded[i] = next[i];
   }
   const uint32_t most = __reduce_max_sync(~0u, key_of(top));
   if (threadIdx.x % 32 == 0) atomicMax(&scratch.largest, most);

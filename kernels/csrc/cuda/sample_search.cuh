@@ -6,12 +6,30 @@
 namespace octavo {
 namespace {
 
-// The best candidate among the tokens of a part; `group(index)` gives logits, minus infinity for what is filtered out.
+// What passes a filter: the others become minus infinity.
+template <class T>
+struct Filtered {
+  using Group = float4;
+  const Part<T> part;
+  const float floor;
+
+  static __device__ float4 widen(const float4& x) { return x; }
+  static __device__ float4 nothing() { return {-INFINITY, -INFINITY, -INFINITY, -INFINITY}; }
+  __device__ float4 load(int index) const {
+    float4 x = part.group(index);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (!(part.scaled(at(x, i)) >= floor)) at(x, i) = -INFINITY;
+    return x;
+  }
+};
+
+// The best candidate among the tokens of a part, from a source that gives logits as `Logits` does.
 //
 // With u the random number, a score z - log(-log(u)) above s takes -log(u) <= exp(z - s), and -log(u) is 1 - u or more:
 // few tokens pass, once s is the best score of some, and those that do are looked at exactly.
-template <class T, class Group>
-__device__ __noinline__ uint64_t best_of_all(const Part<T> part, const Group group) {
+template <class T, class Source>
+__device__ __noinline__ uint64_t best_of_all(const Part<T> part, const Source source) {
   constexpr int kUnroll = 2;
   const Noise noise = scratch.noise;
   const float factor = kLog2e / part.temperature;
@@ -24,15 +42,19 @@ __device__ __noinline__ uint64_t best_of_all(const Part<T> part, const Group gro
     best = max(best, candidate(score, 4 * index + i));
     atomicMax(&scratch.bar, key_of(score * kLog2e));
   };
-  float4 x[kUnroll], next[kUnroll];
-  auto load = [&](float4(&to)[kUnroll], int base) {
+  typename Source::Group next[kUnroll];
+  float4 x[kUnroll];
+  auto load = [&](int base) {
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i)
-      to[i] = base + i * kThreads < part.end ? group(base + i * kThreads)
-                                             : float4{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      next[i] = base + i * kThreads < part.end ? source.load(base + i * kThreads) : Source::nothing();
+  };
+  auto take = [&] {
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) x[i] = Source::widen(next[i]);
   };
   int base = part.begin + threadIdx.x;
-  load(x, base);
+  load(base), take();
   if (threadIdx.x == 0) scratch.bar = key_of(-INFINITY);
   __syncthreads();
   int largest = 0;
@@ -43,7 +65,7 @@ __device__ __noinline__ uint64_t best_of_all(const Part<T> part, const Group gro
   __syncthreads();
 
   for (; base < part.end; base += kThreads * kUnroll) {
-    load(next, base + kThreads * kUnroll);
+    load(base + kThreads * kUnroll);
     const float bar = value_of(*const_cast<volatile uint32_t*>(&scratch.bar));
     const float offset = 0.01f + 2e-6f * (fabsf(bar) + 40.0f) - bar;
     // Where something is not a number, all pass.
@@ -69,8 +91,7 @@ __device__ __noinline__ uint64_t best_of_all(const Part<T> part, const Group gro
       for (int j = 0; j < 4; ++j)
         if (passes(pick(logits, j), word_of(words, j))) consider(base + i * kThreads, logits, words, j);
     }
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) x[i] = next[i];
+    take();
   }
   return best;
 }
@@ -88,15 +109,7 @@ __device__ __noinline__ uint64_t best_of_some(const Part<T> part, float floor) {
   });
   __syncthreads();
   const int listed = scratch.listed;
-  if (listed > kList) {
-    return best_of_all(part, [=](int index) {
-      float4 x = part.group(index);
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (!(part.scaled(at(x, i)) >= floor)) at(x, i) = -INFINITY;
-      return x;
-    });
-  }
+  if (listed > kList) return best_of_all(part, Filtered<T>{part, floor});
   uint64_t best = 0;
   for (int i = threadIdx.x; i < listed; i += kThreads) {
     const int token = scratch.list[i];
