@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -598,7 +601,13 @@ def main() -> None:
     print("operation | shape | us | floor us | % of floor | peer | peer us | times faster")
     rows = [r for name in arguments.only or GROUPS for r in GROUPS[name]()]
     if arguments.out:
-        header = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
+        header = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        }
         ceilings = {"read_bytes_per_s": READ, "copy_bytes_per_s": COPY, "bf16_flop_per_s": MATMUL}
         text = json.dumps({**header, "ceilings": ceilings, "rows": [asdict(r) for r in rows]}, indent=1)
         arguments.out.write_text(text + "\n")
