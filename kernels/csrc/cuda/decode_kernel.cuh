@@ -294,9 +294,8 @@ constexpr int query_bytes = is_scaled<C> ? HalfQueries<D, R>::kBytes : 0;
 template <class C, int D>
 constexpr int at_once = is_scaled<C> ? slices_at_once<D> : 1;
 
-// As many blocks as the registers of a multiprocessor should have room for. Two are what shared memory holds; but beside
-// a block of the prefix kernel, which takes two thirds of a quarter's registers in two of the quarters, one of these must
-// find room in the remaining third.
+// As many blocks as the registers of a multiprocessor have room for. Shared memory holds two; three, where states are
+// small, keeps a thread to 168 registers, with which everything was measured.
 template <class C, int D, int R>
 constexpr int blocks_that_fit = D > 128 ? 1 : R == 1 && !is_scaled<C> ? 3 : 2;
 
