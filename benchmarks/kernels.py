@@ -1,6 +1,6 @@
 """Speed of the CUDA kernels against the fewest bytes or operations they could take.
 
-    python benchmarks/kernels.py --out benchmarks/results/h200-kernels.json
+    python benchmarks/kernels.py --flashinfer --out benchmarks/results/h200-kernels.json
 
 Random bfloat16 data, medians over replays of a CUDA graph. Each graph goes over several layers (or buffers) whose bytes
 together exceed four times the L2 cache, so every call finds it cold. Floors use ceilings measured on an H200: paged
@@ -121,30 +121,39 @@ class Cache:
         return cls(pool, tables.cuda(), torch.tensor(lengths, dtype=torch.int32, device="cuda"))
 
 
-def flashinfer_decode(
-    cache: Cache, layers: int, q: Tensor, heads: int, kv_heads: int, head_dim: int, block: int
-) -> float | None:
-    """FlashInfer's tensor-core decode over as many blocks in the same order, a pool for each layer, as it has them;
-    None where it is missing."""
-    try:
-        import flashinfer
-    except ImportError:
-        return None
-    pools = [
-        torch.randn(cache.pool.shape[0], 2, block, kv_heads, head_dim, dtype=q.dtype, device="cuda")
-        for _ in range(layers)
-    ]
-    counts = (cache.lengths + block - 1) // block
-    indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-    indices = torch.cat([t[:n] for t, n in zip(cache.tables, counts.tolist(), strict=True)])
-    work = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(work, "NHD", use_tensor_cores=True)
-    wrapper.plan(
-        indptr, indices, (cache.lengths - 1) % block + 1, heads, kv_heads, head_dim, block,
-        q_data_type=q.dtype, kv_data_type=q.dtype,
-    )  # fmt: skip
-    out = torch.empty_like(q)
-    return measure([lambda pool=pool: wrapper.run(q, pool, out=out) for pool in pools])
+class FlashInfer:
+    """Its tensor-core decode, the peer of ours: over as many blocks in the same order, a pool for each layer, as it has
+    them. It compiles itself once for each head dim, which takes about a quarter of a minute."""
+
+    def __init__(self) -> None:
+        try:
+            import flashinfer
+        except ImportError as error:
+            raise SystemExit(
+                f"--flashinfer: it cannot be imported ({error}). Install flashinfer-python, or put the folder that "
+                "holds it on PYTHONPATH; without the option the other rows are measured alone."
+            ) from error
+        self.name = f"FlashInfer {flashinfer.__version__}"
+        self._wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper
+
+    def decode(self, cache: Cache, layers: int, q: Tensor, kv_heads: int, block: int) -> float:
+        """Seconds of one layer."""
+        _, heads, head_dim = q.shape
+        pools = [
+            torch.randn(cache.pool.shape[0], 2, block, kv_heads, head_dim, dtype=q.dtype, device="cuda")
+            for _ in range(layers)
+        ]
+        counts = (cache.lengths + block - 1) // block
+        indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+        indices = torch.cat([t[:n] for t, n in zip(cache.tables, counts.tolist(), strict=True)])
+        work = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        wrapper = self._wrapper(work, "NHD", use_tensor_cores=True)
+        wrapper.plan(
+            indptr, indices, (cache.lengths - 1) % block + 1, heads, kv_heads, head_dim, block,
+            q_data_type=q.dtype, kv_data_type=q.dtype,
+        )  # fmt: skip
+        out = torch.empty_like(q)
+        return measure([lambda pool=pool: wrapper.run(q, pool, out=out) for pool in pools])
 
 
 def decode(
@@ -155,6 +164,7 @@ def decode(
     head_dim: int = 128,
     block: int = 16,
     dtype: torch.dtype = torch.bfloat16,
+    peer: FlashInfer | None = None,
 ) -> Row:
     """Over a cache of `dtype`; in eight bits the floor counts the scales, and the peer is our decode over bfloat16."""
     batch = len(lengths)
@@ -183,8 +193,8 @@ def decode(
     if dtype.itemsize == 1:
         plain = decode(name, lengths, heads, kv_heads, head_dim, block).microseconds
         return row(f"decode {str(dtype)[6:]}", shape, seconds, floor, ("octavo bfloat16", plain / 1e6))
-    peer = flashinfer_decode(cache, layers, q, heads, kv_heads, head_dim, block)
-    return row("decode", shape, seconds, floor, peer and ("FlashInfer", peer))
+    beside = peer and (peer.name, peer.decode(cache, layers, q, kv_heads, block))
+    return row("decode", shape, seconds, floor, beside)
 
 
 def cascade(count: int, prefix: int, suffix: int, heads: int, kv_heads: int, head_dim: int = 128) -> Row:
@@ -449,25 +459,25 @@ def decode_loop() -> Callable[[], None]:
     return lambda: kept[0].replay()
 
 
-def decode_table(heads: int, kv_heads: int) -> list[Row]:
+def decode_table(heads: int, kv_heads: int, peer: FlashInfer | None) -> list[Row]:
     return [
-        decode("B64 L8192", [8192] * 64, heads, kv_heads),
-        decode("B8 L32768", [32768] * 8, heads, kv_heads),
-        decode("B32 L4096", [4096] * 32, heads, kv_heads),
-        decode("B128 L1024", [1024] * 128, heads, kv_heads),
-        decode("B1 L32768", [32768], heads, kv_heads),
+        decode("B64 L8192", [8192] * 64, heads, kv_heads, peer=peer),
+        decode("B8 L32768", [32768] * 8, heads, kv_heads, peer=peer),
+        decode("B32 L4096", [4096] * 32, heads, kv_heads, peer=peer),
+        decode("B128 L1024", [1024] * 128, heads, kv_heads, peer=peer),
+        decode("B1 L32768", [32768], heads, kv_heads, peer=peer),
     ]
 
 
-def decode_others() -> list[Row]:
+def decode_others(peer: FlashInfer | None) -> list[Row]:
     generator = torch.Generator().manual_seed(0)
     ragged = torch.randint(100, 8000, (64,), generator=generator).tolist()
     return [
-        decode("B64 ragged", ragged, 32, 8),
-        decode("B1 L4096", [4096], 32, 8),
-        decode("B32 L4096", [4096] * 32, 32, 8, block=64),
-        decode("B32 L4096", [4096] * 32, 32, 8, head_dim=64),
-        decode("B32 L4096", [4096] * 32, 16, 8, head_dim=256),
+        decode("B64 ragged", ragged, 32, 8, peer=peer),
+        decode("B1 L4096", [4096], 32, 8, peer=peer),
+        decode("B32 L4096", [4096] * 32, 32, 8, block=64, peer=peer),
+        decode("B32 L4096", [4096] * 32, 32, 8, head_dim=64, peer=peer),
+        decode("B32 L4096", [4096] * 32, 16, 8, head_dim=256, peer=peer),
     ]
 
 
@@ -576,30 +586,34 @@ def linear_rows() -> list[Row]:
     return rows
 
 
-GROUPS: dict[str, Callable[[], list[Row]]] = {
-    "decode": partial(decode_table, 32, 8),
-    "decode-64/8": partial(decode_table, 64, 8),
-    "decode-40/40": partial(decode_table, 40, 40),
-    "decode-others": decode_others,
-    "8-bit": eight_bits,
-    "cascade": cascade_rows,
-    "prefill": prefill_rows,
-    "fused": fused_rows,
-    "copy": copy_rows,
-    "linear": linear_rows,
-    "swap": swap_rows,
-    "sample": sample_rows,
-}
+def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
+    """The rows by name; `peer` stands beside those of decode."""
+    return {
+        "decode": partial(decode_table, 32, 8, peer),
+        "decode-64/8": partial(decode_table, 64, 8, peer),
+        "decode-40/40": partial(decode_table, 40, 40, peer),
+        "decode-others": partial(decode_others, peer),
+        "8-bit": eight_bits,
+        "cascade": cascade_rows,
+        "prefill": prefill_rows,
+        "fused": fused_rows,
+        "copy": copy_rows,
+        "linear": linear_rows,
+        "swap": swap_rows,
+        "sample": sample_rows,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    parser.add_argument("--only", choices=GROUPS, action="append")
+    parser.add_argument("--only", choices=groups(None), action="append")
+    parser.add_argument("--flashinfer", action="store_true", help="put FlashInfer's decode beside ours")
     arguments = parser.parse_args()
+    named = groups(FlashInfer() if arguments.flashinfer else None)
     torch.manual_seed(0)
     print("operation | shape | us | floor us | % of floor | peer | peer us | times faster")
-    rows = [r for name in arguments.only or GROUPS for r in GROUPS[name]()]
+    rows = [r for name in arguments.only or named for r in named[name]()]
     if arguments.out:
         header = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
