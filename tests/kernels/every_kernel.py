@@ -147,21 +147,33 @@ def extend() -> None:
 
 
 def cells() -> None:
-    """Caches that are not of the data's 16-bit type, and head dims that tensor cores do not take."""
-    for dtype in (F32, BF16, F16):
-        for head_dim in (24, 64, 128, 256):
-            for kind in (torch.int8, torch.float8_e4m3fn, *([] if dtype != F32 and head_dim % 32 == 0 else [None])):
-                sequences = Sequences([1, 15, 17, 600, 1100], 1, head_dim, dtype, cells=kind)
-                sequences.attend([1] * 5, 4)
-                sequences.attend([1] * 5, 12, sliding_window=40)
-                sequences.attend([1, 15, 17, 40, 3], 4, softcap=20.0, sinks=data(4, dtype=F32))
-                for norm, interleaved, rotary in ((True, False, head_dim), (False, True, head_dim), (True, False, 16)):
-                    weights = {n: data(head_dim, dtype=dtype) for n in ("q_norm", "k_norm")} if norm else {}
-                    ops.rope_write_kv(
-                        data(3, 7 * head_dim, dtype=dtype), empty(3, 5, head_dim, dtype=dtype), sequences.cache[:, 1],
-                        ints(17, -1, 0, dtype=I64), ints(0, 1, 9, dtype=I64), data(10, rotary, dtype=F32),
-                        interleaved=interleaved, **weights,
-                    )  # fmt: skip
+    """Caches in eight bits, where tensor cores take them."""
+    for dtype, head_dim in ((BF16, 64), (BF16, 128), (BF16, 256), (F16, 128)):
+        for kind in (torch.int8, torch.float8_e4m3fn):
+            paged(Sequences([1, 17, 1100], 1, head_dim, dtype, cells=kind), [1, 17, 40])
+
+
+def plain() -> None:
+    """Head dims and types that tensor cores do not take, over every kind of cache."""
+    kinds = (None, torch.int8, torch.float8_e4m3fn)
+    for dtype, head_dim in ((F32, 24), (F32, 256), (BF16, 24), (F16, 24)):
+        for kind in kinds:
+            paged(Sequences([1, 17, 530], 1, head_dim, dtype, cells=kind), [1, 17, 20])
+
+
+def paged(sequences: Sequences, queries: list[int]) -> None:
+    """Writes and attention over the cache of three sequences."""
+    head_dim, dtype = sequences.head_dim, sequences.dtype
+    sequences.attend([1] * 3, 4)
+    sequences.attend([1] * 3, 12, sliding_window=40)
+    sequences.attend(queries, 4, softcap=20.0, sinks=data(4, dtype=F32))
+    for norm, interleaved, rotary in ((True, False, head_dim), (False, True, head_dim), (True, False, 16)):
+        weights = {n: data(head_dim, dtype=dtype) for n in ("q_norm", "k_norm")} if norm else {}
+        ops.rope_write_kv(
+            data(3, 7 * head_dim, dtype=dtype), empty(3, 5, head_dim, dtype=dtype), sequences.cache[:, 1],
+            ints(17, -1, 0, dtype=I64), ints(0, 1, 9, dtype=I64), data(10, rotary, dtype=F32),
+            interleaved=interleaved, **weights,
+        )  # fmt: skip
 
 
 def cache() -> None:
@@ -257,7 +269,7 @@ def inputs() -> None:
 
 PIECES: dict[str, Callable[[], None]] = {
     piece.__name__: piece
-    for piece in (decode, decode_step, prefix, extend, cells, cache, between, linear, sample, inputs)
+    for piece in (decode, decode_step, prefix, extend, cells, plain, cache, between, linear, sample, inputs)
 }
 
 
