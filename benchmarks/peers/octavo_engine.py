@@ -1,4 +1,7 @@
-"""octavo's engine. usage: octavo_engine.py OPTIONS [FAMILY [TEMPERATURE]], OPTIONS being `ModelOptions` as JSON"""
+"""octavo's engine. usage: octavo_engine.py OPTIONS [FAMILY [TEMPERATURE]], OPTIONS being `ModelOptions` as JSON
+
+A workload comes at once, so its requests are of the class batch: the longest goes first.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from octavo_worker.bench.engine import EngineBench, Timing
 from octavo_worker.bench.workloads import Work
 from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.sequence import BATCH
 from octavo_worker.model import load_runner
 from peers.base import serve
 
@@ -22,7 +26,7 @@ last = Timing()
 
 def run(work: list[Work]) -> int:
     global last
-    last = bench.run(work)
+    last = bench.run(work, priority=BATCH)
     return last.generated
 
 
@@ -36,5 +40,11 @@ def figures(work: list[Work]) -> dict[str, Any]:
 
 
 device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-about = {"device": device, "torch": torch.__version__, "kv_tokens": bench.kv_tokens, "numerics": bench.numerics}
+about = {
+    "device": device,
+    "torch": torch.__version__,
+    "kv_tokens": bench.kv_tokens,
+    "numerics": bench.numerics,
+    "priority": "batch",
+}
 serve(run, bench.vocab_size, family, about=about, figures=figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -96,14 +97,15 @@ def run_workload(
     longest_prefix: int = 60,
     **memory: Any,
 ) -> Driver:
-    """A step takes a second of the clock that deadlines go by."""
-    rng, now = random.Random(seed), 0.0
+    """A step takes a second of the clock that deadlines go by; the timer goes on by 10 ms whenever it is read."""
+    rng, now, ticks = random.Random(seed), 0.0, itertools.count()
     driver = Driver.create(
         usable_blocks + 1,
         block_size,
         runner={"max_model_len": context, "num_host_blocks": host_blocks, **memory},
         device=device,
         clock=lambda: now,
+        timer=lambda: next(ticks) / 100,
         policy=policy,
         token_budget=max_running + rng.choice([1, 24, 248]),
         max_running=max_running,

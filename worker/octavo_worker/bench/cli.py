@@ -170,8 +170,10 @@ def engine(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Scheduler and model alone, in this process: no queue, no text."""
+    """Scheduler and model alone, in this process: no queue, no text. What comes at once is of the class batch: the
+    longest goes first, and times to the first token are those of that order."""
     from octavo_worker.bench.engine import EngineBench
+    from octavo_worker.engine.sequence import BATCH
     from octavo_worker.model import load_runner
 
     rows = []
@@ -191,9 +193,10 @@ def engine(
         for name, work in _works(family, workloads, bench_engine.vocab_size).items():
             bench_engine.run([Work(w.prompt, min(w.max_tokens, 8)) for w in work])
             arrivals, timings = [index * interval_ms / 1e3 for index in range(len(work))], []
+            priority = 1 if interval_ms else BATCH
             for _ in track(range(rounds), description=name, console=_console, transient=True):
                 log = None if chrome_trace is None else StepLog()
-                timings.append(bench_engine.run(work, arrivals=arrivals, log=log))
+                timings.append(bench_engine.run(work, arrivals=arrivals, priority=priority, log=log))
             middle = sorted(timings, key=lambda timing: timing.seconds)[len(timings) // 2]
             seconds = [timing.seconds for timing in timings]
             share = {} if interval_ms else floor_share(bench_engine.floor(work), seconds)
@@ -206,6 +209,7 @@ def engine(
             model=model,
             family=family,
             interval_ms=interval_ms,
+            priority="normal" if interval_ms else "batch",
             token_budget=bench_engine.token_budget,
             device=device.value,
             ceilings=bench_engine.ceilings and bench_engine.ceilings.to_json(),

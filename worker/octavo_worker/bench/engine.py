@@ -135,17 +135,18 @@ class EngineBench:
         work: list[Work],
         *,
         arrivals: Sequence[float] = (),
+        priority: int = 1,
         kv_tokens: int | None = None,
         log: StepLog | None = None,
     ) -> Timing:
         """Generate everything, ignoring end of sequence. Request i arrives `arrivals[i]` seconds after the start, in
-        this order; without arrivals all do at once. Of the KV cache only `kv_tokens` are used. Every step is recorded
-        in `log`."""
+        this order; without arrivals all do at once. All are of the class `priority`. Of the KV cache only `kv_tokens`
+        are used. Every step is recorded in `log`."""
         blocks = None if kv_tokens is None else blocks_for(kv_tokens, self._runner.block_size)
         scheduler = scheduler_for(self._runner, self._options, num_blocks=blocks)
         pipeline = Pipeline(self._runner, scheduler, ahead=self._options.overlap)
         pipeline.log = log
-        requests = [_request(index, w, self._temperature) for index, w in enumerate(work)]
+        requests = [_request(index, w, self._temperature, priority) for index, w in enumerate(work)]
         coming = deque(zip(arrivals or [0.0] * len(work), requests, strict=True))
         progress = _Progress({request.id: due for due, request in coming})
         timing, started = progress.timing, time.perf_counter()
@@ -172,6 +173,7 @@ def blocks_for(kv_tokens: int, block_size: int) -> int:
     return -(-kv_tokens // block_size) + 1
 
 
-def _request(index: int, work: Work, temperature: float) -> AddRequest:
+def _request(index: int, work: Work, temperature: float, priority: int) -> AddRequest:
     sampling = EngineSampling(seed=index, max_tokens=work.max_tokens, temperature=temperature)
-    return AddRequest(id=str(index), prompt=work.prompt, sequences=[SequenceInput(0)], sampling=sampling)
+    sequences = [SequenceInput(0)]
+    return AddRequest(id=str(index), prompt=work.prompt, sequences=sequences, sampling=sampling, priority=priority)

@@ -17,7 +17,7 @@ class Planner:
     1. Every decoding sequence gets its token, but a long one that has taken its share of the time rests while others
        decode. `token_budget` exceeds the slots, so prompts never delay a decode and decodes always leave room for
        prompts.
-    2. What is left of the budget goes to prompts in the order of (class, deadline, arrival, index): those that run
+    2. What is left of the budget goes to prompts in the order of (class, deadline, turn, index): those that run
        continue, those that wait are admitted when their turn comes. Nobody overtakes a sequence that finds no slot or
        no blocks. Admission takes the blocks of all present tokens, not of the output to come.
 

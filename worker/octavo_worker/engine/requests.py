@@ -30,7 +30,13 @@ class Requests:
     """
 
     def __init__(
-        self, roster: Roster, limits: Limits, *, aging_s: float = 30.0, clock: Callable[[], float] = time.time
+        self,
+        roster: Roster,
+        limits: Limits,
+        *,
+        aging_s: float = 30.0,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
         self.output = StepOutput([], [], [], EngineStats())
@@ -39,6 +45,7 @@ class Requests:
         self._living: dict[str, Request] = {}
         self._arrivals = 0
         self._clock = clock
+        self._timer = timer
         self._deadlines = Timers(self._living)
         self._aging = Timers(self._living)
         self._aging_s = aging_s
@@ -76,7 +83,7 @@ class Requests:
             vocab_size=self.limits.vocab_size,
         )
         self._arrivals += 1
-        request = Request(message, rules, self._arrivals, self.limits.room(message))
+        request = Request(message, rules, self._arrivals, self.limits.room(message), self._timer())
         published = max(len(sequence.tokens) for sequence in message.sequences)
         request.long = self.limits.capacity.is_long(len(message.prompt) + published)
         self._living[request.id] = request

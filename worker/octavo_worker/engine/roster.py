@@ -46,12 +46,14 @@ class Roster:
         return self.waiting.first(lambda sequence: not sequence.request.long)
 
     def make_way(self, plan: StepPlan) -> None:
-        """Preempt requests of lower classes while they keep the head of the queue from a slot or from memory."""
+        """Preempt requests of lower classes while they keep the head of the queue from a slot or from memory. Whoever
+        rose by waiting goes first among those who wait, but takes nothing from the class that it came from: else all
+        who wait for longer than it takes to rise would change places with those who run."""
         head, pool = self.next(), self.residency.pool
         if head is None:
             return
         gang = head.request.members(State.WAITING) if len(self.running) else []
-        while len(self.running) and (last := self.running.last()).priority > head.request.priority:
+        while len(self.running) and (last := self.running.last()).priority > head.request.asked:
             if self._fit(gang, pool.available + pool.quarantined) is not None:
                 return
             self.preempt(last.members(State.RUNNING), plan)

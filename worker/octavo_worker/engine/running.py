@@ -10,7 +10,7 @@ from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 
 
 class RunningBatch:
-    """The admitted sequences, `prefilling` and `decoding`, each sorted by (class, arrival, index).
+    """The admitted sequences, `prefilling` and `decoding`, each in their order.
 
     Beams that were preempted compute their tokens again one after the other; those that are done are `holding` until
     the last of their group is. `width` counts the sequences that all of these are or will fork into, `beams` those of

@@ -49,8 +49,9 @@ class Scheduler:
     `plan` builds a step (see `Planner`), `commit` takes its result, `abandon` undoes a step that failed. Admission
     keeps `watermark` of the pool free for those that run. `policy` says whether the memory of a preempted sequence
     moves to the host or is given up and computed again, helped by what the prefix cache still holds. Within a class
-    the earliest deadline goes first; who waits for `aging_s` seconds rises by a class. With `shared_reading`, plans say
-    which decodes have leading blocks in common.
+    the earliest deadline goes first, then the earliest turn (see `Request`); who waits for `aging_s` seconds rises by a
+    class. With `shared_reading`, plans say which decodes have leading blocks in common. `clock` tells seconds since the
+    epoch, as deadlines are given; `timer` seconds that never go back.
 
     A step may be planned while the one before it is under way, see `can_plan`. Blocks are published in the prefix cache
     when the step that fills them is planned, so equal prompts share within that step (see `StepPlan`), or as soon as
@@ -87,7 +88,7 @@ class Scheduler:
         self.pool, self.cache = self.residency.pool, self.residency.cache
         self.limits = Limits(max_model_len, vocab_size, max_running, capacity)
         self._roster = Roster(self.residency, max_running=max_running, watermark=math.ceil(watermark * self.pool.total))
-        self._requests = Requests(self._roster, self.limits, aging_s=aging_s, clock=clock)
+        self._requests = Requests(self._roster, self.limits, aging_s=aging_s, clock=clock, timer=timer)
         self._turns = LongTurns(timer)
         self._planner = Planner(self._roster, self._requests, self._turns, token_budget)
         self._answers = Answers(self._roster, self._requests)

@@ -14,7 +14,14 @@ from octavo_worker.engine.plan import UNKNOWN, SampleSpec, SequenceStep
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import AddRequest, EngineSampling, Logprob
 
-Order = tuple[int, float, int, int]  # (class, deadline, arrival, index): smaller runs first and is preempted last
+Order = tuple[int, float, float, int, int]
+"""(class, deadline, turn, arrival, index): smaller runs first and is preempted last."""
+
+BATCH = 2
+"""The class of jobs of which nobody waits for a single one."""
+
+BATCH_PACE = 32.0
+"""Tokens a second that a sequence of the class batch is reckoned to get."""
 
 by_order = attrgetter("order")
 
@@ -33,10 +40,18 @@ class Request:
     `sequences` is keyed by sequence index; several indices share one `Sequence` until they leave the prompt. With
     `beam` they are the live hypotheses of its search, and their indices mean nothing outside. The token at position
     `final` is the last one that its rules and `room`, the tokens that fit the memory at all, allow: nobody computes it.
+
+    `asked` is the class that it came with, `priority` the one to which it has risen by waiting. Its `turn`, in seconds
+    of the clock that `arrived` was read from, is its arrival; of the class batch, the moment at which its longest
+    sequence would have to begin to end together with the others. Of what came together, the longest goes first: what
+    is left at the end is short then, and does not run alone on a GPU (Graham, "Bounds on multiprocessing timing
+    anomalies", SIAM 1969). What came later overtakes by as much as it is longer and no more, so nobody starves. How
+    long an output becomes is not known, only its limit.
     """
 
     __slots__ = (
         "arrival",
+        "asked",
         "beam",
         "cached_tokens",
         "deadline",
@@ -54,18 +69,23 @@ class Request:
         "sampling",
         "sequences",
         "started",
+        "turn",
     )
 
-    def __init__(self, message: AddRequest, rules: StopRules, arrival: int, room: int) -> None:
+    def __init__(self, message: AddRequest, rules: StopRules, arrival: int, room: int, arrived: float) -> None:
         self.id = message.id
         self.prompt = message.prompt
         self.sampling: EngineSampling = message.sampling
         self.salt = message.salt
-        self.priority = message.priority
+        self.asked = self.priority = message.priority
         self.deadline = message.deadline
         self.rules = rules
         self.final = min(len(message.prompt) + rules.limit - 1, room)
         self.arrival = arrival
+        self.turn = arrived
+        if message.priority == BATCH:
+            published = min(len(sequence.tokens) for sequence in message.sequences)
+            self.turn -= (self.final + 1 - len(message.prompt) - published) / BATCH_PACE
         self.queued_since = time.monotonic()
         self.queued_s = 0.0  # until it was first given memory
         self.sequences: dict[int, Sequence] = {}
@@ -145,7 +165,7 @@ class Sequence:
         """Take the order that follows from the request's class; the sequence must be in no sorted list."""
         request = self.request
         deadline = math.inf if request.deadline is None else request.deadline
-        self.order: Order = (request.priority, deadline, request.arrival, self._index)
+        self.order: Order = (request.priority, deadline, request.turn, request.arrival, self._index)
 
     @property
     def length(self) -> int:

@@ -11,10 +11,12 @@ PRIORITIES = (0, 1, 2)  # high, normal, batch
 
 
 class WaitingQueue:
-    """Waiting sequences in their order: high classes first, then the earliest deadline, then first come first served.
+    """Waiting sequences in their order: high classes first, then the earliest deadline, then first come first served,
+    or of the class batch the longest first (`Request.turn`).
 
-    Nobody overtakes the head: a long request is not starved by short ones behind it. A preempted sequence comes back to
-    where its order puts it, before those that came later. Operations move memory, at 10,000 waiting about 10 us.
+    Nobody overtakes the head: a request with a long prompt is not starved by short ones behind it. A preempted sequence
+    comes back to where its order puts it, before those that came later. Operations move memory, at 10,000 waiting about
+    10 us.
     """
 
     def __init__(self) -> None:
