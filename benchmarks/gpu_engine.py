@@ -3,9 +3,10 @@
 usage: python benchmarks/gpu_engine.py [--models llama-8b,...] [--workloads ...] [--resume] [--vllm-path FOLDER]
 
 A GPU holds one engine at a time: for each model each engine starts in a process of its own, runs every workload once
-shortened and then some times with an empty prefix cache, and ends. Weights are random, nothing is downloaded. What is
-known is written after every run, so a run that is cut short loses nothing, and --resume goes on where it ended; an
-engine that fails costs its own figures only.
+shortened and then with an empty prefix cache (--rounds times if a run takes less than --short seconds, else once), and
+ends. Figures are medians, beside the least and the most; the ratio is that of the medians. Weights are random, nothing
+is downloaded. What is known is written after every run, so a run that is cut short loses nothing, and --resume goes on
+where it ended; an engine that fails costs its own figures only.
 """
 
 from __future__ import annotations
@@ -55,10 +56,14 @@ class Results:
     def _row(self, name: str, known: dict[str, Any]) -> dict[str, Any]:
         """One workload: tokens a second of every engine that has a figure, beside the floor."""
         runs = {engine: found["runs"][name] for engine, found in known.items() if found["runs"].get(name)}
-        seconds = {engine: statistics.median(run["seconds"] for run in done) for engine, done in runs.items()}
+        taken = {engine: [run["seconds"] for run in done] for engine, done in runs.items()}
+        seconds = {engine: statistics.median(times) for engine, times in taken.items()}
         tokens, unit = counted(self._family, name)
         line: dict[str, Any] = {"workload": name, "unit": unit}
         line["tokens_per_s"] = {engine: round(tokens / value, 1) for engine, value in seconds.items()}
+        line["tokens_per_s_min_max"] = {
+            engine: [round(tokens / edge(times), 1) for edge in (max, min)] for engine, times in taken.items()
+        }
         if "octavo" in runs:
             floor = runs["octavo"][-1]["floor_s"]
             if floor is not None:
@@ -92,11 +97,15 @@ def command(engine: str, model: Path, options: argparse.Namespace) -> list[str]:
     return ["peers/octavo_engine.py", chosen.to_json(), options.family, str(TEMPERATURE)]
 
 
+def is_complete(runs: list[dict[str, Any]], rounds: int, short_s: float) -> bool:
+    return len(runs) >= rounds or any(run["seconds"] >= short_s for run in runs)
+
+
 def measure(engine: str, model: Path, options: argparse.Namespace, found: dict[str, Any], results: Results) -> None:
     """Run the workloads that `found` lacks, one engine's part of the results."""
     rounds = options.vllm_rounds if engine == "vllm" else options.rounds
     runs = found["runs"]
-    missing = [name for name in options.workloads if len(runs.get(name, [])) < rounds]
+    missing = [name for name in options.workloads if not is_complete(runs.get(name, []), rounds, options.short)]
     if not missing:
         return
     found.pop("failed", None)
@@ -107,7 +116,7 @@ def measure(engine: str, model: Path, options: argparse.Namespace, found: dict[s
             found["about"] = peer.about | {"start_s": round(peer.start_s, 2)}
             for name in missing:
                 runs[name] = []
-                for _ in range(rounds):
+                while not is_complete(runs[name], rounds, options.short):
                     runs[name].append(peer.run(name))
                     results.save()
     except PeerFailed as error:
@@ -135,8 +144,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--family", choices=["gpu", "cpu"], default="gpu", help="cpu: small workloads")
     parser.add_argument("--workloads", type=names, help="comma-separated; all of the family by default")
     parser.add_argument("--engines", type=names, default=list(ENGINES))
-    parser.add_argument("--rounds", type=int, default=2, help="counted runs of octavo; the median is reported")
-    parser.add_argument("--vllm-rounds", type=int, default=2, help="the same for vLLM")
+    parser.add_argument("--rounds", type=int, default=3, help="counted runs of a short workload by octavo")
+    parser.add_argument("--vllm-rounds", type=int, default=3, help="the same by vLLM")
+    parser.add_argument("--short", type=float, default=3.0, help="seconds: what takes longer is run once")
     parser.add_argument("--resume", action="store_true", help="keep what --out holds and run the rest")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--max-model-len", type=int, default=9216)

@@ -43,5 +43,19 @@ def test_engines_are_compared_and_a_run_that_was_cut_short_goes_on(tmp_path: Pat
     (row,) = both["rows"]
     assert row["unit"] == "output tokens/s"
     assert {"machine", "versions", "command", "date"} <= both.keys()
+    assert both["engines"]["demo"]["octavo"]["about"]["priority"] == "batch"
     octavo, vllm = (row["tokens_per_s"][engine] for engine in ("octavo", "vllm"))
     assert abs(row["ratio"] - octavo / vllm) < 0.001
+
+
+def test_what_is_short_runs_several_times_and_what_is_long_once(tmp_path: Path) -> None:
+    short = compare(tmp_path / "short.json", "--engines", "octavo", "--rounds", "3", "--short", "60")
+    long = compare(tmp_path / "long.json", "--engines", "octavo", "--rounds", "3", "--short", "0")
+    speeds = {}
+    for name, document in (("short", short), ("long", long)):
+        seconds = [run["seconds"] for run in document["engines"]["demo"]["octavo"]["runs"]["single"]]
+        (row,) = document["rows"]
+        speeds[name] = sorted(round(128 / taken, 1) for taken in seconds)
+        assert row["tokens_per_s_min_max"]["octavo"] == [speeds[name][0], speeds[name][-1]]
+        assert row["tokens_per_s"]["octavo"] == speeds[name][len(seconds) // 2]
+    assert [len(speeds["short"]), len(speeds["long"])] == [3, 1]
