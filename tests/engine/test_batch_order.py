@@ -1,10 +1,12 @@
-"""In the class batch the longest goes first: that shortens its end, starves nobody, and concerns no other class."""
+"""In the class batch the longest goes first, into memory that it can grow in: that shortens the end of a batch, starves
+nobody, and concerns no other class."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from engine_driver import Driver, expected_tokens, make_request
@@ -12,6 +14,7 @@ from fake_runner import DelayedRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo_worker.engine.foresight import HORIZON, peak_growth
 from octavo_worker.engine.sequence import BATCH, BATCH_PACE
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest
@@ -159,7 +162,7 @@ def drawn(priority: int) -> list[AddRequest]:
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_a_drawn_batch_takes_fewer_steps_than_in_the_order_of_arrival(mode):
     """The pool holds two fifths of what they become, as that of a large model does: `mixed256` in small."""
-    steps, last = {}, {}
+    steps, last, preempted = {}, {}, {}
     for priority in (1, BATCH):
         driver = Driver.create(
             860,
@@ -178,8 +181,74 @@ def test_a_drawn_batch_takes_fewer_steps_than_in_the_order_of_arrival(mode):
             driver.step()
             few += driver.scheduler.stats().waiting == 0 and driver.scheduler.stats().running < 12
         driver.runner.close()
-        steps[priority], last[priority] = driver.scheduler.stats().steps, few
+        stats = driver.scheduler.stats()
+        steps[priority], last[priority], preempted[priority] = stats.steps, few, stats.preemptions
         for request in drawn(priority):
             assert driver.tokens[request.id, 0] == expected_tokens(request, 0)
     assert steps[BATCH] < 0.95 * steps[1], steps
     assert last[BATCH] < 0.5 * last[1], "steps in which few are left"
+    if mode == "recompute":
+        assert preempted[BATCH] < 0.7 * preempted[1], "nobody is admitted only to give way again"
+
+
+def growth_by_stepping(sequences: list[tuple[int, int, int]]) -> int:
+    """Those who have tokens left take one each in every step, and give all back after their last."""
+    peak = 0
+    for step in range(1, HORIZON + 1):
+        peak = max(peak, sum(width * step if step <= left else -length for left, length, width in sequences))
+    return peak
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * HORIZON), st.integers(1, 3000), st.integers(1, 3)), max_size=8))
+def test_the_peak_is_that_of_stepping_through_the_horizon(sequences):
+    seen = [
+        SimpleNamespace(length=length, width=width, request=SimpleNamespace(final=length + left))
+        for left, length, width in sequences
+    ]
+    assert peak_growth(seen) == growth_by_stepping(sequences)
+
+
+def fill(priority: int, host_blocks: int = 0) -> Driver:
+    """Thirteen blocks each, two of them of the prompt, in a pool that holds ten of those."""
+    host = {"num_host_blocks": host_blocks}
+    driver = Driver.create(131, 8, timer=lambda: 0.0, runner=host, max_running=100, token_budget=700)
+    for i in range(40):
+        driver.add(make_request(str(i), range(20 * i, 20 * i + 16), max_tokens=89, priority=priority))
+    driver.step()
+    driver.step()
+    return driver
+
+
+def test_a_batch_is_admitted_as_far_as_it_can_grow():
+    running = {priority: fill(priority).scheduler.stats().running for priority in (1, BATCH)}
+    assert running == {1: 40, BATCH: 10}
+    driver = fill(BATCH)
+    driver.run()
+    assert driver.scheduler.stats().preemptions == 0
+
+
+def test_half_of_the_free_host_memory_counts_as_room_to_grow():
+    assert fill(BATCH, host_blocks=131).scheduler.stats().running == 15
+
+
+def test_a_limit_far_away_keeps_no_memory_free_beyond_the_horizon():
+    driver = Driver.create(2 + HORIZON // 2, 16, max_running=50)
+    for i in range(50):
+        driver.add(make_request(str(i), range(19 * i, 19 * i + 16), max_tokens=4000, priority=BATCH))
+    driver.step()
+    driver.step()
+    assert driver.scheduler.stats().running == 8 * HORIZON // (HORIZON + 16)
+
+
+def test_who_has_risen_from_a_batch_holds_up_nobody_behind_it():
+    """It needs no room to grow any more, only what it has."""
+    now = 0.0
+    driver = Driver.create(131, 8, timer=lambda: 0.0, clock=lambda: now, aging_s=5.0, max_running=100)
+    for i in range(11):
+        driver.add(make_request(str(i), range(20 * i, 20 * i + 16), max_tokens=89, priority=BATCH))
+    driver.step()
+    assert driver.scheduler.stats().waiting == 1
+    now = 6.0
+    driver.add(make_request("normal", range(10), max_tokens=2))
+    driver.step()
+    assert driver.scheduler.stats().waiting == 0

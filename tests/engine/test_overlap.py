@@ -187,8 +187,8 @@ def test_who_gave_way_comes_back_only_once_the_token_under_way_is_known():
     it fits beside "high" in the very step in which it gave way."""
     with ahead(21) as driver:
         prompt = range(33)
-        same = make_request("same", prompt, max_tokens=20)
-        low = make_request("low", prompt, max_tokens=20, priority=2, prompt_logprobs=0)
+        same = make_request("same", prompt, max_tokens=20, priority=0)
+        low = make_request("low", prompt, max_tokens=20, priority=1, prompt_logprobs=0)
         high = make_request("high", range(100, 113), max_tokens=3, priority=0)
         driver.add(same)
         driver.add(low)

@@ -116,12 +116,12 @@ def test_preempted_during_decode_keeps_its_token():
 def test_victim_is_the_latest_of_the_lowest_class():
     driver = Driver.create(16)
     requests = [
-        make_request(id, prompt(80, 200 * i), priority=p) for i, (id, p) in enumerate([("n", 1), ("b", 2), ("h", 0)])
+        make_request(id, prompt(80, 200 * i), priority=p) for i, (id, p) in enumerate([("a", 1), ("b", 1), ("h", 0)])
     ]
     for request in requests:
         driver.add(request)
     assert len(driver.step().tokens) == 3
-    assert [token.id for token in driver.step().tokens] == ["h", "n"]
+    assert [token.id for token in driver.step().tokens] == ["h", "a"]
     driver.run()
     assert_complete(driver, *requests)
 

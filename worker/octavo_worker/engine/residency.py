@@ -43,6 +43,11 @@ class Residency:
         """Blocks that suffice for a sequence of any length."""
         return self.capacity.bound(self._chunk)
 
+    @property
+    def refuge(self) -> int:
+        """Free blocks on the host for those who give way."""
+        return self.host.pool.available if self.host is not None and self._policy.swaps else 0
+
     # Steps
 
     def begin_step(self) -> StepEffects:

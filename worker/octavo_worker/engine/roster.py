@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+from octavo_worker.engine.foresight import peak_growth
 from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import StepPlan
 from octavo_worker.engine.residency import Residency
 from octavo_worker.engine.running import RunningBatch
-from octavo_worker.engine.sequence import Request, Sequence, State
+from octavo_worker.engine.sequence import BATCH, Request, Sequence, State
 from octavo_worker.engine.waiting import WaitingQueue
 from octavo_worker.messages import RequestResumed
 
@@ -108,7 +109,17 @@ class Roster:
         if spare <= 0:
             return None
         placement = self.residency.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
-        return placement if placement.needed <= spare else None
+        return placement if placement.needed <= spare and self._can_grow(gang, spare - placement.needed) else None
+
+    def _can_grow(self, gang: list[Sequence], spare: int) -> bool:
+        """Whether those of the class batch, for none of which somebody waits, have `spare` blocks to grow into beside
+        those that run: who gives way loses what it computed. Where it goes to the host that costs little, so half of
+        what is free there counts; the other half is for those who give way all the same."""
+        capacity = self.residency.capacity
+        if not len(self.running) or gang[0].request.priority != BATCH or capacity.slides:
+            return True
+        growing = (sequence for sequence in (*self.running, *gang) if not sequence.request.long)
+        return peak_growth(growing) <= (spare + self.residency.refuge // 2) * capacity.block_size
 
     def _count_admission(self, sequence: Sequence) -> None:
         request, hit, counters = sequence.request, sequence.computed, self.residency.cache.counters

@@ -77,6 +77,11 @@ class PreemptionPolicy:
         self._mode = mode
         self._costs = costs
 
+    @property
+    def swaps(self) -> bool:
+        """Whether it ever does."""
+        return self._mode != "recompute"
+
     def decide(self, victim: Victim, host: BlockPool | None) -> Decision:
         """`host` is the pool in CPU memory that a swap would take blocks from."""
         if host is None or self._mode == "recompute":

@@ -1,0 +1,27 @@
+"""How much more memory those that run are going to take, as far as their limits tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo_worker.engine.sequence import Sequence
+
+HORIZON = 512
+"""Tokens that are looked ahead. Outputs often end before their limits: looking as far as those would keep memory free
+for what never comes."""
+
+
+def peak_growth(sequences: Iterable[Sequence]) -> int:
+    """Tokens that `sequences` store beyond those that they have now, at the worst moment within the horizon.
+
+    Every step adds a token to each, and whoever comes to its limit gives all of its own back. Admission by this peak is
+    that of Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees" (ASPLOS 2025), whose history of
+    lengths the limits stand in for. Samples and prefixes that share blocks are taken for ones that do not.
+    """
+    ends = sorted(((s.request.final - s.length, s.length, s.width) for s in sequences), reverse=True)
+    now = sum(length for _, length, _ in ends)
+    alive = width = peak = 0
+    for left, length, members in ends:  # just before this one ends, it is there, and all that have more left
+        alive, width = alive + length, width + members
+        peak = max(peak, alive + width * min(left, HORIZON) - now)
+    return peak
