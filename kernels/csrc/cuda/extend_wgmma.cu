@@ -6,8 +6,8 @@
 // one's softmax runs under the other's products. Tiles of keys lie on absolute positions and are walked from the last to
 // the first: a row's result depends neither on how its prompt was cut into chunks nor on its neighbours.
 //
-// The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), so that
-// a box of 64 columns lands in shared memory ready for them.
+// The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), or, for
+// heads of 96, their 64-byte swizzle, so that a box of 64 or 32 columns lands in shared memory ready for them.
 #include "buffer_ring.cuh"
 #include "extend.cuh"
 #include "tensor_map.cuh"
@@ -20,7 +20,6 @@ constexpr int kWarpgroup = 128;  // threads
 constexpr int kConsumers = 2;    // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kRows = kExtendRows / kConsumers;  // of one consumer
-constexpr int kColumns = kMapColumns;
 constexpr int kLoaders = 2 * 32;                 // threads that bring queries
 
 // Keys of one tile: the scores of wider heads leave fewer registers.
@@ -64,11 +63,12 @@ class Work {
   int items, heads, last_set;
 };
 
-// Shared memory: every tile is [D / 64][rows][64].
+// Shared memory: every tile is [D / kColumns][rows][kColumns].
 template <int D>
 struct Layout {
   static constexpr int kKeys = tile_keys<D>;
-  static constexpr int kStages = D == 64 ? 4 : 2, kQueryStages = D <= 128 ? 2 : 1;
+  static constexpr int kStages = D == 64 ? 4 : D == 96 ? 3 : 2, kQueryStages = D <= 128 ? 2 : 1;
+  static constexpr int kColumns = map_columns(D), kRowBytes = kColumns * 2, kUnits = kColumns / 8;  // of a part
   static constexpr int kParts = D / kColumns;
   static constexpr int kQueryBytes = kExtendRows * D * 2, kTileBytes = kKeys * D * 2;
   static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
@@ -103,10 +103,10 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
       const int block = wanted ? a.tables[t.item.sequence * a.table_stride + (position >> shift)] : 0;
       const int boxes = __popc(__ballot_sync(~0u, wanted));
       barrier_wait(ring.empty_now(), ring.parity ^ 1);
-      if (lane == 0) barrier_expect(ring.full_now(), boxes * box * kColumns * 2);
+      if (lane == 0) barrier_expect(ring.full_now(), boxes * box * L::kRowBytes);
       __syncwarp();
       if (wanted)
-        copy_box(tiles + ring.stage * L::kTileBytes + (part * L::kKeys + slice * box) * kColumns * 2, map, part,
+        copy_box(tiles + ring.stage * L::kTileBytes + (part * L::kKeys + slice * box) * L::kRowBytes, map, part,
                  position & (a.cache.block_size - 1), t.head, block, ring.full_now());
       ring.advance();
     }
@@ -119,6 +119,7 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, BufferRi
   using L = Layout<D>;
   constexpr int units = D / 8, step = kLoaders / units;
   const int thread = threadIdx.x % kLoaders, unit = thread % units;
+  const bool helps = thread < step * units;
   const Work<D> work(a);
   for (int round = 0; work.has(round); ++round) {
     const auto t = work.at(round);
@@ -126,11 +127,11 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, BufferRi
     int query = first / t.group, head = first % t.group;
     const T* row = static_cast<const T*>(a.q) + t.item.query_row * a.q_stride + t.head * t.group * D + unit * 8;
     barrier_wait(ring.empty_now(), ring.parity ^ 1);
-    const uint32_t target = queries + ring.stage * L::kQueryBytes + unit / 8 * (kExtendRows * kColumns * 2);
-    for (int i = thread / units; i < kExtendRows; i += step) {
+    const uint32_t target = queries + ring.stage * L::kQueryBytes + unit / L::kUnits * (kExtendRows * L::kRowBytes);
+    for (int i = thread / units; helps && i < kExtendRows; i += step) {
       const bool real = query < t.item.queries;
       const T* source = real ? row + query * a.q_stride + head * D : row;
-      copy16(target + i * (kColumns * 2) + ((unit ^ i) & 7) * 16, source, real);
+      copy16(target + i * L::kRowBytes + swizzle_units(L::kUnits, i, unit % L::kUnits) * 16, source, real);
       query += step / t.group, head += step % t.group;
       if (head >= t.group) head -= t.group, ++query;
     }
@@ -167,15 +168,16 @@ struct Consumer {
 
   // Starts the scores of the next tile of keys.
   __device__ void score(float (&s)[kKeys / 2]) {
-    const int mine = warpgroup * kRows * kColumns * 2;
+    constexpr int steps = L::kColumns / 16;  // of a part
+    const int mine = warpgroup * kRows * L::kRowBytes;
     const uint32_t q = uniform((shared + rings.queries.stage * L::kQueryBytes + mine) / 16);
     const uint32_t k = uniform((shared + L::kKeysAt + rings.keys.stage * L::kTileBytes) / 16);
     products_begin();
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
-      const int part = i / 4, step = i % 4 * 2;
-      const uint64_t rows = operand(q + part * (kExtendRows * kColumns * 2 / 16) + step, 1024);
-      const uint64_t columns = operand(k + part * (kKeys * kColumns * 2 / 16) + step, 1024);
+      const int part = i / steps, step = i % steps * 2;
+      const uint64_t rows = operand<L::kRowBytes>(q + part * (kExtendRows * L::kRowBytes / 16) + step);
+      const uint64_t columns = operand<L::kRowBytes>(k + part * (kKeys * L::kRowBytes / 16) + step);
       if (i == 0)
         wgmma_first(T{}, s, rows, columns);
       else
@@ -192,7 +194,7 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < D / 2 / kWide; ++i)
         wgmma_transposed(T{}, o[i], weights + 4 * k,
-                         operand(v + i * (2 * kKeys * kColumns * 2 / 16) + k * 128, 1024, kKeys * kColumns * 2));
+                         operand<L::kRowBytes>(v + i * (2 * kKeys * L::kRowBytes / 16) + k * L::kRowBytes, kKeys * L::kRowBytes));
     products_commit();
   }
   __device__ void weighed() {
@@ -249,7 +251,7 @@ struct Consumer {
   __device__ void clear(int low, int high) {
     const uint32_t v = shared + L::kValuesAt + rings.values.stage * L::kTileBytes;
     for (int i = threadIdx.x - kWarpgroup; i < kKeys * D / 8; i += kConsumers * kWarpgroup) {
-      const int token = i / 8 % kKeys;
+      const int token = i / L::kUnits % kKeys;
       if (token < low || token >= high)
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + i * 16), "r"(0) : "memory");
     }
@@ -438,6 +440,7 @@ cudaError_t extend_attention_wgmma(const AttentionArgs& a, cudaStream_t stream) 
     using T = decltype(tag);
     switch (a.head_dim) {
       case 64: return launch<T, 64>(a, device, stream);
+      case 96: return launch<T, 96>(a, device, stream);
       case 128: return launch<T, 128>(a, device, stream);
       case 256: return launch<T, 256>(a, device, stream);
       default: return cudaErrorInvalidValue;

@@ -88,8 +88,8 @@ struct Block {
       for (int k = 0; k < kDepth / kStep; ++k)
 #pragma unroll
         for (int c = 0; c < S::kChains; ++c)
-          wgmma(T{}, sums[c], operand(mine / 16 + k * kStep / 8, 1024),
-                operand((theirs + c * S::kChain * kRowBytes) / 16 + k * kStep / 8, 1024));
+          wgmma(T{}, sums[c], operand<128>(mine / 16 + k * kStep / 8),
+                operand<128>((theirs + c * S::kChain * kRowBytes) / 16 + k * kStep / 8));
       products_commit();
       if (i > 0) {
         products_wait<1>();

@@ -24,7 +24,7 @@ constexpr int kSlices = 4, kKeys = kSlices * kSlice;  // of one tile
 constexpr int kPerLane = kChunk / kLanes / kKeys;     // tiles
 constexpr int kTiles = kLanes * kPerLane;
 constexpr int kStages = 4, kQueryStages = 2;
-constexpr int kColumns = kMapColumns;
+constexpr int kColumns = map_columns(64);  // as for 128
 static_assert(kPerLane == 2 && kTiles == 2 * kStages && prefix_rows(64) == kTileRows && prefix_rows(128) == kTileRows);
 
 constexpr int kVote = 1;  // named barrier of the first consumer, before that of the second
@@ -205,8 +205,8 @@ struct Consumer {
     products_begin();
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
-      const uint64_t rows = operand(q + i / 4 * (kTileRows * kColumns * 2 / 16) + i % 4 * 2, 1024);
-      const uint64_t columns = operand(k + i / 4 * (kKeys * kColumns * 2 / 16) + i % 4 * 2, 1024);
+      const uint64_t rows = operand<128>(q + i / 4 * (kTileRows * kColumns * 2 / 16) + i % 4 * 2);
+      const uint64_t columns = operand<128>(k + i / 4 * (kKeys * kColumns * 2 / 16) + i % 4 * 2);
       if (i == 0) wgmma_first(T{}, scores(), rows, columns);
       else wgmma(T{}, scores(), rows, columns);
     }
@@ -214,7 +214,7 @@ struct Consumer {
   }
   __device__ void add_values(const uint32_t* weights, int n, int slice) {
     const uint32_t v = uniform((shared + L::kValuesAt + n % kStages * L::kTileBytes) / 16);
-    wgmma_transposed(T{}, outputs(), weights, operand(v + slice * 128, 1024, kKeys * kColumns * 2));
+    wgmma_transposed(T{}, outputs(), weights, operand<128>(v + slice * 128, kKeys * kColumns * 2));
   }
   // The values of a tile have been added, and its weights were being read until now.
   __device__ void added(uint32_t (&weights)[kSlices * 4], int n) {

@@ -21,18 +21,20 @@ inline TensorMapEncoder tensor_map_encoder() {
   return encoder;
 }
 
-inline constexpr int kMapColumns = 64;  // of one swizzled row of 128 bytes
+// Of one swizzled row, of 128 or of 64 bytes.
+constexpr int map_columns(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
 
-// K or V (`offset` elements into a block) of one layer as [blocks][heads][tokens][D / 64][64], read in boxes of `box`
-// tokens by 64 columns.
+// K or V (`offset` elements into a block) of one layer as [blocks][heads][tokens][D / C][C], read in boxes of `box`
+// tokens by C = map_columns(D).
 inline cudaError_t describe_cache(CUtensorMap& map, const AttentionArgs& a, int64_t offset, int box) {
   const TensorMapEncoder encode = tensor_map_encoder();
   if (!encode) return cudaErrorSymbolNotFound;
-  const cuuint64_t sizes[] = {kMapColumns, cuuint64_t(a.head_dim / kMapColumns), cuuint64_t(a.cache.block_size),
+  const int columns = map_columns(a.head_dim);
+  const cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(a.head_dim / columns), cuuint64_t(a.cache.block_size),
                               cuuint64_t(a.kv_heads), cuuint64_t(1) << 31};
-  const cuuint64_t strides[] = {kMapColumns * 2, cuuint64_t(a.head_dim) * 2, cuuint64_t(a.cache.head_stride) * 2,
+  const cuuint64_t strides[] = {cuuint64_t(columns) * 2, cuuint64_t(a.head_dim) * 2, cuuint64_t(a.cache.head_stride) * 2,
                                 cuuint64_t(a.cache.block_stride) * 2};
-  const cuuint32_t boxes[] = {kMapColumns, 1, cuuint32_t(box), 1, 1}, steps[] = {1, 1, 1, 1, 1};
+  const cuuint32_t boxes[] = {cuuint32_t(columns), 1, cuuint32_t(box), 1, 1}, steps[] = {1, 1, 1, 1, 1};
   void* data = static_cast<char*>(a.cache.data) + offset * 2;
   const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, data, sizes, strides, boxes, steps,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,

@@ -15,11 +15,13 @@ namespace octavo {
 
 #if OCTAVO_WGMMA
 
-// Descriptor of an operand in shared memory whose rows of 128 bytes are swizzled (eight rows, 1024 bytes, are an atom).
-// `units`: its address over 16. `groups`: bytes between atoms along the rows. `columns`: bytes between atoms across
-// them, for an operand that is read transposed.
-__device__ inline uint64_t operand(uint32_t units, uint32_t groups, uint32_t columns = 16) {
-  return uint64_t(units + (columns / 16 << 16)) | uint64_t(groups / 16 | 1u << 30) << 32;
+// Descriptor of an operand in shared memory whose rows of `row` bytes, 128 or 64, are swizzled and lie one after the other:
+// eight of them are an atom. `units`: its address over 16. `columns`: bytes between atoms across the rows, for an operand
+// that is read transposed.
+template <int row>
+__device__ inline uint64_t operand(uint32_t units, uint32_t columns = 16) {
+  static_assert(row == 128 || row == 64);
+  return uint64_t(units + (columns / 16 << 16)) | uint64_t(8 * row / 16 | (row == 128 ? 1u : 2u) << 30) << 32;
 }
 // Tells the compiler that all lanes hold the same value: descriptors are then made once a warp.
 __device__ inline uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
@@ -55,6 +57,8 @@ __device__ inline void products_wait(float (&results)[N]) {
 #define OCTAVO_NAMES_32                                                                                          \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
   "%30,%31"
+#define OCTAVO_NAMES_48                                                                                          \
+  OCTAVO_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define OCTAVO_NAMES_64                                                                                          \
   OCTAVO_NAMES_32                                                                                                \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
@@ -109,7 +113,14 @@ __device__ inline void products_wait(float (&results)[N]) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                            \
                  : "memory");                                                                                    \
   }                                                                                                              \
-  /* the same for 64 columns */                                                                                  \
+  /* the same for 96 and for 64 columns */                                                                        \
+  __device__ inline void wgmma_transposed(T, float(&d)[48], const uint32_t* a, uint64_t b) {                     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n96k16.f32." NAME "." NAME " {" OCTAVO_NAMES_48                \
+                 "}, {%48,%49,%50,%51}, %52, 1, 1, 1, 1;\n"                                                      \
+                 : OCTAVO_FLOATS_32("+f", d, 0), OCTAVO_FLOATS_16("+f", d, 32)                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                            \
+                 : "memory");                                                                                    \
+  }                                                                                                              \
   __device__ inline void wgmma_transposed(T, float(&d)[32], const uint32_t* a, uint64_t b) {                     \
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME " {" OCTAVO_NAMES_32                \
                  "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;\n"                                                      \
@@ -121,6 +132,7 @@ OCTAVO_WGMMA_TYPE(bf16, "bf16")
 OCTAVO_WGMMA_TYPE(f16, "f16")
 #undef OCTAVO_WGMMA_TYPE
 #undef OCTAVO_NAMES_64
+#undef OCTAVO_NAMES_48
 #undef OCTAVO_NAMES_32
 #undef OCTAVO_NAMES_16
 #undef OCTAVO_FLOATS_32
