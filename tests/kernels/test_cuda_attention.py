@@ -34,7 +34,7 @@ def test_decode_and_prefill_in_one_call(gpu_batch, dtype, head_dim):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_prompts_of_many_tiles(gpu_batch, dtype, head_dim):
     """More tiles than there are multiprocessors, of every remainder that matters to tiles of 128 rows by 128 keys."""
     lengths = [(n, c) for n in (31, 64, 127, 128, 129, 500) for c in (n, n + 1, n + 127, n + 128, 1024)]
@@ -42,7 +42,7 @@ def test_prompts_of_many_tiles(gpu_batch, dtype, head_dim):
 
 
 @pytest.mark.parametrize("window", [1, 100, 128, 300])
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", [96, 128, 256])
 def test_sliding_window_over_many_tiles(gpu_batch, window, head_dim):
     check(gpu_batch([(700, 1500), (129, 400), (64, 1000)], heads=8, head_dim=head_dim), sliding_window=window)
 
