@@ -231,6 +231,7 @@ class AttentionPlan:
         self.chunks = chunks if self.decodes else 0
         self.shared_prefixes = shared_prefixes and self.decodes and not sliding_window
         self.tiles = sequences + tokens * self.group // _cuda.extend_rows if self.extends else 0
+        self._prompts_only = False
 
         def ints(byte_count: int) -> Tensor:
             return torch.zeros(max(byte_count // 4, 1), dtype=torch.int32, device=device)
@@ -286,8 +287,13 @@ class AttentionPlan:
         query_start: Tensor,
         groups: Tensor | None = None,
         prefix_lens: Tensor | None = None,
+        prompts_only: bool = False,
     ) -> None:
         """Makes the lists for a step. `context_lens[S]` and `query_start[S + 1]` are int32, S at most `sequences`.
+
+        `prompts_only`: the caller knows that no sequence is computed as decodes are (`only_prompts`). Then layers are
+        spared the launches for those; with a sequence that is, the device traps. A graph that is replayed for other
+        batches must not be told.
 
         With `shared_prefixes`, `groups[S]` and `prefix_lens[S]` (int32) may tell which sequences have equal leading
         blocks: sequence s is in group `groups[s]` (below S; -1: in none), and the first `prefix_lens[g]` tokens of the
@@ -308,9 +314,10 @@ class AttentionPlan:
         run(
             "plan_attention", self._header.device, context_lens.data_ptr(), query_start.data_ptr(), count, self.group,
             self.window, self.rows, *shared, self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(),
-            self._extend.data_ptr(), *self._prefix_lists(), self.few_rows, self.head_dim, self.chunks, self.tiles,
-            self.sequences,
+            self._extend.data_ptr(), *self._prefix_lists(), self.few_rows, self.head_dim,
+            0 if prompts_only else self.chunks, self.tiles, self.sequences,
         )  # fmt: skip
+        self._prompts_only = prompts_only
 
     def _check(self, name: str, tensor: Tensor, size: int) -> None:
         if tensor.shape != (size,) or tensor.dtype != torch.int32:
@@ -340,12 +347,12 @@ class AttentionPlan:
                 f"{mine}, not {(heads, kv_heads, head_dim, window)}"
             )
         prefix, _, rows = self._prefix_lists()
-        if sequences <= self._never_tiles:
+        if sequences <= self._never_tiles or self._prompts_only:
             prefix = 0  # the launch is spared
         return (
             self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(), sequences,
             self._extend.data_ptr(), prefix, rows, self._partial.data_ptr(),
-            self._sums.data_ptr(), self.rows, self.decodes, self.extends, settled,
+            self._sums.data_ptr(), self.rows, self.decodes and not self._prompts_only, self.extends, settled,
         )  # fmt: skip
 
 
@@ -369,6 +376,15 @@ def chunk_count(contexts: ArrayLike, queries: ArrayLike, group: int) -> int:
     each one per `chunk_tokens` keys, and where its queries are split (few, after a long context) as many for each
     part."""
     contexts, queries = np.asarray(contexts), np.asarray(queries)
-    split = (queries <= split_queries(group)) & (contexts - queries >= _cuda.split_context)
-    parts = np.where(split, -(-queries // part_queries(group)), 1)
+    parts = np.where(_are_split(contexts, queries, group), -(-queries // part_queries(group)), 1)
     return int((parts * np.maximum(1, -(-contexts // chunk_tokens()))).sum())
+
+
+def only_prompts(contexts: ArrayLike, queries: ArrayLike, group: int) -> bool:
+    """Whether none of these sequences is computed as decodes are, because of few queries, or split."""
+    contexts, queries = np.asarray(contexts), np.asarray(queries)
+    return bool(((queries * group > _cuda.decode_rows) & ~_are_split(contexts, queries, group)).all())
+
+
+def _are_split(contexts: np.ndarray, queries: np.ndarray, group: int) -> np.ndarray:
+    return (queries <= split_queries(group)) & (contexts - queries >= _cuda.split_context)

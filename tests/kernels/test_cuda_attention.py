@@ -41,6 +41,24 @@ def test_prompts_of_many_tiles(gpu_batch, dtype, head_dim):
     check(gpu_batch(lengths, heads=16, kv_heads=8, dtype=dtype, head_dim=head_dim))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "alone"),
+    [([(40, 900), (700, 700), (65, 2000)], True), ([(40, 900), (8, 700)], False), ([(40, 900), (64, 1200)], False)],
+)
+def test_prompts_without_decodes(gpu_batch, lengths, alone):
+    """Few queries are decodes, those after a long context are split, and the rest spares what both of them need."""
+    queries, contexts = zip(*lengths, strict=True)
+    assert cuda.only_prompts(contexts, queries, 2) is alone
+    batch = gpu_batch(lengths, heads=16, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    plan = cuda.AttentionPlan(
+        sequences=len(lengths), tokens=sum(queries), chunks=cuda.chunk_count(contexts, queries, 2), heads=16,
+        kv_heads=8, head_dim=128, max_queries=max(queries), shared_prefixes=True,
+    )  # fmt: skip
+    for prompts_only in (alone, False):
+        plan.update(batch.context_lens, batch.query_start, prompts_only=prompts_only)
+        assert torch.equal(batch.attend(plan=plan), batch.attend())
+
+
 @pytest.mark.parametrize("window", [1, 100, 128, 300])
 @pytest.mark.parametrize("head_dim", [96, 128, 256])
 def test_sliding_window_over_many_tiles(gpu_batch, window, head_dim):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_kernels.cuda import AttentionPlan, chunk_count, chunk_tokens
+from octavo_kernels.cuda import AttentionPlan, chunk_count, chunk_tokens, only_prompts
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.cuda.packer import Packed
 from octavo_worker.model.runner import CausalModel
@@ -20,6 +20,7 @@ class AttentionPlans:
     def __init__(self, model: CausalModel, sequences: int, tokens: int, max_model_len: int, *, groups: bool) -> None:
         self._model, self._groups = model, groups
         self._sequences, self._tokens = sequences, tokens
+        self._heads_per_kv = max(1, model.num_heads // model.num_kv_heads)
         self.chunks = sequences * -(-max_model_len // chunk_tokens())
         """For how many chunks of keys the plans for prompts have room; with another number all addresses change."""
         self._decodes = {shared: self._make(self.chunks, sequences, 1, shared=shared) for shared in {False, groups}}
@@ -51,16 +52,16 @@ class AttentionPlans:
 
     def make_room(self, packed: Packed, padding: int = 0) -> None:
         """For a step with prompts and `padding` more chunks."""
-        group = max(1, self._model.num_heads // self._model.num_kv_heads)
-        chunks = chunk_count(packed.contexts, packed.queries, group) + padding
+        chunks = chunk_count(packed.contexts, packed.queries, self._heads_per_kv) + padding
         if chunks > self.chunks:
             self._mixed = {}  # its memory first
             self._mixed = self._make(chunks, self._tokens, self._tokens, shared=self._groups)
             self.chunks = chunks
 
-    def for_step(self, batch: Batch) -> dict[int, AttentionPlan]:
-        """Updated on the device for any batch that there is room for."""
-        return _updated(self._mixed, batch)
+    def for_step(self, batch: Batch, packed: Packed | None = None) -> dict[int, AttentionPlan]:
+        """Updated on the device for any batch that there is room for; for that of `packed` alone, if it is given."""
+        alone = packed is not None and only_prompts(packed.contexts, packed.queries, self._heads_per_kv)
+        return _updated(self._mixed, batch, prompts_only=alone)
 
     def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> dict[int, AttentionPlan]:
         model = self._model
@@ -82,7 +83,7 @@ class AttentionPlans:
         }
 
 
-def _updated(plans: dict[int, AttentionPlan], batch: Batch) -> dict[int, AttentionPlan]:
+def _updated(plans: dict[int, AttentionPlan], batch: Batch, *, prompts_only: bool = False) -> dict[int, AttentionPlan]:
     for plan in plans.values():
-        plan.update(batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens)
+        plan.update(batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens, prompts_only)
     return plans

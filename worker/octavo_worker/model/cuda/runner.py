@@ -275,7 +275,7 @@ class CudaRunner:
         sequences = len(plan.sequences)
         unpack_step(self._message, self._tables, self._sampled, self._inputs, sequences, self.block_size)
         batch = self._batch(sequences, packed.tokens)
-        batch.plans = self._plans.for_step(batch)
+        batch.plans = self._plans.for_step(batch, packed)
         if self._is_staged(plan, packed):
             batch.stage = Stage.of(batch.block_tables, packed.contexts, self.block_size)
         count = sum(packed.samples)
