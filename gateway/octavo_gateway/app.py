@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -70,7 +71,8 @@ async def _running(settings: GatewaySettings, keyring: Keyring) -> AsyncIterator
 
 @contextmanager
 def _drain_on_signal(gateway: Gateway) -> Iterator[None]:
-    """Set `gateway.draining` at SIGTERM or SIGINT, before the server's own handler.
+    """Set `gateway.draining` at SIGTERM or SIGINT, before the server's own handler. One of several processes of a
+    gateway takes it for a SIGTERM when the one that started it is gone, killed even: nobody else would end it.
 
     Servers run an application's shutdown only when all connections are closed; job streams must end before that.
     """
@@ -86,11 +88,20 @@ def _drain_on_signal(gateway: Gateway) -> Iterator[None]:
         if callable(previous):
             previous(number, frame)
 
+    def leave(sentinel: int) -> None:
+        loop.remove_reader(sentinel)
+        signal.raise_signal(signal.SIGTERM)
+
     for number in before:
         signal.signal(number, handle)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        loop.add_reader(parent.sentinel, leave, parent.sentinel)
     try:
         yield
     finally:
+        if parent is not None:
+            loop.remove_reader(parent.sentinel)
         for number, previous in before.items():
             signal.signal(number, previous)
 

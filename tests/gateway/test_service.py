@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 from scripted_worker import MODEL, ScriptedWorker, whole_text
 from sse import read_events
@@ -322,6 +324,33 @@ async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_pa
     finally:
         gateway.process.kill()
         gateway.process.wait()
+
+
+async def test_no_process_of_a_gateway_outlives_the_one_that_started_it(redis_url, tmp_path):
+    gateway = Process(redis_url, tmp_path / "log", "--workers", "2")
+    started: list[psutil.Process] = []
+    try:
+        url = await gateway.url()
+
+        async def serves() -> bool:
+            try:
+                async with httpx.AsyncClient(base_url=url, timeout=5) as http:
+                    return (await http.get("/livez")).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        await until(serves, 30)
+        started = psutil.Process(gateway.process.pid).children(recursive=True)
+        assert len(started) >= 2
+        gateway.process.kill()
+        await until(lambda: not psutil.wait_procs(started, timeout=0)[1], 15)
+        assert not await serves()
+    finally:
+        gateway.process.kill()
+        gateway.process.wait()
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def test_wrong_flags_are_explained():
