@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import cuda, ops
+from octavo_kernels.cache import check_block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ def empty_pools(
         pool = ops.empty_cache(num_blocks, *shape, device)
         host = torch.empty((num_host_blocks, *pool.shape[1:]), dtype=dtype, pin_memory=num_host_blocks > 0)
         return Pools(pool, pool, host, None)
-    one = ops.empty_cache(1, *shape, device)
+    check_block_size(block_size, device)
+    one = ops.empty_cache(1, *shape, "meta")  # a shape, no memory
     stretch = Stretch.of(num_blocks, num_host_blocks, one.nbytes, granularity)
     end = stretch.first_host_block + num_host_blocks
     memory = cuda.mapped_memory(device, stretch.device_bytes, stretch.host_bytes)[: end * one.nbytes]

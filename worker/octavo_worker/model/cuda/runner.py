@@ -203,21 +203,22 @@ class CudaRunner:
         if packed.is_cold:
             self._swap.wait_out()
         count = sum(packed.samples)
-        shape = self._shape(plan, packed)
+        is_staged = self._is_staged(plan, packed)
+        shape = self._shape(plan, packed, may_pad=not is_staged)
         if shape is not None:
             self._capture(shape)
         slot.began.record()
         carry(slot.message[: packed.words], self._message[: packed.words])
         slot.sent.record()
         step = StepUnderWay(slot, packed.samples, packed.special, swaps=swaps)
-        logits = self._replay(shape) if shape else self._run_eagerly(plan, packed, step)
+        logits = self._replay(shape) if shape else self._run_eagerly(plan, packed, step, is_staged=is_staged)
         if packed.special:
             step.choice = self._choose_again(plan.sequences, packed.special, logits)
         carry(self._sampled[:count], slot.tokens[:count])
         slot.done.record()
         return step
 
-    def _shape(self, plan: StepPlan, packed: Packed) -> Shape | None:
+    def _shape(self, plan: StepPlan, packed: Packed, *, may_pad: bool) -> Shape | None:
         """What the step is padded to; None for one that launches its kernels one by one, as many as it needs."""
         sequences, count = len(plan.sequences), sum(packed.samples)
         if plan.num_decodes == sequences == count:
@@ -227,7 +228,7 @@ class CudaRunner:
         padding = padded - sequences  # a token and a chunk each
         fit = bisect_left(tokens, packed.tokens + padding)
         scores = any(step.prompt_logprobs is not None for step in plan.sequences)
-        is_padded = fit < len(tokens) and not scores and not self._is_staged(plan, packed)
+        is_padded = may_pad and fit < len(tokens) and not scores
         self._plans.make_room(packed, padding if is_padded else 0)
         return PromptShape(padded, tokens[fit], self._plans.chunks) if is_padded else None
 
@@ -271,12 +272,12 @@ class CudaRunner:
         self._sample(logits)
         return logits
 
-    def _run_eagerly(self, plan: StepPlan, packed: Packed, step: StepUnderWay) -> Tensor:
+    def _run_eagerly(self, plan: StepPlan, packed: Packed, step: StepUnderWay, *, is_staged: bool) -> Tensor:
         sequences = len(plan.sequences)
         unpack_step(self._message, self._tables, self._sampled, self._inputs, sequences, self.block_size)
         batch = self._batch(sequences, packed.tokens)
         batch.plans = self._plans.for_step(batch, packed)
-        if self._is_staged(plan, packed):
+        if is_staged:
             batch.stage = Stage.of(batch.block_tables, packed.contexts, self.block_size)
         count = sum(packed.samples)
         rows = self._inputs.sample_rows[: max(count, 1)]  # one at least: kernels want rows
