@@ -145,6 +145,28 @@ def test_a_result_does_not_depend_on_the_batch(gpu_batch, heads, kv_heads):
     assert_alone_as_together(batch, every=3)
 
 
+SHORT = [0, 1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 300, 513]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "queries"),
+    [(32, 8, 128, 1), (8, 8, 128, 1), (64, 8, 128, 1), (16, 8, 64, 3), (24, 8, 96, 1), (8, 8, 32, 8)],
+)
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 40}, {"softcap": 5.0}], ids=str)
+def test_many_short_sequences_are_as_each_alone(gpu_batch, heads, kv_heads, head_dim, queries, options):
+    """So many that warps take them one by one, where blocks would share each."""
+    lengths = [(min(queries, 1 + n % queries), max(n, queries) if n else 0) for n in SHORT * 16]
+    batch = gpu_batch(lengths, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    together = batch.attend(**options)
+    assert torch.equal(batch.attend(**options), together)
+    for i in range(len(SHORT)):
+        alone = batch.alone(i)
+        alone.query_start = alone.query_start.cuda()
+        assert torch.equal(alone.attend(**options), together[batch.rows(i)]), lengths[i]
+    if queries == 1 and not options:
+        check(batch, sinks=torch.linspace(-3.0, 3.0, heads))
+
+
 def test_settled_keys_are_read_early_and_no_others(gpu_batch):
     """The kernel before attention writes the queries' own tokens, where there was nothing yet."""
     lengths = [1, 15, 16, 17, 64, 65, 513, 3000, 0] * 8

@@ -183,6 +183,16 @@ def test_graph_replay_with_changed_groups():
         assert torch.equal(out, batch.attend(shared_prefixes=False))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (8, 8, 64)])
+def test_many_short_suffixes(heads, kv_heads, head_dim):
+    """So many that warps take them one by one, while tiles take the prefix."""
+    members = [(0, 1024 + i % 40, 1) for i in range(200)] + [(-1, 1 + i, 1) for i in range(10)]
+    batch = Grouped([1024], members, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    batch.check()
+    first = batch.attend()
+    assert all(torch.equal(batch.attend(), first) for _ in range(5))
+
+
 def test_run_to_run():
     batch = Grouped([1024], [(0, 1030 + i, 1) for i in range(64)])
     first = batch.attend()

@@ -113,17 +113,18 @@ __device__ inline QueryRow prefix_row(const AttentionArgs& a, int sequence, int 
   return {own.query_row + part * queries + row / group, row, own.first_slot + part * own.chunks + chunk};
 }
 
-// The query rows of a warp as tensor-core fragments: in registers, or read again for each slice where those are full.
-template <class T, int D>
+// The query rows of a warp as tensor-core fragments: in registers, or read again for each slice where those are full. With
+// R = 1 there are at most eight, and the other half of the fragments takes no registers.
+template <class T, int D, int R = 2>
 struct Queries {
   static constexpr bool kHeld = D <= 128;
-  const T* rows[2];  // of rows lane / 4 and lane / 4 + 8; null: padding
-  uint32_t held[kHeld ? D / 16 : 1][4];
+  const T* rows[R];  // of rows lane / 4 and lane / 4 + 8; null: padding
+  uint32_t held[kHeld ? D / 16 : 1][2 * R];
 
   // `count` rows that lie `stride` elements apart, as those of a head in shared memory.
   __device__ Queries(const T* first, int stride, int count) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < R; ++half) {
       const int row = threadIdx.x % 32 / 4 + 8 * half;
       rows[half] = row < count ? first + row * stride + threadIdx.x % 4 * 2 : nullptr;
     }
@@ -134,7 +135,7 @@ struct Queries {
   __device__ Queries(const AttentionArgs& a, int head, int count, F&& locate) {
     const int group = a.heads / a.kv_heads;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < R; ++half) {
       const int row = threadIdx.x % 32 / 4 + 8 * half;
       rows[half] = nullptr;
       if (row >= count) continue;
@@ -149,24 +150,27 @@ struct Queries {
       for (int k = 0; k < D / 16; ++k) read(k, held[k]);
     }
   }
-  __device__ void read(int k, uint32_t (&out)[4]) const {
+  __device__ void read(int k, uint32_t (&out)[2 * R]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      out[i] = rows[i % 2] ? *reinterpret_cast<const uint32_t*>(rows[i % 2] + k * 16 + i / 2 * 8) : 0;
+    for (int i = 0; i < 2 * R; ++i)
+      out[i] = rows[i % R] ? *reinterpret_cast<const uint32_t*>(rows[i % R] + k * 16 + i / R * 8) : 0;
   }
   __device__ void fragment(int k, uint32_t (&out)[4]) const {
+    uint32_t x[2 * R];
     if constexpr (kHeld) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out[i] = held[k][i];
+      for (int i = 0; i < 2 * R; ++i) x[i] = held[k][i];
     } else {
-      read(k, out);
+      read(k, x);
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = i % 2 < R ? x[i / 2 * R + i % 2] : 0;
   }
 };
 
 // Products of the query rows with N slices of 16 keys, `stride` bytes apart.
-template <class T, int D, int N>
-__device__ void score(const Queries<T, D>& queries, uint32_t keys, int stride, float (&s)[N][2][4]) {
+template <class T, int D, int N, int R>
+__device__ void score(const Queries<T, D, R>& queries, uint32_t keys, int stride, float (&s)[N][2][4]) {
   const int lane = threadIdx.x % 32, row = (lane & 7) + (lane >> 4) * 8;
 #pragma unroll
   for (int i = 0; i < N; ++i)

@@ -75,7 +75,7 @@ using StateFor = std::conditional_t<is_scaled<C>, CellState<D, R>, State<D, R>>;
 // One slice of 16 tokens, the first at position `token`.
 template <class T, int D, int R>
 __device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, uint32_t keys, int token,
-                       const Queries<T, D>& queries, State<D, R>& st) {
+                       const Queries<T, D, R>& queries, State<D, R>& st) {
   const uint32_t values = keys + slice_bytes<T, D>;
   const Sight sight(a, it);
   if (token + kSlice > it.context || token < sight.lowest) {

@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "decode.cuh"
+#include "decode_warp.cuh"
 
 namespace octavo {
 
@@ -21,12 +21,9 @@ cudaError_t decode_attention_f8(const AttentionArgs&, cudaStream_t);
 
 namespace {
 
-constexpr int kMaxStages = 8, kEarlySlices = 1;
-
 // The items of a block. With bulk copies the first ones are its own and the others are drawn from a counter, so that a
 // block with a slow path to memory takes fewer. Who computes an item does not change its result. During item n every
-// warp sees what was drawn up to item n - 1, so places up to n + 2 are known. Blocks that find no room until those of the
-// prefix kernel have ended own none: the others will not wait for them.
+// warp sees what was drawn up to item n - 1, so places up to n + 2 are known.
 class Queue {
  public:
   static constexpr int kLength = 8, kAhead = 3;
@@ -38,10 +35,10 @@ class Queue {
   __device__ Queue(const AttentionArgs& args, Places& memory, int resident) : a(args), places(memory) {
     if (threadIdx.x == 0) {
       places.total = a.header->decode_items * a.kv_heads;
-      const int owners = gridDim.x - (a.prefix ? resident * prefix_blocks(a, gridDim.x / resident) : 0);
+      const int owners = owning_blocks(a, resident);
       places.drawn_from = kAhead * owners;
       const bool owns = int(blockIdx.x) < owners || !OCTAVO_BULK_COPY;
-      const int first = owns ? rank(owners) : draw(kAhead);
+      const int first = owns ? block_rank(owners) : draw(kAhead);
       for (int n = 0; n < kAhead; ++n) places.known[n] = first + n * (owns ? owners : 1);
     }
     __syncthreads();
@@ -55,9 +52,6 @@ class Queue {
   __device__ void keep(int n, int place) { places.known[(n + kAhead) % kLength] = place; }
 
  private:
-  // Two blocks in a row mostly run on one multiprocessor: few items go to every second block first.
-  __device__ static int rank(int blocks) { return int(blockIdx.x) / 2 + (blockIdx.x % 2 ? (blocks + 1) / 2 : 0); }
-
   const AttentionArgs& a;
   Places& places;
 };
@@ -116,94 +110,13 @@ struct Feeder {
     return false;
   }
 
+  __device__ bool has_first() { return ready(0) && item == 1; }
   __device__ int token() const { return begin + slice * kWarps * kSlice; }  // the first of the slice that comes next
-  __device__ void feed(uint32_t stage, [[maybe_unused]] uint32_t barrier) {
-    const int offset = token() & (a.cache.block_size - 1);
-    const C* k = static_cast<const C*>(a.cache.data) + int64_t(__shfl_sync(~0u, block, slice)) * a.cache.block_stride +
-                 head * a.cache.head_stride;
-    const C* v = k + a.cache.kv_stride;
-    constexpr int bytes = slice_bytes<C, D>;
-#if OCTAVO_BULK_COPY
-    if (lane == 0) {
-      barrier_expect(barrier, 2 * bytes);
-      const uint64_t policy = read_once_policy();
-      auto bring = [&](uint32_t to, const C* cells) {
-        slice_pieces<C, D>(cells, offset, a.cache.block_size, [&](int at, const void* from, int count) {
-          copy_bulk(to + at, from, count, barrier, policy);
-        });
-      };
-      bring(stage, k), bring(stage + bytes, v);
-    }
-#else
-    auto bring = [&](uint32_t to, const C* cells) {
-      slice_pieces<C, D>(cells, offset, a.cache.block_size, [&](int at, const void* from, int count) {
-        for (int i = lane * 16; i < count; i += 512) copy16(to + at + i, static_cast<const char*>(from) + i);
-      });
-    };
-    bring(stage, k), bring(stage + bytes, v);
-#endif
+  __device__ void feed(uint32_t stage, uint32_t barrier) {
+    bring_slice<C, D>(a, __shfl_sync(~0u, block, slice), head, token(), stage, barrier);
     ++slice;
   }
 };
-
-// The slices of one warp that are in shared memory or on their way there.
-template <class C, int D>
-struct Ring {
-  static constexpr int kStageBytes = 2 * slice_bytes<C, D>;
-  const uint32_t slots, barriers;
-  const int stages;
-  int filled = 0, write = 0, read = 0;
-  uint32_t parity = 0;
-
-  __device__ Ring(uint32_t memory, uint32_t full, int count) : slots(memory), barriers(full), stages(count) {}
-
-  __device__ void fill(Feeder<C, D>& feeder, int current) {
-    while (filled < stages) {
-      if (feeder.ready(current)) feeder.feed(slots + write * kStageBytes, barriers + write * 8);
-      else if (OCTAVO_BULK_COPY) return;
-#if !OCTAVO_BULK_COPY
-      commit_copies();  // also when nothing is left: groups are counted
-#endif
-      advance();
-    }
-  }
-  // The first slices of the first item, if they end before `settled`; few, because the queries queue behind them.
-  __device__ void fill_settled(Feeder<C, D>& feeder, int settled) {
-    while (filled < kEarlySlices && feeder.ready(0) && feeder.item == 1 && feeder.token() + kSlice <= settled) {
-      feeder.feed(slots + write * kStageBytes, barriers + write * 8);
-      advance();
-    }
-  }
-  __device__ void advance() {
-    ++filled;
-    if (++write == stages) write = 0;
-  }
-  template <int N>
-  __device__ void wait(uint32_t (&places)[N]) const;
-  __device__ void release(int count) {
-    __syncwarp();
-    filled -= count, read += count;
-    if (read >= stages) read -= stages, parity ^= 1;
-  }
-};
-
-// Waits for the N oldest slices and gives their places.
-template <class C, int D>
-template <int N>
-__device__ void Ring<C, D>::wait(uint32_t (&places)[N]) const {
-#if !OCTAVO_BULK_COPY
-  wait_oldest(stages - N + 1);
-  __syncwarp();
-#endif
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const int at = read + n < stages ? read + n : read + n - stages;
-#if OCTAVO_BULK_COPY
-    barrier_wait(barriers + at * 8, at < read ? parity ^ 1 : parity);
-#endif
-    places[n] = slots + at * kStageBytes;
-  }
-}
 
 // The same for no more chunks than groups: all loads are under way at once, in few registers.
 template <int D>
@@ -294,14 +207,13 @@ constexpr int query_bytes = is_scaled<C> ? HalfQueries<D, R>::kBytes : 0;
 template <class C, int D>
 constexpr int at_once = is_scaled<C> ? slices_at_once<D> : 1;
 
-// As many blocks as the registers of a multiprocessor have room for. Shared memory holds two; three, where states are
-// small, keeps a thread to 168 registers, with which everything was measured.
-template <class C, int D, int R>
-constexpr int blocks_that_fit = D > 128 ? 1 : R == 1 && !is_scaled<C> ? 3 : 2;
+// As many blocks as the registers of a multiprocessor have room for.
+template <int D>
+constexpr int blocks_that_fit = D > 128 ? 1 : 2;
 
 // R = 1: at most eight query rows; R = 2: at most sixteen.
 template <class T, class C, int D, int R>
-__global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<C, D, R>)
+__global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<D>)
     decode_kernel(const __grid_constant__ AttentionArgs a, const int stages, const int resident) {
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(8) uint64_t barriers[kWarps][kMaxStages];
@@ -320,6 +232,13 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<C, D, R>)
   }
   __syncwarp();
 #endif
+  if constexpr (fits_one_warp<C, D, R>) {
+    if (takes_alone(a)) {
+      static_assert(Exchange<D, R>::kBytes >= kWarps * D * 32);
+      float* columns = reinterpret_cast<float*>(shared + kWarps * stages * stage_bytes) + warp * (D * 8) + threadIdx.x % 32;
+      return take_alone<T, D>(a, ring, columns, resident);
+    }
+  }
   Queue queue(a, places, resident);
   Feeder<C, D> feeder(a, queue);
 #if OCTAVO_BULK_COPY
@@ -342,7 +261,7 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<C, D, R>)
       before();
       return HalfQueries<D, R>(a, head, count, locate, own);
     } else {
-      Queries<T, D> queries(a, head, count, locate);
+      Queries<T, D, R> queries(a, head, count, locate);
       before();
       queries.hold();
       return queries;

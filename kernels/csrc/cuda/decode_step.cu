@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     }
     prepare<T, D, norms>(p.write, it.query_row, place, head, range.end == it.context, rows);
     __syncthreads();
-    const Queries<T, D> queries(&rows[0][0], D + 8, group);
+    const Queries<T, D, 1> queries(&rows[0][0], D + 8, group);
     State<D, 1> st;
     st.clear();
     for (int token = range.begin + warp * kSlice; token < range.end; token += kWarps * kSlice) {
