@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from octavo_kernels import ops
 from octavo_kernels.operands import Ahead, RmsNorm
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig, common_window
-from octavo_worker.model.stage import Stage
 from octavo_worker.model.weights import DecoderWeights, LayerWeights, Linear, Norm
 
 
@@ -176,65 +176,22 @@ class Decoder:
         self._linear(x, layer.qkv, b.qkv, Ahead(layer.out.weight))
         if c.qk_norm == "whole":
             self._norm_whole(b.qkv, layer)
-        if batch.stage is not None:
-            self._attend_staged(b, index, layer, batch, batch.stage)
-            return
-        q_norm, k_norm = self._head_norms(layer)
-        ops.rope_attention(
-            b.qkv,
-            b.q,
-            self.caches[index],
-            batch.slots,
-            batch.positions,
-            None if attention.rope is None else self.cos_sin[attention.rope],
-            batch.block_tables,
-            batch.context_lens,
-            batch.query_start,
-            b.attended,
-            attention.scale,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            eps=c.norm_eps,
-            block_size=self.block_size,
-            norm_offset=c.norm_offset,
-            sliding_window=attention.sliding_window,
-            softcap=c.softcap,
-            plan=batch.plans.get(attention.sliding_window),
-        )
-
-    def _attend_staged(self, b: Buffers, index: int, layer: LayerWeights, batch: Batch, stage: Stage) -> None:
-        """The same, but attention reads what the stage has gathered from the cache by then."""
-        c, attention, cache = self.config, self.config.layers[index], self.caches[index]
-        q_norm, k_norm = self._head_norms(layer)
-        ops.rope_write_kv(
-            b.qkv,
-            b.q,
-            cache,
-            batch.slots,
-            batch.positions,
-            None if attention.rope is None else self.cos_sin[attention.rope],
-            q_norm=q_norm,
-            k_norm=k_norm,
-            eps=c.norm_eps,
-            block_size=self.block_size,
-            norm_offset=c.norm_offset,
-        )
-        ops.paged_attention(
-            b.q,
-            stage.gather(cache),
-            stage.tables,
-            batch.context_lens,
-            batch.query_start,
-            b.attended,
-            attention.scale,
-            block_size=self.block_size,
-            sliding_window=attention.sliding_window,
-            softcap=c.softcap,
-            plan=batch.plans.get(attention.sliding_window),
-        )
-
-    def _head_norms(self, layer: LayerWeights) -> tuple[Tensor | None, Tensor | None]:
-        return (layer.q_norm, layer.k_norm) if self.config.qk_norm == "head" else (None, None)
+        cache, rope = self.caches[index], attention.rope
+        q_norm, k_norm = (layer.q_norm, layer.k_norm) if c.qk_norm == "head" else (None, None)
+        written = (b.qkv, b.q, cache, batch.slots, batch.positions, None if rope is None else self.cos_sin[rope])
+        norms: dict[str, Any] = {"q_norm": q_norm, "k_norm": k_norm, "eps": c.norm_eps, "norm_offset": c.norm_offset}
+        queries = (batch.context_lens, batch.query_start, b.attended, attention.scale)
+        read: dict[str, Any] = {
+            "block_size": self.block_size,
+            "sliding_window": attention.sliding_window,
+            "softcap": c.softcap,
+            "plan": batch.plans.get(attention.sliding_window),
+        }
+        if batch.stage is None:
+            ops.rope_attention(*written, batch.block_tables, *queries, **norms, **read)
+        else:  # attention reads what the stage has gathered from the cache by then
+            ops.rope_write_kv(*written, block_size=self.block_size, **norms)
+            ops.paged_attention(b.q, batch.stage.gather(cache), batch.stage.tables, *queries, **read)
 
     def _norm_whole(self, qkv: Tensor, layer: LayerWeights) -> None:
         """OLMo 2 normalises all query heads together, and all key heads together, before the rotation."""
