@@ -7,6 +7,11 @@ import pytest
 import torch
 
 from octavo_kernels import ops
+from octavo_worker.engine.options import ModelOptions
+from octavo_worker.engine.plan import SequenceStep
+from octavo_worker.files import model_folder
+from octavo_worker.model import load_runner
+from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.stage import Stage
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -37,6 +42,22 @@ def test_attention_over_a_stage_is_that_over_the_cache(dtype: torch.dtype, devic
     assert len(staged) == 4 + 1 + 13
     there = ops.paged_attention(q, cache[:, 1], tables, lengths, starts, torch.empty_like(q), 0.2, block_size)
     here = ops.paged_attention(q, staged, stage.tables, lengths, starts, torch.empty_like(q), 0.2, block_size)
+    assert torch.equal(there, here)
+
+
+def test_a_step_over_a_stage_is_that_over_the_cache() -> None:
+    runner = load_runner(ModelOptions(model=str(model_folder("demo")), device="cpu", num_blocks=40))
+    tokens = torch.randint(runner.vocab_size, (100,), generator=torch.Generator().manual_seed(3)).tolist()
+    tables = [[7, 3, 9, 12, 30], [5, 21]]
+    steps = [SequenceStep(tokens[:70], 0, tables[0]), SequenceStep(tokens[70:], 0, tables[1])]
+    model = runner.model
+    with torch.inference_mode():
+        model.forward(ragged_batch(steps, runner.block_size, runner.vocab_size), None)
+        later = [SequenceStep([11, 12, 13], 70, tables[0]), SequenceStep([14], 30, tables[1])]
+        batch = ragged_batch(later, runner.block_size, runner.vocab_size)
+        there = model.forward(batch, None).clone()
+        batch.stage = Stage.of(batch.block_tables, np.array([73, 31]), runner.block_size)
+        here = model.forward(batch, None)
     assert torch.equal(there, here)
 
 
