@@ -19,8 +19,8 @@ class Planner:
        prompts.
     2. What is left of the budget goes to prompts in the order of (class, deadline, turn, index): those that run
        continue, those that wait are admitted when their turn comes. Nobody overtakes a sequence that finds no slot or
-       no blocks. Admission takes the blocks of all present tokens, not of the output to come; but who is of the class
-       batch waits until there is room to grow in.
+       no blocks. Admission takes the blocks of all present tokens, not of the output to come; but in the class batch
+       short ones wait until there is room to grow in.
 
     When a decode finds no block, the request that is last in order gives way with all its sequences: parallel samples
     and beams are preempted and restored as one gang. Only samples that are alone in the batch shrink, from the last

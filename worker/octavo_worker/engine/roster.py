@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from octavo_worker.engine.foresight import peak_growth
+from octavo_worker.engine.foresight import are_short, peak_growth
 from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import StepPlan
 from octavo_worker.engine.residency import Residency
@@ -113,13 +113,15 @@ class Roster:
 
     def _can_grow(self, gang: list[Sequence], spare: int) -> bool:
         """Whether those of the class batch, for none of which somebody waits, have `spare` blocks to grow into beside
-        those that run: who gives way loses what it computed. Where it goes to the host that costs little, so half of
-        what is free there counts; the other half is for those who give way all the same."""
+        those that run: who gives way loses what it computed, but for what finds room on the host. Who is about as long
+        as those that run begins all the same: later it would run alone."""
         capacity = self.residency.capacity
         if not len(self.running) or gang[0].request.priority != BATCH or capacity.slides:
             return True
-        growing = (sequence for sequence in (*self.running, *gang) if not sequence.request.long)
-        return peak_growth(growing) <= (spare + self.residency.refuge // 2) * capacity.block_size
+        if not are_short(gang, self.running):
+            return True
+        growing = [sequence for sequence in (*self.running, *gang) if not sequence.request.long]
+        return peak_growth(growing) <= (spare + self.residency.refuge) * capacity.block_size
 
     def _count_admission(self, sequence: Sequence) -> None:
         request, hit, counters = sequence.request, sequence.computed, self.residency.cache.counters

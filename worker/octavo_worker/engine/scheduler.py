@@ -47,7 +47,7 @@ class Scheduler:
     """Continuous batching with chunked prefill over paged memory: what the engine's loop talks to.
 
     `plan` builds a step (see `Planner`), `commit` takes its result, `abandon` undoes a step that failed. Admission
-    keeps `watermark` of the pool free for those that run, and in the class batch what they grow by. `policy` says
+    keeps `watermark` of the pool free for those that run, in the class batch also what they grow by. `policy` says
     whether the memory of a preempted sequence moves to the host or is given up and computed again, helped by what the
     prefix cache still holds. Within a class the earliest deadline goes first, then the earliest turn (see `Request`);
     who waits for `aging_s` seconds rises by a class. With `shared_reading`, plans say which decodes have leading blocks
