@@ -219,6 +219,7 @@ def engine(
             swap_memory=swap_memory,
             temperature=temperature,
             overlap=overlap,
+            deterministic=deterministic,
         ),
         as_json,
         out,
