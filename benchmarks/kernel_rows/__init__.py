@@ -1,0 +1,1 @@
+"""What `kernels.py` measures: a module for each group of rows."""

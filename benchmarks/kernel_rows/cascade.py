@@ -1,0 +1,49 @@
+"""Decoding of sequences that share leading blocks."""
+
+from __future__ import annotations
+
+import torch
+
+from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure, rotations, row
+from kernel_rows.paged import Cache
+from octavo_kernels import cuda, ops
+
+
+def cascade(count: int, prefix: int, suffix: int, heads: int, kv_heads: int, head_dim: int = 128) -> Row:
+    """Decoding of `count` sequences that share their first `prefix` tokens, grouped; the peer is our own decode."""
+    block = 16
+    tokens = prefix + count * suffix
+    kv = 2 * tokens * kv_heads * head_dim * 2
+    layers = rotations(kv, 3)
+    cache = Cache.make([prefix] + [suffix] * count, layers, kv_heads, head_dim, block)
+    leading = cache.tables[:1, : prefix // block].expand(count, -1)
+    tables = torch.cat((leading, cache.tables[1:, : -(-suffix // block)]), dim=1).contiguous()
+    lengths = torch.full((count,), prefix + suffix, dtype=torch.int32, device="cuda")
+    q, starts = bf16(count, heads, head_dim), torch.arange(count + 1, dtype=torch.int32, device="cuda")
+    out = torch.empty_like(q)
+
+    def seconds(shared: bool) -> float:
+        plan = cuda.AttentionPlan(
+            sequences=count, tokens=count, chunks=count * -(-(prefix + suffix) // cuda.chunk_tokens()), heads=heads,
+            kv_heads=kv_heads, head_dim=head_dim, max_queries=1, shared_prefixes=shared,
+        )  # fmt: skip
+        plan.update(lengths, starts, torch.zeros_like(lengths), torch.full_like(lengths, prefix))
+
+        def call(layer: int) -> None:
+            ops.paged_attention(q, cache.pool[:, layer], tables, lengths, starts, out, head_dim**-0.5, block, plan=plan)
+
+        return measure([lambda i=i: call(i) for i in range(layers)])
+
+    floor = max((kv + 2 * q.nbytes) / READ, 4 * heads * head_dim * count * (prefix + suffix) / MATMUL)
+    shape = f"{heads}/{kv_heads}/{head_dim} {count} x ({prefix} shared + {suffix})"
+    return row("shared-prefix decode", shape, seconds(True), floor, ("octavo, not grouped", seconds(False)))
+
+
+def cascade_rows() -> list[Row]:
+    return [
+        cascade(256, 2048, 128, 32, 8),
+        cascade(256, 2048, 128, 40, 40),
+        cascade(64, 8192, 256, 32, 8),
+        *[cascade(count, 2048, 128, 32, 8) for count in (2, 4, 8, 16, 32, 64)],
+        *[cascade(count, 16384, 256, 32, 8) for count in (2, 4, 8)],
+    ]

@@ -1,0 +1,41 @@
+"""Products of few rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernel_rows.measuring import READ, Row, bf16, measure, row
+from octavo_kernels import ops
+
+# (N, K) of a layer's products in their order, how many layers, and of the head.
+DECODERS = {
+    "8B": ([(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)], 32, (128256, 4096)),
+    "13B": ([(15360, 5120), (5120, 5120), (27648, 5120), (5120, 13824)], 40, (32000, 5120)),
+    "0.6B": ([(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)], 28, (151936, 1024)),
+}
+LINEAR_ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def linear(shape: str, rows: int, weights: list[Tensor], calls: int = 1) -> Row:
+    """A sequence of products, one after the other, as `calls` calls of what `shape` names; cuBLAS runs the same one."""
+    x = {w.shape[1]: bf16(rows, w.shape[1]) for w in weights}
+    out = {w.shape[0]: bf16(rows, w.shape[0]) for w in weights}
+    n = len(weights) / calls
+    ours = measure([lambda w=w: ops.linear(x[w.shape[1]], w, out=out[w.shape[0]]) for w in weights], replays=9)
+    torch_mm = [lambda w=w: torch.mm(x[w.shape[1]], w.T, out=out[w.shape[0]]) for w in weights]
+    return row("linear", f"{rows} x {shape}", ours * n, sum(w.nbytes for w in weights) / calls / READ,
+               ("cuBLAS", measure(torch_mm, replays=9) * n))  # fmt: skip
+
+
+def linear_rows() -> list[Row]:
+    rows = []
+    for name, (layer, layers, head) in DECODERS.items():
+        weights = [[bf16(*shape) for shape in layer] for _ in range(layers)]
+        last = bf16(*head)
+        rows += [linear(f"{name} decoder", n, [w for part in weights for w in part] + [last]) for n in LINEAR_ROWS]
+        for i, (columns, depth) in enumerate(layer):
+            same = [part[i] for part in weights]
+            rows += [linear(f"{columns} x {depth}", n, same, len(same)) for n in LINEAR_ROWS]
+        rows += [linear(f"{head[0]} x {head[1]}", n, [last, last.clone()], 2) for n in LINEAR_ROWS]
+    return rows

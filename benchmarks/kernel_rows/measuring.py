@@ -1,0 +1,73 @@
+"""How a kernel is timed, and beside what."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+READ, COPY, MATMUL = 4.55e12, 4.25e12, 775e12  # bytes/s, bytes/s, FLOP/s
+LINK = 55e9  # bytes/s between host and device, each way
+COLD_BYTES = 4 * 60e6
+WARM_SECONDS = 0.05
+
+
+@dataclass
+class Row:
+    operation: str
+    shape: str
+    microseconds: float
+    floor_microseconds: float
+    percent_of_floor: float
+    peer: str | None = None
+    peer_microseconds: float | None = None
+    times_faster: float | None = None
+
+
+def row(operation: str, shape: str, seconds: float, floor: float, peer: tuple[str, float] | None = None) -> Row:
+    result = Row(operation, shape, round(seconds * 1e6, 2), round(floor * 1e6, 2), round(100 * floor / seconds, 1))
+    if peer:
+        result.peer, result.peer_microseconds = peer[0], round(peer[1] * 1e6, 2)
+        result.times_faster = round(peer[1] / seconds, 3)
+    print(" | ".join("" if value is None else str(value) for value in asdict(result).values()), flush=True)
+    return result
+
+
+def measure(calls: list[Callable[[], object]], replays: int = 15) -> float:
+    """Median seconds of one call: the calls are captured in one graph, which is replayed, at first without being timed:
+    a GPU that had nothing to do takes a while to be at its full speed."""
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    awake = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < awake:
+        graph.replay()
+        torch.cuda.synchronize()
+    times = []
+    for _ in range(replays):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 / len(calls))
+    del graph
+    return statistics.median(times)
+
+
+def rotations(bytes_per_call: float, least: int = 4) -> int:
+    return max(least, int(COLD_BYTES // max(bytes_per_call, 1)) + 1)
+
+
+def bf16(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
