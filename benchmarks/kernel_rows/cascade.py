@@ -6,7 +6,8 @@ import torch
 
 from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure, rotations, row
 from kernel_rows.paged import Cache
-from octavo_kernels import cuda, ops
+from octavo_kernels import ops
+from octavo_kernels.plan import AttentionPlan, chunk_tokens
 
 
 def cascade(count: int, prefix: int, suffix: int, heads: int, kv_heads: int, head_dim: int = 128) -> Row:
@@ -23,8 +24,8 @@ def cascade(count: int, prefix: int, suffix: int, heads: int, kv_heads: int, hea
     out = torch.empty_like(q)
 
     def seconds(shared: bool) -> float:
-        plan = cuda.AttentionPlan(
-            sequences=count, tokens=count, chunks=count * -(-(prefix + suffix) // cuda.chunk_tokens()), heads=heads,
+        plan = AttentionPlan(
+            sequences=count, tokens=count, chunks=count * -(-(prefix + suffix) // chunk_tokens()), heads=heads,
             kv_heads=kv_heads, head_dim=head_dim, max_queries=1, shared_prefixes=shared,
         )  # fmt: skip
         plan.update(lengths, starts, torch.zeros_like(lengths), torch.full_like(lengths, prefix))

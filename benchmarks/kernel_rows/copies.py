@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kernel_rows.measuring import COPY, LINK, Row, bf16, measure, rotations, row
 from kernel_rows.paged import Cache
-from octavo_kernels import cuda, ops
+from octavo_kernels import ops
+from octavo_kernels.plan import AttentionPlan, chunk_tokens
 
 
 def copy(pool: Tensor, count: int) -> Row:
@@ -98,8 +99,8 @@ def decode_loop() -> Callable[[], None]:
     cache = Cache.make([4096] * 32, 4, 8, 128, 16)
     q, starts = bf16(32, 32, 128), torch.arange(33, dtype=torch.int32, device="cuda")
     out = torch.empty_like(q)
-    plan = cuda.AttentionPlan(
-        sequences=32, tokens=32, chunks=32 * -(-4096 // cuda.chunk_tokens()), heads=32, kv_heads=8, head_dim=128,
+    plan = AttentionPlan(
+        sequences=32, tokens=32, chunks=32 * -(-4096 // chunk_tokens()), heads=32, kv_heads=8, head_dim=128,
         max_queries=1,
     )  # fmt: skip
     plan.update(cache.lengths, starts)

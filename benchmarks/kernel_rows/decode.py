@@ -7,7 +7,8 @@ from torch import Tensor
 
 from kernel_rows.measuring import READ, Row, measure, rotations, row
 from kernel_rows.paged import Cache
-from octavo_kernels import cuda, ops
+from octavo_kernels import ops
+from octavo_kernels.plan import AttentionPlan, chunk_tokens
 
 MODEL_LAYERS, POOL_BYTES = 32, 40e9  # of a pool: the layers beside the one that is read show in its time
 
@@ -66,8 +67,8 @@ def decode(
     q = torch.randn(batch, heads, head_dim, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
-    plan = cuda.AttentionPlan(
-        sequences=batch, tokens=batch, chunks=sum(-(-n // cuda.chunk_tokens()) for n in lengths), heads=heads,
+    plan = AttentionPlan(
+        sequences=batch, tokens=batch, chunks=sum(-(-n // chunk_tokens()) for n in lengths), heads=heads,
         kv_heads=kv_heads, head_dim=head_dim, max_queries=1,
     )  # fmt: skip
     plan.update(cache.lengths, starts)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from kernel_rows.measuring import MATMUL, READ, Row, measure, row
 from kernel_rows.paged import Cache
-from octavo_kernels import cuda, ops
+from octavo_kernels import ops
+from octavo_kernels.plan import AttentionPlan, chunk_count, only_prompts
 
 
 def prefill(
@@ -26,13 +27,13 @@ def prefill(
     q = torch.randn(tokens, heads, head_dim, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
     starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
-    plan = cuda.AttentionPlan(
+    plan = AttentionPlan(
         sequences=len(queries), tokens=tokens,
-        chunks=cuda.chunk_count(context, queries, heads // kv_heads),
+        chunks=chunk_count(context, queries, heads // kv_heads),
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_queries=max(queries),
         shared_prefixes=dtype.itemsize == 2,
     )  # fmt: skip
-    plan.update(cache.lengths, starts, prompts_only=cuda.only_prompts(context, queries, heads // kv_heads))
+    plan.update(cache.lengths, starts, prompts_only=only_prompts(context, queries, heads // kv_heads))
 
     def call(layer: int) -> None:
         ops.paged_attention(

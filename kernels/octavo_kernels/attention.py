@@ -8,6 +8,7 @@ from torch import Tensor
 from octavo_kernels import checks, cuda
 from octavo_kernels.cache import cache_layout, rope_write_kv
 from octavo_kernels.call import Call, Operation, address, check, check_devices, check_heads, float_type
+from octavo_kernels.plan import AttentionPlan
 
 
 @Operation
@@ -23,7 +24,7 @@ def paged_attention(
     sliding_window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
-    plan: cuda.AttentionPlan | None = None,
+    plan: AttentionPlan | None = None,
     settled: bool = False,
 ) -> Call:
     """Causal attention of `q[T, heads, head_dim]` over the paged cache, decode and prefill in one ragged call.
@@ -68,7 +69,7 @@ def paged_attention(
     if q.is_cuda:
         if plan is None:
             check_devices(tensors)
-            plan = cuda.AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
+            plan = AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
             plan.update(context_lens, query_start)
         lengths = plan.arguments(sequences, heads, kv_heads, head_dim, sliding_window, settled)
     return Call(
@@ -99,7 +100,7 @@ def rope_attention(
     sliding_window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
-    plan: cuda.AttentionPlan | None = None,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
     """`rope_write_kv`, then `paged_attention` of `q_out`, with their arguments; returns `out`.
 

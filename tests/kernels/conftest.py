@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo_kernels import _cpu, cuda, ops, reference
+from octavo_kernels import _cpu, ops, reference
+from octavo_kernels.plan import AttentionPlan
 
 BLOCK = 16
 
@@ -177,7 +178,7 @@ def assert_replays_follow_lengths(batch: Batch, chunks: int) -> None:
     """One graph of a batch of decodes, captured once, against eager runs: lengths change between replays. `chunks`:
     room in the plan."""
     count, heads, head_dim = batch.q.shape
-    plan = cuda.AttentionPlan(
+    plan = AttentionPlan(
         sequences=count, tokens=count, chunks=chunks, heads=heads, kv_heads=batch.cache.shape[3], head_dim=head_dim,
         max_queries=1,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor
 from octavo_kernels import cuda, ops, pools, step
 from octavo_kernels.adjust import Adjustment, adjust, pack
 from octavo_kernels.operands import Ahead, RmsNorm
+from octavo_kernels.plan import AttentionPlan
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
 BLOCK = 16
@@ -81,7 +82,7 @@ class Sequences:
                ) -> None:  # fmt: skip
         q = data(sum(queries), heads, self.head_dim, dtype=self.dtype)
         starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
-        plan = cuda.AttentionPlan(
+        plan = AttentionPlan(
             sequences=len(queries), tokens=len(q), chunks=sum(-(-n // 512) for n in self.lengths.tolist()), heads=heads,
             kv_heads=self.kv_heads, head_dim=self.head_dim, max_queries=max(queries), shared_prefixes=bool(groups),
             sliding_window=int(options.get("sliding_window", 0)),
@@ -109,7 +110,7 @@ def decode() -> None:
 def decode_step() -> None:
     for head_dim, dtype, options in ((64, BF16, {}), (128, F16, {"sliding_window": 40}), (256, BF16, {"softcap": 9.0})):
         sequences = Sequences([1, 17, 600, 1100], 2, head_dim, dtype)
-        plan = cuda.AttentionPlan(
+        plan = AttentionPlan(
             sequences=4, tokens=4, chunks=7, heads=6, kv_heads=2, head_dim=head_dim, max_queries=1,
             sliding_window=int(options.get("sliding_window", 0)),
         )  # fmt: skip

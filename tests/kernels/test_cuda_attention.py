@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from octavo_kernels import cuda, ops, reference
+from octavo_kernels.plan import AttentionPlan, chunk_count, chunk_tokens, only_prompts, split_queries
 
 from .conftest import assert_alone_as_together, assert_replays_follow_lengths, assert_tail_as_in_whole
 
@@ -48,10 +49,10 @@ def test_prompts_of_many_tiles(gpu_batch, dtype, head_dim):
 def test_prompts_without_decodes(gpu_batch, lengths, alone):
     """Few queries are decodes, those after a long context are split, and the rest spares what both of them need."""
     queries, contexts = zip(*lengths, strict=True)
-    assert cuda.only_prompts(contexts, queries, 2) is alone
+    assert only_prompts(contexts, queries, 2) is alone
     batch = gpu_batch(lengths, heads=16, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
-    plan = cuda.AttentionPlan(
-        sequences=len(lengths), tokens=sum(queries), chunks=cuda.chunk_count(contexts, queries, 2), heads=16,
+    plan = AttentionPlan(
+        sequences=len(lengths), tokens=sum(queries), chunks=chunk_count(contexts, queries, 2), heads=16,
         kv_heads=8, head_dim=128, max_queries=max(queries), shared_prefixes=True,
     )  # fmt: skip
     for prompts_only in (alone, False):
@@ -69,8 +70,8 @@ def test_sliding_window_over_many_tiles(gpu_batch, window, head_dim):
 def test_layers_share_a_plan(gpu_batch, head_dim):
     """What blocks draw their work from is as it was when a call ends."""
     batch = gpu_batch([(1, 3000), (300, 900), (9, 1500), (700, 700)], heads=16, kv_heads=8, head_dim=head_dim)
-    chunks = cuda.chunk_count([3000, 900, 1500, 700], [1, 300, 9, 700], 2)
-    plan = cuda.AttentionPlan(
+    chunks = chunk_count([3000, 900, 1500, 700], [1, 300, 9, 700], 2)
+    plan = AttentionPlan(
         sequences=4, tokens=1010, chunks=chunks, heads=16, kv_heads=8, head_dim=head_dim, max_queries=700,
         shared_prefixes=True,
     )  # fmt: skip
@@ -171,8 +172,8 @@ def test_settled_keys_are_read_early_and_no_others(gpu_batch):
     """The kernel before attention writes the queries' own tokens, where there was nothing yet."""
     lengths = [1, 15, 16, 17, 64, 65, 513, 3000, 0] * 8
     batch = gpu_batch([(1, n) for n in lengths], heads=16, kv_heads=8, head_dim=128)
-    plan = cuda.AttentionPlan(
-        sequences=72, tokens=72, chunks=sum(cuda.chunk_count([n], [1], 2) for n in lengths), heads=16, kv_heads=8,
+    plan = AttentionPlan(
+        sequences=72, tokens=72, chunks=sum(chunk_count([n], [1], 2) for n in lengths), heads=16, kv_heads=8,
         head_dim=128, max_queries=1,
     )  # fmt: skip
     plan.update(batch.context_lens, batch.query_start)
@@ -194,7 +195,7 @@ def test_a_prompt_cut_into_chunks_gives_the_same_bits(gpu_batch):
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (16, 1), (10, 2), (9, 1)])
 def test_few_queries_after_a_long_context(gpu_batch, heads, kv_heads):
     """They are split along their keys: right, and with the bits of decoding one token after the other."""
-    most, limit = cuda.split_queries(heads // kv_heads), cuda.chunk_tokens() * 2
+    most, limit = split_queries(heads // kv_heads), chunk_tokens() * 2
     lengths = [
         (5, 2000),
         (most, limit + most),
@@ -239,7 +240,7 @@ def test_wrong_arguments(gpu_batch):
         ops.paged_attention(
             shifted, batch.layer, batch.tables, batch.context_lens, batch.query_start, batch.q.clone(), 1.0
         )
-    plan = cuda.AttentionPlan(sequences=1, tokens=1, chunks=1, heads=4, kv_heads=2, head_dim=64, max_queries=1)
+    plan = AttentionPlan(sequences=1, tokens=1, chunks=1, heads=4, kv_heads=2, head_dim=64, max_queries=1)
     with pytest.raises(ValueError, match=r"^plan was made for"):
         ops.paged_attention(
             batch.q, batch.layer, batch.tables, batch.context_lens, batch.query_start, batch.q.clone(), 1.0,
@@ -255,8 +256,8 @@ def test_partial_bytes_are_nearly_all_of_a_plan(heads, kv_heads, max_queries, un
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     shape = {"chunks": 2000, "heads": heads, "kv_heads": kv_heads, "head_dim": 128, "max_queries": max_queries}
-    plan = cuda.AttentionPlan(sequences=64, tokens=8192, uniform=uniform, **shape)
+    plan = AttentionPlan(sequences=64, tokens=8192, uniform=uniform, **shape)
     taken = torch.cuda.memory_allocated() - before
-    told = cuda.AttentionPlan.partial_bytes(uniform=uniform, **shape)
+    told = AttentionPlan.partial_bytes(uniform=uniform, **shape)
     assert plan.decodes == (told > 0)
     assert told <= taken <= told + (2 << 20)

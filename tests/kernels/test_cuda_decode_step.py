@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from octavo_kernels import cuda, ops
+from octavo_kernels import ops
+from octavo_kernels.plan import AttentionPlan
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +42,7 @@ class Step:
         self.lens = torch.tensor(contexts, dtype=torch.int32, device="cuda")
         self.start = torch.arange(count + 1, dtype=torch.int32, device="cuda")
         self.shape, self.dtype, self.window = (heads, kv_heads, head_dim), dtype, window
-        self.plan = cuda.AttentionPlan(
+        self.plan = AttentionPlan(
             sequences=count, tokens=count, chunks=sum(max(1, -(-c // 512)) for c in contexts), heads=heads,
             kv_heads=kv_heads, head_dim=head_dim, max_queries=1, sliding_window=window,
         )  # fmt: skip

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import cuda, ops, reference
+from octavo_kernels.plan import AttentionPlan, chunk_count
 
 pytestmark = pytest.mark.gpu
 
@@ -54,16 +55,16 @@ class Grouped:
         self.q = randn(int(self.query_start[-1]), heads, head_dim).cuda()
         self.kv_heads = kv_heads
 
-    def plan(self, shared_prefixes: bool) -> cuda.AttentionPlan:
+    def plan(self, shared_prefixes: bool) -> AttentionPlan:
         tokens, heads, head_dim = self.q.shape
         _, contexts, queries = zip(*self.members, strict=True)
-        chunks = cuda.chunk_count(contexts, queries, heads // self.kv_heads)
-        return cuda.AttentionPlan(
+        chunks = chunk_count(contexts, queries, heads // self.kv_heads)
+        return AttentionPlan(
             sequences=len(self.members), tokens=tokens, chunks=chunks, heads=heads, kv_heads=self.kv_heads,
             head_dim=head_dim, max_queries=max(n for _, _, n in self.members), shared_prefixes=shared_prefixes,
         )  # fmt: skip
 
-    def call(self, plan: cuda.AttentionPlan, out: Tensor, **options) -> Tensor:
+    def call(self, plan: AttentionPlan, out: Tensor, **options) -> Tensor:
         lengths = (self.context_lens, self.query_start)
         plan.update(*lengths, self.groups, self.prefix_lens)
         return ops.paged_attention(
@@ -97,7 +98,7 @@ MIXED = [(0, 2100, 1), (-1, 700, 1), (1, 600, 1), (0, 1500, 1), (1, 530, 1), (0,
 @pytest.mark.parametrize("few_rows", [0, 1000])
 def test_groups_do_not_change_a_bit(monkeypatch, dtype, head_dim, few_rows):
     """Both ways of computing a group's rows; prefixes of 1500 and 520 tokens are no multiples of a chunk."""
-    monkeypatch.setattr(cuda.AttentionPlan, "few_rows", few_rows)
+    monkeypatch.setattr(AttentionPlan, "few_rows", few_rows)
     Grouped([1500 // 16 * 16, 520 // 16 * 16], MIXED, head_dim=head_dim, dtype=dtype).check()
 
 
@@ -115,7 +116,7 @@ def test_more_tiles_than_multiprocessors():
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_scores_that_rise_far_above_the_first_ones(monkeypatch, head_dim):
     """Maxima must be raised in the middle of a tile, for some of its rows and not for others."""
-    monkeypatch.setattr(cuda.AttentionPlan, "few_rows", 0)
+    monkeypatch.setattr(AttentionPlan, "few_rows", 0)
     batch = Grouped([1536], [(0, 1540 + i, 1) for i in range(50)], head_dim=head_dim)
     batch.q[::2] *= 8
     batch.check()
@@ -148,7 +149,7 @@ def test_split_queries_beside_groups(heads, kv_heads, head_dim):
 
 @pytest.mark.parametrize("few_rows", [0, 1000])
 def test_softcap_and_sinks(monkeypatch, few_rows):
-    monkeypatch.setattr(cuda.AttentionPlan, "few_rows", few_rows)
+    monkeypatch.setattr(AttentionPlan, "few_rows", few_rows)
     batch = Grouped([1024], [(0, 1040 + i, 1) for i in range(10)])
     batch.check(softcap=2.0)
     batch.check(sinks=torch.linspace(-3.0, 3.0, 8, device="cuda"))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from octavo_kernels import cuda, ops, reference
+from octavo_kernels import ops, reference
+from octavo_kernels.plan import AttentionPlan
 
 pytestmark = pytest.mark.gpu
 
@@ -118,7 +119,7 @@ def test_a_query_sees_the_same_bits_however_its_prompt_is_cut(heads, kv_heads, h
         starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
         lens = torch.tensor(contexts).int().cuda()
         mine = torch.cat([q[end - count : end] for count, end in zip(queries, contexts, strict=True)])
-        plan = cuda.AttentionPlan(
+        plan = AttentionPlan(
             sequences=len(rows), tokens=len(mine), chunks=len(rows), heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             max_queries=max(queries), sliding_window=window, uniform=True,
         )  # fmt: skip

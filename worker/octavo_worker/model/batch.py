@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_kernels.cuda import AttentionPlan
+from octavo_kernels.plan import AttentionPlan
 from octavo_worker.engine.plan import SequenceStep, StepError
 from octavo_worker.model.stage import Stage
 

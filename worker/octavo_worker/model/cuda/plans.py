@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_kernels.cuda import AttentionPlan, chunk_count, chunk_tokens, only_prompts
+from octavo_kernels.plan import AttentionPlan, chunk_count, chunk_tokens, only_prompts
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.cuda.packer import Packed
 from octavo_worker.model.runner import CausalModel

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.cuda import chunk_tokens, reads_prefixes_once
+from octavo_kernels.cuda import reads_prefixes_once
+from octavo_kernels.plan import chunk_tokens
 from octavo_kernels.pools import empty_pools
 from octavo_kernels.step import StepInputs, carry, unpack_step
 from octavo_worker.engine.plan import (
