@@ -36,6 +36,7 @@ def figures(work: list[Work]) -> dict[str, Any]:
         "ceilings": bench.ceilings and bench.ceilings.to_json(),
         "idle_share": round(last.idle / last.seconds, 4),
         "preemptions": last.stats.preemptions,
+        "steps": last.stats.steps,
     }
 
 
