@@ -197,6 +197,20 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+// Whether that phase is over. To know takes a while: asked early, nobody waits for it.
+__device__ inline bool barrier_is_over(uint32_t barrier, uint32_t parity) {
+  int over;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(over)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return over;
+}
 // L2 policy for what is read once a step: it must not push out what other kernels are about to read.
 __device__ inline uint64_t read_once_policy() {
   uint64_t policy;

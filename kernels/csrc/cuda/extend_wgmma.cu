@@ -155,6 +155,7 @@ struct Consumer {
   Rings<D> rings;
   float o[D / 2 / kWide][kWide], top[2], sum[2];
   uint32_t weights[kKeys / 4];
+  bool keys_there = false;  // the next tile's, when it was asked
 
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
       : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32),
@@ -241,6 +242,7 @@ struct Consumer {
     for (int i = 0; i < kKeys / 4; ++i) weights[i] = pack<T>(p[2 * i], p[2 * i + 1]);
   }
   __device__ void rescale(const float (&factor)[2]) {
+    if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;  // maxima rise rarely
 #pragma unroll
     for (int n = 0; n < D / 8; ++n)
 #pragma unroll
@@ -259,10 +261,16 @@ struct Consumer {
     barrier_sync(kCleared, kConsumers * kWarpgroup);
   }
 
+  // Asks for the next tiles of keys and, to return it, of values, before a softmax in which the answers come.
+  __device__ bool look_ahead() {
+    const bool values_there = barrier_is_over(rings.values.full_now(), rings.values.parity);
+    keys_there = barrier_is_over(rings.keys.full_now(), rings.keys.parity);
+    return values_there;
+  }
   // A further tile: its scores, and under them the previous tile's values.
   template <bool masked>
   __device__ void step(const Tile<D>& t, int token) {
-    barrier_wait(rings.keys.full_now(), rings.keys.parity);
+    if (!keys_there) barrier_wait(rings.keys.full_now(), rings.keys.parity);
     barrier_sync(kTurn + warpgroup, kConsumers * kWarpgroup);
     float s[kKeys / 2], p[kKeys / 2], factor[2];
     score(s);
@@ -271,13 +279,15 @@ struct Consumer {
     products_wait<1>(s);
     release(rings.keys.empty_now());
     rings.keys.advance();
-    if constexpr (masked) mask(t, token, s);
-    soften(s, p, factor);
     const uint32_t done = rings.values.empty_now();
     rings.values.advance();
-    // Weights are never negative, so this always waits. ptxas, which cannot know, keeps the softmax before the end of
-    // the products instead of after it; where there is little to multiply that costs more than it gains.
-    if (D < 128 || !(sum[0] + sum[1] < 0.0f)) barrier_wait(rings.values.full_now(), rings.values.parity);
+    const bool values_there = look_ahead();
+    if constexpr (masked) mask(t, token, s);
+    soften(s, p, factor);
+    // Weights are never negative, so this waits for what is not there. ptxas, which cannot know, keeps the softmax before
+    // the end of the products instead of after it; where there is little to multiply that costs more than it gains.
+    if (D < 128 ? !values_there : !(values_there && sum[0] + sum[1] >= 0.0f))
+      barrier_wait(rings.values.full_now(), rings.values.parity);
     weighed();
     release(done);
     pack_weights(p);
@@ -294,10 +304,11 @@ struct Consumer {
     for (int i = 0; i < D / 2; ++i) out(i) = 0.0f;
     top[0] = top[1] = kNoScore, sum[0] = sum[1] = 0.0f;
     float p[kKeys / 2], factor[2];
+    const bool values_there = look_ahead();
     mask(t, token, s);
     soften(s, p, factor);
     pack_weights(p);
-    barrier_wait(rings.values.full_now(), rings.values.parity);
+    if (!values_there) barrier_wait(rings.values.full_now(), rings.values.parity);
     if (token + kKeys > t.item.context) clear(lowest - token, t.item.context - token);
     for (token -= kKeys; token >= t.begin; token -= kKeys) {
       if (token + kKeys - 1 > t.offset + first_query || token < t.lowest(a, last_query))
@@ -328,7 +339,7 @@ struct Consumer {
       const auto next = more ? work.at(round + 1) : t;
       if (more) {
         barrier_wait(rings.queries.full_now(), rings.queries.parity);
-        barrier_wait(rings.keys.full_now(), rings.keys.parity);
+        if (!keys_there) barrier_wait(rings.keys.full_now(), rings.keys.parity);
       }
       barrier_sync(kTurn + warpgroup, kConsumers * kWarpgroup);
       score(s);  // after the last item of whatever lies there, for nobody
