@@ -27,7 +27,7 @@ def linear(
     Weights are taken in checkpoint order. On CUDA, with up to `cuda.LINEAR_ROWS` rows, they are read from before the
     stream's previous kernel has ended: they must be older than it; `uniform` products (Hopper only) do so with
     any number of rows, and a row's bits depend neither on the others nor on their number.
-    With `norm`, x is `rms_norm(x, norm)`, bit for bit; on CUDA, with few rows, in the same launch. `normed[T, K]` is
+    With `norm`, x is `rms_norm(x, norm)`, bit for bit; on CUDA, with one row, in the same launch. `normed[T, K]` is
     where those rows go if they have to be stored.
     `ahead`: a hint, what the next product of the stream is going to read.
     """

@@ -215,7 +215,7 @@ def between() -> None:
 def linear() -> None:
     """Products of our own: where another library's kernel would be the faster one, nothing is launched."""
     for rows in (1, 5, 8, 16, 31):
-        for columns, depth in ((272, 576), (48, 128), (1008, 2112)):
+        for columns, depth in ((272, 576), (48, 128), (1008, 2112), (72, 5184)):
             x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
             norm, ahead = RmsNorm(data(depth)), Ahead(data(4104, 8192))
             for options in ({}, {"norm": norm, "ahead": ahead}):

@@ -12,12 +12,14 @@ HALF = [torch.bfloat16, torch.float16]
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 ROWS = [1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65]
 # (columns, depth): those of real layers, and ragged ones: fewer groups of rows than multiprocessors, uneven tiles,
-# tails of a chunk and of a slice of the depth; then sizes that our kernel leaves to cuBLAS.
+# tails of a chunk and of a slice of the depth, warps and blocks with unequal parts of it; then sizes that our kernels
+# leave to cuBLAS.
 OURS = [
-    (6144, 1024), (1024, 3072), (4096, 4096), (8, 64), (40, 128), (264, 576), (1000, 2112), (4104, 4160), (72, 14336),
-    (9000, 320),
+    (6144, 1024), (1024, 3072), (4096, 4096), (8, 64), (40, 128), (264, 544), (264, 576), (1000, 2112), (4104, 4160),
+    (72, 14336), (9000, 320), (1088, 5120),
 ]  # fmt: skip
-OTHERS = [(100, 64), (64, 100), (63, 40), (264, 544)]
+OTHERS = [(100, 64), (64, 100), (63, 40)]
+LARGE = [(28672, 4096), (8192, 5120), (33000, 1024)]
 
 
 def make(rows, columns, depth, dtype):
@@ -49,7 +51,7 @@ def test_linear(dtype, rows, columns, depth):
 
 
 @pytest.mark.parametrize(("columns", "depth"), OURS)
-@pytest.mark.parametrize("rows", [1, 8, 16])
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
 def test_decode_sized_products_are_ours(rows, columns, depth):
     x, weight, bias, residual = make(rows, columns, depth, torch.bfloat16)
     assert cuda.launch_linear(x, weight, bias, residual, torch.empty_like(residual))
@@ -58,13 +60,14 @@ def test_decode_sized_products_are_ours(rows, columns, depth):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(
     ("columns", "depth", "rows"),
-    [*((*shape, 16) for shape in OURS), (4096, 4096, cuda.LINEAR_ROWS), (6144, 4096, cuda.LINEAR_ROWS)],
+    [(72, 14336, 16), *((*shape, cuda.LINEAR_ROWS) for shape in [*OURS, *LARGE] if shape[1] < 14336)],
 )
 def test_a_row_feels_neither_the_others_nor_their_number(dtype, columns, depth, rows):
     """From two to the most that our kernel takes: a batch that shrinks or grows leaves a sequence's bits alone."""
     x, weight, bias, residual = make(rows, columns, depth, dtype)
     together = ops.linear(x, weight, bias, residual=residual)
-    for n in (2, 8, 9, rows - 1):
+    assert_product(together, x, weight, bias, residual)
+    for n in {2, 8, 9, min(rows, 17), rows - 1}:
         assert torch.equal(ops.linear(x[:n], weight, bias, residual=residual[:n]), together[:n])
         assert torch.equal(ops.linear(x[-n:], weight, bias, residual=residual[-n:]), together[-n:])
 
@@ -128,8 +131,10 @@ def test_a_chain_of_products_in_a_graph(rows):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize(("width", "depth"), [(3072, 1024), (14336, 512), (40, 128), (72, 576), (40, 96)])
-@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 65])
+@pytest.mark.parametrize(
+    ("width", "depth"), [(3072, 1024), (14336, 512), (14336, 4096), (40, 128), (72, 576), (40, 96)]
+)
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 32, 65])
 def test_gated_linear(dtype, rows, width, depth):
     x, weight, bias, _ = make(rows, 2 * width, depth, dtype)
     for b in (None, bias):
@@ -168,13 +173,12 @@ def test_norms_on_the_way_change_no_bit(dtype, columns, depth, rows):
         assert gated.isfinite().all()
 
 
-@pytest.mark.parametrize(("columns", "depth", "rows"), [(4096, 1024, 16), (6144, 1024, 8), (28672, 4096, 1)])
-def test_norms_of_few_rows_are_no_launch_of_their_own(columns, depth, rows):
-    x, weight, _, _ = make(rows, columns, depth, torch.bfloat16)
+@pytest.mark.parametrize(("columns", "depth"), [(4096, 1024), (28672, 4096)])
+def test_the_norm_of_one_row_is_no_launch_of_its_own(columns, depth):
+    x, weight, _, _ = make(1, columns, depth, torch.bfloat16)
     norm, silu = RmsNorm(torch.ones_like(x[0])), ops.ACTIVATIONS["silu"]
-    assert cuda.launch_linear(x, weight, None, None, x.new_empty(rows, columns // 2), silu, norm)
-    if columns * depth < 1 << 26:  # one as large as that, and not gated, is left to cuBLAS
-        assert cuda.launch_linear(x, weight, None, None, x.new_empty(rows, columns), norm=norm)
+    assert cuda.launch_linear(x, weight, None, None, x.new_empty(1, columns // 2), silu, norm)
+    assert cuda.launch_linear(x, weight, None, None, x.new_empty(1, columns), norm=norm)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 32])

@@ -6,30 +6,67 @@
 // multiply on tensor cores: the weights' rows are the eight columns of an instruction, so that a block may have as few
 // rows as balance wants. Four of the warps share the depth in steps of 32. Their sums, and then those of the cluster's
 // blocks, are added in a fixed order, which depends on N and K alone: a row's result feels neither the other rows nor
-// their number, but for a row that is alone, which linear_row.cu takes.
-//
-// x comes through the ring, too, unless it is to be normalised first: then each block does that for itself, while the
-// weights are on their way, and keeps the rows in shared memory.
+// their number, but for a row that is alone, which linear_row.cu takes. x comes through the ring, too.
 #include "linear.cuh"
+#include "tensor_map.cuh"
 
 namespace octavo {
 namespace {
 
-constexpr int kNormedSize = 1 << 15;  // the most elements of x that a block normalises for itself
+constexpr int kDepthWarps = 4, kRowWarps = 2, kConsumers = kDepthWarps * kRowWarps;
+constexpr int kThreads = (kConsumers + 1) * 32;
+constexpr int kSlab = 64;  // of the depth, a row of 128 bytes in shared memory, its 16-byte units swizzled by the copy
+constexpr int kPad = 8;    // floats between rows of sums, against bank conflicts
+constexpr int kTiles = 4;  // the most groups of a tile that a warp holds
+constexpr int kTileRows = kGroup * kRowWarps * kTiles;
+constexpr int kMaxStages = 32;
+constexpr int kAheadBytes = 96 << 10;  // that a block brings into the L2 for the next launch: some microseconds' worth
 
-// Shared memory: barriers, the ring (weights, then x, in each stage), or, beside the ring, normed rows of x, the norm's
-// weights and its partial sums; the warps' sums, two inboxes for other blocks'.
-template <int kTokens, int kChunk, bool kNormed>
+// What a launch is cut into: see the top of linear.cu.
+struct Cut {
+  int cluster, clusters;
+  int groups, boxes;  // of the whole matrix, or, gated, of its gate
+  int box_groups;
+  int tile_rows, stages;
+};
+
+constexpr int kDepthSlice = 512;  // slices of the depth are multiples of it
+
+// What one block takes: some boxes of rows, in tiles, and a slice of the depth.
+struct Portion {
+  int rank, first_box, boxes, tiles, begin, depth;
+
+  __device__ Portion(const Cut& cut, int whole_depth, int sides, int block) : rank(block % cut.cluster) {
+    const int cluster = block / cut.cluster;
+    first_box = cut.boxes * cluster / cut.clusters;
+    boxes = cut.boxes * (cluster + 1) / cut.clusters - first_box;
+    const int most = cut.tile_rows / (cut.box_groups * kGroup * sides);
+    tiles = (boxes + most - 1) / most;
+    const int slices = (whole_depth + kDepthSlice - 1) / kDepthSlice;
+    const int mine = (slices + cut.cluster - 1) / cut.cluster * kDepthSlice;
+    begin = rank * mine, depth = max(0, min(mine, whole_depth - begin));
+  }
+};
+
+// The launch that comes next in the stream: the weights that its blocks begin with, `width` elements of each row of
+// their first tile, are brought into the L2 while this one ends. Null: none.
+struct Ahead {
+  const void* weight;
+  int64_t stride;
+  int columns, depth, width;
+  bool gated;
+  Cut cut;
+};
+
+// Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, two inboxes for other blocks'.
+template <int kTokens, int kChunk>
 struct Layout {
   static constexpr int kRing = 1024;
-  int tile_rows, cluster, stages, rows, depth;
+  int tile_rows, cluster, stages;
 
-  __host__ __device__ int stage_bytes() const { return (tile_rows + (kNormed ? 0 : kTokens)) * kChunk * 2; }
-  __host__ __device__ int normed() const { return kRing + stages * stage_bytes(); }
-  __host__ __device__ int scales() const { return normed() + rows * depth * 2; }
-  __host__ __device__ int squares() const { return scales() + depth * 2; }
+  __host__ __device__ int stage_bytes() const { return (tile_rows + kTokens) * kChunk * 2; }
   __host__ __device__ int sums_pitch() const { return (tile_rows + 15) / 16 * 16 + kPad; }
-  __host__ __device__ int sums() const { return kNormed ? squares() + rows * 32 * 4 : normed(); }
+  __host__ __device__ int sums() const { return kRing + stages * stage_bytes(); }
   __host__ __device__ int inbox() const { return sums() + kDepthWarps * kTokenTile * sums_pitch() * 4; }
   __host__ __device__ int inbox_bytes() const {
     return cluster == 1 ? 0 : (kTokenTile * tile_rows / 4 + cluster - 1) / cluster * cluster * 16;
@@ -39,12 +76,47 @@ struct Layout {
 
 #if OCTAVO_BULK_COPY
 
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Stores v in another block's shared memory, at the same address as in this one's, and tells that block's barrier.
+__device__ inline void send(uint32_t address, uint32_t barrier, int rank, float4 v) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 to, done;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\n"
+      "mapa.shared::cluster.u32 done, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [done];\n"
+      "}\n" ::"r"(address),
+      "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+      : "memory");
+}
+// Copies a box {kSlab, rows, slabs} of a matrix seen as [slab][row][kSlab].
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row, int slab, uint32_t barrier,
+                                uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
+      "%4}], [%5], %6;" ::"r"(shared),
+      "l"(&map), "r"(0), "r"(row), "r"(slab), "r"(barrier), "l"(policy)
+      : "memory");
+}
+__device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row, int slab, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(shared),
+      "l"(&map), "r"(0), "r"(row), "r"(slab), "r"(barrier)
+      : "memory");
+}
+// Brings contiguous bytes (a multiple of 16) into the L2.
+__device__ inline void prefetch(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // One block's part: which rows, which slice of the depth, and where things lie in its shared memory.
-// kTokens: rows of x, rounded up. kGated: a tile is as many rows of the gate as of what it multiplies. kNormed: x is
-// normalised first.
-template <class T, int kTokens, int kChunk, bool kGated, bool kNormed>
+// kTokens: rows of x, rounded up. kGated: a tile is as many rows of the gate as of what it multiplies.
+template <class T, int kTokens, int kChunk, bool kGated>
 struct Block : Portion {
-  using L = Layout<kTokens, kChunk, kNormed>;
+  using L = Layout<kTokens, kChunk>;
   static constexpr int kTokenTiles = kTokens / kTokenTile;
 
   struct Tile {
@@ -67,7 +139,7 @@ struct Block : Portion {
         cut(pieces),
         weight_map(weights),
         x_map(inputs),
-        layout{pieces.tile_rows, pieces.cluster, pieces.stages, args.rows, args.depth},
+        layout{pieces.tile_rows, pieces.cluster, pieces.stages},
         shared(smem),
         base(shared_address(smem)),
         lane(threadIdx.x % 32),
@@ -101,7 +173,7 @@ struct Block : Portion {
 
   __device__ void load_weights(const Cursor& c, int stage, uint64_t policy) const {
     const Tile t = tile(c.tile);
-    barrier_expect(full(stage), (t.rows() + (kNormed ? 0 : kTokens)) * kChunk * 2);
+    barrier_expect(full(stage), (t.rows() + kTokens) * kChunk * 2);
     for (int i = 0; i < t.boxes; ++i) {
       const int row = (t.box + i) * cut.box_groups * kGroup;
       copy_box(stage_at(stage) + i * box_bytes(), weight_map, row, slab(c), full(stage), policy);
@@ -112,7 +184,7 @@ struct Block : Portion {
   }
 
   __device__ void load_x(const Cursor& c, int stage) const {
-    if constexpr (!kNormed) copy_box(stage_at(stage) + cut.tile_rows * kChunk * 2, x_map, 0, slab(c), full(stage));
+    copy_box(stage_at(stage) + cut.tile_rows * kChunk * 2, x_map, 0, slab(c), full(stage));
   }
 
   __device__ void load() const {
@@ -120,7 +192,7 @@ struct Block : Portion {
     const uint64_t policy = read_once_policy();
     Cursor ahead{0, 0}, behind{0, 0};
     if (lane == 0) {
-      if constexpr (!kNormed) asm volatile("prefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
+      asm volatile("prefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
       for (int i = 0; i < first; ++i, advance(ahead)) load_weights(ahead, i, policy);
     }
     __syncwarp();
@@ -151,55 +223,6 @@ struct Block : Portion {
     }
   }
 
-  // Normed rows lie in slabs of the depth as a copied box would, without the rows that are not there.
-  __device__ int normed_at(int row, int unit) const {
-    return layout.normed() + (unit / 8 * a.rows + row) * 128 + ((unit ^ row) & 7) * 16;
-  }
-
-  __device__ void load_scales() const {
-    for (int i = threadIdx.x; i < a.depth / 8; i += kConsumers * 32)
-      reinterpret_cast<uint4*>(shared + layout.scales())[i] = static_cast<const uint4*>(a.norm)[i];
-  }
-
-  // Normalises the rows of x with the arithmetic of norm.cu in its order: a row's bits do not tell who did it. A warp
-  // takes what one of norm.cu's would, of any row.
-  __device__ void normalise() const {
-    using Vector = Elements<T, 8>;
-    constexpr int kAtOnce = 4;
-    const int vectors = a.depth / 8, parts = (vectors + 31) / 32, all = a.rows * parts;
-    float* squares = reinterpret_cast<float*>(shared + layout.squares());
-    for (int first = warp; first < all; first += kAtOnce * kConsumers) {
-      uint4 raw[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int part = first + i * kConsumers, at = part % parts * 32 + lane;
-        raw[i] = make_uint4(0, 0, 0, 0);
-        if (part < all && at < vectors)
-          raw[i] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + part / parts * a.x_stride) + at);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int part = first + i * kConsumers, at = part % parts * 32 + lane;
-        if (part >= all) break;
-        if (at < vectors) *reinterpret_cast<uint4*>(shared + normed_at(part / parts, at)) = raw[i];
-        const float sum = warp_sum(sum_of_squares(reinterpret_cast<const Vector&>(raw[i])));
-        if (lane == 0) squares[part / parts * 32 + part % parts] = sum;
-      }
-    }
-    barrier_sync(1, kConsumers * 32);
-    for (int part = warp; part < all; part += kConsumers) {
-      const int row = part / parts, at = part % parts * 32 + lane;
-      const float inverse = inverse_rms(warp_sum(lane < parts ? squares[row * 32 + lane] : 0.0f), a.depth, a.eps);
-      if (at >= vectors) continue;
-      Vector& v = *reinterpret_cast<Vector*>(shared + normed_at(row, at));
-      const Vector scale = reinterpret_cast<const Vector*>(shared + layout.scales())[at];
-#pragma unroll
-      for (int j = 0; j < 8; ++j)
-        v.at[j] = from_float<T>(to_float(v.at[j]) * inverse * (to_float(scale.at[j]) + a.offset));
-    }
-    barrier_sync(1, kConsumers * 32);
-  }
-
   // Where the groups of rows that this warp multiplies lie in a stage.
   __device__ void place(uint32_t (&at)[kTiles]) const {
 #pragma unroll
@@ -210,12 +233,10 @@ struct Block : Portion {
   }
 
   // Multiplies one chunk, of which this warp takes every fourth step of the depth and every second group of rows.
-  __device__ void multiply(int stage, int chunk, int tile_groups, const uint32_t (&at)[kTiles],
+  __device__ void multiply(int stage, int tile_groups, const uint32_t (&at)[kTiles],
                            float (&sums)[kTokenTiles][kTiles][4]) const {
     const int first = warp % kRowWarps, row = lane & 7, quarter = lane >> 3, token = row + quarter % 2 * 8;
-    const int x_row = kNormed ? min(token, a.rows - 1) : token;  // what comes of rows beyond the last nobody reads
-    const uint32_t x_at =
-        (kNormed ? base + layout.normed() : stage_at(stage) + cut.tile_rows * kChunk * 2) + x_row * 128;
+    const uint32_t x_at = stage_at(stage) + cut.tile_rows * kChunk * 2 + token * 128;
 #pragma unroll
     for (int step = 0; step < kChunk / (kStep * kDepthWarps); ++step) {
       const int k = (step * kDepthWarps + warp / kRowWarps) * kStep, slab = k / kSlab, unit = k % kSlab / 8;
@@ -225,14 +246,12 @@ struct Block : Portion {
       for (int j = 0; j < kTiles; ++j)
         if (j * kRowWarps + first < tile_groups)
           ldmatrix(w[j], w_at + at[j] + ((unit + quarter) ^ row) * 16);
-      // Beyond the depth the weights are zeros, and any row of x will do.
-      const int x_slab = kNormed ? min(chunk * (kChunk / kSlab) + slab, a.depth / kSlab - 1) * a.rows : slab * kTokens;
 #pragma unroll
       for (int m = 0; m < kTokenTiles; ++m) {
-        const uint32_t from = x_at + (x_slab + m * kTokenTile) * 128;
+        const uint32_t from = x_at + (slab * kTokens + m * kTokenTile) * 128;
         uint32_t low[4], high[4];
-        ldmatrix(low, from + ((unit + quarter / 2) ^ (x_row & 7)) * 16);
-        ldmatrix(high, from + ((unit + 2 + quarter / 2) ^ (x_row & 7)) * 16);
+        ldmatrix(low, from + ((unit + quarter / 2) ^ (token & 7)) * 16);
+        ldmatrix(high, from + ((unit + 2 + quarter / 2) ^ (token & 7)) * 16);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
           if (j * kRowWarps + first >= tile_groups) continue;
@@ -353,9 +372,7 @@ struct Block : Portion {
 
   __device__ void compute() const {
     if (cut.cluster > 1) cluster_sync();
-    if constexpr (kNormed) load_scales();
     wait_for_previous_kernel();
-    if constexpr (kNormed) normalise();
     uint32_t at[kTiles];
     place(at);
     int stage = 0, phase = 0, exchanges = 0;
@@ -365,9 +382,9 @@ struct Block : Portion {
       float sums[kTokenTiles][kTiles][4] = {};
       for (int chunk = 0; chunk < chunks; ++chunk) {
         barrier_wait(full(stage), phase);
-        multiply(stage, chunk, t.rows() / kGroup, at, sums);
+        multiply(stage, t.rows() / kGroup, at, sums);
         __syncwarp();
-        if (lane == 0) barrier_arrive_one(empty(stage));
+        if (lane == 0) barrier_arrive_once(empty(stage));
         if (++stage == cut.stages) stage = 0, phase ^= 1;
       }
       finish(exchanges, t, sums, early);
@@ -377,13 +394,13 @@ struct Block : Portion {
 
 #endif
 
-template <class T, int kTokens, int kChunk, bool kGated, bool kNormed>
+template <class T, int kTokens, int kChunk, bool kGated>
 __global__ void __launch_bounds__(kThreads, kTokens < 32 ? 2 : 1) linear_kernel(
     const __grid_constant__ LinearArgs a, const __grid_constant__ Cut cut, const __grid_constant__ CUtensorMap weights,
     const __grid_constant__ CUtensorMap x, const __grid_constant__ Ahead next) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(1024) char smem[];
-  const Block<T, kTokens, kChunk, kGated, kNormed> block(a, cut, weights, x, smem);
+  const Block<T, kTokens, kChunk, kGated> block(a, cut, weights, x, smem);
   if (threadIdx.x == 0) block.init_barriers();
   __syncthreads();
   if (block.warp == kConsumers) {
@@ -395,54 +412,78 @@ __global__ void __launch_bounds__(kThreads, kTokens < 32 ? 2 : 1) linear_kernel(
 #endif
 }
 
-template <int kTokens, int kChunk, bool kNormed>
-int stages_for(const LinearArgs& a, const Cut& cut, const Device& device) {
-  const Layout<kTokens, kChunk, kNormed> fixed{cut.tile_rows, cut.cluster, 0, a.rows, a.depth};
-  const int room = is_small(a, cut, device) ? half_of(device) : device.shared_per_block;
-  const int stages = (room - fixed.bytes()) / fixed.stage_bytes();
-  return stages < kMaxStages ? stages : kMaxStages;
+// A row-major matrix of 16-bit elements, seen as [depth / kSlab][rows][kSlab], copied in boxes of `slabs` x `box_rows`.
+// What lies outside of it is copied as zeros.
+inline bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, int64_t depth, int64_t stride,
+                            int box_rows, int slabs) {
+  const TensorMapEncoder encode = tensor_map_encoder();
+  const cuuint64_t sizes[] = {kSlab, cuuint64_t(rows), cuuint64_t(depth / kSlab)};
+  const cuuint64_t strides[] = {cuuint64_t(stride) * 2, kSlab * 2};
+  const cuuint32_t box[] = {kSlab, cuuint32_t(box_rows), cuuint32_t(slabs)}, steps[] = {1, 1, 1};
+  return encode && encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(data), sizes, strides, box, steps,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <class T, int kTokens, int kChunk, bool kGated, bool kNormed>
+// A narrow, deep matrix has too few rows for tiles that feed the tensor cores well: two blocks share them.
+inline int cluster_for(const Matrix& m) { return !m.gated && m.columns <= 4224 && m.depth >= 2048 ? 2 : 1; }
+
+// Deals the rows out to as many clusters as the device has room for. Boxes of one group read long stretches fastest;
+// blocks that share a tile have only that one, and get it at once.
+inline Cut cut_for(const Matrix& m, const Device& device) {
+  const int sides = m.gated ? 2 : 1, cluster = cluster_for(m), groups = m.columns / kGroup / sides;
+  const int most = device.multiprocessors / cluster, own = (groups + most - 1) / most;
+  const int fit = kTileRows / kGroup / sides;
+  const int box = cluster > 1 && own <= fit ? own : 1;
+  const int boxes = (groups + box - 1) / box, clusters = boxes < most ? boxes : most;
+  const int own_boxes = (boxes + clusters - 1) / clusters, tiles = (own_boxes + fit / box - 1) / (fit / box);
+  const int tile_rows = (own_boxes + tiles - 1) / tiles * box * kGroup * sides;
+  return {cluster, clusters, groups, boxes, box, tile_rows, 0};
+}
+
+// What a launch does for the one after it. One with a deep ring needs nothing.
+inline Ahead ahead_of(const LinearArgs& a, const Device& device) {
+  const Matrix& m = a.ahead;
+  Ahead next{};
+  // With more rows than a tile of them it was measured to cost more than it gains.
+  if (!m.weight || is_held(m) || a.rows > kTokenTile || m.depth % kSlab != 0 ||
+      m.columns % (kGroup * (m.gated ? 2 : 1)) != 0 ||
+      !aligned(m.weight, m.weight_stride))
+    return next;
+  const Cut cut = cut_for(m, device);
+  const int width = std::min(m.depth, kAheadBytes / 2 / cut.tile_rows / kSlab * kSlab);
+  return {m.weight, m.weight_stride, m.columns, m.depth, width, m.gated, cut};
+}
+
+template <class T, int kTokens, int kChunk, bool kGated>
 cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStream_t stream) {
-  cut.stages = stages_for<kTokens, kChunk, kNormed>(a, cut, device);
+  using L = Layout<kTokens, kChunk>;
+  const L fixed{cut.tile_rows, cut.cluster, 0};
+  cut.stages = std::min((device.shared_per_block - fixed.bytes()) / fixed.stage_bytes(), kMaxStages);
   if (cut.stages < 2) return cudaErrorNotSupported;
   CUtensorMap weights, x;
   if (!describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, cut.box_groups * kGroup,
                        kChunk / kSlab) ||
       !describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, kTokens, kChunk / kSlab))
     return cudaErrorNotSupported;
-  const int bytes = Layout<kTokens, kChunk, kNormed>{cut.tile_rows, cut.cluster, cut.stages, a.rows, a.depth}.bytes();
-  auto kernel = linear_kernel<T, kTokens, kChunk, kGated, kNormed>;
-  return launch_clusters(kernel, cut, bytes, stream, a, cut, weights, x, ahead_of(a, device));
+  auto kernel = linear_kernel<T, kTokens, kChunk, kGated>;
+  return launch_clusters(kernel, cut.cluster, cut.clusters * cut.cluster, kThreads,
+                         L{cut.tile_rows, cut.cluster, cut.stages}.bytes(), stream, a, cut, weights, x,
+                         ahead_of(a, device));
 }
 
 template <class T, bool kGated>
 cudaError_t launch_tokens(const LinearArgs& a, const Device& device, cudaStream_t stream) {
   const Cut cut = cut_for(a, device);
-  if (a.norm) {
-    if (cut.tile_rows > 16) return launch<T, 16, 256, kGated, true>(a, cut, device, stream);
-    return launch<T, 16, 512, kGated, true>(a, cut, device, stream);
-  }
-  if (a.rows > 16) return launch<T, 32, 256, kGated, false>(a, cut, device, stream);
-  if (cut.tile_rows > 16) return launch<T, 16, 256, kGated, false>(a, cut, device, stream);
-  return launch<T, 16, 512, kGated, false>(a, cut, device, stream);
+  if (a.rows > 16) return launch<T, 32, 256, kGated>(a, cut, device, stream);
+  if (cut.tile_rows > 16) return launch<T, 16, 256, kGated>(a, cut, device, stream);
+  return launch<T, 16, 512, kGated>(a, cut, device, stream);
 }
 
 // Where this kernel was measured to be ahead of cuBLAS on an H200, or level with it: not with many rows on a matrix
-// that takes a few microseconds, nor with few rows on a deep one of over a hundred megabytes, but for the launch that a
-// gate saves.
+// that takes a few microseconds.
 bool worth(const LinearArgs& a) {
-  const int64_t size = int64_t(a.columns) * a.depth;
-  if (a.rows > 16) return a.rows <= 32 && size >= 1 << 24;
-  return a.rows > 8 || a.gated || size <= 1 << 26 || a.depth <= 1024;
-}
-
-// Every block normalises all rows, which has to cost less than a launch. It does not where the weights do not fit: what
-// the rows take from the ring was measured to cost more, from two rows on.
-bool normalises(const LinearArgs& a, const Device& device) {
-  return a.rows <= kTokenTile && a.depth <= 8192 && a.rows * a.depth <= kNormedSize && cluster_for(a) == 1 &&
-         aligned(a.norm, 0) && is_small(a, cut_for(a, device), device);
+  return a.rows <= kTokenTile || (a.rows <= 32 && int64_t(a.columns) * a.depth >= 1 << 24);
 }
 
 }  // namespace
@@ -450,14 +491,15 @@ bool normalises(const LinearArgs& a, const Device& device) {
 cudaError_t linear(const LinearArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  const int sides = a.gated ? 2 : 1;
   if (device.major < 9) return cudaErrorNotSupported;
   if (cudaError_t row = linear_row(a, stream); row != cudaErrorNotSupported) return row;
-  if (!worth(a) || a.depth % kSlab != 0 || a.columns % (kGroup * sides) != 0 || !aligned(a.x, a.x_stride) ||
+  // A norm of several rows is better off in a launch of its own.
+  if (a.norm || a.depth == 0 || a.columns % (kGroup * (a.gated ? 2 : 1)) != 0 || !aligned(a.x, a.x_stride) ||
       !aligned(a.weight, a.weight_stride) || !aligned(a.bias, 0) || !aligned(a.residual, a.residual_stride) ||
-      !aligned(a.out, a.out_stride) || (a.norm && !normalises(a, device)))
+      !aligned(a.out, a.out_stride))
     return cudaErrorNotSupported;
-  if (cudaError_t few = linear_few(a, cut_for(a, device), device, stream); few != cudaErrorNotSupported) return few;
+  if (cudaError_t held = linear_held(a, device, stream); held != cudaErrorNotSupported) return held;
+  if (!worth(a) || a.depth % kSlab != 0) return cudaErrorNotSupported;
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     return a.gated ? launch_tokens<T, true>(a, device, stream) : launch_tokens<T, false>(a, device, stream);

@@ -1,0 +1,392 @@
+// Products of 2 to 32 rows, x in registers: with the largest weights of a decoder, and with small ones.
+//
+// What counts is how many bytes of weights are on their way and how long neighbours in memory are read together. So all
+// shared memory is a ring of weights, eight rows a stage, each row's part of the depth one long copy; and a warp always
+// meets the same columns of x, as the left operand of a tensor core instruction whose eight columns are the weights'
+// rows. A lane's 16 bytes of a row of x or of the weights are one operand's elements of two instructions: which of the
+// depth's elements meet in which instruction does not matter, if both sides agree.
+//
+// The weights' rows are dealt out in groups of eight to clusters of one or two blocks, which share the depth. One warp
+// more keeps the ring going (from before the previous kernel has ended, since nobody writes weights); another adds the
+// warps' sums, exchanges them with the cluster's other block, and stores. All sums are in an order that depends on N
+// and K alone: a row's result feels neither the other rows nor their number.
+//
+// x is loaded behind all the weights that are on their way: that is why matrices between small and large, and those of
+// several such loads, are left to linear.cu, whose x comes with the weights.
+#include <algorithm>
+
+#include "linear.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kWarps = 10, kThreads = (kWarps + 2) * 32;  // beside those that multiply one feeds, one collects
+constexpr int kStepBytes = kStep * 2;
+constexpr int kMostSteps = 64;  // of the depth, for one block; two share more
+constexpr int kMostRows = 32;
+constexpr int kMostStages = 16;
+constexpr int kInboxes = 4;  // a group is stored when the next one has been sent, so nobody is further ahead
+
+// How a launch goes about it.
+struct Plan {
+  int cluster, clusters;
+  int groups;         // of the whole matrix
+  int steps;          // of the whole depth
+  int stages, pitch;  // of the ring; bytes between rows of a stage, whose copies are fastest to multiples of 128
+};
+
+// Shared memory: barriers, the warps' sums, inboxes for the other block's, the ring. A quad is the sums of four of the
+// weights' rows with one of x.
+template <int kTokens, int kCluster>
+struct Layout {
+  static constexpr int kQuads = kTokens * 2, kOwn = kQuads / kCluster, kSumBytes = kQuads * 16;
+  static constexpr int kSums = 512, kInbox = kSums + kWarps * kSumBytes;
+  static constexpr int kRing = kInbox + (kCluster == 1 ? 0 : kInboxes * kOwn * 16);
+  __host__ __device__ static int bytes(const Plan& p) { return kRing + p.stages * kGroup * p.pitch; }
+};
+
+#if OCTAVO_BULK_COPY
+
+// Tells the cluster that this block's barriers are there (which a fence has published), and waits for the others'.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// What an address in this block's shared memory is in that of another block of the cluster.
+__device__ inline uint32_t address_in(int rank, uint32_t address) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+// Stores v there and tells that block's barrier.
+__device__ inline void send(uint32_t to, uint32_t barrier, float4 v) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
+      "r"(barrier), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+      : "memory");
+}
+__device__ __noinline__ float activated_otherwise(Activation kind, float x) { return activated(kind, x); }
+
+template <class T>
+__device__ inline float2 load2(const T* from) {
+  const auto v = *reinterpret_cast<const Elements<T, 2>*>(from);
+  return {to_float(v.at[0]), to_float(v.at[1])};
+}
+
+// One block's part. kTokens: rows of x, rounded up. kSteps: of the depth, that a warp holds at most.
+template <class T, int kTokens, int kSteps, int kCluster>
+struct Block {
+  using L = Layout<kTokens, kCluster>;
+  static constexpr int kTiles = (kTokens + 15) / 16;
+  static constexpr int kMine = (L::kOwn + 31) / 32;  // quads that a lane stores
+
+  const LinearArgs& a;
+  const Plan& plan;
+  char* shared;
+  uint32_t base;
+  int lane, warp, rank;
+  int first, groups;  // of the matrix's
+  int begin, steps;   // of the depth's
+
+  __device__ Block(const LinearArgs& args, const Plan& how, char* memory)
+      : a(args),
+        plan(how),
+        shared(memory),
+        base(shared_address(memory)),
+        lane(threadIdx.x % 32),
+        warp(__shfl_sync(~0u, threadIdx.x / 32, 0)),
+        rank(blockIdx.x % kCluster) {
+    const int cluster = blockIdx.x / kCluster;
+    first = plan.groups * cluster / plan.clusters;
+    groups = plan.groups * (cluster + 1) / plan.clusters - first;
+    begin = plan.steps * rank / kCluster, steps = plan.steps * (rank + 1) / kCluster - begin;
+  }
+
+  __device__ uint32_t full(int stage) const { return base + 8 * stage; }
+  __device__ uint32_t empty(int stage) const { return base + 8 * (kMostStages + stage); }
+  __device__ uint32_t received(int inbox) const { return base + 8 * (2 * kMostStages + inbox); }
+  // A group's sums are there, and have been read.
+  __device__ uint32_t summed() const { return base + 8 * (2 * kMostStages + kInboxes); }
+  __device__ uint32_t drained() const { return base + 8 * (2 * kMostStages + kInboxes + 1); }
+  __device__ int stage_at(int stage) const { return L::kRing + stage * kGroup * plan.pitch; }
+
+  __device__ void init_barriers() const {
+    for (int i = 0; i < plan.stages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), kWarps);
+    for (int i = 0; i < kInboxes && kCluster > 1; ++i) barrier_init(received(i), 1);
+    barrier_init(summed(), kWarps), barrier_init(drained(), 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_bulk();
+  }
+
+  // What a warp holds of x: [step][rows][half of the instructions], each an operand.
+  using Held = uint32_t[kSteps][kTiles][2][4];
+
+  // Of this block's depth, what this warp multiplies: so many steps.
+  struct Part {
+    int begin, count;
+  };
+  __device__ Part part() const {
+    const int first = steps * warp / kWarps;
+    return {first, steps * (warp + 1) / kWarps - first};
+  }
+
+  // An operand's registers come from two rows. The assembler would leave them where they were loaded and move them for
+  // every product, if they were not computed: with a zero that it does not know.
+  __device__ void hold(Held& x, const Part& mine) const {
+    const uint32_t nothing = gridDim.y - 1;
+    const int octet = lane / 4;
+    const T* from = static_cast<const T*>(a.x) + octet * a.x_stride + (begin + mine.begin) * kStep + lane % 4 * 8;
+    auto load = [&](int s, int rows) {
+      if (rows >= kTokens || octet + rows >= a.rows || s >= mine.count) return make_uint4(0, 0, 0, 0);
+      return __ldcg(reinterpret_cast<const uint4*>(from + rows * a.x_stride + s * kStep));
+    };
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        const uint4 low = load(s, m * 16), high = load(s, m * 16 + 8);
+        const uint32_t ordered[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[s][m][i / 4][i % 4] = ordered[i / 4][i % 4] ^ nothing;
+      }
+  }
+
+  // Most warps' part.
+  __device__ void multiply() const {
+    if constexpr (kCluster > 1) cluster_wait();
+    wait_for_previous_kernel();
+    const Part mine = part();
+    Held x;
+    hold(x, mine);
+    const int weights = lane / 4 * plan.pitch + mine.begin * kStepBytes + lane % 4 * 16;
+    int stage = 0;
+    uint32_t phase = 0, parity = 1;
+#pragma unroll 1
+    for (int g = 0; g < groups; ++g) {
+      barrier_wait(full(stage), phase);
+      const char* at = shared + stage_at(stage) + weights;
+      uint4 w[kSteps];
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        w[s] = make_uint4(0, 0, 0, 0);
+        if (s < mine.count) w[s] = *reinterpret_cast<const uint4*>(at + s * kStepBytes);
+      }
+      float sums[kTiles][4] = {};
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          mma<T>(sums[m], x[s][m][0], w[s].x, w[s].y);
+          mma<T>(sums[m], x[s][m][1], w[s].z, w[s].w);
+        }
+      __syncwarp();
+      if (lane == 0) barrier_arrive_once(empty(stage));
+      barrier_wait(drained(), parity);
+      parity ^= 1;
+      share(sums);
+      if (++stage == plan.stages) stage = 0, phase ^= 1;
+    }
+  }
+
+  // Puts this warp's sums where another one adds them: [row of x][row of the weights].
+  __device__ void share(const float (&sums)[kTiles][4]) const {
+    float2* to = reinterpret_cast<float2*>(shared + L::kSums + warp * L::kSumBytes) + lane;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int half = 0; half < (kTokens > 8 ? 2 : 1); ++half)
+        to[(2 * m + half) * 32] = make_float2(sums[m][2 * half], sums[m][2 * half + 1]);
+    __syncwarp();
+    if (lane == 0) barrier_arrive_once(summed());
+  }
+
+  // One warp's part: weights into the ring, from before the previous kernel has ended. Gated, a group is two rows of
+  // the gate, two of what they multiply, and again two of each.
+  __device__ void feed() const {
+    const uint64_t policy = read_once_policy();
+    const int row = a.gated ? lane / 4 * 2 + lane % 2 + lane % 4 / 2 * (a.columns / 2) : lane;
+    const int64_t step = a.weight_stride * (a.gated ? kGroup / 2 : kGroup);
+    const T* from = static_cast<const T*>(a.weight) + row * a.weight_stride + first * step + begin * kStep;
+    const int bytes = steps * kStepBytes;
+    bool begun = false;
+    auto begin_launch = [&] {
+      __syncwarp();
+      if constexpr (kCluster > 1) cluster_wait();
+      wait_for_previous_kernel();
+      launch_next_kernel();
+      begun = true;
+    };
+    int stage = 0;
+    uint32_t phase = 1;
+#pragma unroll 1
+    for (int g = 0; g < groups; ++g, from += step) {
+      if (!begun && phase == 0) begin_launch();  // the ring is full
+      barrier_wait(empty(stage), phase);
+      if (lane == 0) barrier_expect(full(stage), kGroup * bytes);
+      __syncwarp();
+      if (lane < kGroup) copy_bulk(base + stage_at(stage) + lane * plan.pitch, from, bytes, full(stage), policy);
+      if (++stage == plan.stages) stage = 0, phase ^= 1;
+    }
+    if (!begun) begin_launch();
+  }
+
+  // Another's: the sums of the other warps, then of the cluster's blocks, and what is stored. Blocks of a cluster store
+  // an equal share of x's rows each. A lane's quads are the same ones of every group; gated, a quad is two columns.
+  struct Sink {
+    bool real;
+    T* out;
+    const T *residual, *bias;
+  };
+  __device__ Sink sink(int i) const {
+    const int own = i * 32 + lane, quad = rank * L::kOwn + own, token = quad / 2;
+    const int column = a.gated ? first * 4 + quad % 2 * 2 : first * 8 + quad % 2 * 4;
+    const bool real = own < L::kOwn && token < a.rows;
+    return {real, static_cast<T*>(a.out) + token * a.out_stride + column,
+            real && a.residual ? static_cast<const T*>(a.residual) + token * a.residual_stride + column : nullptr,
+            static_cast<const T*>(a.bias) + column};
+  }
+  __device__ void advance(Sink& s) const {
+    const int columns = a.gated ? kGroup / 2 : kGroup;
+    s.out += columns, s.bias += columns;
+    if (s.residual) s.residual += columns;
+  }
+  __device__ uint2 addend(const Sink& s) const {
+    return s.residual ? __ldcg(reinterpret_cast<const uint2*>(s.residual)) : make_uint2(0, 0);
+  }
+  __device__ float gated(float gate, float up) const {  // rounded as if they had been stored
+    const float x = to_float(from_float<T>(gate));
+    const bool is_silu = a.activation == Activation::silu;
+    const float y = is_silu ? activate<Activation::silu>(x) : activated_otherwise(a.activation, x);
+    return y * to_float(from_float<T>(up));
+  }
+  __device__ void store(const Sink& to, float4 sum, uint2 addend) const {
+    if (!to.real) return;
+    if (a.gated) {
+      float2 gate{sum.x, sum.y}, up{sum.z, sum.w};
+      if (a.bias) {
+        const float2 b = load2(to.bias), c = load2(to.bias + a.columns / 2);
+        gate.x += b.x, gate.y += b.y, up.x += c.x, up.y += c.y;
+      }
+      *reinterpret_cast<uint32_t*>(to.out) = pack<T>(gated(gate.x, up.x), gated(gate.y, up.y));
+    } else {
+      if (a.bias) sum = sum + load4<T>(to.bias, 0);
+      if (a.residual) sum = sum + load4<T>(&addend, 0);
+      *reinterpret_cast<uint2*>(to.out) = make_uint2(pack<T>(sum.x, sum.y), pack<T>(sum.z, sum.w));
+    }
+  }
+
+  // Sums over the warps.
+  __device__ float4 total(const float4* quad) const {
+    float4 sum = *quad;
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) sum = sum + quad[w * L::kQuads];
+    return sum;
+  }
+
+  __device__ void collect() const {
+    if constexpr (kCluster > 1) cluster_wait();
+    wait_for_previous_kernel();
+    const int here = rank * L::kOwn + lane % L::kOwn, there = (1 - rank) * L::kOwn + lane % L::kOwn;
+    const float4* sums = reinterpret_cast<const float4*>(shared + L::kSums);
+    const float4* inbox = reinterpret_cast<const float4*>(shared + L::kInbox) + lane % L::kOwn;
+    const uint32_t their_inbox = address_in(1 - rank, shared_address(inbox));
+    const uint32_t their_barrier = address_in(1 - rank, received(0));
+    Sink sinks[kMine];
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) sinks[i] = sink(i);
+    float4 kept{};
+    uint2 early{};
+    uint32_t parity = 0;
+    auto finish = [&](int g) {
+      barrier_wait(received(g % kInboxes), g / kInboxes & 1);
+      store(sinks[0], kept + inbox[g % kInboxes * L::kOwn], early);
+      advance(sinks[0]);
+    };
+#pragma unroll 1
+    for (int g = 0; g < groups; ++g) {
+      uint2 addends[kMine];
+#pragma unroll
+      for (int i = 0; i < kMine && kCluster == 1; ++i) addends[i] = addend(sinks[i]);
+      barrier_wait(summed(), parity);
+      parity ^= 1;
+      float4 mine[kMine], theirs{};
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) mine[i] = total(sums + here + i * 32);
+      if constexpr (kCluster > 1) theirs = total(sums + there);
+      __syncwarp();
+      if (lane == 0) barrier_arrive_once(drained());
+      if constexpr (kCluster == 1) {
+#pragma unroll
+        for (int i = 0; i < kMine; ++i) store(sinks[i], mine[i], addends[i]), advance(sinks[i]);
+      } else {
+        const int slot = g % kInboxes;
+        if (lane == 0) barrier_expect(received(slot), L::kOwn * 16);
+        if (lane < L::kOwn) send(their_inbox + slot * L::kOwn * 16, their_barrier + slot * 8, theirs);
+        if (g > 0) finish(g - 1);
+        kept = mine[0], early = addend(sinks[0]);
+      }
+    }
+    if constexpr (kCluster > 1) finish(groups - 1);
+  }
+};
+
+#endif
+
+template <class T, int kTokens, int kSteps, int kCluster>
+__global__ void __launch_bounds__(kThreads, kSteps <= 4 && kTokens <= 16 ? 2 : 1)
+    linear_held_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Plan plan) {
+#if OCTAVO_BULK_COPY
+  extern __shared__ __align__(256) char shared[];
+  const Block<T, kTokens, kSteps, kCluster> block(a, plan, shared);
+  if (threadIdx.x == 0) block.init_barriers();
+  __syncthreads();
+  if constexpr (kCluster > 1) cluster_arrive();
+  if (block.warp < kWarps) block.multiply();
+  else if (block.warp == kWarps) block.feed();
+  else block.collect();
+#endif
+}
+
+// Two blocks share a depth of more than one can hold.
+Plan plan_for(const LinearArgs& a, const Device& device) {
+  Plan p{};
+  p.groups = a.columns / kGroup, p.steps = a.depth / kStep, p.cluster = p.steps > kMostSteps ? 2 : 1;
+  p.clusters = std::min(p.groups, device.multiprocessors / p.cluster);
+  p.pitch = ((p.steps + p.cluster - 1) / p.cluster * kStepBytes + 127) / 128 * 128;
+  return p;
+}
+
+template <class T, int kTokens, int kSteps, int kCluster>
+cudaError_t launch(const LinearArgs& a, Plan p, const Device& device, cudaStream_t stream) {
+  const int fixed = Layout<kTokens, kCluster>::bytes(p), own = (p.groups + p.clusters - 1) / p.clusters;
+  const int room = (device.shared_per_block - fixed) / (kGroup * p.pitch);
+  p.stages = std::min({room, own, kMostStages});
+  if (p.stages < std::min(own, 2)) return cudaErrorNotSupported;
+  const int bytes = Layout<kTokens, kCluster>::bytes(p);
+  auto kernel = linear_held_kernel<T, kTokens, kSteps, kCluster>;
+  return launch_clusters(kernel, kCluster, p.clusters * kCluster, kThreads, bytes, stream, a, p);
+}
+
+template <class T, int kTokens>
+cudaError_t launch_steps(const LinearArgs& a, const Plan& p, const Device& device, cudaStream_t stream) {
+  const int width = (p.steps + p.cluster - 1) / p.cluster;
+  if (p.cluster == 1 && width <= 4 * kWarps) return launch<T, kTokens, 4, 1>(a, p, device, stream);
+  if (p.cluster == 1) return launch<T, kTokens, 7, 1>(a, p, device, stream);
+  if (width <= 7 * kWarps) return launch<T, kTokens, 7, 2>(a, p, device, stream);
+  return launch<T, kTokens, 8, 2>(a, p, device, stream);
+}
+
+template <class T>
+cudaError_t launch_tokens(const LinearArgs& a, const Plan& p, const Device& device, cudaStream_t stream) {
+  if (a.rows <= 8) return launch_steps<T, 8>(a, p, device, stream);
+  if (a.rows <= 16) return launch_steps<T, 16>(a, p, device, stream);
+  return launch_steps<T, 32>(a, p, device, stream);
+}
+
+}  // namespace
+
+cudaError_t linear_held(const LinearArgs& a, const Device& device, cudaStream_t stream) {
+  if (a.rows > kMostRows || a.depth % kStep != 0 || !is_held(a)) return cudaErrorNotSupported;
+  const Plan plan = plan_for(a, device);
+  return with_half(a.dtype, [&](auto tag) { return launch_tokens<decltype(tag)>(a, plan, device, stream); });
+}
+
+}  // namespace octavo
