@@ -25,9 +25,7 @@ constexpr int kPerLane = kChunk / kLanes / kKeys;     // tiles
 constexpr int kTiles = kLanes * kPerLane;
 constexpr int kStages = 4, kQueryStages = 2;
 constexpr int kColumns = map_columns(64);  // as for 128
-static_assert(kPerLane == 2 && kTiles == 2 * kStages && prefix_rows(64) == kTileRows && prefix_rows(128) == kTileRows);
-
-constexpr int kVote = 1;  // named barrier of the first consumer, before that of the second
+static_assert(kPerLane == 2 && kTiles % (2 * kStages) == 0 && prefix_rows(64) == kTileRows && prefix_rows(128) == kTileRows);
 
 // Shared memory: every tile is [D / 64][rows][64].
 template <int D>
@@ -37,16 +35,14 @@ struct Layout {
   static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
   static constexpr int kPlacesAt = kValuesAt + kStages * kTileBytes;  // where the results of a tile's rows go
   static constexpr int kBarriersAt = kPlacesAt + kQueryStages * kTileRows * 4;
-  static constexpr int kBytes = kBarriersAt + 8 * (2 * kQueryStages + 4 * kStages);
+  static constexpr int kBytes = kBarriersAt + 8 * (2 * kQueryStages + 2 * kStages);
 };
 
 template <int D>
 struct Rings {
-  BufferRing queries, keys, values;
+  BufferRing queries, tiles;
   __device__ Rings(uint32_t shared)
-      : queries(shared + Layout<D>::kBarriersAt, kQueryStages),
-        keys(queries.full + 8 * 2 * kQueryStages, kStages),
-        values(keys.full + 8 * 2 * kStages, kStages) {}
+      : queries(shared + Layout<D>::kBarriersAt, kQueryStages), tiles(queries.full + 8 * 2 * kQueryStages, kStages) {}
 };
 
 // The tiles of a block: every so many'th of the list, for one KV head each.
@@ -61,7 +57,8 @@ struct Work {
 
 #if OCTAVO_WGMMA
 
-// One warp brings keys, another values, in the order in which the lanes of a chunk take them.
+// One warp brings keys, another values, in the order in which the lanes of a chunk take them. A stage holds the keys of a
+// tile and the values of the one before, which are needed together: the block's first stage has no values, its last no keys.
 template <int D>
 struct TileLoader {
   using L = Layout<D>;
@@ -82,11 +79,18 @@ struct TileLoader {
     block = a.tables[item.sequence * a.table_stride + (item.chunk * kChunk + lane * kSlice) / a.cache.block_size];
   }
   // Into the ring whose tiles begin at `tiles`.
-  __device__ void run(const CUtensorMap& map, uint32_t tiles, BufferRing ring) {
+  __device__ void run(const CUtensorMap& map, uint32_t tiles, BufferRing ring, bool values) {
+    if (work.rounds == 0) return;
     constexpr int boxes = kSlices * L::kParts;
     static_assert(boxes <= 32);
     const int slice = lane % kSlices, part = lane / kSlices % L::kParts;
     const uint32_t mine = tiles + (part * kKeys + slice * kSlice) * kColumns * 2;
+    auto bring_none = [&] {
+      barrier_wait(ring.empty_now(), ring.parity ^ 1);
+      if (lane == 0) barrier_arrive_once(ring.full_now());
+      ring.advance();
+    };
+    if (values) bring_none();
     for (int round = 0; round < work.rounds; ++round) {
       const int of_head = head, of_block = block;
       look_up(round + 1);
@@ -102,6 +106,7 @@ struct TileLoader {
         ring.advance();
       }
     }
+    if (!values) bring_none();
   }
 };
 
@@ -161,16 +166,6 @@ struct QueryLoader {
   }
 };
 
-// Whether any thread of the warpgroup says so.
-__device__ inline bool vote(int barrier, bool mine) {
-  int result;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\nbarrier.cta.red.or.pred q, %2, %3, p;\nselp.b32 %0, 1, 0, q;\n}\n"
-      : "=r"(result)
-      : "r"(int(mine)), "r"(barrier), "n"(kWarpgroup)
-      : "memory");
-  return result;
-}
 
 // One consumer warpgroup. Tiles follow each other across items without a pause: a step turns scores that are at hand into
 // weights, starts the next tile's scores, and then adds the weighted values.
@@ -182,13 +177,14 @@ struct Consumer {
   const int warpgroup, lane;
   const float unit;
   const Rings<D> rings;
-  float s[kSlices][2][4];
-  uint32_t even[kSlices * 4], odd[kSlices * 4];  // weights of a lane's two tiles
-  State<D, 2> st, sum;                           // of the lane at hand, and of those before it
+  const uint32_t my_queries;         // of this warpgroup in the first stage, over 16
+  float s[kSlices][2][4];            // scores
+  uint32_t weights[2][kSlices * 4];  // of a lane's two tiles
+  State<D, 2> st, sum;               // of the lane at hand, and of those before it
 
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
       : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32), unit(score_unit(args)),
-        rings(base) {}
+        rings(base), my_queries(uniform((base + warpgroup * kRows * kColumns * 2) / 16)) {}
 
   __device__ void release(uint32_t barrier) {
     __syncwarp();
@@ -196,13 +192,16 @@ struct Consumer {
   }
   __device__ float (&scores())[kSlices * 8] { return reinterpret_cast<float(&)[kSlices * 8]>(s); }
   __device__ float (&outputs())[D / 2] { return reinterpret_cast<float(&)[D / 2]>(st.o); }
+  // Tile n of an item has its keys in stage n % kStages, its values in the next; as an item passes through every stage an
+  // even number of times, n tells the phase, too.
+  __device__ static uint32_t phase(int n) { return n / kStages & 1; }
+  __device__ uint32_t keys(int n) const { return shared + L::kKeysAt + n % kStages * L::kTileBytes; }
+  __device__ uint32_t values(int n) const { return shared + L::kValuesAt + (n + 1) % kStages * L::kTileBytes; }
+  __device__ int first_row() const { return threadIdx.x / 32 * 16 - kWarpgroup / 2; }  // of the tile, of this warp's
 
-  // Tile n of an item lies in stage n % kStages; as an item passes through every stage twice, n tells the phase, too.
   __device__ void score(int query_stage, int n) {
-    const int mine = warpgroup * kRows * kColumns * 2;
-    const uint32_t q = uniform((shared + query_stage * L::kQueryBytes + mine) / 16);
-    const uint32_t k = uniform((shared + L::kKeysAt + n % kStages * L::kTileBytes) / 16);
-    products_begin();
+    const uint32_t k = uniform(keys(n) / 16);
+    const uint32_t q = my_queries + query_stage * (L::kQueryBytes / 16);
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
       const uint64_t rows = operand<128>(q + i / 4 * (kTileRows * kColumns * 2 / 16) + i % 4 * 2);
@@ -212,16 +211,12 @@ struct Consumer {
     }
     products_commit();
   }
-  __device__ void add_values(const uint32_t* weights, int n, int slice) {
-    const uint32_t v = uniform((shared + L::kValuesAt + n % kStages * L::kTileBytes) / 16);
-    wgmma_transposed(T{}, outputs(), weights, operand<128>(v + slice * 128, kKeys * kColumns * 2));
-  }
-  // The values of a tile have been added, and its weights were being read until now.
-  __device__ void added(uint32_t (&weights)[kSlices * 4], int n) {
-    pin(outputs());
+  __device__ void add_values(const uint32_t (&weights)[kSlices * 4], int n) {
+    const uint32_t v = uniform(values(n) / 16);
 #pragma unroll
-    for (int i = 0; i < kSlices * 4; ++i) asm volatile("" : "+r"(weights[i]));
-    release(rings.values.empty + 8 * (n % kStages));
+    for (int j = 0; j < kSlices; ++j)
+      wgmma_transposed(T{}, outputs(), weights + 4 * j, operand<128>(v + j * 128, kKeys * kColumns * 2));
+    products_commit();
   }
 
   // The first slice of a lane sets the maxima that its sums refer to, if a score is a number at all.
@@ -233,7 +228,9 @@ struct Consumer {
       m[r] = top > kNoScore ? top : kNoScore;
     }
   }
-  // `soften` of chunk.cuh as if no maximum rose. False: one might have, as weights are large; that is rare.
+  // `soften` of chunk.cuh as if no maximum rose; `l` begins as the state's sums. False: one might have risen, as weights are
+  // large. That takes a score more than kSlack above all of the lane's first slice, in which the first keys of a sequence,
+  // often the strongest, are: rare.
   __device__ bool soften_level(const float (&m)[2], float (&l)[2], uint32_t (&weights)[kSlices * 4]) const {
 #pragma unroll
     for (int j = 0; j < kSlices; ++j) {
@@ -250,23 +247,36 @@ struct Consumer {
     }
     constexpr float most = 255.0f;  // a score that lies kSlack above has a weight of 256, less what is rounded
     static_assert(kSlack == 8.0f);
-    return l[0] <= most && l[1] <= most;
+    return l[0] - st.l[0] <= most && l[1] - st.l[1] <= most;
+  }
+  // The values of tile n for the rows of this warp, slice by slice with products of its own, where a maximum may have
+  // risen: what those of the warpgroup then add is nothing.
+  __device__ void catch_up(uint32_t (&weights)[kSlices * 4], int n) {
+    const int row = lane & 15;
+#pragma unroll
+    for (int j = 0; j < kSlices; ++j) {
+      Weights<2, 1> w;
+      soften<T>(reinterpret_cast<const float(&)[1][2][4]>(s[j]), unit, st.m, st.l, w);
+      if (w.rescaled[0]) st.scale(0, w.factor[0][0]), st.scale(1, w.factor[0][1]);
+      const uint32_t slice = values(n) + (j * kSlice + row) * (kColumns * 2);
+#pragma unroll
+      for (int c = 0; c < D / 16; ++c) {
+        uint32_t b[4];
+        ldmatrix_transposed(b, slice + c / 4 * (kKeys * kColumns * 2) + ((2 * c + (lane >> 4) ^ row) & 7) * 16);
+        mma<T>(st.o[2 * c], w.at[0], b[0], b[1]);
+        mma<T>(st.o[2 * c + 1], w.at[0], b[2], b[3]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kSlices * 4; ++i) weights[i] = 0;
   }
 
-  // Ends a lane: joins it with those before.
-  __device__ void join(bool first) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) st.l[r] = warp_sum<4>(st.l[r]);
-    if (first) sum = st;
-    else sum.merge(st);
-  }
   // Writes the results of a round's item, after which its queries are not needed either.
   __device__ void write(int round) {
-    const int stage = round % kQueryStages, row = threadIdx.x / 32 * 16 - kWarpgroup / 2 + lane / 4;  // the first of two
     const auto places = static_cast<const int*>(__cvta_shared_to_generic(shared + L::kPlacesAt));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int to = places[stage * kTileRows + row + 8 * r];
+      const int to = places[round % kQueryStages * kTileRows + first_row() + lane / 4 + 8 * r];
       if (to < 0) continue;
       float* out = a.partial + int64_t(to) * D + lane % 4 * 2;
 #pragma unroll
@@ -275,78 +285,89 @@ struct Consumer {
       if (lane % 4 == 0)
         *reinterpret_cast<float2*>(a.partial_sums + int64_t(to) * 2) = make_float2(sum.m[r], sum.l[r]);
     }
-    release(rings.queries.empty + 8 * stage);
-  }
-  // Before the first values of lane `of` are added.
-  __device__ void begin_lane(int round, int of, bool begun) {
-    if (begun) {
-      join(of == 1);
-      if (of == 0) write(round - 1);
-    }
-    st.clear();
+    release(rings.queries.empty + 8 * (round % kQueryStages));
   }
 
-  // Tile i of lane `of` of the item of a round: `begun` unless it is the very first, `more` unless it is the very last.
+  // Joins a lane with those before: first what is little but takes long, then the outputs. Before the first lane there is
+  // a state without keys, which leaves it as it is: a branch would cost more than it spares.
+  __device__ void join_sums(float (&old_weight)[2], float (&weight)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float l = warp_sum<4>(st.l[r]), top = fmaxf(sum.m[r], st.m[r]);
+      old_weight[r] = fast_exp2(__fsub_rn(sum.m[r], top)), weight[r] = fast_exp2(__fsub_rn(st.m[r], top));
+      sum.m[r] = top, sum.l[r] = __fmaf_rn(l, weight[r], __fmul_rn(sum.l[r], old_weight[r]));
+    }
+  }
+  __device__ void join_outputs(const float (&old_weight)[2], const float (&weight)[2]) {
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sum.o[n][i] = __fmaf_rn(st.o[n][i], weight[i / 2], __fmul_rn(sum.o[n][i], old_weight[i / 2]));
+  }
+  // The products of the tile before have ended.
+  __device__ void added(uint32_t (&weights)[kSlices * 4]) {
+    pin(outputs());
+#pragma unroll
+    for (int i = 0; i < kSlices * 4; ++i) asm volatile("" : "+r"(weights[i]));
+  }
+
+  // Tile i of lane `of` of the item of a round; `more` unless it is the very last.
   template <int i>
-  __device__ void step(int round, int of, bool begun, bool more) {
-    auto& weights = i == 0 ? even : odd;
-    auto& others = i == 0 ? odd : even;
-    const int n = of * kPerLane + i, before = (n + kTiles - 1) % kTiles, after = (n + 1) % kTiles;
-    const int next_round = round + (after == 0);
-    float m[2] = {st.m[0], st.m[1]}, l[2] = {st.l[0], st.l[1]};
-    if (i == 0) begin_maxima(m), l[0] = l[1] = 0.0f;
-    const bool rise = vote(kVote + warpgroup, !soften_level(m, l, weights));
+  __device__ void step(int round, int of, bool more) {
+    const int n = of * kPerLane + i;
+    const int next_round = round + (n + 1 == kTiles), stage = (n + 1) % kStages;
+    const bool there = barrier_is_over(rings.tiles.full + 8 * stage, phase(n + 1));  // known when it is needed
+    float old_weight[2], weight[2];
+    if (i == 0) {
+      join_sums(old_weight, weight);
+      begin_maxima(st.m), st.l[0] = st.l[1] = 0.0f;
+    }
+    float l[2] = {st.l[0], st.l[1]};
+    const bool rise = __any_sync(~0u, !soften_level(st.m, l, weights[i]));
+    // That this hangs on the weights, too, keeps them before the end of the products.
+    if (!there || rise) barrier_wait(rings.tiles.full + 8 * stage, phase(n + 1));
     products_wait<0>();
-    if (begun) added(others, before);
-    if (i == 0) begin_lane(round, of, begun);
-    barrier_wait(rings.values.full + 8 * (n % kStages), n / kStages);
-    if (more) {
-      if (after == 0) barrier_wait(rings.queries.full + 8 * (next_round % kQueryStages), next_round / kQueryStages & 1);
-      barrier_wait(rings.keys.full + 8 * (after % kStages), after / kStages);
+    added(weights[1 - i]);
+    if (i == 0) {
+      join_outputs(old_weight, weight);
+      if (of == 0 && round > 0) write(round - 1), sum.clear();
+#pragma unroll
+      for (int o = 0; o < D / 2; ++o) outputs()[o] = 0.0f;
     }
     if (rise) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) m[r] = st.m[r], l[r] = st.l[r];
-#pragma unroll
-      for (int j = 0; j < kSlices; ++j) {
-        Weights<2, 1> w;
-        soften<T>(reinterpret_cast<const float(&)[1][2][4]>(s[j]), unit, m, l, w);
-        if (j + i > 0 && w.rescaled[0]) st.scale(0, w.factor[0][0]), st.scale(1, w.factor[0][1]);
-        products_begin();
-        add_values(w.at[0], n, j);
-        products_commit();
-        products_wait<0>(outputs());
-      }
-      score(next_round % kQueryStages, after);
-      products_wait<0>(scores());
+      if (i == 0) st.m[0] = st.m[1] = kNoScore;
+      catch_up(weights[i], n);
     } else {
-      score(next_round % kQueryStages, after);  // after the last one of whatever lies there, for nobody
-      products_begin();
-#pragma unroll
-      for (int j = 0; j < kSlices; ++j) add_values(weights + 4 * j, n, j);
-      products_commit();
-      products_wait<1>(scores());
+      st.l[0] = l[0], st.l[1] = l[1];
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) st.m[r] = m[r], st.l[r] = l[r];
-    if (more) release(rings.keys.empty + 8 * (after % kStages));
+    release(rings.tiles.empty + 8 * (n % kStages));
+    if (i + 1 == kPerLane && n + 1 == kTiles && more)
+      barrier_wait(rings.queries.full + 8 * (next_round % kQueryStages), next_round / kQueryStages & 1);
+    products_begin();
+    score(next_round % kQueryStages, n + 1);  // after the last one of whatever lies there, for nobody
+    add_values(weights[i], n);
+    products_wait<1>(scores());
   }
 
   __device__ void run(int rounds) {
     if (rounds == 0) return;
-    barrier_wait(rings.queries.full, 0), barrier_wait(rings.keys.full, 0);
+    barrier_wait(rings.queries.full, 0), barrier_wait(rings.tiles.full, 0);
+    st.clear(), sum.clear();
+    products_begin();
     score(0, 0);
     products_wait<0>(scores());
-    release(rings.keys.empty);
     for (int round = 0; round < rounds; ++round)
 #pragma unroll 1
       for (int of = 0; of < kLanes; ++of) {
-        step<0>(round, of, round + of > 0, true);
-        step<1>(round, of, true, round + 1 < rounds || of + 1 < kLanes);
+        step<0>(round, of, true);
+        step<1>(round, of, round + 1 < rounds || of + 1 < kLanes);
       }
     products_wait<0>();
-    added(odd, kTiles - 1);
-    join(false), write(rounds - 1);
+    added(weights[1]);
+    float old_weight[2], weight[2];
+    join_sums(old_weight, weight), join_outputs(old_weight, weight);
+    write(rounds - 1);
   }
 };
 
@@ -366,10 +387,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(rings.queries.full + 8 * i, kLoaders);
       barrier_init(rings.queries.empty + 8 * i, 4 * kConsumers);
     }
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(rings.keys.full + 8 * i, 1), barrier_init(rings.keys.empty + 8 * i, 4 * kConsumers);
-      barrier_init(rings.values.full + 8 * i, 1), barrier_init(rings.values.empty + 8 * i, 4 * kConsumers);
-    }
+    for (int i = 0; i < kStages; ++i)
+      barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers);
     fence_bulk();
   }
   __syncthreads();
@@ -381,8 +400,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp < 2) {
       TileLoader<D> loader(a, work);  // the lists and tables were there before the previous kernel began
       go_on();
-      if (warp == 0) loader.run(keys, shared + L::kKeysAt, rings.keys);
-      else loader.run(values, shared + L::kValuesAt, rings.values);
+      if (warp == 0) loader.run(keys, shared + L::kKeysAt, rings.tiles, false);
+      else loader.run(values, shared + L::kValuesAt, rings.tiles, true);
     } else {
       QueryLoader<T, D> loader(a, work);
       go_on();
