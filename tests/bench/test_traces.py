@@ -38,10 +38,12 @@ def test_both_formats_say_the_same(jsonl: Path, tmp_path: Path) -> None:
     assert read_trace(jsonl)[1].blocks == (7, 8, 10)
 
 
-def test_the_head_of_a_trace(jsonl: Path) -> None:
+def test_a_part_of_a_trace(jsonl: Path) -> None:
     assert len(read_trace(jsonl, requests=2)) == 2
     assert [r.at for r in read_trace(jsonl, seconds=3)] == [0, 1.5]
     assert [r.at for r in read_trace(jsonl, requests=1, seconds=3)] == [0]
+    assert [r.at for r in read_trace(jsonl, start=1.5)] == [1.5, 3]
+    assert [r.at for r in read_trace(jsonl, seconds=1.5, start=1.0)] == [1.5]
 
 
 def test_another_file_is_refused_by_name(tmp_path: Path) -> None:

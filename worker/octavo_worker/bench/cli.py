@@ -257,8 +257,9 @@ def service(
 def replay(
     traces: Annotated[list[Path], typer.Argument(help="CSV or JSON lines, see benchmarks/README.md.", exists=True)],
     model: Model = "demo",
-    requests: Annotated[int | None, typer.Option(min=1, help="Only that many requests of its head.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Only its first seconds, in its own time.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Only that many requests.")] = None,
+    start: Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")] = 0.0,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Only so many seconds of it, in its own time.")] = None,
     speed: Annotated[float, typer.Option(min=1e-3, help="How much faster than in the trace requests arrive.")] = 1.0,
     max_model_len: Annotated[int | None, typer.Option(help="Clip to this context instead of the model's.")] = None,
     kv_tokens: Annotated[
@@ -281,7 +282,7 @@ def replay(
     from octavo_worker.bench.engine import EngineBench, blocks_for
     from octavo_worker.model import load_runner
 
-    asked = [(path.name, _trace(path, requests, seconds)) for path in traces]
+    asked = [(path.name, _trace(path, requests, seconds, start)) for path in traces]
     types = {"device": device.value, "dtype": dtype.value, "kv_dtype": kv_dtype.value}
     more = {"token_budget": token_budget, "overlap": overlap, **types}
     blocks = blocks_for(max(kv_tokens), ModelOptions(model="").block_size) if kv_tokens else None
@@ -307,6 +308,7 @@ def replay(
             device=device.value,
             numerics=bench_engine.numerics,
             speed=speed,
+            start=start,
             max_model_len=context,
             swap_memory=swap_memory,
             token_budget=bench_engine.token_budget,
@@ -318,9 +320,9 @@ def replay(
     )
 
 
-def _trace(path: Path, requests: int | None, seconds: float | None) -> list[TracedRequest]:
+def _trace(path: Path, requests: int | None, seconds: float | None, start: float) -> list[TracedRequest]:
     try:
-        found = read_trace(path, requests, seconds)
+        found = read_trace(path, requests, seconds, start=start)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if not found:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice, takewhile
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -45,15 +45,18 @@ class Clipped:
     kept_prompt_tokens: int
 
 
-def read_trace(path: Path, requests: int | None = None, seconds: float | None = None) -> list[TracedRequest]:
-    """The head of a trace: at most that many requests, and those of its first seconds.
+def read_trace(
+    path: Path, requests: int | None = None, seconds: float | None = None, *, start: float = 0.0
+) -> list[TracedRequest]:
+    """A trace from second `start` on: at most that many requests, and those of the next `seconds`.
 
     Raises ValueError for a file that is not of this format.
     """
     with _open(path) as file:
         try:
             found = (_request(row) for row in _rows(path, file))
-            within = takewhile(lambda request: seconds is None or (request.at or 0) < seconds, found)
+            later = dropwhile(lambda request: (request.at or 0) < start, found)
+            within = takewhile(lambda request: seconds is None or (request.at or 0) < start + seconds, later)
             return list(islice(within, requests))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a trace of arrival_s, input_tokens, output_tokens: {error!r}") from error
