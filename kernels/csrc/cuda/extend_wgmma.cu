@@ -31,22 +31,24 @@ using Tile = ExtendTile<tile_keys<D>>;
 // Named barriers; 0 is __syncthreads.
 enum Named { kTurn = 1, kCleared = 3 };
 
-// The items of a block in their order. Long contexts take a few heads at a time, so many that the keys and values of
-// the longest sequence lie in the L2 cache together. Tiles come longest first for the last of these sets of heads and
-// by turns before it, so that neighbouring sets meet with tiles of one length and the blocks' shares stay equal. (Not
-// for heads of 64: what the compiler then makes of their softmax is 5 % slower.)
+// The items of a block in their order. Many keys take a few heads at a time, so many that what all prompts have of them lies
+// in the half of the L2 cache that is near, but at least enough for some rounds of items. Tiles come longest first for the
+// last of these sets of heads and by turns before it, so that neighbouring sets meet with tiles of one length and the
+// blocks' shares stay equal. (Not for heads of 64: what the compiler then makes of their softmax is 5 % slower.)
 template <int D>
 class Work {
  public:
   __device__ Work(const AttentionArgs& args) : a(args), items(a.header->extend_items), heads(a.kv_heads), last_set(0) {
     if (items == 0) return;
-    const int cached = max(1, kCachedBytes / max(1, a.extend[0].context) / (4 * a.head_dim));
-    if (items * cached < kLeastRounds * int(gridDim.x)) return;
+    const int tokens = max(a.extend[0].context, items * kExtendRows / (a.heads / a.kv_heads));  // of whole prompts
+    const int cached = max(1, kCachedBytes / max(1, tokens) / (4 * a.head_dim));
+    const int least = (int(kLeastRounds * gridDim.x) + items - 1) / items;
     if (!kTurns) {
-      heads = min(heads, cached);
+      if (cached >= least) heads = min(heads, cached);
     } else {
-      last_set = (a.kv_heads - 1) / cached;
-      heads = (a.kv_heads + last_set) / (last_set + 1);
+      const int sets = max(1, min((a.kv_heads + cached - 1) / cached, a.kv_heads / least));
+      heads = (a.kv_heads + sets - 1) / sets;
+      last_set = (a.kv_heads - 1) / heads;
     }
   }
   __device__ bool has(int round) const { return extend_place(round) < items * a.kv_heads; }
@@ -58,7 +60,8 @@ class Work {
 
  private:
   static constexpr bool kTurns = D > 64;
-  static constexpr int kCachedBytes = 40 << 20, kLeastRounds = kTurns ? 2 : 8;
+  static constexpr int kCachedBytes = (kTurns ? 16 : 40) << 20;
+  static constexpr float kLeastRounds = kTurns ? 3.5f : 8.0f;
   const AttentionArgs& a;
   int items, heads, last_set;
 };
