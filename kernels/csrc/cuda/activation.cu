@@ -4,40 +4,30 @@
 namespace octavo {
 namespace {
 
-constexpr int kThreads = 256, kVectors = 2;
+constexpr int kThreads = 256;
 
+// A thread makes 16 bytes of a row.
 template <class T, Activation kind>
 __global__ void __launch_bounds__(kThreads) activation_kernel(const __grid_constant__ ActivationArgs a) {
   constexpr int N = 16 / sizeof(T);
   using Vector = Elements<T, N>;
   wait_for_previous_kernel();
   launch_next_kernel();
+  const int at = blockIdx.x * kThreads + threadIdx.x;
+  if (at >= a.width / N) return;
   const T* x = static_cast<const T*>(a.x) + int64_t(blockIdx.y) * a.x_stride;
-  T* out = static_cast<T*>(a.out) + int64_t(blockIdx.y) * a.out_stride;
-  const int vectors = a.width / N, first = blockIdx.x * kThreads * kVectors + threadIdx.x;
-  Vector gate[kVectors], up[kVectors];
+  const Vector gate = reinterpret_cast<const Vector*>(x)[at];
+  Vector up{}, y;
+  if (a.gated) up = reinterpret_cast<const Vector*>(x + a.width)[at];
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int at = first + i * kThreads;
-    if (at >= vectors) continue;
-    gate[i] = reinterpret_cast<const Vector*>(x)[at];
-    if (a.gated) up[i] = reinterpret_cast<const Vector*>(x + a.width)[at];
-  }
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int at = first + i * kThreads;
-    if (at >= vectors) continue;
-    Vector y;
-#pragma unroll
-    for (int j = 0; j < N; ++j)
-      y.at[j] = from_float<T>(activate<kind>(to_float(gate[i].at[j])) * (a.gated ? to_float(up[i].at[j]) : 1.0f));
-    reinterpret_cast<Vector*>(out)[at] = y;
-  }
+  for (int j = 0; j < N; ++j)
+    y.at[j] = from_float<T>(activate<kind>(to_float(gate.at[j])) * (a.gated ? to_float(up.at[j]) : 1.0f));
+  reinterpret_cast<Vector*>(static_cast<T*>(a.out) + int64_t(blockIdx.y) * a.out_stride)[at] = y;
 }
 
 template <class T, Activation kind>
 cudaError_t launch(const ActivationArgs& args, cudaStream_t stream) {
-  constexpr int N = 16 / sizeof(T), span = kThreads * kVectors * N;
+  constexpr int N = 16 / sizeof(T), span = kThreads * N;
   constexpr int64_t most = 65535;
   if (args.width % N != 0) return cudaErrorInvalidValue;
   ActivationArgs a = args;
