@@ -107,6 +107,12 @@ def decode() -> None:
     sequences.attend([2, 3], 4, softcap=20.0, sinks=data(4, dtype=F32))
 
 
+def many_decodes() -> None:
+    """More short items than the chip has warps: each of these takes its own alone."""
+    sequences = Sequences([3 + 7 * n % 130 for n in range(200)], 8, 128, BF16)
+    sequences.attend([1] * 200, 16)
+
+
 def decode_step() -> None:
     for head_dim, dtype, options in ((64, BF16, {}), (128, F16, {"sliding_window": 40}), (256, BF16, {"softcap": 9.0})):
         sequences = Sequences([1, 17, 600, 1100], 2, head_dim, dtype)
@@ -151,15 +157,15 @@ def cells() -> None:
     """Caches in eight bits, where tensor cores take them."""
     for dtype, head_dim in ((BF16, 64), (BF16, 128), (BF16, 256), (F16, 128)):
         for kind in (torch.int8, torch.float8_e4m3fn):
-            paged(Sequences([1, 17, 1100], 1, head_dim, dtype, cells=kind), [1, 17, 40])
+            paged(Sequences([1, 17, 600], 1, head_dim, dtype, cells=kind), [1, 17, 40])
 
 
 def plain() -> None:
     """Head dims and types that tensor cores do not take, over every kind of cache."""
-    kinds = (None, torch.int8, torch.float8_e4m3fn)
-    for dtype, head_dim in ((F32, 24), (F32, 256), (BF16, 24), (F16, 24)):
-        for kind in kinds:
-            paged(Sequences([1, 17, 530], 1, head_dim, dtype, cells=kind), [1, 17, 20])
+    for dtype, head_dim in ((F32, 24), (BF16, 24), (F16, 24), (F32, 256)):
+        for kind in (None, torch.int8, torch.float8_e4m3fn):
+            longest = 530 if kind is None and head_dim == 24 else 60  # beyond a chunk
+            paged(Sequences([1, 17, longest], 1, head_dim, dtype, cells=kind), [1, 17, 20])
 
 
 def paged(sequences: Sequences, queries: list[int]) -> None:
@@ -270,7 +276,20 @@ def inputs() -> None:
 
 PIECES: dict[str, Callable[[], None]] = {
     piece.__name__: piece
-    for piece in (decode, decode_step, prefix, extend, cells, plain, cache, between, linear, sample, inputs)
+    for piece in (
+        decode,
+        many_decodes,
+        decode_step,
+        prefix,
+        extend,
+        cells,
+        plain,
+        cache,
+        between,
+        linear,
+        sample,
+        inputs,
+    )
 }
 
 
