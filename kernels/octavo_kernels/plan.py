@@ -139,7 +139,7 @@ class AttentionPlan:
         run(
             "plan_attention", self._header.device, context_lens.data_ptr(), query_start.data_ptr(), count, self.group,
             self.window, self.rows, *shared, self._header.data_ptr(), self._decode.data_ptr(), self._folds.data_ptr(),
-            self._extend.data_ptr(), *self._prefix_lists(), self.few_rows, self.head_dim,
+            self._extend.data_ptr(), *self._prefix_lists(), self.few_rows, self.kv_heads, self.head_dim,
             0 if prompts_only else self.chunks, self.tiles, self.sequences,
         )  # fmt: skip
         self._prompts_only = prompts_only

@@ -146,6 +146,30 @@ def test_a_result_does_not_depend_on_the_batch(gpu_batch, heads, kv_heads):
     assert_alone_as_together(batch, every=3)
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(64, 16, 128), (112, 16, 128), (160, 16, 128), (64, 16, 64), (64, 16, 96), (64, 16, 256)],
+)
+def test_many_long_sequences_are_as_each_alone(heads, kv_heads, head_dim):
+    """So many chunks that blocks merge runs of them, which nobody does for one sequence."""
+    lengths = torch.tensor([2048, 2049, 4095, 4096, 700, 9000, 513, 10240, 2047, 1, 3000, 2560] * 4, dtype=torch.int32)
+    cache = ops.empty_cache(2000, 1, kv_heads, 16, head_dim, torch.bfloat16, "cuda").normal_()
+    tables = torch.randint(1, 2000, (48, 640), dtype=torch.int32, device="cuda")
+    q = torch.randn(48, heads, head_dim).bfloat16().cuda()
+
+    def attend(rows: slice) -> torch.Tensor:
+        count = len(lengths[rows])
+        starts = torch.arange(count + 1, dtype=torch.int32, device="cuda")
+        out = torch.full_like(q[rows], float("nan"))
+        return ops.paged_attention(q[rows], cache[:, 0], tables[rows], lengths[rows].cuda(), starts, out, 0.125, 16)
+
+    together = attend(slice(48))
+    assert together.isfinite().all()
+    assert torch.equal(attend(slice(48)), together)
+    for i in range(0, 48, 5):
+        assert torch.equal(attend(slice(i, i + 1)), together[i : i + 1]), lengths[i]
+
+
 SHORT = [0, 1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 300, 513]
 
 

@@ -100,6 +100,14 @@ def test_a_result_does_not_depend_on_the_batch(gpu_batch, dtype, cells, heads, k
     assert_alone_as_together(batch, every=5)
 
 
+@pytest.mark.parametrize(("dtype", "cells"), [(BF16, I8), (F16, F8)], ids=str)
+def test_many_long_sequences_are_as_each_alone(gpu_batch, dtype, cells):
+    """So many chunks that the plan lists runs of them, which kernels over a type of 16 bits would merge."""
+    lengths = [(1, n) for n in [2048, 700, 5000, 2047, 3000] * 10]
+    batch = gpu_batch(lengths, dtype=dtype, cells=cells, heads=64, kv_heads=16, head_dim=64)
+    assert_alone_as_together(batch, every=7)
+
+
 @pytest.mark.parametrize(("dtype", "cells"), KINDS, ids=NAMES)
 def test_a_prompt_cut_into_chunks_gives_the_same_bits(gpu_batch, dtype, cells):
     assert_tail_as_in_whole(gpu_batch([(300, 700)], dtype=dtype, cells=cells), last_queries=100)

@@ -111,6 +111,17 @@ def test_more_items_than_blocks():
     assert_same(step, cos_sin=table(128), scale=0.1, softcap=0.0, sinks=None)
 
 
+def test_more_chunks_than_blocks():
+    """So many that decoding in three launches merges runs of them."""
+    assert_same(
+        Step([9000] * 8 + [5000] * 8, 64, 16, 128, torch.bfloat16),
+        cos_sin=table(128),
+        scale=0.1,
+        softcap=0.0,
+        sinks=None,
+    )
+
+
 def test_many_sequences_take_the_road_of_three_launches():
     step = Step([40 + i for i in range(100)], 16, 8, 128, torch.bfloat16)
     arguments = {"cos_sin": table(128), "scale": 0.1, "softcap": 0.0, "sinks": None}

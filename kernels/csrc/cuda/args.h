@@ -10,6 +10,8 @@ namespace octavo {
 // Attention walks a sequence in chunks that lie on absolute positions, so how a sequence is split depends on nothing
 // but its own length, and a batch never changes a sequence's result.
 inline constexpr int kChunk = 512;
+inline constexpr int kRun = 4;      // chunks that are merged first, one after the other
+inline constexpr int kRunDim = 128;  // the widest heads for that, and for warps that take items alone
 inline constexpr int kSlice = 16;       // tokens that one warp takes at a time; block sizes are multiples of it
 inline constexpr int kDecodeRows = 16;  // query rows (tokens x grouped heads) of one tensor-core tile
 inline constexpr int kExtendRows = 128;
@@ -60,15 +62,18 @@ struct ExtendItem {
 };
 
 // What the last step of decoding folds for one sequence: `chunks` partial results from `first_slot` on, and as many for
-// each further part of its queries.
-struct FoldItem {
+// each further part of its queries. The first `runs` runs of kRun chunks may be merged already, in their first slots.
+struct alignas(16) FoldItem {
   int first_slot, chunks, query_row, queries;
+  int runs, padding[3];
 };
 
 struct PlanHeader {
   int decode_items, extend_items, prefix_items;
   int next_decode;  // how many items of a launch have been handed out beyond those of each block; zero between
   int decode_tokens;  // that the decode items cover
+  int runs, first_run;  // so many times kRun items, from `first_run` on, are a run of chunks of one sequence
+  int alone;            // whether the items are so many and so short that warps take them alone
 };
 
 struct PlanArgs {
@@ -76,6 +81,7 @@ struct PlanArgs {
   int sequences, group, window;
   const int32_t *groups, *prefix_lens;  // null: none; group of each sequence or -1, shared tokens of each group
   int decode_rows;  // of one part
+  int head_dim, kv_heads;
   PlanHeader* header;
   DecodeItem* decode;
   FoldItem* folds;  // [sequence_capacity]
@@ -84,7 +90,8 @@ struct PlanArgs {
   GroupState* group_states;  // [sequence_capacity]
   GroupRow* rows;            // [sequence_capacity * decode_rows]
   int few_rows;              // a group with more rows than these goes to the prefix kernel
-  int prefix_rows;
+  int single_chunks;         // that are kept out of runs, for the end of a launch
+  int alone_items;           // from so many on warps take short ones alone
   int decode_capacity, extend_capacity, sequence_capacity;
 };
 

@@ -85,12 +85,13 @@ struct State {
 };
 
 // How many multiprocessors work at the tiles of prefixes while the others stream what decodes read. A tile keeps the tensor
-// cores as busy as so many tokens keep the memory; work that does not come out even is given to fewer.
-constexpr int kTokensPerTile = 1024;
+// cores as busy as so many tokens keep the memory, more where warps take items alone; work that does not come out even is
+// given to fewer.
+constexpr int kTokensPerTile = 600, kAloneTokensPerTile = 1800;
 __device__ inline int prefix_blocks(const AttentionArgs& a, int multiprocessors) {
   const int items = a.header->prefix_items, tiles = items * a.kv_heads;
   if (items == 0) return 0;
-  const int streams = a.header->decode_tokens / kTokensPerTile;
+  const int streams = a.header->decode_tokens / (a.header->alone ? kAloneTokensPerTile : kTokensPerTile);
   const int most = max(1, int(int64_t(multiprocessors) * items / (items + streams))), rounds = (tiles + most - 1) / most;
   return (tiles + rounds - 1) / rounds;
 }

@@ -14,10 +14,11 @@ struct Range {
   __device__ int slices(int warp) const { return (end - begin + kSlice * (kWarps - warp) - 1) / (kSlice * kWarps); }
 };
 
-__device__ inline Range range_of(const AttentionArgs& a, const DecodeItem& it) {
+// Of `chunks` chunks from the item's own on.
+__device__ inline Range range_of(const AttentionArgs& a, const DecodeItem& it, int chunks = 1) {
   int begin = it.chunk * kChunk;
   if (a.window > 0) begin = max(begin, max(0, it.context - it.queries + 1 - a.window) / kSlice * kSlice);
-  return {begin, max(begin, min(it.context, (it.chunk + 1) * kChunk))};
+  return {begin, max(begin, min(it.context, (it.chunk + chunks) * kChunk))};
 }
 
 __device__ inline int row_count(const DecodeItem& it, int group) {
@@ -155,6 +156,7 @@ struct Folded {
     add(fast_exp2(__fsub_rn(sums.x, top)), sums.y, x);
     m = top;
   }
+  __device__ void join(const Folded& later) { join(make_float2(later.m, later.l), later.o); }
 };
 
 template <class T>
@@ -205,11 +207,16 @@ class Exchange {
             *at(warp, row, k * 16 + half * 8 + lane / 4) = st.o[r][k][2 * half + i];
       }
   }
-  // Calls take(row, column, Folded) for every row below `rows` and every fourth column.
+  // A thread has four columns of at most so many rows.
+  static constexpr int kMine = (kRows * (D / 4) + kWarps * 32 - 1) / (kWarps * 32);
+
+  // Calls take(n, row, column, Folded) for the thread's n-th four columns, of rows below `rows`.
   template <class F>
   __device__ void join(int rows, F&& take) const {
-    for (int i = thread_index(); i < rows * (D / 4); i += kWarps * 32) {
-      const int row = i / (D / 4), column = i % (D / 4) * 4;
+#pragma unroll
+    for (int n = 0; n < kMine; ++n) {
+      const int i = thread_index() + n * kWarps * 32, row = i / (D / 4), column = i % (D / 4) * 4;
+      if (i >= rows * (D / 4)) break;
       float2 sum[kWarps];
       float4 x[kWarps];
 #pragma unroll
@@ -218,7 +225,7 @@ class Exchange {
       Folded f{sum[0].x, sum[0].y, x[0]};
 #pragma unroll
       for (int warp = 1; warp < kWarps; ++warp) f.join(sum[warp], x[warp]);
-      take(row, column, f);
+      take(n, row, column, f);
     }
   }
 
@@ -249,68 +256,85 @@ __device__ void write_partial(const AttentionArgs& a, int head, const QueryRow& 
   if (column == 0) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(f.m, f.l);
 }
 
-// How the chunks of one query row are folded: the n-th of kFoldGroups groups takes every kFoldGroups-th chunk from n
-// on, then the groups merge in order. Neither the number of threads nor the batch changes a result.
+// How the chunks of one query row are folded: those of a run of kRun merge one after the other, then the runs of each group
+// of neighbours, then the groups, of which there are kFoldGroups at most. The first `merged` runs may be merged already, each
+// in the slot of its first chunk. Neither that nor the number of threads nor the batch changes a result.
 constexpr int kFoldGroups = 8;
 
-// One thread folds its columns alone, all groups side by side.
-template <int D>
-__device__ Folded fold_columns(const AttentionArgs& a, const FoldItem& it, int head, int row, int column) {
-  const int64_t step = int64_t(a.kv_heads) * a.partial_rows, first = partial_row(a, it.first_slot, head) + row;
-  const float2* sums = reinterpret_cast<const float2*>(a.partial_sums) + first;
-  const float* columns = a.partial + first * D + column;
-  Folded groups[kFoldGroups], all;
-#pragma unroll
-  for (int i = 0; i < kFoldGroups; ++i) groups[i].clear();
-#pragma unroll 1
-  for (int base = 0; base < it.chunks; base += kFoldGroups) {
-    float2 sum[kFoldGroups];
-    float4 x[kFoldGroups];
-#pragma unroll
-    for (int i = 0; i < kFoldGroups; ++i) {
-      if (base + i >= it.chunks) break;
-      sum[i] = __ldcg(sums + (base + i) * step);
-      x[i] = __ldcg(reinterpret_cast<const float4*>(columns + (base + i) * step * D));
-    }
-#pragma unroll
-    for (int i = 0; i < kFoldGroups; ++i)
-      if (base + i < it.chunks) groups[i].join(sum[i], x[i]);
-  }
-  all.clear();
-#pragma unroll
-  for (int i = 0; i < kFoldGroups; ++i) all.m = fmaxf(all.m, groups[i].m);
-#pragma unroll
-  for (int i = 0; i < kFoldGroups; ++i) all.add(fast_exp2(__fsub_rn(groups[i].m, all.m)), groups[i].l, groups[i].o);
-  return all;
-}
+// The partial results of four columns of a row.
+struct Partials {
+  const float2* sums;
+  const float* columns;
+  int64_t step;  // rows from one chunk to the next
+  int width, chunks, merged;
 
-// All threads of a block fold one row.
+  __device__ Partials(const AttentionArgs& a, const FoldItem& it, int head, int row, int column, bool merges)
+      : step(int64_t(a.kv_heads) * a.partial_rows), width(a.head_dim), chunks(it.chunks), merged(merges ? it.runs : 0) {
+    const int64_t first = partial_row(a, it.first_slot, head) + row;
+    sums = reinterpret_cast<const float2*>(a.partial_sums) + first, columns = a.partial + first * width + column;
+  }
+  __device__ Folded at(int chunk) const {
+    const float2 sum = __ldcg(sums + chunk * step);
+    return {sum.x, sum.y, __ldcg(reinterpret_cast<const float4*>(columns + chunk * step * width))};
+  }
+  __device__ int runs() const { return (chunks + kRun - 1) / kRun; }
+  __device__ int group_size() const { return (runs() + kFoldGroups - 1) / kFoldGroups; }  // in runs
+
+  // Calls take(Folded) for the groups of the runs [first, last), in order; loads of kAtOnce partial results are under way
+  // together.
+  template <int kAtOnce, class F>
+  __device__ void fold(int first, int last, F&& take) const {
+    const int end = min(last * kRun, chunks), size = group_size();
+    int left = size;
+    Folded run, group;
+    run.clear(), group.clear();
+#pragma unroll 1
+    for (int chunk = first * kRun; chunk < end;) {
+      Folded x[kAtOnce];
+      int next = chunk;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (next >= end) break;
+        x[i] = at(next);
+        next = after(next);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (chunk >= end) break;
+        if (chunk % kRun == 0) run = x[i];
+        else run.join(x[i]);
+        chunk = after(chunk);
+        if (chunk % kRun != 0 && chunk < end) continue;
+        group.join(run);
+        if (--left > 0 && chunk < end) continue;
+        take(group);
+        group.clear(), left = size;
+      }
+    }
+  }
+
+ private:
+  __device__ int after(int chunk) const { return chunk + (chunk < merged * kRun ? kRun : 1); }
+};
+
+// All threads of a block fold one row, a group each of those that share columns.
 template <class T, int D, int kThreads>
-__device__ void fold_row(const AttentionArgs& a, const FoldItem& it, int head, int row,
+__device__ void fold_row(const AttentionArgs& a, const FoldItem& it, int head, int row, bool merges,
                          float4 (&outputs)[kFoldGroups][D / 4], float2 (&sums)[kFoldGroups]) {
   constexpr int kAtOnce = kThreads / (D / 4) < kFoldGroups ? kThreads / (D / 4) : kFoldGroups;
   const int part = threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
-  const int64_t step = int64_t(a.kv_heads) * a.partial_rows, first = partial_row(a, it.first_slot, head) + row;
-  for (int n = part; part < kAtOnce && n < kFoldGroups; n += kAtOnce) {
-    Folded f;
-    f.clear();
-#pragma unroll 4
-    for (int c = n; c < it.chunks; c += kFoldGroups) {
-      const float2 sum = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
-      const float4 x = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
-      f.join(sum, x);
-    }
-    outputs[n][column / 4] = f.o;
-    if (column == 0) sums[n] = make_float2(f.m, f.l);
-  }
+  const Partials partials(a, it, head, row, column, merges);
+  const int runs = partials.runs(), size = partials.group_size();
+  for (int n = part; part < kAtOnce && n * size < runs; n += kAtOnce)
+    partials.fold<4>(n * size, min((n + 1) * size, runs), [&](const Folded& f) {
+      outputs[n][column / 4] = f.o;
+      if (column == 0) sums[n] = make_float2(f.m, f.l);
+    });
   __syncthreads();
   if (part > 0) return;
   Folded f;
   f.clear();
-#pragma unroll
-  for (int i = 0; i < kFoldGroups; ++i) f.m = fmaxf(f.m, sums[i].x);
-#pragma unroll
-  for (int i = 0; i < kFoldGroups; ++i) f.add(fast_exp2(__fsub_rn(sums[i].x, f.m)), sums[i].y, outputs[i][column / 4]);
+  for (int n = 0; n * size < runs; ++n) f.join(sums[n], outputs[n][column / 4]);
   write_folded<T>(a, it.query_row, head, row, column, f);
 }
 

@@ -3,7 +3,8 @@
 // An item is one chunk of one sequence for one KV head; the grouped query heads (and tokens) are the rows of one
 // tensor-core tile. The grid is fixed and walks the list of items, so one launch shape serves every batch and can be
 // captured in a graph. Each warp owns a ring of slices of 16 tokens that it fills and drains alone, across items,
-// without any barrier between warps; at the end of an item the four warps merge in a fixed order. A second, small kernel
+// without any barrier between warps; at the end of an item the four warps merge in a fixed order. Many short items are
+// taken otherwise (decode_warp.cuh), and of many whole chunks a block takes runs and merges them. A second, small kernel
 // folds the chunks of a sequence in a fixed order ("Flash-Decoding", Dao et al. 2023, with splits that never move). Folded
 // here, by the block that counts a sequence's last chunk, all takes 30 % longer: the fence before a counter waits for the
 // copies that are under way.
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 
+#include "decode_fold.cuh"
 #include "decode_warp.cuh"
 
 namespace octavo {
@@ -21,20 +23,31 @@ cudaError_t decode_attention_f8(const AttentionArgs&, cudaStream_t);
 
 namespace {
 
+// Whether a kernel merges the chunks of a run; eight bits leave no registers for it.
+template <class C, int D>
+constexpr bool merges_runs = !is_scaled<C> && D <= kRunDim;
+
 // The items of a block. With bulk copies the first ones are its own and the others are drawn from a counter, so that a
 // block with a slow path to memory takes fewer. Who computes an item does not change its result. During item n every
-// warp sees what was drawn up to item n - 1, so places up to n + 2 are known.
+// warp sees what was drawn up to item n - 1, so places up to n + 2 are known. A run of chunks is one item here if the kernel
+// `merges` them.
+template <bool merges>
 class Queue {
  public:
   static constexpr int kLength = 8, kAhead = 3;
   // Shared memory; item n lies at known[n % kLength].
   struct Places {
-    int known[kLength], total, drawn_from;
+    int known[kLength], total, drawn_from, runs, first_run;
+  };
+  // In the list: the first item, and how many chunks.
+  struct Turn {
+    int item, chunks;
   };
 
   __device__ Queue(const AttentionArgs& args, Places& memory, int resident) : a(args), places(memory) {
     if (threadIdx.x == 0) {
-      places.total = a.header->decode_items * a.kv_heads;
+      places.runs = merges ? a.header->runs : 0, places.first_run = a.header->first_run;
+      places.total = (a.header->decode_items - places.runs * (kRun - 1)) * a.kv_heads;
       const int owners = owning_blocks(a, resident);
       places.drawn_from = kAhead * owners;
       const bool owns = int(blockIdx.x) < owners || !OCTAVO_BULK_COPY;
@@ -46,6 +59,11 @@ class Queue {
   __device__ int total() const { return places.total; }
   __device__ int at(int n) const {
     return OCTAVO_BULK_COPY ? places.known[n % kLength] : int(blockIdx.x) + n * int(gridDim.x);
+  }
+  __device__ Turn turn(int place) const {
+    const int n = place / a.kv_heads, run = merges ? n - places.first_run : -1;
+    if (run < 0) return {n, 1};
+    return run < places.runs ? Turn{n + run * (kRun - 1), kRun} : Turn{n + places.runs * (kRun - 1), 1};
   }
   // Of one thread, at the beginning and at the end of item n.
   __device__ int draw(int count = 1) const { return atomicAdd(&a.header->next_decode, count) + places.drawn_from; }
@@ -62,15 +80,15 @@ class Queue {
 template <class C, int D>
 struct Feeder {
   const AttentionArgs& a;
-  const Queue& queue;
+  const Queue<merges_runs<C, D>>& queue;
   const int warp, lane;
   int item, slice, slices, head, begin;  // `item`: the place in the queue that follows the slices at hand
   int block, next_block;                 // lane i: the block that holds slice i, at hand and of the next item
-  int next_index;
+  int next_index, next_chunks;
   bool looked_up;
   DecodeItem next;
 
-  __device__ Feeder(const AttentionArgs& args, const Queue& items)
+  __device__ Feeder(const AttentionArgs& args, const Queue<merges_runs<C, D>>& items)
       : a(args), queue(items), warp(threadIdx.x / 32), lane(threadIdx.x % 32), item(0), slice(0), slices(0), head(0),
         begin(0), block(0), next_block(0) {
     if (OCTAVO_BULK_COPY) read();
@@ -78,12 +96,15 @@ struct Feeder {
 
   __device__ void read() {
     next_index = queue.at(item);
-    if (next_index < queue.total()) next = a.decode[next_index / a.kv_heads];
+    if (next_index < queue.total()) {
+      const auto turn = queue.turn(next_index);
+      next = a.decode[turn.item], next_chunks = turn.chunks;
+    }
     looked_up = false;
   }
   __device__ void look_up() {
     if (next_index >= queue.total()) return;
-    const Range range = range_of(a, next);
+    const Range range = range_of(a, next, next_chunks);
     if (lane < range.slices(warp))
       next_block = a.tables[next.sequence * a.table_stride +
                             (range.begin + (warp + lane * kWarps) * kSlice) / a.cache.block_size];
@@ -100,7 +121,7 @@ struct Feeder {
       if (!OCTAVO_BULK_COPY) read();
       if (next_index >= queue.total()) return false;
       if (!looked_up) look_up();
-      const Range range = range_of(a, next);
+      const Range range = range_of(a, next, next_chunks);
       slice = 0, slices = max(range.slices(warp), 0), head = next_index % a.kv_heads;
       begin = range.begin + warp * kSlice, block = next_block;
       ++item;
@@ -117,81 +138,6 @@ struct Feeder {
     ++slice;
   }
 };
-
-// The same for no more chunks than groups: all loads are under way at once, in few registers.
-template <int D>
-__device__ Folded fold_few(const AttentionArgs& a, const FoldItem& it, int head, int row, int column) {
-  const int64_t first = partial_row(a, it.first_slot, head) + row, step = int64_t(a.kv_heads) * a.partial_rows;
-  float2 sum[kFoldGroups];
-  float4 x[kFoldGroups];
-#pragma unroll
-  for (int c = 0; c < kFoldGroups; ++c) {
-    if (c >= it.chunks) break;
-    sum[c] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums) + first + c * step);
-    x[c] = __ldcg(reinterpret_cast<const float4*>(a.partial + (first + c * step) * D + column));
-  }
-  Folded f;
-  f.clear();
-#pragma unroll
-  for (int c = 0; c < kFoldGroups; ++c)
-    if (c < it.chunks) f.m = fmaxf(f.m, sum[c].x);
-#pragma unroll
-  for (int c = 0; c < kFoldGroups; ++c)
-    if (c < it.chunks) f.add(fast_exp2(__fsub_rn(sum[c].x, f.m)), sum[c].y, x[c]);
-  return f;
-}
-
-// Folds the chunks of query rows: kRows a block, side by side, or one after the other by all its threads. With `few` only
-// sequences of few chunks are folded side by side, which leaves room for more blocks. A block takes the same rows of all
-// parts of a sequence, or of every gridDim.z-th one. The batch chooses kRows, `few` and the number of threads, and none
-// changes a result.
-template <class T, int D, int kThreads, int kRows, bool few>
-__global__ void __launch_bounds__(kThreads, (few ? 768 : 512) / kThreads)
-    fold_kernel(const __grid_constant__ AttentionArgs a) {
-  const FoldItem all = a.folds[blockIdx.x];
-  wait_for_previous_kernel();
-  launch_next_kernel();
-  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0) a.header->next_decode = 0;
-  if (all.chunks <= 1) return;
-  const int group = a.heads / a.kv_heads, queries = a.partial_rows / group;  // of a part
-  const int mine = blockIdx.y * kRows + threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
-  if (few && all.chunks <= kFoldGroups && all.queries <= queries) {
-    const int head = mine / a.partial_rows, row = mine % a.partial_rows;
-    if (head < a.kv_heads && row < all.queries * group && int(threadIdx.x) < kRows * (D / 4))
-      write_folded<T>(a, all.query_row, head, row, column, fold_few<D>(a, all, head, row, column));
-    return;
-  }
-  for (int part = blockIdx.z; part * queries < all.queries; part += gridDim.z) {
-    const FoldItem it{all.first_slot + part * all.chunks, all.chunks, all.query_row + part * queries,
-                      min(all.queries - part * queries, queries)};
-    if constexpr (kRows > 1 && !few) {
-      const int head = mine / a.partial_rows, row = mine % a.partial_rows;
-      if (head < a.kv_heads && row < it.queries * group && int(threadIdx.x) < kRows * (D / 4))
-        write_folded<T>(a, it.query_row, head, row, column, fold_columns<D>(a, it, head, row, column));
-    } else {
-      __shared__ float4 outputs[kFoldGroups][D / 4];
-      __shared__ float2 sums[kFoldGroups];
-      for (int place = blockIdx.y * kRows; place < (int(blockIdx.y) + 1) * kRows; ++place) {
-        const int head = place / a.partial_rows, row = place % a.partial_rows;
-        if (head >= a.kv_heads || row >= it.queries * group) continue;
-        fold_row<T, D, kThreads>(a, it, head, row, outputs, sums);
-        __syncthreads();  // before the next row's sums replace these
-      }
-    }
-  }
-}
-
-// Where sequences share prefixes, most have few chunks.
-template <class T, int D>
-cudaError_t launch_fold(const AttentionArgs& a, cudaStream_t stream) {
-  constexpr int kRows = 128 / (D / 4);
-  const int rows = a.kv_heads * a.partial_rows, parts = a.extends && a.window == 0 ? kSplitRows / kDecodeRows : 1;
-  if (a.sequences * rows <= (a.prefix ? 1024 : 512))
-    return launch_after(fold_kernel<T, D, 256, 1, false>, dim3(a.sequences, rows, parts), 256, 0, stream, a);
-  const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
-  auto kernel = a.prefix ? fold_kernel<T, D, 128, kRows, true> : fold_kernel<T, D, 128, kRows, false>;
-  return launch_after(kernel, grid, 128, 0, stream, a);
-}
 
 // Kernels over eight bits are the same for both types of 16-bit data, which T does not tell: calls f with a value of it.
 template <class T, class C, class F>
@@ -217,7 +163,7 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<D>)
     decode_kernel(const __grid_constant__ AttentionArgs a, const int stages, const int resident) {
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(8) uint64_t barriers[kWarps][kMaxStages];
-  __shared__ Queue::Places places;
+  __shared__ typename Queue<merges_runs<C, D>>::Places places;
   const int warp = threadIdx.x / 32, group = a.heads / a.kv_heads;
   constexpr int stage_bytes = Ring<C, D>::kStageBytes;
   [[maybe_unused]] constexpr int kAtOnce = at_once<C, D>;
@@ -233,13 +179,13 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<D>)
   __syncwarp();
 #endif
   if constexpr (fits_one_warp<C, D, R>) {
-    if (takes_alone(a)) {
+    if (a.header->alone) {
       static_assert(Exchange<D, R>::kBytes >= kWarps * D * 32);
       float* columns = reinterpret_cast<float*>(shared + kWarps * stages * stage_bytes) + warp * (D * 8) + threadIdx.x % 32;
       return take_alone<T, D>(a, ring, columns, resident);
     }
   }
-  Queue queue(a, places, resident);
+  Queue<merges_runs<C, D>> queue(a, places, resident);
   Feeder<C, D> feeder(a, queue);
 #if OCTAVO_BULK_COPY
   // Parts of a split query are left out: what is before one of them may be of another.
@@ -252,7 +198,12 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<D>)
   int index = queue.at(0);
   const bool works = index < queue.total();
   DecodeItem it{};
-  if (works) it = a.decode[index / a.kv_heads];
+  int chunks = 1;
+  auto read_item = [&] {
+    const auto turn = queue.turn(index);
+    it = a.decode[turn.item], chunks = turn.chunks;
+  };
+  if (works) read_item();
   auto locate = [&](int row) { return row_of(a, it, row, group); };
   // `before`: what happens once they are found, before they are read.
   auto read_queries = [&](auto&& before) {
@@ -280,9 +231,8 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<D>)
     if (threadIdx.x == 0) later = queue.draw();
 #endif
     ring.fill(feeder, n);
-    const Range range = range_of(a, it);
+    const Range range = range_of(a, it, chunks);
     StateFor<C, D, R> st;
-    st.clear();
     constexpr int step = kWarps * kSlice;
     int token = range.begin + warp * kSlice;
     auto advance = [&](auto slices) {
@@ -295,29 +245,44 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<D>)
       ring.fill(feeder, n);
       token += N * step;
     };
-    if constexpr (kAtOnce > 1)
-      while (token + (kAtOnce - 1) * step < range.end) advance(std::integral_constant<int, kAtOnce>{});
-    while (token < range.end) advance(std::integral_constant<int, 1>{});
-    if (OCTAVO_BULK_COPY && threadIdx.x == 0) queue.keep(n, later);
-    finish(st);
-
-    // The next item's queries come while this one's warps merge. Before that the state's registers would be missing.
     const DecodeItem done = it;
     const int head = index % a.kv_heads, rows = row_count(done, group);
     const Exchange<D, R> exchange(shared + kWarps * stages * stage_bytes);
-    __syncthreads();  // what was left of the last item has been read
-    exchange.leave(st);
-    index = queue.at(n + 1);
-    const bool more = index < queue.total();
-    if (more) {
-      it = a.decode[index / a.kv_heads];
-      queries = read_queries([] {});
+    bool more = true;
+    [[maybe_unused]] Folded merged[merges_runs<C, D> ? Exchange<D, R>::kMine : 1];  // the chunks of a run until now
+#pragma unroll 1
+    for (int c = 0, last = false; !last; ++c) {
+      const int end = min(range.end, (done.chunk + c + 1) * kChunk);
+      last = !merges_runs<C, D> || end == range.end;
+      st.clear();
+      if constexpr (kAtOnce > 1)
+        while (token + (kAtOnce - 1) * step < end) advance(std::integral_constant<int, kAtOnce>{});
+      while (token < end) advance(std::integral_constant<int, 1>{});
+      if (OCTAVO_BULK_COPY && last && threadIdx.x == 0) queue.keep(n, later);
+      finish(st);
+
+      // The next item's queries come while this one's warps merge. Before that the state's registers would be missing.
+      __syncthreads();  // what was left of the last chunk has been read
+      exchange.leave(st);
+      if (last) {
+        index = queue.at(n + 1);
+        more = index < queue.total();
+        if (more) read_item(), queries = read_queries([] {});
+      }
+      __syncthreads();
+      exchange.join(rows, [&](int i, int row, int column, Folded f) {
+        if constexpr (merges_runs<C, D>) {
+          if (c > 0) {
+            merged[i].join(f);
+            f = merged[i];
+          }
+          merged[i] = f;
+          if (!last) return;
+        }
+        if (done.chunks != 1) return write_partial<D>(a, head, row_of(a, done, row, group), column, f);
+        with_result_type<T, C>(a, [&](auto tag) { write_folded<decltype(tag)>(a, done.query_row, head, row, column, f); });
+      });
     }
-    __syncthreads();
-    exchange.join(rows, [&](int row, int column, const Folded& f) {
-      if (done.chunks != 1) return write_partial<D>(a, head, row_of(a, done, row, group), column, f);
-      with_result_type<T, C>(a, [&](auto tag) { write_folded<decltype(tag)>(a, done.query_row, head, row, column, f); });
-    });
     if (!more) break;
   }
   if (a.prefix) wait_for_previous_kernel();  // so that the fold, which waits for this kernel, finds both's results
@@ -347,7 +312,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   error = launch_after(kernel, dim3(device.multiprocessors * resident), kWarps * 32, bytes, stream, a, stages, resident);
   if (error != cudaSuccess) return error;
-  with_result_type<T, C>(a, [&](auto tag) { error = launch_fold<decltype(tag), D>(a, stream); });
+  with_result_type<T, C>(a, [&](auto tag) { error = launch_fold<decltype(tag), D>(a, merges_runs<C, D>, stream); });
   return error;
 }
 

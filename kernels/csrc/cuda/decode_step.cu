@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     st.l[0] = warp_sum<4>(st.l[0]);
     exchange.leave(st);
     __syncthreads();
-    exchange.join(group, [&](int row, int column, const Folded& f) {
+    exchange.join(group, [&](int, int row, int column, const Folded& f) {
       if (it.chunks != 1) write_partial<D>(a, head, row_of(a, it, row, group), column, f);
       else write_folded<T>(a, it.query_row, head, row, column, f);
     });
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     __syncthreads();
     if (!arrives_last(p.arrivals + it.sequence * a.kv_heads + head, it.chunks)) continue;
     for (int row = 0; row < group; ++row) {
-      fold_row<T, D, kThreads>(a, a.folds[it.sequence], head, row, outputs, sums);
+      fold_row<T, D, kThreads>(a, a.folds[it.sequence], head, row, false, outputs, sums);
       __syncthreads();
     }
   }

@@ -11,14 +11,7 @@ namespace octavo {
 namespace {
 
 template <class C, int D, int R>
-constexpr bool fits_one_warp = OCTAVO_BULK_COPY && !is_scaled<C> && D <= 128 && R == 1;
-
-// Long items stay with blocks: one that a warp begins last would keep all others waiting.
-constexpr int kAloneTokens = 256;
-__device__ inline bool takes_alone(const AttentionArgs& a) {
-  const PlanHeader& h = *a.header;
-  return h.decode_items * a.kv_heads >= int(gridDim.x) * kWarps && h.decode_tokens <= kAloneTokens * h.decode_items;
-}
+constexpr bool fits_one_warp = OCTAVO_BULK_COPY && !is_scaled<C> && D <= kRunDim && R == 1;
 
 // Walks the slices of the items of one warp, ahead of the arithmetic by up to an item. The first item is the warp's own,
 // the others are drawn from a counter while the one before is at hand.
@@ -80,7 +73,7 @@ class ItemFeeder {
   const AttentionArgs& a;
   const int lane, total;
   int drawn, drawn_from;  // of the first thread
-  int known;              // of the next item: 0: that it was asked for, 1: which it is, 2: where its keys lie
+  int known;  // of the next item: 0: that it was asked for, 1: which it is, 2: where its keys lie
   int next_block;
   int slice, slices, head, begin, block;  // lane i: the block that holds slice i
 
@@ -105,7 +98,8 @@ __device__ void take_alone(const AttentionArgs& a, Ring<T, D> ring, float* colum
   const int group = a.heads / a.kv_heads;
   ItemFeeder<T, D> feeder(a, resident);
   if (!feeder.any()) return wait_for_previous_kernel();
-  if (a.settled && !a.prefix && a.partial_rows == group) ring.fill_settled(feeder, feeder.item.context - feeder.item.queries);
+  if (a.settled && !a.prefix && a.partial_rows == group)
+    ring.fill_settled(feeder, feeder.item.context - feeder.item.queries);
   auto locate_queries = [&] {
     const DecodeItem& it = feeder.item;
     return Queries<T, D, 1>(a, feeder.index % a.kv_heads, row_count(it, group),

@@ -95,8 +95,8 @@ WriteArgs rope_write_args(int dtype, Address qkv, int64_t qkv_stride, Address q_
 
 void plan(Address context_lens, Address query_start, int sequences, int group, int window, int decode_rows, Address groups,
           Address prefix_lens, Address header, Address decode, Address folds, Address extend, Address prefix,
-          Address group_states, Address rows, int few_rows, int head_dim, int decode_capacity, int extend_capacity,
-          int sequence_capacity, Address stream) {
+          Address group_states, Address rows, int few_rows, int kv_heads, int head_dim, int decode_capacity,
+          int extend_capacity, int sequence_capacity, Address stream) {
   PlanArgs a{};
   a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start);
   a.sequences = sequences, a.group = group, a.window = window, a.decode_rows = decode_rows;
@@ -104,7 +104,7 @@ void plan(Address context_lens, Address query_start, int sequences, int group, i
   a.extend = at<ExtendItem>(extend);
   a.groups = at<int32_t>(groups), a.prefix_lens = at<int32_t>(prefix_lens);
   a.prefix = at<PrefixItem>(prefix), a.group_states = at<GroupState>(group_states), a.rows = at<GroupRow>(rows);
-  a.few_rows = few_rows, a.prefix_rows = prefix_rows(head_dim);
+  a.few_rows = few_rows, a.kv_heads = kv_heads, a.head_dim = head_dim;
   a.decode_capacity = decode_capacity, a.extend_capacity = extend_capacity, a.sequence_capacity = sequence_capacity;
   check("plan_attention", plan_attention(a, stream_at(stream)));
 }

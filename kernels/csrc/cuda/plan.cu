@@ -6,17 +6,28 @@ namespace {
 
 constexpr int kThreads = 512;
 
+// Chunks of a run go to one block, so as many as this for each block, of two on a multiprocessor, stay single: the blocks
+// end together. Runs are for where as many chunks would be in them, and for sequences of so many query rows, whose partial
+// results are large.
+constexpr int kTailChunks = 6, kRunRows = 4;
+
+// Long items stay with blocks: one that a warp begins last would keep all others waiting.
+constexpr int kAloneTokens = 192, kAloneItems = 1;  // on average; for each block
+
 struct Counts {
   int full, rest, tiles, slots;  // whole chunks and partial last ones of its own, extend tiles, chunks in all
   int prefix;                    // items of the prefix kernel
+  int runs;                      // that there could be
 };
 
 __device__ Counts operator+(const Counts& a, const Counts& b) {
-  return {a.full + b.full, a.rest + b.rest, a.tiles + b.tiles, a.slots + b.slots, a.prefix + b.prefix};
+  return {a.full + b.full, a.rest + b.rest, a.tiles + b.tiles, a.slots + b.slots, a.prefix + b.prefix,
+          a.runs + b.runs};
 }
 __device__ Counts shuffle_up(const Counts& x, int step) {
   return {__shfl_up_sync(~0u, x.full, step), __shfl_up_sync(~0u, x.rest, step), __shfl_up_sync(~0u, x.tiles, step),
-          __shfl_up_sync(~0u, x.slots, step), __shfl_up_sync(~0u, x.prefix, step)};
+          __shfl_up_sync(~0u, x.slots, step), __shfl_up_sync(~0u, x.prefix, step),
+          __shfl_up_sync(~0u, x.runs, step)};
 }
 
 // Exclusive prefix sum over the threads; `total` gets the sum.
@@ -48,11 +59,13 @@ struct Sequence {
   bool rest;
   int group, shared;  // leading chunks that the prefix kernel reads for it, or its group
   int own;            // tiles of that kernel for its own rows
+  bool may_run;       // the decode kernel may merge chunks
 
   __device__ bool in_group() const { return shared > 0 && own == 0; }
   __device__ Counts counts() const {
-    return {(chunks - rest - shared) * parts, rest * parts, tiles, chunks * parts, own * shared};
+    return {(chunks - rest - shared) * parts, rest * parts, tiles, chunks * parts, own * shared, possible_runs()};
   }
+  __device__ int possible_runs() const { return may_run && shared == 0 ? (chunks - rest) / kRun : 0; }
   // What the decode kernel sees of a part.
   __device__ DecodeItem part(int sequence, int slot, int chunk, int index) const {
     const int begin = index * part_queries, end = min(begin + part_queries, queries);
@@ -83,10 +96,11 @@ __device__ Sequence describe(const PlanArgs& a, int s) {
   q.rest = q.context % kChunk != 0 || q.context == 0;
   if (q.parts > 1) {
     if (!a.prefix) return q;
-    q.own = (rows + a.prefix_rows - 1) / a.prefix_rows;
+    q.own = (rows + prefix_rows(a.head_dim) - 1) / prefix_rows(a.head_dim);
     q.shared = (q.context - q.queries + 1) / kChunk;
     return q;
   }
+  q.may_run = a.window == 0 && a.head_dim <= kRunDim && a.decode_rows >= kRunRows;
   q.group = a.groups ? a.groups[s] : -1;
   if (q.group < 0 || q.group >= a.sequences || a.window > 0) return q;
   // Every query sees the whole prefix, and a sequence of one chunk, which needs no fold, has nothing to share.
@@ -120,7 +134,7 @@ struct Group {
     leader = a.group_states[g].leader, rows = a.group_states[g].rows, chunks = a.prefix_lens[g] / kChunk;
     const int few = (rows + item_rows(a) - 1) / item_rows(a) * chunks;
     if (rows <= a.few_rows || (rows <= kFewTimes * a.few_rows && few <= kFewItems)) items = few;
-    else tiles = (rows + a.prefix_rows - 1) / a.prefix_rows * chunks;
+    else tiles = (rows + prefix_rows(a.head_dim) - 1) / prefix_rows(a.head_dim) * chunks;
   }
 };
 
@@ -141,7 +155,7 @@ __device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
   for (int base = 0; base < a.sequences; base += kThreads) {
     const Group mine(a, base + threadIdx.x);
     Counts total;
-    const Counts start = done + scan({mine.items, 0, mine.tiles, mine.rows, 0}, total);
+    const Counts start = done + scan({mine.items, 0, mine.tiles, mine.rows, 0, 0}, total);
     starts[threadIdx.x] = start;
     if (mine.rows > 0) a.group_states[base + threadIdx.x].next_row = start.slots;
     done = done + total;
@@ -155,13 +169,13 @@ __device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
                                  g.chunks * kChunk, 0, 1, 0};
       }
       for (int n = lane; n < g.tiles; n += 32) {
-        const int row = n / g.chunks * a.prefix_rows;
-        a.prefix[at.tiles + n] = {g.leader, n % g.chunks, at.slots + row, min(a.prefix_rows, g.rows - row)};
+        const int row = n / g.chunks * prefix_rows(a.head_dim);
+        a.prefix[at.tiles + n] = {g.leader, n % g.chunks, at.slots + row, min(prefix_rows(a.head_dim), g.rows - row)};
       }
     }
     __syncthreads();
   }
-  return {done.full, 0, 0, 0, done.tiles};
+  return {done.full, 0, 0, 0, done.tiles, 0};
 }
 
 // The order of a group's rows varies, and no row's result depends on it.
@@ -170,8 +184,8 @@ __device__ void list_rows(const PlanArgs& a, const Sequence& q, int first_slot) 
   for (int r = 0; r < rows; ++r) a.rows[at + r] = {q.row + r / a.group, r, first_slot, 0};
 }
 
-// Whole chunks come first in the list of decode items and partial ones last, so that the short ones fill the end of the
-// launch. Extend tiles are sorted by the keys they see, most first.
+// Whole chunks come first in the list of decode items, of them those of runs, and partial ones last, so that the short ones
+// fill the end of the launch. Extend tiles are sorted by the keys they see, most first.
 __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   __shared__ Counts starts[kThreads];
   __shared__ int buckets[kBuckets], highest, decode_tokens;
@@ -190,15 +204,23 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   }
   const bool fits = all.slots <= a.decode_capacity && all.tiles <= a.extend_capacity;
   if (!fits) __trap();  // the caller sized the lists: never answer with part of the keys
+  // Given to the first that can have them.
+  const int runs = all.full < 2 * a.single_chunks ? 0 : min(all.runs, (all.full - a.single_chunks) / kRun);
   const Counts shared = a.groups ? plan_groups(a, starts) : Counts{};
   if (threadIdx.x == 0) {
     a.header->decode_items = shared.full + all.full + all.rest, a.header->extend_items = all.tiles;
     a.header->prefix_items = shared.prefix + all.prefix;
     a.header->next_decode = 0;
+    a.header->runs = runs, a.header->first_run = shared.full;
   }
-  for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {0, 0, 0, 0};
+  for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {};
   __syncthreads();
-  if (threadIdx.x == 0) a.header->decode_tokens = decode_tokens + shared.full * kChunk;
+  if (threadIdx.x == 0) {
+    const int items = shared.full + all.full + all.rest, tokens = decode_tokens + shared.full * kChunk;
+    a.header->decode_tokens = tokens;
+    a.header->alone = runs == 0 && a.decode_rows <= 8 && a.head_dim <= kRunDim && items >= a.alone_items &&
+                      tokens <= kAloneTokens * items;
+  }
 
   if (all.tiles > 0) {
     for (int s = warp; s < a.sequences; s += kThreads / 32) {
@@ -221,7 +243,8 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     const Counts start = done + scan(mine.counts(), total);
     starts[threadIdx.x] = start;
     if (base + int(threadIdx.x) < a.sequences) {
-      a.folds[base + threadIdx.x] = {start.slots, mine.chunks, mine.row, mine.queries};
+      const int runs_of_mine = max(0, min(mine.possible_runs(), runs - start.runs));
+      a.folds[base + threadIdx.x] = {start.slots, mine.chunks, mine.row, mine.queries, runs_of_mine, {}};
       if (mine.in_group()) list_rows(a, mine, start.slots);
     }
     done = done + total;
@@ -229,16 +252,19 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     for (int i = warp; i < min(kThreads, a.sequences - base); i += kThreads / 32) {
       const Sequence q = describe(a, base + i);
       const Counts at = starts[i];
+      const int runs_before = min(at.runs, runs), in_runs = max(0, min(q.possible_runs(), runs - at.runs)) * kRun;
       for (int n = lane; n < (q.chunks - q.shared) * q.parts; n += 32) {  // parts of one chunk run side by side
         const int c = q.shared + n / q.parts, p = n % q.parts;
         const bool last = q.rest && c == q.chunks - 1;
-        const int place = last ? all.full + at.rest + p : at.full + n;
+        const int place = last ? all.full + at.rest + p
+                          : n < in_runs ? runs_before * kRun + n
+                                        : at.full + n + (runs - runs_before) * kRun - in_runs;
         a.decode[shared.full + place] = q.part(base + i, at.slots, c, p);
       }
       for (int n = lane; n < q.own * q.shared; n += 32) {
-        const int row = n / q.shared * a.prefix_rows;
+        const int row = n / q.shared * prefix_rows(a.head_dim);
         a.prefix[shared.prefix + at.prefix + n] = {base + i, n % q.shared, kOwnRows + row,
-                                                   min(a.prefix_rows, q.queries * a.group - row)};
+                                                   min(prefix_rows(a.head_dim), q.queries * a.group - row)};
       }
       for (int t = lane; t < q.tiles; t += 32)
         a.extend[atomicAdd(&buckets[bucket(cost(a, q, t), highest)], 1)] = {base + i, t, q.context, q.row, q.queries,
@@ -250,7 +276,12 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
 
 }  // namespace
 
-cudaError_t plan_attention(const PlanArgs& a, cudaStream_t stream) {
+cudaError_t plan_attention(const PlanArgs& args, cudaStream_t stream) {
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  PlanArgs a = args;
+  const int blocks = 2 * device.multiprocessors;
+  a.single_chunks = kTailChunks * blocks / a.kv_heads, a.alone_items = kAloneItems * blocks / a.kv_heads;
   return launch_after(plan_kernel, dim3(1), kThreads, 0, stream, a);
 }
 

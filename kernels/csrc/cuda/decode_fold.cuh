@@ -1,0 +1,102 @@
+// The last step of decoding: the partial results of a row's chunks become its result.
+#pragma once
+
+#include "decode.cuh"
+
+namespace octavo {
+namespace {
+
+// One thread folds its columns alone.
+__device__ inline Folded fold_columns(const Partials& partials) {
+  Folded all;
+  all.clear();
+  partials.fold<4>(0, partials.runs(), [&](const Folded& group) { all.join(group); });
+  return all;
+}
+
+// The same for at most two runs of which nothing is merged yet, with no branch between a load and the next. What is not
+// there weighs nothing.
+__device__ inline Folded fold_few(const Partials& partials) {
+  Folded x[2][kRun], all;
+#pragma unroll
+  for (int c = 0; c < 2 * kRun; ++c) {
+    x[c / kRun][c % kRun].clear();
+    if (c < partials.chunks) x[c / kRun][c % kRun] = partials.at(c);
+  }
+  all.clear();
+#pragma unroll
+  for (int run = 0; run < 2; ++run) {
+    Folded group;
+    group.clear();
+#pragma unroll
+    for (int c = 1; c < kRun; ++c) x[run][0].join(x[run][c]);
+    group.join(x[run][0]);
+    all.join(group);
+  }
+  return all;
+}
+
+// Query rows of a part of a sequence, and where those of part `n` come from.
+__device__ inline int part_queries(const AttentionArgs& a) { return a.partial_rows / (a.heads / a.kv_heads); }
+__device__ inline FoldItem part_of(const FoldItem& all, int n, int queries) {
+  return {all.first_slot + n * all.chunks, all.chunks, all.query_row + n * queries, min(all.queries - n * queries, queries),
+          all.runs, {}};
+}
+
+// Before anything of the decode kernel is read. The next kernel may begin, and finds the counter as it was.
+__device__ inline void begin_fold(const AttentionArgs& a) {
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0) a.header->next_decode = 0;
+}
+
+// All threads of a block fold one row of all parts of a sequence, or of every gridDim.z-th one.
+template <class T, int D>
+__global__ void __launch_bounds__(256, 2) fold_kernel(const __grid_constant__ AttentionArgs a, bool merges) {
+  __shared__ float4 outputs[kFoldGroups][D / 4];
+  __shared__ float2 sums[kFoldGroups];
+  const FoldItem all = a.folds[blockIdx.x];
+  begin_fold(a);
+  if (all.chunks <= 1) return;
+  const int queries = part_queries(a), group = a.heads / a.kv_heads;
+  const int head = blockIdx.y / a.partial_rows, row = blockIdx.y % a.partial_rows;
+  for (int part = blockIdx.z; part * queries < all.queries; part += gridDim.z) {
+    const FoldItem it = part_of(all, part, queries);
+    if (row >= it.queries * group) break;
+    fold_row<T, D, 256>(a, it, head, row, merges, outputs, sums);
+    __syncthreads();  // before the next part's sums replace these
+  }
+}
+
+// Where there are many rows they run side by side, kRows a block.
+template <class T, int D, int kRows>
+__global__ void __launch_bounds__(128, 128 % (D / 4) == 0 ? 6 : 5)
+    fold_wide_kernel(const __grid_constant__ AttentionArgs a, bool merges) {
+  const FoldItem all = a.folds[blockIdx.x];
+  begin_fold(a);
+  const int mine = blockIdx.y * kRows + threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
+  const int head = mine / a.partial_rows, row = mine % a.partial_rows;
+  if (all.chunks <= 1 || head >= a.kv_heads || int(threadIdx.x) >= kRows * (D / 4)) return;
+  const int queries = part_queries(a), group = a.heads / a.kv_heads;
+#pragma unroll 1
+  for (int part = 0; part * queries < all.queries; ++part) {
+    const FoldItem it = part_of(all, part, queries);
+    if (row >= it.queries * group) return;
+    const Partials partials(a, it, head, row, column, merges);
+    write_folded<T>(a, it.query_row, head, row, column,
+                    it.chunks <= 2 * kRun && partials.merged == 0 ? fold_few(partials) : fold_columns(partials));
+  }
+}
+
+template <class T, int D>
+cudaError_t launch_fold(const AttentionArgs& a, bool merges, cudaStream_t stream) {
+  constexpr int kRows = 128 / (D / 4);
+  const int rows = a.kv_heads * a.partial_rows, parts = a.extends && a.window == 0 ? kSplitRows / kDecodeRows : 1;
+  if (a.sequences * rows <= (a.prefix ? 1024 : 512))
+    return launch_after(fold_kernel<T, D>, dim3(a.sequences, rows, parts), 256, 0, stream, a, merges);
+  const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
+  return launch_after(fold_wide_kernel<T, D, kRows>, grid, 128, 0, stream, a, merges);
+}
+
+}  // namespace
+}  // namespace octavo
