@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo_kernels.operands import Ahead, RmsNorm
+from octavo_kernels.operands import RmsNorm
 
 try:
     from octavo_kernels import _cuda
@@ -63,10 +63,9 @@ def linear(
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,
-    ahead: Ahead | None = None,
 ) -> None:
     """Our kernel where it takes the product, else torch (cuBLAS), whose algorithm depends on the number of rows."""
-    if launch_linear(x, weight, bias, residual, out, ahead=ahead):
+    if launch_linear(x, weight, bias, residual, out):
         return
     if residual is not None and bias is not None:
         torch.addmm(residual, x, weight.t(), out=out).add_(bias)
@@ -107,7 +106,6 @@ def launch_linear(
     out: Tensor,
     activation: int | None = None,
     norm: RmsNorm | None = None,
-    ahead: Ahead | None = None,
 ) -> bool:
     """Launches our matrix product, with what is before and behind it, where it is the faster one; returns whether it
     did: otherwise nothing was done."""
@@ -121,16 +119,9 @@ def launch_linear(
             0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(),
             0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, weight.shape[0], depth,
             activation is not None, activation or 0, 0 if norm is None else norm.weight.data_ptr(),
-            0.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset, *_address_of(ahead),
+            0.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset,
         )
     )  # fmt: skip
-
-
-def _address_of(ahead: Ahead | None) -> tuple[int, int, int, int, bool]:
-    if ahead is None:
-        return 0, 0, 0, 0, False
-    weight = ahead.weight
-    return weight.data_ptr(), weight.stride(0), weight.shape[0], weight.shape[1], ahead.gated
 
 
 def decode_step(device: torch.device, write: tuple[object, ...], attention: tuple[object, ...], arrivals: int) -> bool:

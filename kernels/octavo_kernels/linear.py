@@ -8,7 +8,7 @@ from octavo_kernels import cuda
 from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.call import address, check, check_devices, float_type, output, rows_of, run
 from octavo_kernels.norm import rms_norm
-from octavo_kernels.operands import Ahead, RmsNorm
+from octavo_kernels.operands import RmsNorm
 
 
 def linear(
@@ -19,7 +19,6 @@ def linear(
     residual: Tensor | None = None,
     norm: RmsNorm | None = None,
     normed: Tensor | None = None,
-    ahead: Ahead | None = None,
     uniform: bool = False,
 ) -> Tensor:
     """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), summed in float32.
@@ -29,7 +28,6 @@ def linear(
     any number of rows, and a row's bits depend neither on the others nor on their number.
     With `norm`, x is `rms_norm(x, norm)`, bit for bit; on CUDA, with one row, in the same launch. `normed[T, K]` is
     where those rows go if they have to be stored.
-    `ahead`: a hint, what the next product of the stream is going to read.
     """
     dtype = float_type("x", x)
     rows, depth = rows_of("x", x)
@@ -45,13 +43,13 @@ def linear(
     if x.is_cuda:
         check_devices(tensors)
         if norm is not None:
-            if not uniform and cuda.launch_linear(x, weight, bias, residual, out, norm=norm, ahead=ahead):
+            if not uniform and cuda.launch_linear(x, weight, bias, residual, out, norm=norm):
                 return out
             x = _normed(x, norm, normed)
         if uniform:
             cuda.linear_uniform(x, weight, bias, residual, out)
         else:
-            cuda.linear(x, weight, bias, residual, out, ahead)
+            cuda.linear(x, weight, bias, residual, out)
         return out
     if norm is not None:
         x = _normed(x, norm, normed)
@@ -72,13 +70,12 @@ def gated_linear(
     scratch: Tensor | None = None,
     norm: RmsNorm | None = None,
     normed: Tensor | None = None,
-    ahead: Ahead | None = None,
     uniform: bool = False,
 ) -> Tensor:
     """`act_and_mul(linear(x, weight, bias), kind)`, `[T, I]`, for `weight[2I, K]` whose first half is the gate.
 
     On CUDA one launch where `linear` is ours, with the same roundings, and not `uniform`. `scratch[T, 2I]` is where the
-    product goes if it has to be stored. `norm`, `normed` and `ahead` as in `linear`.
+    product goes if it has to be stored. `norm` and `normed` as in `linear`.
     """
     float_type("x", x)
     rows, depth = rows_of("x", x)
@@ -93,11 +90,11 @@ def gated_linear(
     activation = code_of(kind)
     tensors = {"x": x, "weight": weight, "bias": bias, "out": out}
     ours = check_devices(tensors).type == "cuda" and not uniform
-    if ours and cuda.launch_linear(x, weight, bias, None, out, activation, norm, ahead):
+    if ours and cuda.launch_linear(x, weight, bias, None, out, activation, norm):
         return out
     if norm is not None:
         x = _normed(x, norm, normed)
-        if ours and cuda.launch_linear(x, weight, bias, None, out, activation, ahead=ahead):
+        if ours and cuda.launch_linear(x, weight, bias, None, out, activation):
             return out
     return act_and_mul(linear(x, weight, bias, out=scratch, uniform=uniform), kind, out=out)
 

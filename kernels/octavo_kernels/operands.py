@@ -14,12 +14,3 @@ class RmsNorm:
     weight: Tensor
     eps: float = 1e-6
     offset: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """The weights of the product that comes next in the stream, `gated` as in `gated_linear`. On CUDA the end of a
-    launch brings the first of them nearer; they change no result."""
-
-    weight: Tensor
-    gated: bool = False

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo_kernels import cuda, ops, pools, step
 from octavo_kernels.adjust import Adjustment, adjust, pack
-from octavo_kernels.operands import Ahead, RmsNorm
+from octavo_kernels.operands import RmsNorm
 from octavo_kernels.plan import AttentionPlan
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
@@ -223,8 +223,7 @@ def linear() -> None:
     for rows in (1, 5, 8, 16, 31):
         for columns, depth in ((272, 576), (48, 128), (1008, 2112), (72, 5184)):
             x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
-            norm, ahead = RmsNorm(data(depth)), Ahead(data(4104, 8192))
-            for options in ({}, {"norm": norm, "ahead": ahead}):
+            for options in ({}, {"norm": RmsNorm(data(depth))}):
                 out, half = empty(rows, columns), empty(rows, columns // 2)
                 cuda.launch_linear(x, weight, None, None, out, **options)
                 cuda.launch_linear(x, weight, bias, data(rows, columns), out, **options)

@@ -119,16 +119,12 @@ struct DecodeStepArgs {
   int32_t* arrivals;  // [sequences][kv_heads], zero between launches
 };
 
-// Weights of a product. Gated: [gate; up], for activation(x gate^T) * (x up^T), [rows, columns / 2].
-struct Matrix {
+struct LinearArgs {
+  Dtype dtype;
   const void* weight;
   int64_t weight_stride;
   int columns, depth;
-  bool gated;
-};
-
-struct LinearArgs : Matrix {
-  Dtype dtype;
+  bool gated;  // [gate; up], for activation(x gate^T) * (x up^T), [rows, columns / 2]
   const void* x;
   int64_t x_stride;
   int rows;
@@ -139,7 +135,6 @@ struct LinearArgs : Matrix {
   Activation activation;
   const void* norm;  // null: none; otherwise the product is that of x's RMS norm, with these weights
   float eps, offset;
-  Matrix ahead;  // weight null: unknown; otherwise those of the product that comes next, to be brought nearer
 };
 
 struct SampleArgs {

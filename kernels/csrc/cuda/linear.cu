@@ -20,7 +20,6 @@ constexpr int kPad = 8;    // floats between rows of sums, against bank conflict
 constexpr int kTiles = 4;  // the most groups of a tile that a warp holds
 constexpr int kTileRows = kGroup * kRowWarps * kTiles;
 constexpr int kMaxStages = 32;
-constexpr int kAheadBytes = 96 << 10;  // that a block brings into the L2 for the next launch: some microseconds' worth
 
 // What a launch is cut into: see the top of linear.cu.
 struct Cut {
@@ -48,16 +47,6 @@ struct Portion {
   }
 };
 
-// The launch that comes next in the stream: the weights that its blocks begin with, `width` elements of each row of
-// their first tile, are brought into the L2 while this one ends. Null: none.
-struct Ahead {
-  const void* weight;
-  int64_t stride;
-  int columns, depth, width;
-  bool gated;
-  Cut cut;
-};
-
 // Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, two inboxes for other blocks'.
 template <int kTokens, int kChunk>
 struct Layout {
@@ -76,9 +65,6 @@ struct Layout {
 
 #if OCTAVO_BULK_COPY
 
-__device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 // Stores v in another block's shared memory, at the same address as in this one's, and tells that block's barrier.
 __device__ inline void send(uint32_t address, uint32_t barrier, int rank, float4 v) {
   asm volatile(
@@ -106,10 +92,6 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row
       "[%5];" ::"r"(shared),
       "l"(&map), "r"(0), "r"(row), "r"(slab), "r"(barrier)
       : "memory");
-}
-// Brings contiguous bytes (a multiple of 16) into the L2.
-__device__ inline void prefetch(const void* global, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
 // One block's part: which rows, which slice of the depth, and where things lie in its shared memory.
@@ -196,7 +178,7 @@ struct Block : Portion {
       for (int i = 0; i < first; ++i, advance(ahead)) load_weights(ahead, i, policy);
     }
     __syncwarp();
-    if (cut.cluster > 1) cluster_sync();
+    if (cut.cluster > 1) cluster_wait();
     wait_for_previous_kernel();
     launch_next_kernel();
     if (lane == 0) {
@@ -209,18 +191,6 @@ struct Block : Portion {
       }
     }
     __syncwarp();
-  }
-
-  __device__ void load_ahead(const Ahead& next) const {
-    for (int block = blockIdx.x; block < next.cut.cluster * next.cut.clusters; block += gridDim.x) {
-      const Portion part(next.cut, next.depth, next.gated ? 2 : 1, block);
-      const int side = part.boxes / part.tiles * next.cut.box_groups * kGroup, width = min(next.width, part.depth);
-      for (int i = lane; i < (next.gated ? 2 : 1) * side; i += 32) {
-        const int row = part.first_box * next.cut.box_groups * kGroup + i % side + i / side * (next.columns / 2);
-        if (row < next.columns)
-          prefetch(static_cast<const T*>(next.weight) + row * next.stride + part.begin, width * int(sizeof(T)));
-      }
-    }
   }
 
   // Where the groups of rows that this warp multiplies lie in a stage.
@@ -371,7 +341,7 @@ struct Block : Portion {
   }
 
   __device__ void compute() const {
-    if (cut.cluster > 1) cluster_sync();
+    if (cut.cluster > 1) cluster_wait();
     wait_for_previous_kernel();
     uint32_t at[kTiles];
     place(at);
@@ -397,15 +367,15 @@ struct Block : Portion {
 template <class T, int kTokens, int kChunk, bool kGated>
 __global__ void __launch_bounds__(kThreads, kTokens < 32 ? 2 : 1) linear_kernel(
     const __grid_constant__ LinearArgs a, const __grid_constant__ Cut cut, const __grid_constant__ CUtensorMap weights,
-    const __grid_constant__ CUtensorMap x, const __grid_constant__ Ahead next) {
+    const __grid_constant__ CUtensorMap x) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(1024) char smem[];
   const Block<T, kTokens, kChunk, kGated> block(a, cut, weights, x, smem);
   if (threadIdx.x == 0) block.init_barriers();
   __syncthreads();
+  if (cut.cluster > 1) cluster_arrive();
   if (block.warp == kConsumers) {
     block.load();
-    if (next.weight) block.load_ahead(next);
   } else {
     block.compute();
   }
@@ -426,11 +396,11 @@ inline bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, in
 }
 
 // A narrow, deep matrix has too few rows for tiles that feed the tensor cores well: two blocks share them.
-inline int cluster_for(const Matrix& m) { return !m.gated && m.columns <= 4224 && m.depth >= 2048 ? 2 : 1; }
+inline int cluster_for(const LinearArgs& m) { return !m.gated && m.columns <= 4224 && m.depth >= 2048 ? 2 : 1; }
 
 // Deals the rows out to as many clusters as the device has room for. Boxes of one group read long stretches fastest;
 // blocks that share a tile have only that one, and get it at once.
-inline Cut cut_for(const Matrix& m, const Device& device) {
+inline Cut cut_for(const LinearArgs& m, const Device& device) {
   const int sides = m.gated ? 2 : 1, cluster = cluster_for(m), groups = m.columns / kGroup / sides;
   const int most = device.multiprocessors / cluster, own = (groups + most - 1) / most;
   const int fit = kTileRows / kGroup / sides;
@@ -439,20 +409,6 @@ inline Cut cut_for(const Matrix& m, const Device& device) {
   const int own_boxes = (boxes + clusters - 1) / clusters, tiles = (own_boxes + fit / box - 1) / (fit / box);
   const int tile_rows = (own_boxes + tiles - 1) / tiles * box * kGroup * sides;
   return {cluster, clusters, groups, boxes, box, tile_rows, 0};
-}
-
-// What a launch does for the one after it. One with a deep ring needs nothing.
-inline Ahead ahead_of(const LinearArgs& a, const Device& device) {
-  const Matrix& m = a.ahead;
-  Ahead next{};
-  // With more rows than a tile of them it was measured to cost more than it gains.
-  if (!m.weight || is_held(m) || a.rows > kTokenTile || m.depth % kSlab != 0 ||
-      m.columns % (kGroup * (m.gated ? 2 : 1)) != 0 ||
-      !aligned(m.weight, m.weight_stride))
-    return next;
-  const Cut cut = cut_for(m, device);
-  const int width = std::min(m.depth, kAheadBytes / 2 / cut.tile_rows / kSlab * kSlab);
-  return {m.weight, m.weight_stride, m.columns, m.depth, width, m.gated, cut};
 }
 
 template <class T, int kTokens, int kChunk, bool kGated>
@@ -468,8 +424,7 @@ cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStrea
     return cudaErrorNotSupported;
   auto kernel = linear_kernel<T, kTokens, kChunk, kGated>;
   return launch_clusters(kernel, cut.cluster, cut.clusters * cut.cluster, kThreads,
-                         L{cut.tile_rows, cut.cluster, cut.stages}.bytes(), stream, a, cut, weights, x,
-                         ahead_of(a, device));
+                         L{cut.tile_rows, cut.cluster, cut.stages}.bytes(), stream, a, cut, weights, x);
 }
 
 template <class T, bool kGated>

@@ -7,20 +7,18 @@
 
 namespace octavo {
 
-constexpr int kGroup = 8;  // weight rows of one instruction
+constexpr int kGroup = 8;       // weight rows of one instruction
 constexpr int kTokenTile = 16;  // rows of x of one instruction
-constexpr int kStep = 32;  // of the depth, what a warp multiplies at once
+constexpr int kStep = 32;       // of the depth, what a warp multiplies at once
 
-// Which matrices linear_held.cu takes, with 2 to 32 rows: by measurement on an H200, those whose x fits into registers,
-// but for sizes between small and large.
-constexpr int kHeldDepth = 5120;
-inline bool is_held(const Matrix& m) {
-  const int64_t size = int64_t(m.columns) * m.depth;
-  return m.depth <= kHeldDepth && (size <= 1 << 23 || size >= 1 << 25);
-}
+// cudaErrorNotSupported: launched nothing, linear.cu is to do it.
 cudaError_t linear_held(const LinearArgs&, const Device&, cudaStream_t);
 
 #if OCTAVO_BULK_COPY
+
+// Tells the cluster that this block's barriers are there (which a fence has published), and waits for the others'.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
@@ -29,7 +27,6 @@ __device__ inline float4 load4(const void* base, int64_t at) {
   const auto v = *reinterpret_cast<const Elements<T, 4>*>(static_cast<const T*>(base) + at);
   return {to_float(v.at[0]), to_float(v.at[1]), to_float(v.at[2]), to_float(v.at[3])};
 }
-
 
 #endif
 

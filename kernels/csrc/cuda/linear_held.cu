@@ -23,7 +23,7 @@ namespace {
 constexpr int kWarps = 10, kThreads = (kWarps + 2) * 32;  // beside those that multiply one feeds, one collects
 constexpr int kStepBytes = kStep * 2;
 constexpr int kMostSteps = 64;  // of the depth, for one block; two share more
-constexpr int kMostRows = 32;
+constexpr int kMostRows = 32, kMostDepth = 5120;
 constexpr int kMostStages = 16;
 constexpr int kInboxes = 4;  // a group is stored when the next one has been sent, so nobody is further ahead
 
@@ -47,9 +47,6 @@ struct Layout {
 
 #if OCTAVO_BULK_COPY
 
-// Tells the cluster that this block's barriers are there (which a fence has published), and waits for the others'.
-__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // What an address in this block's shared memory is in that of another block of the cluster.
 __device__ inline uint32_t address_in(int rank, uint32_t address) {
   uint32_t there;
@@ -381,10 +378,17 @@ cudaError_t launch_tokens(const LinearArgs& a, const Plan& p, const Device& devi
   return launch_steps<T, 32>(a, p, device, stream);
 }
 
+// Which matrices this kernel takes, by measurement on an H200: those whose x fits into registers, but for sizes between
+// small and large where two blocks share the depth. The number of rows does not matter: no row may feel it.
+bool worth(const LinearArgs& a) {
+  const int64_t size = int64_t(a.columns) * a.depth;
+  return a.depth <= kMostDepth && (a.depth <= kMostSteps * kStep || size <= 1 << 23 || size >= 1 << 25);
+}
+
 }  // namespace
 
 cudaError_t linear_held(const LinearArgs& a, const Device& device, cudaStream_t stream) {
-  if (a.rows > kMostRows || a.depth % kStep != 0 || !is_held(a)) return cudaErrorNotSupported;
+  if (a.rows > kMostRows || a.depth % kStep != 0 || !worth(a)) return cudaErrorNotSupported;
   const Plan plan = plan_for(a, device);
   return with_half(a.dtype, [&](auto tag) { return launch_tokens<decltype(tag)>(a, plan, device, stream); });
 }

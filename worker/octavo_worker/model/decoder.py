@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.operands import Ahead, RmsNorm
+from octavo_kernels.operands import RmsNorm
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig, common_window
 from octavo_worker.model.weights import DecoderWeights, LayerWeights, Linear, Norm
@@ -114,12 +114,9 @@ class Decoder:
             self._attend(b, self._input(b, delta, layer.attn_norm), i, layer, batch)
             if rows is not None and i == self.num_layers - 1:  # nobody reads the other rows any more
                 b = self.buffers.select(rows)  # which may be more than there are tokens: samples share them
-            up = Ahead(layer.up.weight, self.config.gated)
-            delta = self._project(b, b.attended.flatten(1), layer.out, layer.post_attn_norm, up)
+            delta = self._project(b, b.attended.flatten(1), layer.out, layer.post_attn_norm)
             self._activate(b, self._input(b, delta, layer.mlp_norm), layer)
-            last = i == self.num_layers - 1
-            following = Ahead(self.weights.head if last else self.weights.layers[i + 1].qkv.weight)
-            delta = self._project(b, b.activated, layer.down, layer.post_mlp_norm, following)
+            delta = self._project(b, b.activated, layer.down, layer.post_mlp_norm)
         return self._advance(b, delta, self.weights.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -139,13 +136,13 @@ class Decoder:
         if self.weights.positions is not None and self.config.position_offset is not None:
             hidden.add_(self.weights.positions[batch.positions + self.config.position_offset])
 
-    def _project(self, b: Buffers, x: Tensor, linear: Linear, post: Norm | None, ahead: Ahead) -> Tensor | None:
+    def _project(self, b: Buffers, x: Tensor, linear: Linear, post: Norm | None) -> Tensor | None:
         """Adds a block's last product to the residual stream, or returns it if it is not to be added as it is."""
         multiplier = self.config.residual_multiplier
         if post is None and multiplier == 1.0:
-            self._linear(Input(x), linear, b.hidden, ahead, residual=b.hidden)
+            self._linear(Input(x), linear, b.hidden, residual=b.hidden)
             return None
-        delta = self._linear(Input(x), linear, b.delta, ahead)
+        delta = self._linear(Input(x), linear, b.delta)
         if post is not None:
             self._norm(delta, post, delta)
         return delta if multiplier == 1.0 else delta.mul_(multiplier)
@@ -173,7 +170,7 @@ class Decoder:
     def _attend(self, b: Buffers, x: Input, index: int, layer: LayerWeights, batch: Batch) -> None:
         """Attention into `b.attended`, before the output projection; this step's keys and values go into the cache."""
         c, attention = self.config, self.config.layers[index]
-        self._linear(x, layer.qkv, b.qkv, Ahead(layer.out.weight))
+        self._linear(x, layer.qkv, b.qkv)
         if c.qk_norm == "whole":
             self._norm_whole(b.qkv, layer)
         cache, rope = self.caches[index], attention.rope
@@ -202,7 +199,7 @@ class Decoder:
 
     def _activate(self, b: Buffers, x: Input, layer: LayerWeights) -> None:
         """The MLP into `b.activated`, before its last product."""
-        up, kind, ahead = layer.up, self.config.activation, Ahead(layer.down.weight)
+        up, kind = layer.up, self.config.activation
         if self.config.gated:
             ops.gated_linear(
                 x.rows,
@@ -213,13 +210,12 @@ class Decoder:
                 scratch=b.up,
                 norm=x.norm,
                 normed=x.normed,
-                ahead=ahead,
                 uniform=self.uniform,
             )
         else:
-            ops.act(self._linear(x, up, b.up, ahead), kind, out=b.activated)
+            ops.act(self._linear(x, up, b.up), kind, out=b.activated)
 
-    def _linear(self, x: Input, linear: Linear, out: Tensor, ahead: Ahead, residual: Tensor | None = None) -> Tensor:
+    def _linear(self, x: Input, linear: Linear, out: Tensor, residual: Tensor | None = None) -> Tensor:
         return ops.linear(
             x.rows,
             linear.weight,
@@ -228,6 +224,5 @@ class Decoder:
             residual=residual,
             norm=x.norm,
             normed=x.normed,
-            ahead=ahead,
             uniform=self.uniform,
         )
