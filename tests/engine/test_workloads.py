@@ -189,6 +189,11 @@ def test_any_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, block_size)
     run_workload(seed, usable_blocks=usable_blocks, block_size=block_size)
 
 
+def test_who_finds_everything_in_the_cache_leaves_nothing_on_the_host():
+    """The last one comes back from the host without a copy and ends: no step follows that would settle anything."""
+    run_workload(210, usable_blocks=6, block_size=16, host_blocks=6, policy=PreemptionPolicy("swap"))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -89,12 +89,12 @@ class HostMemory:
 
     # Back
 
-    def leave(self, sequence: Sequence, step: StepEffects) -> None:
-        """A swapped sequence has its blocks on the device again, but for the oldest ones of a long sequence. The copies
-        begin: this very step may still send others to the host, and not over their sources."""
+    def leave(self, sequence: Sequence, copied: set[int], step: StepEffects) -> None:
+        """A swapped sequence has its blocks on the device again, but for the oldest ones of a long sequence. Of those
+        that are `copied` the copies begin: this very step may still send others to the host, and not over these."""
         cold = sequence.table.start if sequence.request.long else 0
         hosts = [host for host in sequence.host[cold:] if host != NULL_BLOCK]
-        self.pool.guard(hosts, step.number)
+        self.pool.guard(copied.intersection(hosts), step.number)
         self.pool.release(reversed(hosts))
         del sequence.host[cold:]
         self._swapped.remove(sequence)

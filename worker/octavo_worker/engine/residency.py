@@ -153,9 +153,10 @@ class Residency:
         """Take what was found. The caller has made sure that it fits."""
         loads, restored = placement.take()
         plan.swap_in += loads
+        copied = {host for host, _ in loads}
         for member, shared in zip(placement.members, placement.shared, strict=True):
             if self.host is not None and member.host:
-                self.host.leave(member, self.step)
+                self.host.leave(member, copied, self.step)
             member.computed = max(member.computed, shared * self._block_size)
             member.published = shared
         self.cache.counters.restored += placement.restored
