@@ -21,9 +21,8 @@ from octavo_worker.bench.report import report, write
 from octavo_worker.bench.workloads import Work, workload
 from octavo_worker.engine.plan import Sampled, SampleSpec, SequenceResult, StepPlan, StepResult
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.engine.sequence import BATCH
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
-from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
+from octavo_worker.messages import BATCH, NORMAL, AddRequest, EngineSampling, SequenceInput
 
 POOL_TOKENS, BLOCK = 116_208, 16
 TOKEN_BYTES = 819_200  # keys and values
@@ -123,7 +122,7 @@ def main() -> None:
         measure(name, limits, swap, priority)
         for name, limits in [*cases, ("batch256", "exact")]
         for swap in (0, 24, 64)
-        for priority in (1, BATCH)
+        for priority in (NORMAL, BATCH)
     ]
     if arguments.out is not None:
         write(report("batch_order", rows, pool_tokens=POOL_TOKENS), arguments.out)

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_worker.engine.foresight import HORIZON, peak_growth
-from octavo_worker.engine.sequence import BATCH, BATCH_PACE
+from octavo_worker.engine.sequence import BATCH_PACE
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest
+from octavo_worker.messages import BATCH, AddRequest
 
 NEVER = 1e9
 

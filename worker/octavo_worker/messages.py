@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
+PRIORITIES = HIGH, NORMAL, BATCH = 0, 1, 2
+"""The classes of requests, the first before the others. Nobody waits for a single job of `BATCH`."""
+
 
 class Message(msgspec.Struct, array_like=True, tag=True):
     """Base of everything that crosses the socket."""
@@ -73,7 +76,7 @@ class AddRequest(Message):
     sequences: list[SequenceInput]
     sampling: EngineSampling
     salt: bytes = b""  # tenant salt of the prefix cache
-    priority: int = 1  # 0 high, 1 normal, 2 batch
+    priority: int = NORMAL
     deadline: float | None = None  # seconds since the epoch
 
 

@@ -166,7 +166,6 @@ struct QueryLoader {
   }
 };
 
-
 // One consumer warpgroup. Tiles follow each other across items without a pause: a step turns scores that are at hand into
 // weights, starts the next tile's scores, and then adds the weighted values.
 template <class T, int D>

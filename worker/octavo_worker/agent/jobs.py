@@ -12,6 +12,9 @@ from octavo.models import Chunk, FinishReason, JobError, JobStatus, Terminal, To
 from octavo.protocol import Append, Claim
 from octavo_worker.decoding.text import TextStream
 from octavo_worker.messages import (
+    BATCH,
+    HIGH,
+    NORMAL,
     AddRequest,
     EngineSampling,
     Logprob,
@@ -24,7 +27,7 @@ from octavo_worker.messages import (
 MAX_CHUNK_TOKENS = 256
 """Most tokens in one stream entry; more than one only after the server was slow or away."""
 
-_PRIORITIES = {"high": 0, "normal": 1, "batch": 2}
+_PRIORITIES = {"high": HIGH, "normal": NORMAL, "batch": BATCH}
 
 
 def _no_bytes(token: int) -> bytes:
@@ -177,7 +180,8 @@ class ActiveJob:
             sequences=[SequenceInput(s.index, list(s.ids) if sampling.max_tokens else []) for s in unfinished],
             sampling=sampling,
             salt=self.claim.tenant.encode(),
-            priority=0 if self.claim.offset else _PRIORITIES[self.claim.priority],  # somebody may be watching it stand
+            # One that was taken over goes first: somebody may be watching it stand.
+            priority=HIGH if self.claim.offset else _PRIORITIES[self.claim.priority],
             deadline=deadline,
         )
 

@@ -173,7 +173,7 @@ def engine(
     """Scheduler and model alone, in this process: no queue, no text. What comes at once is of the class batch: the
     longest goes first, and times to the first token are those of that order."""
     from octavo_worker.bench.engine import EngineBench
-    from octavo_worker.engine.sequence import BATCH
+    from octavo_worker.messages import BATCH, NORMAL
     from octavo_worker.model import load_runner
 
     rows = []
@@ -193,7 +193,7 @@ def engine(
         for name, work in _works(family, workloads, bench_engine.vocab_size).items():
             bench_engine.run([Work(w.prompt, min(w.max_tokens, 8)) for w in work])
             arrivals, timings = [index * interval_ms / 1e3 for index in range(len(work))], []
-            priority = 1 if interval_ms else BATCH
+            priority = NORMAL if interval_ms else BATCH
             for _ in track(range(rounds), description=name, console=_console, transient=True):
                 log = None if chrome_trace is None else StepLog()
                 timings.append(bench_engine.run(work, arrivals=arrivals, priority=priority, log=log))

@@ -16,7 +16,7 @@ from octavo_worker.engine.options import ModelOptions
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import scheduler_for
 from octavo_worker.engine.step_log import StepLog
-from octavo_worker.messages import AddRequest, EngineSampling, EngineStats, SequenceInput, StepOutput
+from octavo_worker.messages import NORMAL, AddRequest, EngineSampling, EngineStats, SequenceInput, StepOutput
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.runner import PagedRunner
@@ -135,7 +135,7 @@ class EngineBench:
         work: list[Work],
         *,
         arrivals: Sequence[float] = (),
-        priority: int = 1,
+        priority: int = NORMAL,
         kv_tokens: int | None = None,
         log: StepLog | None = None,
     ) -> Timing:

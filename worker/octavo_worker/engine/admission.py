@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.sequence import Request
-from octavo_worker.engine.waiting import PRIORITIES
-from octavo_worker.messages import AddRequest, RequestFailed
+from octavo_worker.messages import PRIORITIES, AddRequest, RequestFailed
 
 
 @dataclass(frozen=True, slots=True)

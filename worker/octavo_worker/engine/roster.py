@@ -9,9 +9,9 @@ from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import StepPlan
 from octavo_worker.engine.residency import Residency
 from octavo_worker.engine.running import RunningBatch
-from octavo_worker.engine.sequence import BATCH, Request, Sequence, State
+from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.waiting import WaitingQueue
-from octavo_worker.messages import RequestResumed
+from octavo_worker.messages import BATCH, RequestResumed
 
 
 class GroupTooLarge(Exception):

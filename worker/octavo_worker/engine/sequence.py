@@ -12,13 +12,10 @@ from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.beam_group import BeamGroup
 from octavo_worker.engine.plan import UNKNOWN, SampleSpec, SequenceStep
 from octavo_worker.memory.block_table import BlockTable
-from octavo_worker.messages import AddRequest, EngineSampling, Logprob
+from octavo_worker.messages import BATCH, AddRequest, EngineSampling, Logprob
 
 Order = tuple[int, float, float, int, int]
 """(class, deadline, turn, arrival, index): smaller runs first and is preempted last."""
-
-BATCH = 2
-"""The class of jobs of which nobody waits for a single one."""
 
 BATCH_PACE = 32.0
 """Tokens a second that a sequence of the class batch is reckoned to get."""

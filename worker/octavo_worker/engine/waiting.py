@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from octavo_worker.engine.sequence import Sequence, by_order
 
-PRIORITIES = (0, 1, 2)  # high, normal, batch
-
 
 class WaitingQueue:
     """Waiting sequences in their order: high classes first, then the earliest deadline, then first come first served,
