@@ -17,33 +17,31 @@ def sampling(max_tokens: int, **fields: object) -> dict[str, object]:
 
 def test_the_map_agrees_with_the_counts_while_sequences_share_and_after(queue: Queue, redis_url, start_worker):
     worker = start_worker("step_seconds=0.01", num_blocks=65).wait_ready()
-    worker_id = worker.info().id
     job = queue.submit(PROMPT, sampling=sampling(300, n=3))
     until(lambda: queue.stored(job) > 10)
     with Client(redis_url) as client:
-        memory = client.worker_memory(worker_id)
-        assert (memory.worker, memory.model, memory.block_size, memory.kv_dtype) == (worker_id, "demo", 16, "bfloat16")
+        memory = client.worker_memory(worker.id)
+        assert (memory.worker, memory.model, memory.block_size, memory.kv_dtype) == (worker.id, "demo", 16, "bfloat16")
         assert memory.blocks["total"] == sum(memory.blocks[s] for s in ("free", "used", "cached", "quarantined")) == 64
         assert (memory.cells.count("s"), memory.cells.count(".")) == (memory.blocks["shared"], memory.blocks["free"])
         assert memory.sharing == ((3, 4),)
         assert max(memory.cell_references) == 3
         assert memory.tokens["prompt"] == 64
         client.cancel(job)
-        until(lambda: client.worker_memory(worker_id).blocks["used"] == 0)
-        after = client.worker_memory(worker_id)
+        until(lambda: client.worker_memory(worker.id).blocks["used"] == 0)
+        after = client.worker_memory(worker.id)
         assert after.cells.count("c") == after.blocks["cached"] > 0
         assert after.sharing == ()
 
 
 def test_the_host_and_the_reasons_of_preemptions(queue: Queue, redis_url, start_worker):
     worker = start_worker("step_seconds=0.002", num_blocks=34, swap_memory=1.0, preemption="swap").wait_ready()
-    worker_id = worker.info().id
     jobs = [queue.submit((i, 30 + i), sampling=sampling(200)) for i in range(12)]
     with Client(redis_url) as client:
-        until(lambda: "u" in client.worker_memory(worker_id).host_cells)
+        until(lambda: "u" in client.worker_memory(worker.id).host_cells)
         for job in jobs:
             queue.wait(job)
-        memory = client.worker_memory(worker_id)
+        memory = client.worker_memory(worker.id)
         assert memory.preemptions["swapped_out"] > 0
         assert memory.tokens["restored"] > 0
         assert memory.host["used"] == 0

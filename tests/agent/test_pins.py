@@ -89,7 +89,7 @@ def test_a_name_pinned_again_moves_on(queue: Queue, start_worker, client):
     client.pin_prefix("x", model="demo", prompt="To be, or not to be, that is the question: whether 'tis nobler in")
     (outcome,) = settled(client, "x").workers.values()
     assert outcome.state == "pinned"
-    assert client.worker_memory(worker.info().id).blocks["pinned"] == outcome.tokens // 16
+    assert client.worker_memory(worker.id).blocks["pinned"] == outcome.tokens // 16
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_cannot_be_kept_is_refused_with_the_reason(queue: Queue, start_work
     (outcome,) = settled(client, "bad").workers.values()
     assert outcome.state == "refused"
     assert says in outcome.message
-    assert client.worker_memory(worker.info().id).blocks["pinned"] == 0
+    assert client.worker_memory(worker.id).blocks["pinned"] == 0
     assert list(queue.wait(queue.submit((7, 8), sampling=sampling(3))).token_ids)
 
 

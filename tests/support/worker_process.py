@@ -57,10 +57,12 @@ class WorkerProcess:
         return self.process.pid
 
     @property
+    def id(self) -> str:
+        return self._known().id
+
+    @property
     def engine_pid(self) -> int:
-        info = self.info()
-        assert info is not None, self.log
-        return int(info.stats["engine_pid"])
+        return int(self._known().stats["engine_pid"])
 
     def info(self) -> WorkerInfo | None:
         """Its latest heartbeat."""
@@ -71,6 +73,11 @@ class WorkerProcess:
                 if data is not None and (info := wire.decode_worker(data)).pid == self.pid:
                     return info
         return None
+
+    def _known(self) -> WorkerInfo:
+        info = self.info()
+        assert info is not None, self.log
+        return info
 
     def wait_ready(self) -> Self:
         """Until it serves, as its heartbeat says."""
