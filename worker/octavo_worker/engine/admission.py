@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
+
+import numpy as np
 
 from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.sequence import Request
@@ -61,10 +64,19 @@ def _bad_ids(request: AddRequest, limits: Limits) -> RequestFailed | None:
     tokens = [request.prompt, *(sequence.tokens for sequence in request.sequences if sequence.tokens)]
     groups = [("prompt", ids) for ids in tokens] + [("logit_bias", list(sampling.logit_bias))]
     for param, ids in groups:
-        if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
+        if ids and not _are_below(ids, limits.vocab_size):
             message = f"{param} has a token id outside 0..{limits.vocab_size - 1}, the model's vocabulary"
             return RequestFailed(request.id, "invalid_request", message, param)
     return None
+
+
+def _are_below(ids: list[int], end: int) -> bool:
+    """Whether all are from 0 to `end`, excluded. A prompt may have hundreds of thousands, and others wait meanwhile."""
+    try:
+        words = np.frombuffer(array("I", ids), np.uint32)
+    except OverflowError:  # negative, or more than 32 bits
+        return False
+    return int(words.max()) < end
 
 
 def _too_long(request: AddRequest, limits: Limits) -> RequestFailed | None:
