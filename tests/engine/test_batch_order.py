@@ -14,7 +14,7 @@ from fake_runner import DelayedRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_worker.engine.foresight import HORIZON, peak_growth
+from octavo_worker.engine.foresight import HORIZON, most_growth, peak_growth
 from octavo_worker.engine.sequence import BATCH_PACE
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import BATCH, AddRequest
@@ -203,6 +203,7 @@ def test_the_peak_is_that_of_stepping_through_the_horizon(sequences):
         for left, length, width in sequences
     ]
     assert peak_growth(seen) == growth_by_stepping(sequences)
+    assert peak_growth(seen) <= most_growth(sum(width for _, _, width in sequences))
 
 
 def fill(priority: int, host_blocks: int = 0, limit: int = 225) -> Driver:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from array import array
+from hashlib import blake2b
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo_worker.memory.block_pool import BlockPool, OutOfBlocks
 from octavo_worker.memory.block_table import BlockTable
@@ -29,6 +33,31 @@ def fill(pool: BlockPool, cache: PrefixCache, tokens: list[int], salt: bytes = b
     for slot in range(len(hits), len(tokens) // SIZE):
         pool.publish(table.blocks[slot], digests[slot + 1])
     return table
+
+
+def hashed(tokens: list[int], salt: bytes) -> list[bytes]:
+    """The same chain with nothing remembered."""
+    digests = [PrefixCache.root(salt)]
+    for at in range(0, len(tokens) - SIZE + 1, SIZE):
+        block = array("I", tokens[at : at + SIZE]).tobytes()
+        digests.append(blake2b(digests[-1] + block, digest_size=16).digest())
+    return digests
+
+
+@given(
+    beginnings=st.lists(st.sampled_from([0, 5, 16, 250, 256, 257, 512, 700, 1024]), min_size=1, max_size=6),
+    end=st.integers(0, 600),
+    cut=st.integers(0, 40),
+)
+def test_what_is_remembered_of_other_prompts_changes_no_digest(beginnings: list[int], end: int, cut: int):
+    cache = PrefixCache(BlockPool(2), SIZE)
+    for number, shared in enumerate(beginnings):
+        tokens = [*range(shared), *(10_000 * number + i for i in range(end))]
+        for salt in (b"one", b"two"):
+            at_once = chain(cache, tokens, salt)
+            in_parts = chain(cache, tokens[: cut * SIZE], salt)
+            cache.extend_digests(in_parts, tokens[(len(in_parts) - 1) * SIZE :])
+            assert at_once == in_parts == hashed(tokens, salt)
 
 
 def test_numbers_of_the_vllm_oracle():
@@ -190,10 +219,13 @@ def test_integrity_check_finds_references_that_no_table_holds():
         pool.check_integrity([blocks[:1]])
 
 
-def test_memory_imports_neither_torch_nor_redis():
-    code = (
-        "import sys, octavo_worker.memory.block_table, octavo_worker.memory.prefix_cache\n"
-        "import octavo_worker.engine.scheduler\n"
-        "assert not {'torch', 'redis', 'numpy'} & set(sys.modules)"
-    )
+@pytest.mark.parametrize(
+    ("modules", "without"),
+    [
+        ("octavo_worker.memory.block_table, octavo_worker.memory.prefix_cache", {"torch", "redis", "numpy"}),
+        ("octavo_worker.engine.scheduler", {"torch", "redis"}),
+    ],
+)
+def test_scheduling_needs_neither_model_nor_queue(modules: str, without: set[str]):
+    code = f"import sys, {modules}\nassert not {without} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -24,6 +24,11 @@ def are_short(gang: Iterable[Sequence], others: Iterable[Sequence]) -> bool:
     return max(map(tokens_left, gang)) <= SHORT * max(map(tokens_left, others))
 
 
+def most_growth(width: int) -> int:
+    """What `peak_growth` of sequences of so many members is at most."""
+    return width * HORIZON
+
+
 def peak_growth(sequences: Collection[Sequence]) -> int:
     """Tokens that `sequences` store beyond those that they have now, at the worst moment within the horizon.
 

@@ -36,7 +36,7 @@ class Placement:
         self._capacity = capacity
         self._long = members[0].request.long
         self._bound = capacity.pace if self._long else capacity.bound(chunk)
-        self._found: set[int] = set()
+        self._idle: set[int] = set()  # found, and held by nobody
         self._new = 0
         self._computing: dict[bytes, int] = {}  # digest -> slot, see `_slots`
         self._loading: dict[bytes | int, int] = {}  # digest, or host block of a partly filled one -> slot
@@ -48,24 +48,24 @@ class Placement:
         for member in members:
             slots = self._load(member) if member.host else self._compute(member, member in private)
             self._slots.append(slots)
+            self._idle.update(slot for slot in slots if slot > 0 and pool.refs[slot] == 0)
 
     @property
     def needed(self) -> int:
         """Available blocks that `take` uses up, and those that long members take next."""
         ahead = max(0, self._capacity.share - self._new) if self._long else 0
-        return self._new + ahead + sum(self._pool.refs[block] == 0 for block in self._found)
+        return self._new + ahead + len(self._idle)
 
     def take(self) -> tuple[list[tuple[int, int]], dict[bytes, int]]:
         """Fill the tables. Returns the (host block, device block) copies to make, and the full blocks among their
         targets by their digests. `OutOfBlocks` unless `needed` fit."""
-        found = list(self._found)
-        self._pool.acquire(found)  # or the allocation might evict them
+        self._pool.acquire(self._idle)  # or the allocation might evict them
         fresh = self._pool.allocate(self._new)
         for member, slots in zip(self.members, self._slots, strict=True):
             first = _first_held(slots)
             member.table.skip(first)
             member.table.adopt(slot if slot > 0 else fresh[-slot - 1] for slot in slots[first:])
-        self._pool.release([*found, *fresh])
+        self._pool.release([*self._idle, *fresh])
         loads = [(host, fresh[-slot - 1]) for slot, host in self.loads.items()]
         full = {key: fresh[-slot - 1] for key, slot in self._loading.items() if isinstance(key, bytes)}
         return loads, full
@@ -74,7 +74,6 @@ class Placement:
         size, length = member.table.block_size, member.length
         shareable = member.digests[1 : (length - 1) // size + 1]  # the last token is always computed
         slots = [] if private or self._long else self._prefix(shareable, size)
-        self._found.update(slot for slot in slots if slot > 0)
         self.shared.append(len(slots))
         self.recomputed += max(0, member.peak - len(slots) * size)
         return self._add_rest(slots, shareable, self._end(slots, length, size))
@@ -88,9 +87,9 @@ class Placement:
 
     def _prefix(self, digests: list[bytes], size: int) -> list[int]:
         """The longest prefix of which everything is there that is seen from its end."""
-        slots = (self._find(digest) or self._computing.get(digest, NULL_BLOCK) for digest in digests)
         if not self._capacity.slides:
-            return list(takewhile(lambda slot: slot != NULL_BLOCK, slots))
+            return self._run(digests)
+        slots = map(self._there, digests)
         found: list[int] = []
         best = run = 0
         for end, slot in enumerate(slots, 1):
@@ -100,6 +99,11 @@ class Placement:
                 best = end
         first = self._capacity.unseen(best * size)
         return [NULL_BLOCK] * first + found[first:best]
+
+    def _run(self, digests: list[bytes]) -> list[int]:
+        """Blocks from the first on, as far as there are any."""
+        found = self._pool.find_run(digests)
+        return [*found, *takewhile(bool, map(self._there, digests[len(found) :]))]
 
     def _load(self, member: Sequence) -> list[int]:
         size = member.table.block_size
@@ -111,13 +115,11 @@ class Placement:
             if host == NULL_BLOCK:
                 slots.append(NULL_BLOCK)
                 continue
-            slot = (position < full and self._find(source)) or self._loading.get(source)
+            slot = (position < full and self._pool.find(source)) or self._loading.get(source)
             if not slot:
                 slot = self._loading[source] = self._add()
                 self.loads[slot] = host
                 self.restored += min(size, member.computed - position * size)
-            elif slot > 0:
-                self._found.add(slot)
             slots.append(slot)
         if member.decodes or self._long:
             self.shared.append(full)
@@ -134,8 +136,7 @@ class Placement:
             if full < len(shareable):
                 self._computing.setdefault(shareable[full], slots[full])
         elif not self._capacity.slides and member.request.prompt_scorer is not member:
-            slots += takewhile(bool, (self._find(d) or self._computing.get(d, NULL_BLOCK) for d in shareable[full:]))
-            self._found.update(slot for slot in slots[full:] if slot > 0)
+            slots += self._run(shareable[full:])
             full = len(slots)
         self.shared.append(full)
         return self._add_rest(slots, shareable, self._end(slots, length, size))
@@ -147,10 +148,9 @@ class Placement:
             return end
         return max(len(slots), min(end, _first_held(slots) + self._bound))
 
-    def _find(self, digest: bytes | int) -> int | None:
-        """A block with this content that exists, or is about to be loaded."""
-        assert isinstance(digest, bytes)
-        return self._pool.find(digest) or self._loading.get(digest)
+    def _there(self, digest: bytes) -> int:
+        """A block with this content that exists, or is about to be loaded or computed; the null block if none is."""
+        return self._pool.find(digest) or self._loading.get(digest) or self._computing.get(digest, NULL_BLOCK)
 
     def _add(self) -> int:
         self._new += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from octavo_worker.engine.foresight import are_short, peak_growth
+from octavo_worker.engine.foresight import are_short, most_growth, peak_growth
 from octavo_worker.engine.placement import Placement
 from octavo_worker.engine.plan import StepPlan
 from octavo_worker.engine.residency import Residency
@@ -118,10 +118,12 @@ class Roster:
         capacity = self.residency.capacity
         if not len(self.running) or gang[0].request.priority != BATCH or capacity.slides:
             return True
-        if not are_short(gang, self.running):
+        room = (spare + self.residency.refuge) * capacity.block_size
+        width = self.running.width + sum(sequence.width for sequence in gang)
+        if most_growth(width) <= room or not are_short(gang, self.running):
             return True
         growing = [sequence for sequence in (*self.running, *gang) if not sequence.request.long]
-        return peak_growth(growing) <= (spare + self.residency.refuge) * capacity.block_size
+        return peak_growth(growing) <= room
 
     def _count_admission(self, sequence: Sequence) -> None:
         request, hit, counters = sequence.request, sequence.computed, self.residency.cache.counters

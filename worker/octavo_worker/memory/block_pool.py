@@ -86,8 +86,9 @@ class BlockPool:
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add a reference to each block; cached ones come back into use."""
+        refs = self.refs
         for block in blocks:
-            if self.refs[block] == 0:
+            if refs[block] == 0:
                 if self._hash[block] is None:
                     raise ValueError(f"block {block} is free: only used and cached blocks can be shared")
                 if block in self._guarded:
@@ -95,17 +96,18 @@ class BlockPool:
                 else:
                     self._unlink(block)
                     self._cached -= 1
-            elif self.refs[block] == 1:
+            elif refs[block] == 1:
                 self._shared += 1
-            self.refs[block] += 1
+            refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop a reference of each block, in the given order; pass a table reversed."""
+        refs = self.refs
         for block in blocks:
-            left = self.refs[block] - 1
+            left = refs[block] - 1
             if left < 0 or block == NULL_BLOCK:
                 raise ValueError(f"block {block} is released more often than it was taken")
-            self.refs[block] = left
+            refs[block] = left
             if left == 0:
                 self._put_back(block)
             elif left == 1:
@@ -163,6 +165,15 @@ class BlockPool:
     def find(self, digest: bytes) -> int | None:
         """The block that holds this content, used or cached."""
         return self._by_hash.get(digest)
+
+    def find_run(self, digests: Iterable[bytes]) -> list[int]:
+        """The blocks that hold these contents, up to the first that no block holds."""
+        blocks: list[int] = []
+        for block in map(self._by_hash.get, digests):
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
 
     def hash_of(self, block: int) -> bytes | None:
         return self._hash[block]

@@ -65,13 +65,7 @@ class PrefixCache:
 
         At most `num_tokens` - 1 tokens are served, because the last one must be computed to get its logits.
         """
-        blocks: list[int] = []
-        for digest in digests[1 : (num_tokens - 1) // self.block_size + 1]:
-            block = self._pool.find(digest)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return self._pool.find_run(digests[1 : (num_tokens - 1) // self.block_size + 1])
 
 
 def _chain(digest: bytes, data: bytes, width: int) -> tuple[bytes, ...]:
