@@ -22,6 +22,24 @@ __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acqui
 
 __device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
+// What a thread of a product has: its place, the launch's plan, its block's shared memory.
+template <class Plan>
+struct Thread {
+  const LinearArgs& a;
+  const Plan& plan;
+  char* shared;
+  uint32_t base;
+  int lane, warp;
+
+  __device__ Thread(const LinearArgs& args, const Plan& how, char* memory)
+      : a(args),
+        plan(how),
+        shared(memory),
+        base(shared_address(memory)),
+        lane(threadIdx.x % 32),
+        warp(__shfl_sync(~0u, threadIdx.x / 32, 0)) {}
+};
+
 template <class T>
 __device__ inline float4 load4(const void* base, int64_t at) {
   const auto v = *reinterpret_cast<const Elements<T, 4>*>(static_cast<const T*>(base) + at);

@@ -70,27 +70,17 @@ __device__ inline float2 load2(const T* from) {
 
 // One block's part. kTokens: rows of x, rounded up. kSteps: of the depth, that a warp holds at most.
 template <class T, int kTokens, int kSteps, int kCluster>
-struct Block {
+struct Block : Thread<Plan> {
   using L = Layout<kTokens, kCluster>;
   static constexpr int kTiles = (kTokens + 15) / 16;
   static constexpr int kMine = (L::kOwn + 31) / 32;  // quads that a lane stores
 
-  const LinearArgs& a;
-  const Plan& plan;
-  char* shared;
-  uint32_t base;
-  int lane, warp, rank;
+  int rank;
   int first, groups;  // of the matrix's
   int begin, steps;   // of the depth's
 
   __device__ Block(const LinearArgs& args, const Plan& how, char* memory)
-      : a(args),
-        plan(how),
-        shared(memory),
-        base(shared_address(memory)),
-        lane(threadIdx.x % 32),
-        warp(__shfl_sync(~0u, threadIdx.x / 32, 0)),
-        rank(blockIdx.x % kCluster) {
+      : Thread(args, how, memory), rank(blockIdx.x % kCluster) {
     const int cluster = blockIdx.x / kCluster;
     first = plan.groups * cluster / plan.clusters;
     groups = plan.groups * (cluster + 1) / plan.clusters - first;

@@ -6,7 +6,7 @@
 // copies are long, because memory is fastest where neighbours are read together.
 #include <algorithm>
 
-#include "activation.cuh"
+#include "linear.cuh"
 #include "norm.cuh"
 
 namespace octavo {
@@ -50,12 +50,8 @@ __device__ inline void widen(const uint4& raw, float (&x)[kVector]) {
 }
 
 template <class T>
-struct Warp {
-  const LinearArgs& a;
-  const Plan& plan;
-  char* shared;
-  uint32_t base;
-  int lane, warp, first, last;  // of the units
+struct Warp : Thread<Plan> {
+  int first, last;  // of the units
   uint64_t policy;
   // What is copied next, and into which slot; where the next piece is read.
   int unit, at = 0, side = 0, write = 0;
@@ -63,16 +59,7 @@ struct Warp {
   uint32_t parity = 0;
 
   __device__ Warp(const LinearArgs& args, const Plan& how, char* memory)
-      : a(args),
-        plan(how),
-        shared(memory),
-        base(shared_address(memory)),
-        lane(threadIdx.x % 32),
-        warp(__shfl_sync(~0u, threadIdx.x / 32, 0)),
-        first(begin_of(0)),
-        last(begin_of(1)),
-        policy(read_once_policy()),
-        unit(first) {}
+      : Thread(args, how, memory), first(begin_of(0)), last(begin_of(1)), policy(read_once_policy()), unit(first) {}
 
   __device__ int begin_of(int next) const {
     return int(int64_t(plan.units) * (blockIdx.x * kWarps + warp + next) / (gridDim.x * kWarps));
@@ -283,15 +270,13 @@ __global__ void __launch_bounds__(kThreads, 2)
 #endif
 }
 
-bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
-
 }  // namespace
 
 cudaError_t linear_row(const LinearArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (device.major < 9 || a.rows != 1 || a.depth == 0 || a.depth % kVector != 0 || !aligned(a.weight) || a.weight_stride % kVector != 0 || !aligned(a.x) ||
-      !aligned(a.norm) || (a.norm && a.depth > kMaxWidth))
+  if (device.major < 9 || a.rows != 1 || a.depth == 0 || a.depth % kVector != 0 || !aligned(a.weight, a.weight_stride) ||
+      !aligned(a.x, 0) || !aligned(a.norm, 0) || (a.norm && a.depth > kMaxWidth))
     return cudaErrorNotSupported;
   Plan plan{a.gated ? a.columns / 2 : a.columns, std::min(kPiece, (a.depth + kStride - 1) / kStride * kStride), 0};
   const int grid = std::min(device.multiprocessors, (plan.units + kWarps - 1) / kWarps);
