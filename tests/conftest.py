@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -14,8 +15,11 @@ from octavo.server import EmbeddedServer
 
 
 def pytest_configure() -> None:
-    """Every engine that a test starts, through whatever process, verifies its accounts whenever it falls idle."""
+    """Every engine that a test starts, through whatever process, verifies its accounts whenever it falls idle. Ctrl-C
+    reaches them also if the tests themselves were started in the background, where shells ignore it."""
     os.environ["OCTAVO_CHECK_INTEGRITY"] = "1"
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
