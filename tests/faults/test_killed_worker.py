@@ -83,10 +83,9 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def in_progress(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> list[str]:
     """Jobs that the worker is well into."""
-    info = worker.info()
-    assert info is not None
+    own_id = worker.id
     states = zip(jobs, queue.fields(jobs, "wid", "st", "n"), strict=True)
-    return [job for job, (owner, status, n) in states if owner == info.id and status == "running" and int(n or 0) > 10]
+    return [job for job, (owner, status, n) in states if owner == own_id and status == "running" and int(n or 0) > 10]
 
 
 def serves(worker: WorkerProcess) -> bool:

@@ -109,17 +109,17 @@ class Roster:
         if spare <= 0:
             return None
         placement = self.residency.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
-        return placement if placement.needed <= spare and self._can_grow(gang, spare - placement.needed) else None
+        fits = placement.needed <= spare and self._can_grow(gang, width, spare - placement.needed)
+        return placement if fits else None
 
-    def _can_grow(self, gang: list[Sequence], spare: int) -> bool:
+    def _can_grow(self, gang: list[Sequence], width: int, spare: int) -> bool:
         """Whether those of the class batch, for none of which somebody waits, have `spare` blocks to grow into beside
-        those that run: who gives way loses what it computed, but for what finds room on the host. Who is about as long
-        as those that run begins all the same: later it would run alone."""
+        those that run, `width` in all: who gives way loses what it computed, but for what finds room on the host. Who
+        is about as long as those that run begins all the same: later it would run alone."""
         capacity = self.residency.capacity
         if not len(self.running) or gang[0].request.priority != BATCH or capacity.slides:
             return True
         room = (spare + self.residency.refuge) * capacity.block_size
-        width = self.running.width + sum(sequence.width for sequence in gang)
         if most_growth(width) <= room or not are_short(gang, self.running):
             return True
         growing = [sequence for sequence in (*self.running, *gang) if not sequence.request.long]
