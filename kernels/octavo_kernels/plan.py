@@ -66,11 +66,11 @@ class AttentionPlan:
         self._extend = ints(self.tiles * _cuda.extend_item_bytes)
         self._folds = ints(sequences * _cuda.fold_item_bytes)
         if self.shared_prefixes:
-            self._prefix = ints(self.chunks * _cuda.prefix_item_bytes)
+            self._prefix = ints((self.chunks + sequences) * _cuda.prefix_item_bytes)
             self._groups = ints(sequences * _cuda.group_state_bytes)
             self._rows = ints(sequences * self.rows * _cuda.group_row_bytes)
         members = range(1, 0 if self.extends else sequences + 1)
-        self._never_tiles = len(list(takewhile(self._has_few, members)))  # sequences in a batch
+        self._never_tiles = len(list(takewhile(self._have_few, members)))  # sequences in a batch
         self._arrivals = ints(sequences * kv_heads * 4)
         slots = self.chunks * kv_heads * self.rows
         self._partial = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
@@ -150,11 +150,17 @@ class AttentionPlan:
         if tensor.device != self._header.device:
             raise ValueError(f"{name} is on {tensor.device}, but the plan is on {self._header.device}")
 
-    def _has_few(self, members: int) -> bool:
-        """Whether a group of so many sequences is never given tiles: the most chunks they can share are known."""
-        rows, tile = members * self.rows, 8 if self.rows <= 8 else _cuda.decode_rows
-        items = -(-rows // tile) * (self.chunks // members)
-        return rows <= self.few_rows or (rows <= _cuda.few_times * self.few_rows and items <= _cuda.few_items)
+    def _have_few(self, sequences: int) -> bool:
+        """Whether no group of a batch of so many is ever given tiles: the most chunks that its members share are known."""
+        tile = _cuda.decode_item_rows(self.rows, sequences, self.shared_prefixes)
+
+        def has_few(members: int) -> bool:
+            rows = members * self.rows
+            items = -(-rows // tile) * (self.chunks // members)
+            few = rows <= _cuda.few_times * self.few_rows and items <= _cuda.few_items
+            return few or rows <= tile // 8 * self.few_rows
+
+        return all(map(has_few, range(1, sequences + 1)))
 
     def _prefix_lists(self) -> tuple[int, int, int]:
         if not self.shared_prefixes:

@@ -5,8 +5,13 @@
 // chunk.cuh, with products of a warpgroup instead of a warp's: both add the products of 16 keys (or 16 columns) at once, so
 // results keep their bits. A block takes a whole multiprocessor, but only so many of them work as tensor cores are needed
 // (`prefix_blocks`): on the others the decode kernel streams what the sequences do not share.
+//
+// All that comes out of the L2 counts, as that stream does, too. So the two blocks of a cluster take two tiles of rows for
+// the same keys, each asks for half of these and both get them. And where there are enough, items are runs of chunks, merged
+// as the fold would: queries are read once for them, and one result is written and folded instead of each chunk's.
 #include "buffer_ring.cuh"
 #include "chunk.cuh"
+#include "cluster.cuh"
 #include "prefix.cuh"
 #include "tensor_map.cuh"
 #include "wgmma.cuh"
@@ -19,70 +24,105 @@ constexpr int kConsumers = 2;                        // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kRows = 64;                            // of one consumer
 constexpr int kTileRows = kConsumers * kRows;
-constexpr int kLoaders = 2 * 32;                     // threads that bring queries
 constexpr int kSlices = 4, kKeys = kSlices * kSlice;  // of one tile
 constexpr int kPerLane = kChunk / kLanes / kKeys;     // tiles
 constexpr int kTiles = kLanes * kPerLane;
 constexpr int kStages = 4, kQueryStages = 2;
+constexpr int kTogether = 2;               // blocks of a cluster
 constexpr int kColumns = map_columns(64);  // as for 128
 static_assert(kPerLane == 2 && kTiles % (2 * kStages) == 0 && prefix_rows(64) == kTileRows && prefix_rows(128) == kTileRows);
 
-// Shared memory: every tile is [D / 64][rows][64].
+// Shared memory: every tile is [D / 64][rows][64]. The results of a run until now lie where there is a second stage of
+// queries if no item is a run.
 template <int D>
 struct Layout {
   static constexpr int kParts = D / kColumns;
   static constexpr int kQueryBytes = kTileRows * D * 2, kTileBytes = kKeys * D * 2;
-  static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
-  static constexpr int kPlacesAt = kValuesAt + kStages * kTileBytes;  // where the results of a tile's rows go
+  static constexpr int kRunAt = kQueryBytes;
+  static constexpr int kKeysAt = kRunAt + kTileRows * D * 4, kValuesAt = kKeysAt + kStages * kTileBytes;
+  static constexpr int kSumsAt = kValuesAt + kStages * kTileBytes;
+  static constexpr int kPlacesAt = kSumsAt + kTileRows * 8;  // where the results of a tile's rows go
   static constexpr int kBarriersAt = kPlacesAt + kQueryStages * kTileRows * 4;
-  static constexpr int kBytes = kBarriersAt + 8 * (2 * kQueryStages + 2 * kStages);
+  static constexpr int kBytes = kBarriersAt + 8 * (2 * kQueryStages * kConsumers + 2 * kStages);
 };
+
+__device__ inline char* block_memory() {
+  extern __shared__ __align__(1024) char memory[];
+  return memory;
+}
 
 template <int D>
 struct Rings {
-  BufferRing queries, tiles;
-  __device__ Rings(uint32_t shared)
-      : queries(shared + Layout<D>::kBarriersAt, kQueryStages), tiles(queries.full + 8 * 2 * kQueryStages, kStages) {}
+  BufferRing queries, tiles;  // queries of one consumer
+  __device__ Rings(uint32_t shared, int consumer = 0)
+      : queries(shared + Layout<D>::kBarriersAt + 8 * 2 * kQueryStages * consumer, kQueryStages),
+        tiles(shared + Layout<D>::kBarriersAt + 8 * 2 * kQueryStages * kConsumers, kStages) {}
 };
 
-// The tiles of a block: every so many'th of the list, for one KV head each.
+// The items of a block. Those of a cluster lie side by side in the list and are for the same KV head; it takes every so
+// many'th pair of them.
 struct Work {
-  int step, count, rounds;
+  const AttentionArgs& a;
+  const int rank, first, step, runs, pairs;
+  const int rounds, query_stages;
 
-  __device__ Work(const AttentionArgs& a)
-      : step(prefix_blocks(a, gridDim.x)), count(a.header->prefix_items * a.kv_heads),
-        rounds(int(blockIdx.x) < step ? (count - int(blockIdx.x) + step - 1) / step : 0) {}
-  __device__ int index(int round) const { return int(blockIdx.x) + round * step; }
+  __device__ Work(const AttentionArgs& args)
+      : a(args), rank(blockIdx.x % kTogether), first(blockIdx.x / kTogether), step(prefix_blocks(a, gridDim.x) / kTogether),
+        runs(a.header->prefix_runs / kTogether * a.kv_heads), pairs(a.header->prefix_items / kTogether * a.kv_heads),
+        rounds(first < step ? (pairs - first + step - 1) / step : 0), query_stages(runs > 0 ? 1 : kQueryStages) {}
+  __device__ int head(int round) const { return (first + round * step) % a.kv_heads; }
+  __device__ int chunks(int round) const { return first + round * step < runs ? kRun : 1; }
+  __device__ const PrefixItem* item(int round, int block) const {
+    return a.prefix + (first + round * step) / a.kv_heads * kTogether + block;
+  }
+  __device__ int query_stage(int round) const { return round % query_stages; }
+  __device__ uint32_t query_phase(int round) const { return round / query_stages & 1; }
 };
 
 #if OCTAVO_WGMMA
 
+// As copy_box, into the blocks of the cluster and at their barriers.
+__device__ inline void copy_box_to_all(uint32_t shared, const CUtensorMap& map, int column, int token, int head, int block,
+                                       uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2,%3,%4,%5,%6}], [%7], %8;" ::"r"(shared),
+      "l"(&map), "r"(0), "r"(column), "r"(token), "r"(head), "r"(block), "r"(barrier), "h"(uint16_t((1 << kTogether) - 1))
+      : "memory");
+}
+
 // One warp brings keys, another values, in the order in which the lanes of a chunk take them. A stage holds the keys of a
 // tile and the values of the one before, which are needed together: the block's first stage has no values, its last no keys.
+// Where the cluster's items are of the same keys, each block brings every second slice to both.
 template <int D>
 struct TileLoader {
   using L = Layout<D>;
   const AttentionArgs& a;
   const Work work;
   const int lane;
+  PrefixItem item;
   int head, block;  // lane i: the block of slice i of the chunk
+  bool together;
 
   __device__ TileLoader(const AttentionArgs& args, const Work& of_block)
-      : a(args), work(of_block), lane(threadIdx.x % 32), head(0), block(0) {
-    look_up(0);
+      : a(args), work(of_block), lane(threadIdx.x % 32), item{}, head(0), block(0), together(false) {
+    look_up(0, 0);
   }
-  __device__ void look_up(int round) {
+  __device__ void look_up(int round, int chunk) {
     if (round >= work.rounds) return;
-    const int index = work.index(round);
-    const PrefixItem item = a.prefix[index / a.kv_heads];
-    head = index % a.kv_heads;
-    block = a.tables[item.sequence * a.table_stride + (item.chunk * kChunk + lane * kSlice) / a.cache.block_size];
+    if (chunk == 0) {
+      item = *work.item(round, work.rank), head = work.head(round);
+      const PrefixItem other = *work.item(round, work.rank ^ 1);
+      together = item.sequence == other.sequence && item.chunk == other.chunk;
+    }
+    const int token = (item.chunk + chunk) * kChunk + lane * kSlice;
+    block = a.tables[item.sequence * a.table_stride + token / a.cache.block_size];
   }
   // Into the ring whose tiles begin at `tiles`.
   __device__ void run(const CUtensorMap& map, uint32_t tiles, BufferRing ring, bool values) {
     if (work.rounds == 0) return;
     constexpr int boxes = kSlices * L::kParts;
-    static_assert(boxes <= 32);
+    static_assert(boxes <= 32 && kSlices % kTogether == 0);
     const int slice = lane % kSlices, part = lane / kSlices % L::kParts;
     const uint32_t mine = tiles + (part * kKeys + slice * kSlice) * kColumns * 2;
     auto bring_none = [&] {
@@ -92,46 +132,54 @@ struct TileLoader {
     };
     if (values) bring_none();
     for (int round = 0; round < work.rounds; ++round) {
-      const int of_head = head, of_block = block;
-      look_up(round + 1);
+      const int chunks = work.chunks(round);
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const int of_head = head, of_block = block;
+        const bool shares = together;
+        if (chunk + 1 < chunks) look_up(round, chunk + 1);
+        else look_up(round + 1, 0);
 #pragma unroll 1
-      for (int i = 0; i < kTiles; ++i) {
-        const int place = (i % kPerLane * kSlices + slice) * kLanes + i / kPerLane;  // of the slice in the chunk
-        const int from = __shfl_sync(~0u, of_block, place), token = place * kSlice & (a.cache.block_size - 1);
-        barrier_wait(ring.empty_now(), ring.parity ^ 1);
-        if (lane == 0) barrier_expect(ring.full_now(), L::kTileBytes);
-        __syncwarp();
-        if (lane < boxes)
-          copy_box(mine + ring.stage * L::kTileBytes, map, part, token, of_head, from, ring.full_now());
-        ring.advance();
+        for (int i = 0; i < kTiles; ++i) {
+          const int place = (i % kPerLane * kSlices + slice) * kLanes + i / kPerLane;  // of the slice in the chunk
+          const int from = __shfl_sync(~0u, of_block, place), token = place * kSlice & (a.cache.block_size - 1);
+          barrier_wait(ring.empty_now(), ring.parity ^ 1);
+          if (lane == 0) barrier_expect(ring.full_now(), L::kTileBytes);
+          __syncwarp();
+          const uint32_t to = mine + ring.stage * L::kTileBytes;
+          if (lane < boxes && !shares) copy_box(to, map, part, token, of_head, from, ring.full_now());
+          if (lane < boxes && shares && slice % kTogether == work.rank)
+            copy_box_to_all(to, map, part, token, of_head, from, ring.full_now());
+          ring.advance();
+        }
       }
     }
     if (!values) bring_none();
   }
 };
 
-// Two others bring queries, whose rows lie apart in memory, and tell where the results of each row go: -1 for none.
+// Two others bring queries, whose rows lie apart in memory, each those of one consumer, and tell where the results of each
+// row go: -1 for none.
 template <class T, int D>
 struct QueryLoader {
   using L = Layout<D>;
-  static constexpr int kHalf = kTileRows / 2;  // rows of one warp, two of each lane
+  static_assert(kRows == 2 * 32);  // two of each lane
   const AttentionArgs& a;
   const Work work;
-  const int lane, first;
+  const int lane, consumer;
   int64_t from[2];
   int to[2];
 
   __device__ QueryLoader(const AttentionArgs& args, const Work& of_block)
-      : a(args), work(of_block), lane(threadIdx.x % 32), first(threadIdx.x % kLoaders / 32 * kHalf) {
+      : a(args), work(of_block), lane(threadIdx.x % 32), consumer(threadIdx.x / 32 % kConsumers) {
     look_up(0);
   }
   __device__ void look_up(int round) {
     if (round >= work.rounds) return;
-    const int index = work.index(round), head = index % a.kv_heads, group = a.heads / a.kv_heads;
-    const PrefixItem item = a.prefix[index / a.kv_heads];
+    const int head = work.head(round), group = a.heads / a.kv_heads;
+    const PrefixItem item = *work.item(round, work.rank);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first + half * 32 + lane;
+      const int row = consumer * kRows + half * 32 + lane;
       from[half] = to[half] = -1;
       if (row >= item.rows) continue;
       const QueryRow at = prefix_row(a, item.sequence, item.first_row + row, item.chunk, group);
@@ -142,15 +190,17 @@ struct QueryLoader {
   __device__ void run(uint32_t shared, int* places, BufferRing ring) {
     constexpr int units = D / 8, at_once = 32 / units;  // rows
     const int unit = lane % units;
+    ring.length = work.query_stages;
     for (int round = 0; round < work.rounds; ++round) {
       barrier_wait(ring.empty_now(), ring.parity ^ 1);
       const uint32_t target = shared + ring.stage * L::kQueryBytes + unit / 8 * (kTileRows * kColumns * 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        places[ring.stage * kTileRows + first + half * 32 + lane] = to[half];
+        const int first = consumer * kRows + half * 32;
+        places[ring.stage * kTileRows + first + lane] = to[half];
 #pragma unroll 4
         for (int i = 0; i < 32; i += at_once) {
-          const int near = i + lane / units, row = first + half * 32 + near;
+          const int near = i + lane / units, row = first + near;
           const int64_t offset = __shfl_sync(~0u, from[half], near);
           const T* source = static_cast<const T*>(a.q) + max(offset, int64_t(0)) + unit * 8;
           copy16(target + row * (kColumns * 2) + ((unit ^ row) & 7) * 16, source, offset >= 0);
@@ -177,17 +227,22 @@ struct Consumer {
   const float unit;
   const Rings<D> rings;
   const uint32_t my_queries;         // of this warpgroup in the first stage, over 16
+  const uint32_t tiles_empty;        // of the block that a lane tells when a stage is empty
+  int to[2];                         // where the results of the thread's rows go
   float s[kSlices][2][4];            // scores
   uint32_t weights[2][kSlices * 4];  // of a lane's two tiles
   State<D, 2> st, sum;               // of the lane at hand, and of those before it
 
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
       : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32), unit(score_unit(args)),
-        rings(base), my_queries(uniform((base + warpgroup * kRows * kColumns * 2) / 16)) {}
+        rings(base, warpgroup), my_queries(uniform(own_address(base + warpgroup * kRows * kColumns * 2) / 16)),
+        tiles_empty(address_in(lane % kTogether, rings.tiles.empty)) {}
 
-  __device__ void release(uint32_t barrier) {
+  // In a cluster the upper bits of an address are the block's.
+  __device__ static uint32_t own_address(uint32_t address) { return address & 0x3ffff; }
+  __device__ void release_tiles(int stage) {
     __syncwarp();
-    if (lane == 0) barrier_arrive_once(barrier);
+    if (lane < kTogether) barrier_arrive_in(tiles_empty + 8 * stage);
   }
   __device__ float (&scores())[kSlices * 8] { return reinterpret_cast<float(&)[kSlices * 8]>(s); }
   __device__ float (&outputs())[D / 2] { return reinterpret_cast<float(&)[D / 2]>(st.o); }
@@ -199,7 +254,7 @@ struct Consumer {
   __device__ int first_row() const { return threadIdx.x / 32 * 16 - kWarpgroup / 2; }  // of the tile, of this warp's
 
   __device__ void score(int query_stage, int n) {
-    const uint32_t k = uniform(keys(n) / 16);
+    const uint32_t k = uniform(own_address(keys(n)) / 16);
     const uint32_t q = my_queries + query_stage * (L::kQueryBytes / 16);
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
@@ -211,7 +266,7 @@ struct Consumer {
     products_commit();
   }
   __device__ void add_values(const uint32_t (&weights)[kSlices * 4], int n) {
-    const uint32_t v = uniform(values(n) / 16);
+    const uint32_t v = uniform(own_address(values(n)) / 16);
 #pragma unroll
     for (int j = 0; j < kSlices; ++j)
       wgmma_transposed(T{}, outputs(), weights + 4 * j, operand<128>(v + j * 128, kKeys * kColumns * 2));
@@ -270,21 +325,63 @@ struct Consumer {
     for (int i = 0; i < kSlices * 4; ++i) weights[i] = 0;
   }
 
-  // Writes the results of a round's item, after which its queries are not needed either.
-  __device__ void write(int round) {
-    const auto places = static_cast<const int*>(__cvta_shared_to_generic(shared + L::kPlacesAt));
+  // The last scores of an item are there: its queries are not needed any more.
+  __device__ void leave_queries(int stage) {
+    const auto places = reinterpret_cast<const int*>(block_memory() + L::kPlacesAt) + stage * kTileRows;
+    to[0] = places[first_row() + lane / 4], to[1] = places[first_row() + lane / 4 + 8];
+    __syncwarp();
+    if (lane == 0) barrier_arrive_once(rings.queries.empty + 8 * stage);
+  }
+  // Writes the results of an item.
+  __device__ void write() const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int to = places[round % kQueryStages * kTileRows + first_row() + lane / 4 + 8 * r];
-      if (to < 0) continue;
-      float* out = a.partial + int64_t(to) * D + lane % 4 * 2;
+      if (to[r] < 0) continue;
+      float* out = a.partial + int64_t(to[r]) * D + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < D / 8; ++n)
         *reinterpret_cast<float2*>(out + n * 8) = make_float2(sum.o[n][2 * r], sum.o[n][2 * r + 1]);
       if (lane % 4 == 0)
-        *reinterpret_cast<float2*>(a.partial_sums + int64_t(to) * 2) = make_float2(sum.m[r], sum.l[r]);
+        *reinterpret_cast<float2*>(a.partial_sums + int64_t(to[r]) * 2) = make_float2(sum.m[r], sum.l[r]);
     }
-    release(rings.queries.empty + 8 * (round % kQueryStages));
+  }
+  // What a run of chunks has come to; threads of a row keep its sums together.
+  __device__ float4& run_outputs(int n) const {
+    return reinterpret_cast<float4*>(block_memory() + L::kRunAt)[n * kConsumers * kWarpgroup + threadIdx.x - kWarpgroup];
+  }
+  __device__ float2& run_sums(int r) const {
+    return reinterpret_cast<float2*>(block_memory() + L::kSumsAt)[first_row() + lane / 4 + 8 * r];
+  }
+  __device__ void keep_run() const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) run_sums(r) = make_float2(sum.m[r], sum.l[r]);
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) run_outputs(n) = make_float4(sum.o[n][0], sum.o[n][1], sum.o[n][2], sum.o[n][3]);
+  }
+  // As State::join_before.
+  __device__ void join_run() {
+    float old_weight[2], weight[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float2 before = run_sums(r);
+      const float top = fmaxf(before.x, sum.m[r]);
+      old_weight[r] = fast_exp2(__fsub_rn(before.x, top)), weight[r] = fast_exp2(__fsub_rn(sum.m[r], top));
+      sum.m[r] = top, sum.l[r] = __fmaf_rn(sum.l[r], weight[r], __fmul_rn(before.y, old_weight[r]));
+    }
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+      const float4 x = run_outputs(n);
+      sum.o[n][0] = __fmaf_rn(sum.o[n][0], weight[0], __fmul_rn(x.x, old_weight[0]));
+      sum.o[n][1] = __fmaf_rn(sum.o[n][1], weight[0], __fmul_rn(x.y, old_weight[0]));
+      sum.o[n][2] = __fmaf_rn(sum.o[n][2], weight[1], __fmul_rn(x.z, old_weight[1]));
+      sum.o[n][3] = __fmaf_rn(sum.o[n][3], weight[1], __fmul_rn(x.w, old_weight[1]));
+    }
+  }
+  // The results of a chunk of an item are complete.
+  __device__ void finish(int chunk, int chunks) {
+    if (chunk > 0) join_run();
+    if (chunk + 1 < chunks) keep_run();
+    else write();
   }
 
   // Joins a lane with those before: first what is little but takes long, then the outputs. Before the first lane there is
@@ -311,11 +408,19 @@ struct Consumer {
     for (int i = 0; i < kSlices * 4; ++i) asm volatile("" : "+r"(weights[i]));
   }
 
-  // Tile i of lane `of` of the item of a round; `more` unless it is the very last.
+  // A chunk of the item of a round, and the one before of the same block: of how many of its item, 0: there is none.
+  struct Turn {
+    int chunk, chunks, before, of_before;
+    int query_stage, next_stage;  // of the item, and of the chunk that follows, if another item's
+    uint32_t next_phase;
+    bool waits;  // for the next item's queries
+  };
+
+  // Tile i of lane `of` of a chunk.
   template <int i>
-  __device__ void step(int round, int of, bool more) {
+  __device__ void step(const Turn& turn, int of) {
     const int n = of * kPerLane + i;
-    const int next_round = round + (n + 1 == kTiles), stage = (n + 1) % kStages;
+    const int stage = (n + 1) % kStages;
     const bool there = barrier_is_over(rings.tiles.full + 8 * stage, phase(n + 1));  // known when it is needed
     float old_weight[2], weight[2];
     if (i == 0) {
@@ -330,7 +435,7 @@ struct Consumer {
     added(weights[1 - i]);
     if (i == 0) {
       join_outputs(old_weight, weight);
-      if (of == 0 && round > 0) write(round - 1), sum.clear();
+      if (of == 0 && turn.of_before > 0) finish(turn.before, turn.of_before), sum.clear();
 #pragma unroll
       for (int o = 0; o < D / 2; ++o) outputs()[o] = 0.0f;
     }
@@ -340,33 +445,40 @@ struct Consumer {
     } else {
       st.l[0] = l[0], st.l[1] = l[1];
     }
-    release(rings.tiles.empty + 8 * (n % kStages));
-    if (i + 1 == kPerLane && n + 1 == kTiles && more)
-      barrier_wait(rings.queries.full + 8 * (next_round % kQueryStages), next_round / kQueryStages & 1);
+    release_tiles(n % kStages);
+    const bool ends = i + 1 == kPerLane && n + 1 == kTiles;  // the next tile is of another chunk
+    if (ends && turn.waits) barrier_wait(rings.queries.full + 8 * turn.next_stage, turn.next_phase);
     products_begin();
-    score(next_round % kQueryStages, n + 1);  // after the last one of whatever lies there, for nobody
+    score(ends ? turn.next_stage : turn.query_stage, n + 1);  // after the last one of whatever lies there, for nobody
     add_values(weights[i], n);
     products_wait<1>(scores());
+    if (i + 2 == kPerLane && n + 2 == kTiles && turn.chunk + 1 == turn.chunks) leave_queries(turn.query_stage);
   }
 
-  __device__ void run(int rounds) {
-    if (rounds == 0) return;
+  __device__ void run(const Work& work) {
+    if (work.rounds == 0) return;
     barrier_wait(rings.queries.full, 0), barrier_wait(rings.tiles.full, 0);
     st.clear(), sum.clear();
     products_begin();
     score(0, 0);
     products_wait<0>(scores());
-    for (int round = 0; round < rounds; ++round)
+    Turn turn{};
+    for (int round = 0; round < work.rounds; ++round) {
+      turn.chunks = work.chunks(round), turn.query_stage = work.query_stage(round);
+      for (turn.chunk = 0; turn.chunk < turn.chunks; ++turn.chunk) {
+        const int next = round + (turn.chunk + 1 == turn.chunks);
+        turn.next_stage = work.query_stage(next), turn.next_phase = work.query_phase(next);
+        turn.waits = next > round && next < work.rounds;
 #pragma unroll 1
-      for (int of = 0; of < kLanes; ++of) {
-        step<0>(round, of, true);
-        step<1>(round, of, round + 1 < rounds || of + 1 < kLanes);
+        for (int of = 0; of < kLanes; ++of) step<0>(turn, of), step<1>(turn, of);
+        turn.before = turn.chunk, turn.of_before = turn.chunks;
       }
+    }
     products_wait<0>();
     added(weights[1]);
     float old_weight[2], weight[2];
     join_sums(old_weight, weight), join_outputs(old_weight, weight);
-    write(rounds - 1);
+    finish(turn.before, turn.of_before);
   }
 };
 
@@ -377,21 +489,23 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefix_wgmma_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ CUtensorMap keys,
                         const __grid_constant__ CUtensorMap values) {
 #if OCTAVO_WGMMA
-  extern __shared__ __align__(1024) char memory[];
   using L = Layout<D>;
-  const uint32_t shared = shared_address(memory);
+  const uint32_t shared = shared_address(block_memory());
   const Rings<D> rings(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kQueryStages; ++i) {
-      barrier_init(rings.queries.full + 8 * i, kLoaders);
-      barrier_init(rings.queries.empty + 8 * i, 4 * kConsumers);
-    }
+    for (int consumer = 0; consumer < kConsumers; ++consumer)
+      for (int i = 0; i < kQueryStages; ++i) {
+        const BufferRing queries = Rings<D>(shared, consumer).queries;
+        barrier_init(queries.full + 8 * i, 32), barrier_init(queries.empty + 8 * i, 4);
+      }
     for (int i = 0; i < kStages; ++i)
-      barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers);
-    fence_bulk();
+      barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers * kTogether);
+    fence_bulk(), fence_barriers();
   }
-  __syncthreads();
+  __syncwarp();
+  cluster_arrive();
   const Work work(a);
+  cluster_wait();
   const int warp = threadIdx.x / 32;
   auto go_on = [] { wait_for_previous_kernel(), launch_next_kernel(); };
   if (warp < 4) {
@@ -404,13 +518,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else {
       QueryLoader<T, D> loader(a, work);
       go_on();
-      loader.run(shared, reinterpret_cast<int*>(memory + L::kPlacesAt), rings.queries);
+      loader.run(shared, reinterpret_cast<int*>(block_memory() + L::kPlacesAt), Rings<D>(shared, warp - 2).queries);
     }
   } else {
     take_registers<232>();
     go_on();
-    Consumer<T, D>(a, shared).run(work.rounds);
+    Consumer<T, D>(a, shared).run(work);
   }
+  if (work.rounds == 0) return;
+  __syncwarp();
+  cluster_meet();  // what one block tells the other's barriers finds them there
 #endif
 }
 
@@ -420,10 +537,8 @@ cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t st
   cudaError_t error = describe_cache(keys, a, 0, kSlice);
   if (error == cudaSuccess) error = describe_cache(values, a, a.cache.kv_stride, kSlice);
   if (error != cudaSuccess) return error;
-  auto kernel = prefix_wgmma_kernel<T, D>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<D>::kBytes);
-  if (error != cudaSuccess) return error;
-  return launch_after(kernel, dim3(device.multiprocessors), kThreads, Layout<D>::kBytes, stream, a, keys, values);
+  return launch_clusters(prefix_wgmma_kernel<T, D>, kTogether, device.multiprocessors / kTogether * kTogether, kThreads,
+                         Layout<D>::kBytes, stream, a, keys, values);
 }
 
 }  // namespace
