@@ -151,7 +151,7 @@ class AttentionPlan:
             raise ValueError(f"{name} is on {tensor.device}, but the plan is on {self._header.device}")
 
     def _have_few(self, sequences: int) -> bool:
-        """Whether no group of a batch of so many is ever given tiles: the most chunks that its members share are known."""
+        """Whether no group of such a batch is ever given tiles: the most chunks that its members share are known."""
         tile = _cuda.decode_item_rows(self.rows, sequences, self.shared_prefixes)
 
         def has_few(members: int) -> bool:
