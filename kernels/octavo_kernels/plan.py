@@ -66,7 +66,7 @@ class AttentionPlan:
         self._extend = ints(self.tiles * _cuda.extend_item_bytes)
         self._folds = ints(sequences * _cuda.fold_item_bytes)
         if self.shared_prefixes:
-            self._prefix = ints((self.chunks + sequences) * _cuda.prefix_item_bytes)
+            self._prefix = ints(self.chunks * _cuda.prefix_item_bytes)
             self._groups = ints(sequences * _cuda.group_state_bytes)
             self._rows = ints(sequences * self.rows * _cuda.group_row_bytes)
         members = range(1, 0 if self.extends else sequences + 1)

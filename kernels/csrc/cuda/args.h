@@ -46,8 +46,7 @@ struct DecodeItem {
 
 // One chunk of a prefix, or a run from `chunk` on, for `rows` rows of a group, from `first_row` of the list of rows on. Or
 // one chunk of the keys that all queries of a split sequence see: then `first_row` is kOwnRows plus the first of its packed
-// rows. Items 2n and 2n + 1 are of one group and, as far as it has as many rows, of the same keys: two blocks read those
-// once. So that their number is even, one may be without rows.
+// rows.
 inline constexpr int kOwnRows = 1 << 30;
 struct PrefixItem {
   int sequence, chunk, first_row, rows;
@@ -97,7 +96,7 @@ struct PlanArgs {
   DecodeItem* decode;
   FoldItem* folds;  // [sequence_capacity]
   ExtendItem* extend;
-  PrefixItem* prefix;        // [decode_capacity + sequence_capacity]
+  PrefixItem* prefix;        // [decode_capacity]
   GroupState* group_states;  // [sequence_capacity]
   GroupRow* rows;            // [sequence_capacity * decode_rows]
   int few_rows;              // a group with more rows than these goes to the prefix kernel, if items have eight rows

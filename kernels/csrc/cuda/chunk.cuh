@@ -85,14 +85,14 @@ struct State {
   }
 };
 
-// How many multiprocessors work at the tiles of prefixes: an even number, as blocks work in pairs. Work that does not come
-// out even is given to fewer; runs, which take longest, come first.
+// How many multiprocessors work at the tiles of prefixes. Work that does not come out even is given to fewer; runs, which
+// take longest, come first.
 __device__ inline int prefix_blocks(const AttentionArgs& a, int multiprocessors) {
   const int items = a.header->prefix_items, runs = a.header->prefix_runs;
   if (items == 0) return 0;
   const int most = prefix_share(items + (kRun - 1) * runs, a.header->decode_tokens, a.header->alone, multiprocessors);
   const int tiles = (runs > 0 ? runs : items) * a.kv_heads, rounds = (tiles + most - 1) / most;
-  return min((tiles + rounds - 1) / rounds + 1, multiprocessors) / 2 * 2;
+  return (tiles + rounds - 1) / rounds;
 }
 
 // One query row of a tile: the token it comes from, its place among the sequence's packed rows (token x grouped head),

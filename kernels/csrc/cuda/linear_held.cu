@@ -47,6 +47,12 @@ struct Layout {
 
 #if OCTAVO_BULK_COPY
 
+// What an address in this block's shared memory is in that of another block of the cluster.
+__device__ inline uint32_t address_in(int rank, uint32_t address) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
 // Stores v there and tells that block's barrier.
 __device__ inline void send(uint32_t to, uint32_t barrier, float4 v) {
   asm volatile(

@@ -53,21 +53,16 @@ __device__ Counts scan(Counts x, Counts& total) {
   return lane > 0 ? before + below : before;
 }
 
-// The items of `row_tiles` tiles of rows, for each of `parts` parts of the keys they see: two tiles of rows side by side for
-// every part, then of an odd one two parts side by side, and an item without rows where nothing else is left.
+// The items of `row_tiles` tiles of rows, for each of `parts` parts of the keys they see.
 struct Tiles {
   int row_tiles, parts;
 
-  __device__ int count() const { return (row_tiles * parts + 1) / 2 * 2; }
+  __device__ int count() const { return row_tiles * parts; }
   // The n-th, whose first of the parts' chunks is `first_chunk` and whose parts have `chunks`, of rows from `first_row` on.
   __device__ PrefixItem item(const PlanArgs& a, int n, int sequence, int first_chunk, int chunks, int first_row,
                              int rows) const {
-    const int of_pairs = row_tiles / 2 * 2 * parts, size = prefix_rows(a.head_dim);
-    const bool paired = n < of_pairs;
-    const int row = (paired ? n / (2 * parts) * 2 + n % 2 : row_tiles - 1) * size;
-    const int part = paired ? n % (2 * parts) / 2 : n - of_pairs;
-    return {sequence, first_chunk + min(part, parts - 1) * chunks, first_row + row,
-            part < parts ? min(size, rows - row) : 0};
+    const int size = prefix_rows(a.head_dim), row = n / parts * size;
+    return {sequence, first_chunk + n % parts * chunks, first_row + row, min(size, rows - row)};
   }
 };
 

@@ -24,7 +24,7 @@ inline bool prefix_merges_runs(const Device& device, int head_dim, float softcap
 constexpr int kTokensPerTile = 600, kAloneTokensPerTile = 1800;
 __device__ inline int prefix_share(int tiles, int decode_tokens, bool alone, int multiprocessors) {
   const int streams = decode_tokens / (alone ? kAloneTokensPerTile : kTokensPerTile);
-  return max(2, int(int64_t(multiprocessors) * tiles / (tiles + streams)));
+  return max(1, int(int64_t(multiprocessors) * tiles / (tiles + streams)));
 }
 
 }  // namespace octavo

@@ -6,12 +6,10 @@
 // results keep their bits. A block takes a whole multiprocessor, but only so many of them work as tensor cores are needed
 // (`prefix_blocks`): on the others the decode kernel streams what the sequences do not share.
 //
-// All that comes out of the L2 counts, as that stream does, too. So the two blocks of a cluster take two tiles of rows for
-// the same keys, each asks for half of these and both get them. And where there are enough, items are runs of chunks, merged
+// All that comes out of the L2 counts, as that stream does, too. So where there are enough, items are runs of chunks, merged
 // as the fold would: queries are read once for them, and one result is written and folded instead of each chunk's.
 #include "buffer_ring.cuh"
 #include "chunk.cuh"
-#include "cluster.cuh"
 #include "prefix.cuh"
 #include "tensor_map.cuh"
 #include "wgmma.cuh"
@@ -28,7 +26,6 @@ constexpr int kSlices = 4, kKeys = kSlices * kSlice;  // of one tile
 constexpr int kPerLane = kChunk / kLanes / kKeys;     // tiles
 constexpr int kTiles = kLanes * kPerLane;
 constexpr int kStages = 4, kQueryStages = 2;
-constexpr int kTogether = 2;               // blocks of a cluster
 constexpr int kColumns = map_columns(64);  // as for 128
 static_assert(kPerLane == 2 && kTiles % (2 * kStages) == 0 && prefix_rows(64) == kTileRows && prefix_rows(128) == kTileRows);
 
@@ -59,70 +56,55 @@ struct Rings {
         tiles(shared + Layout<D>::kBarriersAt + 8 * 2 * kQueryStages * kConsumers, kStages) {}
 };
 
-// The items of a block. Those of a cluster lie side by side in the list and are for the same KV head; it takes every so
-// many'th pair of them.
+// The items of a block: every so many'th of the list, for one KV head each.
 struct Work {
   const AttentionArgs& a;
-  const int rank, first, step, runs, pairs;
-  const int rounds, query_stages;
+  const int step, runs;
+  const int rounds;
 
   __device__ Work(const AttentionArgs& args)
-      : a(args), rank(blockIdx.x % kTogether), first(blockIdx.x / kTogether), step(prefix_blocks(a, gridDim.x) / kTogether),
-        runs(a.header->prefix_runs / kTogether * a.kv_heads), pairs(a.header->prefix_items / kTogether * a.kv_heads),
-        rounds(first < step ? (pairs - first + step - 1) / step : 0), query_stages(runs > 0 ? 1 : kQueryStages) {}
-  __device__ int head(int round) const { return (first + round * step) % a.kv_heads; }
-  __device__ int chunks(int round) const { return first + round * step < runs ? kRun : 1; }
-  __device__ const PrefixItem* item(int round, int block) const {
-    return a.prefix + (first + round * step) / a.kv_heads * kTogether + block;
-  }
-  __device__ int query_stage(int round) const { return round % query_stages; }
-  __device__ uint32_t query_phase(int round) const { return round / query_stages & 1; }
+      : a(args), step(prefix_blocks(a, gridDim.x)), runs(a.header->prefix_runs * a.kv_heads),
+        rounds(int(blockIdx.x) < step ? (a.header->prefix_items * a.kv_heads - int(blockIdx.x) + step - 1) / step : 0) {}
+  __device__ int index(int round) const { return int(blockIdx.x) + round * step; }
+  __device__ int head(int round) const { return index(round) % a.kv_heads; }
+  __device__ int chunks(int round) const { return index(round) < runs ? kRun : 1; }
+  __device__ const PrefixItem& item(int round) const { return a.prefix[index(round) / a.kv_heads]; }
+  // With runs there is one stage of queries.
+  __device__ int query_stage(int round) const { return runs > 0 ? 0 : round % kQueryStages; }
+  __device__ uint32_t query_phase(int round) const { return (runs > 0 ? round : round / kQueryStages) & 1; }
 };
 
 #if OCTAVO_WGMMA
 
-// As copy_box, into the blocks of the cluster and at their barriers.
-__device__ inline void copy_box_to_all(uint32_t shared, const CUtensorMap& map, int column, int token, int head, int block,
-                                       uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%2,%3,%4,%5,%6}], [%7], %8;" ::"r"(shared),
-      "l"(&map), "r"(0), "r"(column), "r"(token), "r"(head), "r"(block), "r"(barrier), "h"(uint16_t((1 << kTogether) - 1))
-      : "memory");
-}
-
 // One warp brings keys, another values, in the order in which the lanes of a chunk take them. A stage holds the keys of a
 // tile and the values of the one before, which are needed together: the block's first stage has no values, its last no keys.
-// Where the cluster's items are of the same keys, each block brings every second slice to both.
 template <int D>
 struct TileLoader {
   using L = Layout<D>;
   const AttentionArgs& a;
   const Work work;
   const int lane;
-  PrefixItem item;
-  int head, block;  // lane i: the block of slice i of the chunk
-  bool together;
+  int sequence, first_chunk, head;
+  int block;  // lane i: the block of slice i of the chunk
 
-  __device__ TileLoader(const AttentionArgs& args, const Work& of_block)
-      : a(args), work(of_block), lane(threadIdx.x % 32), item{}, head(0), block(0), together(false) {
+  __device__ TileLoader(const AttentionArgs& args)
+      : a(args), work(args), lane(threadIdx.x % 32), sequence(0), first_chunk(0), head(0), block(0) {
     look_up(0, 0);
   }
   __device__ void look_up(int round, int chunk) {
     if (round >= work.rounds) return;
     if (chunk == 0) {
-      item = *work.item(round, work.rank), head = work.head(round);
-      const PrefixItem other = *work.item(round, work.rank ^ 1);
-      together = item.sequence == other.sequence && item.chunk == other.chunk;
+      const PrefixItem& item = work.item(round);
+      sequence = item.sequence, first_chunk = item.chunk, head = work.head(round);
     }
-    const int token = (item.chunk + chunk) * kChunk + lane * kSlice;
-    block = a.tables[item.sequence * a.table_stride + token / a.cache.block_size];
+    const int token = (first_chunk + chunk) * kChunk + lane * kSlice;
+    block = a.tables[sequence * a.table_stride + token / a.cache.block_size];
   }
   // Into the ring whose tiles begin at `tiles`.
   __device__ void run(const CUtensorMap& map, uint32_t tiles, BufferRing ring, bool values) {
     if (work.rounds == 0) return;
     constexpr int boxes = kSlices * L::kParts;
-    static_assert(boxes <= 32 && kSlices % kTogether == 0);
+    static_assert(boxes <= 32);
     const int slice = lane % kSlices, part = lane / kSlices % L::kParts;
     const uint32_t mine = tiles + (part * kKeys + slice * kSlice) * kColumns * 2;
     auto bring_none = [&] {
@@ -135,7 +117,6 @@ struct TileLoader {
       const int chunks = work.chunks(round);
       for (int chunk = 0; chunk < chunks; ++chunk) {
         const int of_head = head, of_block = block;
-        const bool shares = together;
         if (chunk + 1 < chunks) look_up(round, chunk + 1);
         else look_up(round + 1, 0);
 #pragma unroll 1
@@ -145,10 +126,8 @@ struct TileLoader {
           barrier_wait(ring.empty_now(), ring.parity ^ 1);
           if (lane == 0) barrier_expect(ring.full_now(), L::kTileBytes);
           __syncwarp();
-          const uint32_t to = mine + ring.stage * L::kTileBytes;
-          if (lane < boxes && !shares) copy_box(to, map, part, token, of_head, from, ring.full_now());
-          if (lane < boxes && shares && slice % kTogether == work.rank)
-            copy_box_to_all(to, map, part, token, of_head, from, ring.full_now());
+          if (lane < boxes)
+            copy_box(mine + ring.stage * L::kTileBytes, map, part, token, of_head, from, ring.full_now());
           ring.advance();
         }
       }
@@ -166,51 +145,49 @@ struct QueryLoader {
   const AttentionArgs& a;
   const Work work;
   const int lane, consumer;
-  int64_t from[2];
-  int to[2];
+  int from[2], to[2];  // in units of 16 bytes, in rows
 
-  __device__ QueryLoader(const AttentionArgs& args, const Work& of_block)
-      : a(args), work(of_block), lane(threadIdx.x % 32), consumer(threadIdx.x / 32 % kConsumers) {
+  __device__ QueryLoader(const AttentionArgs& args)
+      : a(args), work(args), lane(threadIdx.x % 32), consumer(threadIdx.x / 32 % kConsumers) {
     look_up(0);
   }
   __device__ void look_up(int round) {
     if (round >= work.rounds) return;
     const int head = work.head(round), group = a.heads / a.kv_heads;
-    const PrefixItem item = *work.item(round, work.rank);
+    const PrefixItem item = work.item(round);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = consumer * kRows + half * 32 + lane;
       from[half] = to[half] = -1;
       if (row >= item.rows) continue;
       const QueryRow at = prefix_row(a, item.sequence, item.first_row + row, item.chunk, group);
-      from[half] = int64_t(at.token) * a.q_stride + (head * group + at.row % group) * D;
+      from[half] = int((int64_t(at.token) * a.q_stride + (head * group + at.row % group) * D) / 8);
       to[half] = int(partial_row(a, at.slot, head)) + at.row;
     }
   }
-  __device__ void run(uint32_t shared, int* places, BufferRing ring) {
+  __device__ void run(uint32_t shared, int* places, const BufferRing& ring) {
     constexpr int units = D / 8, at_once = 32 / units;  // rows
     const int unit = lane % units;
-    ring.length = work.query_stages;
     for (int round = 0; round < work.rounds; ++round) {
-      barrier_wait(ring.empty_now(), ring.parity ^ 1);
-      const uint32_t target = shared + ring.stage * L::kQueryBytes + unit / 8 * (kTileRows * kColumns * 2);
+      const int stage = work.query_stage(round);
+      barrier_wait(ring.empty + 8 * stage, work.query_phase(round) ^ 1);
+      const uint32_t target = shared + stage * L::kQueryBytes + unit / 8 * (kTileRows * kColumns * 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int first = consumer * kRows + half * 32;
-        places[ring.stage * kTileRows + first + lane] = to[half];
+        places[stage * kTileRows + first + lane] = to[half];
 #pragma unroll 4
         for (int i = 0; i < 32; i += at_once) {
           const int near = i + lane / units, row = first + near;
-          const int64_t offset = __shfl_sync(~0u, from[half], near);
-          const T* source = static_cast<const T*>(a.q) + max(offset, int64_t(0)) + unit * 8;
+          const int offset = __shfl_sync(~0u, from[half], near);
+          const T* source = static_cast<const T*>(a.q) + int64_t(max(offset, 0) + unit) * 8;
           copy16(target + row * (kColumns * 2) + ((unit ^ row) & 7) * 16, source, offset >= 0);
         }
       }
       commit_copies();
       wait_copies<0>();
       fence_bulk();
-      barrier_arrive_once(ring.full_now());
-      ring.advance();
+      barrier_arrive_once(ring.full + 8 * stage);
       look_up(round + 1);
     }
   }
@@ -227,7 +204,6 @@ struct Consumer {
   const float unit;
   const Rings<D> rings;
   const uint32_t my_queries;         // of this warpgroup in the first stage, over 16
-  const uint32_t tiles_empty;        // of the block that a lane tells when a stage is empty
   int to[2];                         // where the results of the thread's rows go
   float s[kSlices][2][4];            // scores
   uint32_t weights[2][kSlices * 4];  // of a lane's two tiles
@@ -235,14 +211,11 @@ struct Consumer {
 
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
       : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32), unit(score_unit(args)),
-        rings(base, warpgroup), my_queries(uniform(own_address(base + warpgroup * kRows * kColumns * 2) / 16)),
-        tiles_empty(address_in(lane % kTogether, rings.tiles.empty)) {}
+        rings(base, warpgroup), my_queries(uniform((base + warpgroup * kRows * kColumns * 2) / 16)) {}
 
-  // In a cluster the upper bits of an address are the block's.
-  __device__ static uint32_t own_address(uint32_t address) { return address & 0x3ffff; }
-  __device__ void release_tiles(int stage) {
+  __device__ void release(uint32_t barrier) {
     __syncwarp();
-    if (lane < kTogether) barrier_arrive_in(tiles_empty + 8 * stage);
+    if (lane == 0) barrier_arrive_once(barrier);
   }
   __device__ float (&scores())[kSlices * 8] { return reinterpret_cast<float(&)[kSlices * 8]>(s); }
   __device__ float (&outputs())[D / 2] { return reinterpret_cast<float(&)[D / 2]>(st.o); }
@@ -254,7 +227,7 @@ struct Consumer {
   __device__ int first_row() const { return threadIdx.x / 32 * 16 - kWarpgroup / 2; }  // of the tile, of this warp's
 
   __device__ void score(int query_stage, int n) {
-    const uint32_t k = uniform(own_address(keys(n)) / 16);
+    const uint32_t k = uniform(keys(n) / 16);
     const uint32_t q = my_queries + query_stage * (L::kQueryBytes / 16);
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
@@ -266,7 +239,7 @@ struct Consumer {
     products_commit();
   }
   __device__ void add_values(const uint32_t (&weights)[kSlices * 4], int n) {
-    const uint32_t v = uniform(own_address(values(n)) / 16);
+    const uint32_t v = uniform(values(n) / 16);
 #pragma unroll
     for (int j = 0; j < kSlices; ++j)
       wgmma_transposed(T{}, outputs(), weights + 4 * j, operand<128>(v + j * 128, kKeys * kColumns * 2));
@@ -329,8 +302,7 @@ struct Consumer {
   __device__ void leave_queries(int stage) {
     const auto places = reinterpret_cast<const int*>(block_memory() + L::kPlacesAt) + stage * kTileRows;
     to[0] = places[first_row() + lane / 4], to[1] = places[first_row() + lane / 4 + 8];
-    __syncwarp();
-    if (lane == 0) barrier_arrive_once(rings.queries.empty + 8 * stage);
+    release(rings.queries.empty + 8 * stage);
   }
   // Writes the results of an item.
   __device__ void write() const {
@@ -445,7 +417,7 @@ struct Consumer {
     } else {
       st.l[0] = l[0], st.l[1] = l[1];
     }
-    release_tiles(n % kStages);
+    release(rings.tiles.empty + 8 * (n % kStages));
     const bool ends = i + 1 == kPerLane && n + 1 == kTiles;  // the next tile is of another chunk
     if (ends && turn.waits) barrier_wait(rings.queries.full + 8 * turn.next_stage, turn.next_phase);
     products_begin();
@@ -499,35 +471,29 @@ __global__ void __launch_bounds__(kThreads, 1)
         barrier_init(queries.full + 8 * i, 32), barrier_init(queries.empty + 8 * i, 4);
       }
     for (int i = 0; i < kStages; ++i)
-      barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers * kTogether);
-    fence_bulk(), fence_barriers();
+      barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers);
+    fence_bulk();
   }
-  __syncwarp();
-  cluster_arrive();
-  const Work work(a);
-  cluster_wait();
+  __syncthreads();
   const int warp = threadIdx.x / 32;
   auto go_on = [] { wait_for_previous_kernel(), launch_next_kernel(); };
   if (warp < 4) {
     give_registers<40>();
     if (warp < 2) {
-      TileLoader<D> loader(a, work);  // the lists and tables were there before the previous kernel began
+      TileLoader<D> loader(a);  // the lists and tables were there before the previous kernel began
       go_on();
       if (warp == 0) loader.run(keys, shared + L::kKeysAt, rings.tiles, false);
       else loader.run(values, shared + L::kValuesAt, rings.tiles, true);
     } else {
-      QueryLoader<T, D> loader(a, work);
+      QueryLoader<T, D> loader(a);
       go_on();
       loader.run(shared, reinterpret_cast<int*>(block_memory() + L::kPlacesAt), Rings<D>(shared, warp - 2).queries);
     }
   } else {
     take_registers<232>();
     go_on();
-    Consumer<T, D>(a, shared).run(work);
+    Consumer<T, D>(a, shared).run(Work(a));
   }
-  if (work.rounds == 0) return;
-  __syncwarp();
-  cluster_meet();  // what one block tells the other's barriers finds them there
 #endif
 }
 
@@ -537,8 +503,10 @@ cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t st
   cudaError_t error = describe_cache(keys, a, 0, kSlice);
   if (error == cudaSuccess) error = describe_cache(values, a, a.cache.kv_stride, kSlice);
   if (error != cudaSuccess) return error;
-  return launch_clusters(prefix_wgmma_kernel<T, D>, kTogether, device.multiprocessors / kTogether * kTogether, kThreads,
-                         Layout<D>::kBytes, stream, a, keys, values);
+  auto kernel = prefix_wgmma_kernel<T, D>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<D>::kBytes);
+  if (error != cudaSuccess) return error;
+  return launch_after(kernel, dim3(device.multiprocessors), kThreads, Layout<D>::kBytes, stream, a, keys, values);
 }
 
 }  // namespace
