@@ -53,7 +53,8 @@ __device__ Counts scan(Counts x, Counts& total) {
   return lane > 0 ? before + below : before;
 }
 
-// The items of `row_tiles` tiles of rows, for each of `parts` parts of the keys they see.
+// The items of `row_tiles` tiles of rows, for each of `parts` parts of the keys they see: part by part, so that memory is
+// read once.
 struct Tiles {
   int row_tiles, parts;
 
@@ -61,8 +62,8 @@ struct Tiles {
   // The n-th, whose first of the parts' chunks is `first_chunk` and whose parts have `chunks`, of rows from `first_row` on.
   __device__ PrefixItem item(const PlanArgs& a, int n, int sequence, int first_chunk, int chunks, int first_row,
                              int rows) const {
-    const int size = prefix_rows(a.head_dim), row = n / parts * size;
-    return {sequence, first_chunk + n % parts * chunks, first_row + row, min(size, rows - row)};
+    const int size = prefix_rows(a.head_dim), row = n % row_tiles * size;
+    return {sequence, first_chunk + n / row_tiles * chunks, first_row + row, min(size, rows - row)};
   }
 };
 
