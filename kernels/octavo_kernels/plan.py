@@ -27,7 +27,8 @@ class AttentionPlan:
     then read once a group, where `reads_prefixes_once`. It adds a launch; it changes no bit of any result.
     """
 
-    # Groups of so few query rows are computed as decodes are, others in tiles of their own kind, which suit many rows.
+    # Groups of so few query rows, or twice as many where an item has sixteen, are computed as decodes are, others in
+    # tiles of their own kind, which suit many rows.
     few_rows = 8
 
     def __init__(
