@@ -27,7 +27,8 @@ class AttentionPlan:
     then read once a group, where `reads_prefixes_once`. It adds a launch; it changes no bit of any result.
     """
 
-    # Groups of so few query rows are computed as decodes are, others in tiles of their own kind, which suit many rows.
+    # Groups of so few query rows, or twice as many where an item has sixteen, are computed as decodes are, others in
+    # tiles of their own kind, which suit many rows.
     few_rows = 8
 
     def __init__(
@@ -70,7 +71,7 @@ class AttentionPlan:
             self._groups = ints(sequences * _cuda.group_state_bytes)
             self._rows = ints(sequences * self.rows * _cuda.group_row_bytes)
         members = range(1, 0 if self.extends else sequences + 1)
-        self._never_tiles = len(list(takewhile(self._has_few, members)))  # sequences in a batch
+        self._never_tiles = len(list(takewhile(self._have_few, members)))  # sequences in a batch
         self._arrivals = ints(sequences * kv_heads * 4)
         slots = self.chunks * kv_heads * self.rows
         self._partial = torch.empty(slots * head_dim, dtype=torch.float32, device=device)
@@ -150,11 +151,17 @@ class AttentionPlan:
         if tensor.device != self._header.device:
             raise ValueError(f"{name} is on {tensor.device}, but the plan is on {self._header.device}")
 
-    def _has_few(self, members: int) -> bool:
-        """Whether a group of so many sequences is never given tiles: the most chunks they can share are known."""
-        rows, tile = members * self.rows, 8 if self.rows <= 8 else _cuda.decode_rows
-        items = -(-rows // tile) * (self.chunks // members)
-        return rows <= self.few_rows or (rows <= _cuda.few_times * self.few_rows and items <= _cuda.few_items)
+    def _have_few(self, sequences: int) -> bool:
+        """Whether no group of such a batch is ever given tiles: the most chunks that its members share are known."""
+        tile = _cuda.decode_item_rows(self.rows, sequences, self.shared_prefixes)
+
+        def has_few(members: int) -> bool:
+            rows = members * self.rows
+            items = -(-rows // tile) * (self.chunks // members)
+            few = rows <= _cuda.few_times * self.few_rows and items <= _cuda.few_items
+            return few or rows <= tile // 8 * self.few_rows
+
+        return all(map(has_few, range(1, sequences + 1)))
 
     def _prefix_lists(self) -> tuple[int, int, int]:
         if not self.shared_prefixes:

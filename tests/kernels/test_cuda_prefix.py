@@ -122,6 +122,44 @@ def test_scores_that_rise_far_above_the_first_ones(monkeypatch, head_dim):
     batch.check()
 
 
+LONG = (-1, 160_000, 1)  # beside so much few multiprocessors work at tiles, as few as runs of chunks keep busy
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_runs_of_chunks(head_dim, dtype):
+    """Four chunks of a prefix are merged before they are written: of two tiles of rows, and of a third one alone."""
+    members = [(0, 4620 + i, 1) for i in range(35)] + [LONG]
+    batch = Grouped([4608], members, heads=16, kv_heads=2, head_dim=head_dim, dtype=dtype)
+    batch.q[::3] *= 8
+    batch.check()
+    assert merges_runs(batch, 6)
+    first = batch.attend()
+    assert all(torch.equal(batch.attend(), first) for _ in range(10))
+
+
+def test_an_odd_number_of_runs():
+    members = [(0, 6670 + i, 1) for i in range(35)] + [(-1, 130_000, 1)]
+    batch = Grouped([6656], members, heads=16, kv_heads=2)
+    batch.check()
+    assert merges_runs(batch, 9)
+
+
+def test_runs_of_several_groups_and_what_does_not_merge():
+    members = [(i % 2, 2600 + i, 1 + i % 2) for i in range(80)] + [(-1, 3000, 1), (-1, 2500, 30), (-1, 106_000, 1)]
+    batch = Grouped([2560, 2048], members, heads=8, kv_heads=2)
+    batch.check()
+    assert merges_runs(batch, 5)
+    batch.check(softcap=2.0)  # by the kernel that merges nothing
+
+
+def merges_runs(batch: Grouped, tiles: int) -> bool:
+    """Whether runs are merged for so many tiles of rows, as on Hopper, or none elsewhere."""
+    plan = batch.plan(shared_prefixes=True)
+    plan.update(batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens)
+    return int(plan._header[-1]) == (tiles if torch.cuda.get_device_capability()[0] == 9 else 0)
+
+
 @pytest.mark.parametrize("block", [32, 128])
 def test_block_sizes(block):
     Grouped([1024, 640], [(i % 2, 1100 + 13 * i, 1) for i in range(20)], block=block).check()
@@ -182,6 +220,15 @@ def test_graph_replay_with_changed_groups():
         out.fill_(float("nan"))
         graph.replay()
         assert torch.equal(out, batch.attend(shared_prefixes=False))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (8, 1), (4, 2)])
+@pytest.mark.parametrize("few_rows", [0, 8])
+def test_groups_that_fill_one_item_of_sixteen_rows(monkeypatch, heads, kv_heads, few_rows):
+    monkeypatch.setattr(AttentionPlan, "few_rows", few_rows)
+    for count in range(1, 17 * kv_heads // heads):
+        members = [(0, 1030 + i, 1) for i in range(count)] + [(-1, 700, 1)]
+        Grouped([1024], members, heads=heads, kv_heads=kv_heads).check()
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (8, 8, 64)])

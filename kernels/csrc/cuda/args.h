@@ -26,6 +26,13 @@ inline constexpr int kSplitContext = 1024;
 // items for each KV head: those run side by side, and what they read several times is little.
 inline constexpr int kFewTimes = 4, kFewItems = 20;
 
+// Query rows of one item of the decode kernel. A sequence's own are `rows`; where those of all sequences fit one tensor-core
+// tile, those of a group share it.
+constexpr int decode_item_rows(int rows, int sequences, bool groups) {
+  const bool together = groups && rows > 1 && rows * sequences > 8 && rows * sequences <= kDecodeRows;
+  return rows <= 8 && !together ? 8 : kDecodeRows;
+}
+
 // Query rows of a tile of the prefix kernel.
 constexpr int prefix_rows(int head_dim) { return head_dim > 128 ? 64 : 128; }
 
@@ -37,8 +44,9 @@ struct DecodeItem {
   int context, query_row, queries, chunks;
 };
 
-// One chunk of a prefix for `rows` rows of a group, from `first_row` of the list of rows on. Or one chunk of the keys that
-// all queries of a split sequence see: then `first_row` is kOwnRows plus the first of its packed rows.
+// One chunk of a prefix, or a run from `chunk` on, for `rows` rows of a group, from `first_row` of the list of rows on. Or
+// one chunk of the keys that all queries of a split sequence see: then `first_row` is kOwnRows plus the first of its packed
+// rows.
 inline constexpr int kOwnRows = 1 << 30;
 struct PrefixItem {
   int sequence, chunk, first_row, rows;
@@ -62,10 +70,11 @@ struct ExtendItem {
 };
 
 // What the last step of decoding folds for one sequence: `chunks` partial results from `first_slot` on, and as many for
-// each further part of its queries. The first `runs` runs of kRun chunks may be merged already, in their first slots.
+// each further part of its queries. The first `runs` runs of kRun chunks may be merged by the decode kernel already, or the
+// first `shared_runs` by the prefix kernel, in their first slots.
 struct alignas(16) FoldItem {
   int first_slot, chunks, query_row, queries;
-  int runs, padding[3];
+  int runs, shared_runs, padding[2];
 };
 
 struct PlanHeader {
@@ -74,6 +83,7 @@ struct PlanHeader {
   int decode_tokens;  // that the decode items cover
   int runs, first_run;  // so many times kRun items, from `first_run` on, are a run of chunks of one sequence
   int alone;            // whether the items are so many and so short that warps take them alone
+  int prefix_runs;      // so many prefix items, which come first, are runs of kRun chunks
 };
 
 struct PlanArgs {
@@ -89,9 +99,10 @@ struct PlanArgs {
   PrefixItem* prefix;        // [decode_capacity]
   GroupState* group_states;  // [sequence_capacity]
   GroupRow* rows;            // [sequence_capacity * decode_rows]
-  int few_rows;              // a group with more rows than these goes to the prefix kernel
+  int few_rows;              // a group with more rows than these goes to the prefix kernel, if items have eight rows
   int single_chunks;         // that are kept out of runs, for the end of a launch
   int alone_items;           // from so many on warps take short ones alone
+  int run_multiprocessors;   // those of a chip whose prefix kernel merges runs; otherwise 0
   int decode_capacity, extend_capacity, sequence_capacity;
 };
 

@@ -7,6 +7,7 @@
 
 #include "attention.cuh"
 #include "cells.cuh"
+#include "prefix.cuh"
 
 namespace octavo {
 namespace {
@@ -84,15 +85,13 @@ struct State {
   }
 };
 
-// How many multiprocessors work at the tiles of prefixes while the others stream what decodes read. A tile keeps the tensor
-// cores as busy as so many tokens keep the memory, more where warps take items alone; work that does not come out even is
-// given to fewer.
-constexpr int kTokensPerTile = 600, kAloneTokensPerTile = 1800;
+// How many multiprocessors work at the tiles of prefixes. Work that does not come out even is given to fewer; runs, which
+// take longest, come first.
 __device__ inline int prefix_blocks(const AttentionArgs& a, int multiprocessors) {
-  const int items = a.header->prefix_items, tiles = items * a.kv_heads;
+  const int items = a.header->prefix_items, runs = a.header->prefix_runs;
   if (items == 0) return 0;
-  const int streams = a.header->decode_tokens / (a.header->alone ? kAloneTokensPerTile : kTokensPerTile);
-  const int most = max(1, int(int64_t(multiprocessors) * items / (items + streams))), rounds = (tiles + most - 1) / most;
+  const int most = prefix_share(items + (kRun - 1) * runs, a.header->decode_tokens, a.header->alone, multiprocessors);
+  const int tiles = (runs > 0 ? runs : items) * a.kv_heads, rounds = (tiles + most - 1) / most;
   return (tiles + rounds - 1) / rounds;
 }
 

@@ -261,6 +261,11 @@ __device__ void write_partial(const AttentionArgs& a, int head, const QueryRow& 
 // in the slot of its first chunk. Neither that nor the number of threads nor the batch changes a result.
 constexpr int kFoldGroups = 8;
 
+// Which kernels merge the chunks of runs: the decode kernel those of a sequence alone, the prefix kernel those of a group.
+struct Merges {
+  bool decodes, tiles;
+};
+
 // The partial results of four columns of a row.
 struct Partials {
   const float2* sums;
@@ -268,8 +273,9 @@ struct Partials {
   int64_t step;  // rows from one chunk to the next
   int width, chunks, merged;
 
-  __device__ Partials(const AttentionArgs& a, const FoldItem& it, int head, int row, int column, bool merges)
-      : step(int64_t(a.kv_heads) * a.partial_rows), width(a.head_dim), chunks(it.chunks), merged(merges ? it.runs : 0) {
+  __device__ Partials(const AttentionArgs& a, const FoldItem& it, int head, int row, int column, Merges merges)
+      : step(int64_t(a.kv_heads) * a.partial_rows), width(a.head_dim), chunks(it.chunks),
+        merged((merges.decodes ? it.runs : 0) + (merges.tiles ? it.shared_runs : 0)) {  // never both
     const int64_t first = partial_row(a, it.first_slot, head) + row;
     sums = reinterpret_cast<const float2*>(a.partial_sums) + first, columns = a.partial + first * width + column;
   }
@@ -277,6 +283,7 @@ struct Partials {
     const float2 sum = __ldcg(sums + chunk * step);
     return {sum.x, sum.y, __ldcg(reinterpret_cast<const float4*>(columns + chunk * step * width))};
   }
+  __device__ int count() const { return chunks - merged * (kRun - 1); }
   __device__ int runs() const { return (chunks + kRun - 1) / kRun; }
   __device__ int group_size() const { return (runs() + kFoldGroups - 1) / kFoldGroups; }  // in runs
 
@@ -319,7 +326,7 @@ struct Partials {
 
 // All threads of a block fold one row, a group each of those that share columns.
 template <class T, int D, int kThreads>
-__device__ void fold_row(const AttentionArgs& a, const FoldItem& it, int head, int row, bool merges,
+__device__ void fold_row(const AttentionArgs& a, const FoldItem& it, int head, int row, Merges merges,
                          float4 (&outputs)[kFoldGroups][D / 4], float2 (&sums)[kFoldGroups]) {
   constexpr int kAtOnce = kThreads / (D / 4) < kFoldGroups ? kThreads / (D / 4) : kFoldGroups;
   const int part = threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;

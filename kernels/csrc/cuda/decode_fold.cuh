@@ -14,6 +14,30 @@ __device__ inline Folded fold_columns(const Partials& partials) {
   return all;
 }
 
+// The same for few partial results of which the first are merged runs, with no branch between a load and the next.
+constexpr int kFewMerged = 6;
+__device__ inline Folded fold_few_merged(const Partials& partials) {
+  const int count = partials.count(), merged = partials.merged;
+  Folded x[kFewMerged], all;
+#pragma unroll
+  for (int i = 0; i < kFewMerged; ++i) {
+    x[i].clear();
+    if (i < count) x[i] = partials.at(i + min(i, merged) * (kRun - 1));
+  }
+  all.clear();
+#pragma unroll
+  for (int i = 0; i < kFewMerged; ++i) {
+    if (i < merged || (i - merged) % kRun == kRun - 1 || i + 1 >= count || i + 1 == kFewMerged) {
+      Folded group;
+      group.clear();
+      group.join(x[i]), all.join(group);
+    } else {
+      x[i].join(x[i + 1]), x[i + 1] = x[i];
+    }
+  }
+  return all;
+}
+
 // The same for at most two runs of which nothing is merged yet, with no branch between a load and the next. What is not
 // there weighs nothing.
 __device__ inline Folded fold_few(const Partials& partials) {
@@ -40,7 +64,7 @@ __device__ inline Folded fold_few(const Partials& partials) {
 __device__ inline int part_queries(const AttentionArgs& a) { return a.partial_rows / (a.heads / a.kv_heads); }
 __device__ inline FoldItem part_of(const FoldItem& all, int n, int queries) {
   return {all.first_slot + n * all.chunks, all.chunks, all.query_row + n * queries, min(all.queries - n * queries, queries),
-          all.runs, {}};
+          all.runs, all.shared_runs, {}};
 }
 
 // Before anything of the decode kernel is read. The next kernel may begin, and finds the counter as it was.
@@ -52,7 +76,7 @@ __device__ inline void begin_fold(const AttentionArgs& a) {
 
 // All threads of a block fold one row of all parts of a sequence, or of every gridDim.z-th one.
 template <class T, int D>
-__global__ void __launch_bounds__(256, 2) fold_kernel(const __grid_constant__ AttentionArgs a, bool merges) {
+__global__ void __launch_bounds__(256, 2) fold_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
   __shared__ float4 outputs[kFoldGroups][D / 4];
   __shared__ float2 sums[kFoldGroups];
   const FoldItem all = a.folds[blockIdx.x];
@@ -71,7 +95,7 @@ __global__ void __launch_bounds__(256, 2) fold_kernel(const __grid_constant__ At
 // Where there are many rows they run side by side, kRows a block.
 template <class T, int D, int kRows>
 __global__ void __launch_bounds__(128, 128 % (D / 4) == 0 ? 6 : 5)
-    fold_wide_kernel(const __grid_constant__ AttentionArgs a, bool merges) {
+    fold_wide_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
   const FoldItem all = a.folds[blockIdx.x];
   begin_fold(a);
   const int mine = blockIdx.y * kRows + threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
@@ -83,13 +107,18 @@ __global__ void __launch_bounds__(128, 128 % (D / 4) == 0 ? 6 : 5)
     const FoldItem it = part_of(all, part, queries);
     if (row >= it.queries * group) return;
     const Partials partials(a, it, head, row, column, merges);
-    write_folded<T>(a, it.query_row, head, row, column,
-                    it.chunks <= 2 * kRun && partials.merged == 0 ? fold_few(partials) : fold_columns(partials));
+    const auto folded = [&] {
+      if (partials.merged == 0 && it.chunks <= 2 * kRun) return fold_few(partials);
+      if constexpr (merges_shared_runs(D))
+        if (partials.count() <= kFewMerged && partials.runs() <= kFoldGroups) return fold_few_merged(partials);
+      return fold_columns(partials);
+    };
+    write_folded<T>(a, it.query_row, head, row, column, folded());
   }
 }
 
 template <class T, int D>
-cudaError_t launch_fold(const AttentionArgs& a, bool merges, cudaStream_t stream) {
+cudaError_t launch_fold(const AttentionArgs& a, Merges merges, cudaStream_t stream) {
   constexpr int kRows = 128 / (D / 4);
   const int rows = a.kv_heads * a.partial_rows, parts = a.extends && a.window == 0 ? kSplitRows / kDecodeRows : 1;
   if (a.sequences * rows <= (a.prefix ? 1024 : 512))

@@ -312,7 +312,8 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   error = launch_after(kernel, dim3(device.multiprocessors * resident), kWarps * 32, bytes, stream, a, stages, resident);
   if (error != cudaSuccess) return error;
-  with_result_type<T, C>(a, [&](auto tag) { error = launch_fold<decltype(tag), D>(a, merges_runs<C, D>, stream); });
+  const Merges merges{merges_runs<C, D>, prefix_merges_runs(device, D, a.softcap)};
+  with_result_type<T, C>(a, [&](auto tag) { error = launch_fold<decltype(tag), D>(a, merges, stream); });
   return error;
 }
 
@@ -320,7 +321,8 @@ template <class T, class C>
 cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   auto run = [&](auto dim) {
     constexpr int D = decltype(dim)::value;
-    return a.partial_rows <= 8 ? launch<T, C, D, 1>(a, stream) : launch<T, C, D, 2>(a, stream);
+    const int rows = decode_item_rows(a.partial_rows, a.sequences, a.rows);
+    return rows <= 8 ? launch<T, C, D, 1>(a, stream) : launch<T, C, D, 2>(a, stream);
   };
   if constexpr (is_scaled<C>) return with_common_head_dim(a.head_dim, run);
   else return with_head_dim(a.head_dim, run);

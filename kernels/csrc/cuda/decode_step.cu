@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     __syncthreads();
     if (!arrives_last(p.arrivals + it.sequence * a.kv_heads + head, it.chunks)) continue;
     for (int row = 0; row < group; ++row) {
-      fold_row<T, D, kThreads>(a, a.folds[it.sequence], head, row, false, outputs, sums);
+      fold_row<T, D, kThreads>(a, a.folds[it.sequence], head, row, {}, outputs, sums);
       __syncthreads();
     }
   }

@@ -1,5 +1,5 @@
 // Turns context and query lengths into flat work lists, once a step; every layer reuses them.
-#include "common.cuh"
+#include "prefix.cuh"
 
 namespace octavo {
 namespace {
@@ -53,6 +53,20 @@ __device__ Counts scan(Counts x, Counts& total) {
   return lane > 0 ? before + below : before;
 }
 
+// The items of `row_tiles` tiles of rows, for each of `parts` parts of the keys they see: part by part, so that memory is
+// read once.
+struct Tiles {
+  int row_tiles, parts;
+
+  __device__ int count() const { return row_tiles * parts; }
+  // The n-th, whose first of the parts' chunks is `first_chunk` and whose parts have `chunks`, of rows from `first_row` on.
+  __device__ PrefixItem item(const PlanArgs& a, int n, int sequence, int first_chunk, int chunks, int first_row,
+                             int rows) const {
+    const int size = prefix_rows(a.head_dim), row = n % row_tiles * size;
+    return {sequence, first_chunk + n / row_tiles * chunks, first_row + row, min(size, rows - row)};
+  }
+};
+
 struct Sequence {
   int context, row, queries, first, chunks, tiles;
   int parts, part_queries;  // of the decode kernel
@@ -63,8 +77,9 @@ struct Sequence {
 
   __device__ bool in_group() const { return shared > 0 && own == 0; }
   __device__ Counts counts() const {
-    return {(chunks - rest - shared) * parts, rest * parts, tiles, chunks * parts, own * shared, possible_runs()};
+    return {(chunks - rest - shared) * parts, rest * parts, tiles, chunks * parts, own_tiles().count(), possible_runs()};
   }
+  __device__ Tiles own_tiles() const { return {own, own > 0 ? shared : 0}; }
   __device__ int possible_runs() const { return may_run && shared == 0 ? (chunks - rest) / kRun : 0; }
   // What the decode kernel sees of a part.
   __device__ DecodeItem part(int sequence, int slot, int chunk, int index) const {
@@ -121,27 +136,32 @@ __device__ int bucket(int cost, int highest) {
   return kBuckets - 1 - int(int64_t(cost) * (kBuckets - 1) / max(highest, 1));
 }
 
-// Rows of a group that an item of the decode kernel takes, whose tile has eight rows if those of a sequence fit.
-__device__ int item_rows(const PlanArgs& a) { return a.decode_rows <= 8 ? 8 : kDecodeRows; }
+__device__ int item_rows(const PlanArgs& a) { return decode_item_rows(a.decode_rows, a.sequences, a.rows); }
 
 // What one group adds: rows to the list of rows, items of a few rows to the decode kernel or tiles to the prefix
 // kernel. Members whose prefix is shorter than a chunk have no rows here.
 struct Group {
-  int leader, rows, chunks, items, tiles;
+  int leader, rows, chunks, items, row_tiles;
 
-  __device__ Group(const PlanArgs& a, int g) : leader(0), rows(0), chunks(0), items(0), tiles(0) {
+  __device__ Group(const PlanArgs& a, int g) : leader(0), rows(0), chunks(0), items(0), row_tiles(0) {
     if (g >= a.sequences || a.group_states[g].rows == 0) return;
     leader = a.group_states[g].leader, rows = a.group_states[g].rows, chunks = a.prefix_lens[g] / kChunk;
     const int few = (rows + item_rows(a) - 1) / item_rows(a) * chunks;
-    if (rows <= a.few_rows || (rows <= kFewTimes * a.few_rows && few <= kFewItems)) items = few;
-    else tiles = (rows + prefix_rows(a.head_dim) - 1) / prefix_rows(a.head_dim) * chunks;
+    if (rows <= item_rows(a) / 8 * a.few_rows || (rows <= kFewTimes * a.few_rows && few <= kFewItems)) items = few;
+    else row_tiles = (rows + prefix_rows(a.head_dim) - 1) / prefix_rows(a.head_dim);
   }
+  __device__ int runs(bool in_runs) const { return in_runs ? chunks / kRun : 0; }
+  __device__ Tiles run_tiles(bool in_runs) const { return {row_tiles, runs(in_runs)}; }
+  __device__ Tiles chunk_tiles(bool in_runs) const { return {row_tiles, chunks - kRun * runs(in_runs)}; }
 };
 
-// Lists what is computed for the rows of each group and makes room for those; gives the number of items for the decode and
-// the prefix kernel, which come first in their lists.
-__device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+// Of all groups: items of the decode kernel, tiles of the prefix kernel by the chunk, and items that are runs if there are.
+struct GroupTotals {
+  int items, tiles, runs;
+};
+
+// Finds each group's rows and its first sequence.
+__device__ void gather_groups(const PlanArgs& a, GroupTotals& totals) {
   for (int g = threadIdx.x; g < a.sequences; g += kThreads) a.group_states[g] = {0, a.sequences, 0, 0};
   __syncthreads();
   for (int s = threadIdx.x; s < a.sequences; s += kThreads) {
@@ -151,11 +171,37 @@ __device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
     atomicMin(&a.group_states[q.group].leader, s);
   }
   __syncthreads();
-  Counts done = {};  // items, -, tiles, rows
+  for (int g = threadIdx.x; g < a.sequences; g += kThreads) {
+    const Group mine(a, g);
+    if (mine.rows == 0) continue;
+    atomicAdd(&totals.items, mine.items);
+    atomicAdd(&totals.tiles, mine.row_tiles * mine.chunks);
+    atomicAdd(&totals.runs, mine.run_tiles(true).count());
+  }
+  __syncthreads();
+}
+
+// Of a run's chunks queries are read and results written once, but few runs keep few multiprocessors busy. They pay where
+// they take no more than a third longer than all that tiles and streams have to do, divided among all multiprocessors.
+constexpr int kTileTokens = 800;  // that a multiprocessor streams in the time of a chunk's tile
+__device__ bool tiles_run(const PlanArgs& a, const GroupTotals& totals, int own_tiles, int tokens, bool alone) {
+  if (a.run_multiprocessors == 0 || totals.runs == 0) return false;
+  const int tiles = totals.tiles + own_tiles, blocks = prefix_share(tiles, tokens, alone, a.run_multiprocessors);
+  const int rounds = (totals.runs * a.kv_heads + blocks - 1) / blocks;
+  return 3 * int64_t(kRun) * rounds * kTileTokens * a.run_multiprocessors <=
+         4 * (int64_t(tiles) * kTileTokens + tokens) * a.kv_heads;
+}
+
+// Lists what is computed for the rows of each group, runs before single chunks and all before what is listed otherwise, and
+// makes room for those rows; gives the number of single chunks' items.
+__device__ int list_groups(const PlanArgs& a, Counts* starts, bool in_runs, int runs) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  Counts done = {};  // items, -, -, rows, tiles of single chunks, runs
   for (int base = 0; base < a.sequences; base += kThreads) {
     const Group mine(a, base + threadIdx.x);
     Counts total;
-    const Counts start = done + scan({mine.items, 0, mine.tiles, mine.rows, 0, 0}, total);
+    const Counts start = done + scan({mine.items, 0, 0, mine.rows, mine.chunk_tiles(in_runs).count(),
+                                      mine.run_tiles(in_runs).count()}, total);
     starts[threadIdx.x] = start;
     if (mine.rows > 0) a.group_states[base + threadIdx.x].next_row = start.slots;
     done = done + total;
@@ -168,14 +214,15 @@ __device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
         a.decode[at.full + n] = {g.leader, n % g.chunks, at.slots + row, min(item_rows(a), g.rows - row),
                                  g.chunks * kChunk, 0, 1, 0};
       }
-      for (int n = lane; n < g.tiles; n += 32) {
-        const int row = n / g.chunks * prefix_rows(a.head_dim);
-        a.prefix[at.tiles + n] = {g.leader, n % g.chunks, at.slots + row, min(prefix_rows(a.head_dim), g.rows - row)};
-      }
+      const Tiles in_run = g.run_tiles(in_runs), single = g.chunk_tiles(in_runs);
+      for (int n = lane; n < in_run.count(); n += 32)
+        a.prefix[at.runs + n] = in_run.item(a, n, g.leader, 0, kRun, at.slots, g.rows);
+      for (int n = lane; n < single.count(); n += 32)
+        a.prefix[runs + at.prefix + n] = single.item(a, n, g.leader, kRun * in_run.parts, 1, at.slots, g.rows);
     }
     __syncthreads();
   }
-  return {done.full, 0, 0, 0, done.tiles, 0};
+  return done.prefix;
 }
 
 // The order of a group's rows varies, and no row's result depends on it.
@@ -189,10 +236,11 @@ __device__ void list_rows(const PlanArgs& a, const Sequence& q, int first_slot) 
 __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   __shared__ Counts starts[kThreads];
   __shared__ int buckets[kBuckets], highest, decode_tokens;
+  __shared__ GroupTotals groups;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_for_previous_kernel();  // and no early launch of the next: attention reads the lists before it waits
   if (threadIdx.x < kBuckets) buckets[threadIdx.x] = 0;
-  if (threadIdx.x == 0) highest = decode_tokens = 0;
+  if (threadIdx.x == 0) highest = decode_tokens = 0, groups = {};
   Counts all = {};
   for (int base = 0; base < a.sequences; base += kThreads) {
     const Sequence q = describe(a, base + threadIdx.x);
@@ -206,21 +254,17 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   if (!fits) __trap();  // the caller sized the lists: never answer with part of the keys
   // Given to the first that can have them.
   const int runs = all.full < 2 * a.single_chunks ? 0 : min(all.runs, (all.full - a.single_chunks) / kRun);
-  const Counts shared = a.groups ? plan_groups(a, starts) : Counts{};
-  if (threadIdx.x == 0) {
-    a.header->decode_items = shared.full + all.full + all.rest, a.header->extend_items = all.tiles;
-    a.header->prefix_items = shared.prefix + all.prefix;
-    a.header->next_decode = 0;
-    a.header->runs = runs, a.header->first_run = shared.full;
-  }
-  for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {};
+  if (a.groups) gather_groups(a, groups);
   __syncthreads();
-  if (threadIdx.x == 0) {
-    const int items = shared.full + all.full + all.rest, tokens = decode_tokens + shared.full * kChunk;
-    a.header->decode_tokens = tokens;
-    a.header->alone = runs == 0 && a.decode_rows <= 8 && a.head_dim <= kRunDim && items >= a.alone_items &&
-                      tokens <= kAloneTokens * items;
-  }
+  const int few = groups.items, items = few + all.full + all.rest, tokens = decode_tokens + few * kChunk;
+  const bool alone = runs == 0 && a.decode_rows <= 8 && a.head_dim <= kRunDim && items >= a.alone_items &&
+                     tokens <= kAloneTokens * items;
+  const bool in_runs = tiles_run(a, groups, all.prefix, tokens, alone);
+  const int prefix_runs = in_runs ? groups.runs : 0;
+  const int prefix_items = prefix_runs + (a.groups ? list_groups(a, starts, in_runs, prefix_runs) : 0);
+  if (threadIdx.x == 0)
+    *a.header = {items, all.tiles, prefix_items + all.prefix, 0, tokens, runs, few, alone, prefix_runs};
+  for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {};
 
   if (all.tiles > 0) {
     for (int s = warp; s < a.sequences; s += kThreads / 32) {
@@ -244,7 +288,8 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     starts[threadIdx.x] = start;
     if (base + int(threadIdx.x) < a.sequences) {
       const int runs_of_mine = max(0, min(mine.possible_runs(), runs - start.runs));
-      a.folds[base + threadIdx.x] = {start.slots, mine.chunks, mine.row, mine.queries, runs_of_mine, {}};
+      const int shared_runs = mine.in_group() && Group(a, mine.group).row_tiles > 0 && in_runs ? mine.shared / kRun : 0;
+      a.folds[base + threadIdx.x] = {start.slots, mine.chunks, mine.row, mine.queries, runs_of_mine, shared_runs, {}};
       if (mine.in_group()) list_rows(a, mine, start.slots);
     }
     done = done + total;
@@ -252,20 +297,18 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     for (int i = warp; i < min(kThreads, a.sequences - base); i += kThreads / 32) {
       const Sequence q = describe(a, base + i);
       const Counts at = starts[i];
-      const int runs_before = min(at.runs, runs), in_runs = max(0, min(q.possible_runs(), runs - at.runs)) * kRun;
+      const int runs_before = min(at.runs, runs), merged = max(0, min(q.possible_runs(), runs - at.runs)) * kRun;
       for (int n = lane; n < (q.chunks - q.shared) * q.parts; n += 32) {  // parts of one chunk run side by side
         const int c = q.shared + n / q.parts, p = n % q.parts;
         const bool last = q.rest && c == q.chunks - 1;
         const int place = last ? all.full + at.rest + p
-                          : n < in_runs ? runs_before * kRun + n
-                                        : at.full + n + (runs - runs_before) * kRun - in_runs;
-        a.decode[shared.full + place] = q.part(base + i, at.slots, c, p);
+                          : n < merged ? runs_before * kRun + n
+                                        : at.full + n + (runs - runs_before) * kRun - merged;
+        a.decode[few + place] = q.part(base + i, at.slots, c, p);
       }
-      for (int n = lane; n < q.own * q.shared; n += 32) {
-        const int row = n / q.shared * prefix_rows(a.head_dim);
-        a.prefix[shared.prefix + at.prefix + n] = {base + i, n % q.shared, kOwnRows + row,
-                                                   min(prefix_rows(a.head_dim), q.queries * a.group - row)};
-      }
+      const Tiles own = q.own_tiles();
+      for (int n = lane; n < own.count(); n += 32)
+        a.prefix[prefix_items + at.prefix + n] = own.item(a, n, base + i, 0, 1, kOwnRows, q.queries * a.group);
       for (int t = lane; t < q.tiles; t += 32)
         a.extend[atomicAdd(&buckets[bucket(cost(a, q, t), highest)], 1)] = {base + i, t, q.context, q.row, q.queries,
                                                                             {0, 0, 0}};
@@ -282,6 +325,7 @@ cudaError_t plan_attention(const PlanArgs& args, cudaStream_t stream) {
   PlanArgs a = args;
   const int blocks = 2 * device.multiprocessors;
   a.single_chunks = kTailChunks * blocks / a.kv_heads, a.alone_items = kAloneItems * blocks / a.kv_heads;
+  a.run_multiprocessors = prefix_merges_runs(device, a.head_dim) ? device.multiprocessors : 0;
   return launch_after(plan_kernel, dim3(1), kThreads, 0, stream, a);
 }
 

@@ -24,6 +24,14 @@ constexpr int slices = D <= 64 ? 8 : D <= 128 ? 4 : 2;  // of one stage
 
 static_assert(row_warps<128> * 16 == prefix_rows(128) && row_warps<256> * 16 == prefix_rows(256));
 
+// The n-th chunk of the list, whose runs are not merged here.
+__device__ inline PrefixItem chunk_item(const AttentionArgs& a, int n) {
+  const int in_runs = a.header->prefix_runs * kRun;
+  PrefixItem item = a.prefix[n < in_runs ? n / kRun : n - in_runs / kRun * (kRun - 1)];
+  if (n < in_runs) item.chunk += n % kRun;
+  return item;
+}
+
 // Brings the slices of a block's items into a ring of stages, in the order in which the lanes of a chunk take them.
 template <class T, int D>
 struct Loader {
@@ -46,7 +54,7 @@ struct Loader {
     return (n % kPerLane * kLanes + n / kPerLane) * kSlice;
   }
   __device__ int block_of(int slice) const {
-    const PrefixItem& item = a.prefix[index() / a.kv_heads];
+    const PrefixItem item = chunk_item(a, index() / a.kv_heads);
     return a.tables[item.sequence * a.table_stride + (item.chunk * kChunk + position(slice)) / a.cache.block_size];
   }
   __device__ void look_up() {
@@ -151,7 +159,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
 #endif
   wait_for_previous_kernel();
   launch_next_kernel();
-  const int total = a.header->prefix_items * a.kv_heads, group = a.heads / a.kv_heads;
+  const int group = a.heads / a.kv_heads;
+  const int total = (a.header->prefix_items + a.header->prefix_runs * (kRun - 1)) * a.kv_heads;
   const float unit = score_unit(a);
   Ring<T, D> ring{shared_address(shared), shared_address(full), shared_address(empty), stages};
   // Where there is room, the lanes done so far lie in shared memory: registers are what hides latencies here.
@@ -161,10 +170,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
 
   for (int index = blockIdx.x; index < total; index += gridDim.x) {
     auto locate = [&](int row) {
-      const PrefixItem& item = a.prefix[index / a.kv_heads];  // read again for the results: registers are few
+      const PrefixItem item = chunk_item(a, index / a.kv_heads);  // read again for the results: registers are few
       return prefix_row(a, item.sequence, item.first_row + first + row, item.chunk, group);
     };
-    const int count = a.prefix[index / a.kv_heads].rows - first;
+    const int count = chunk_item(a, index / a.kv_heads).rows - first;
     Queries<T, D> queries(a, index % a.kv_heads, count, locate);
     queries.hold();
     State<C, 2> st;

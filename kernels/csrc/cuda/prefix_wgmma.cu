@@ -5,6 +5,9 @@
 // chunk.cuh, with products of a warpgroup instead of a warp's: both add the products of 16 keys (or 16 columns) at once, so
 // results keep their bits. A block takes a whole multiprocessor, but only so many of them work as tensor cores are needed
 // (`prefix_blocks`): on the others the decode kernel streams what the sequences do not share.
+//
+// All that comes out of the L2 counts, as that stream does, too. So where there are enough, items are runs of chunks, merged
+// as the fold would: queries are read once for them, and one result is written and folded instead of each chunk's.
 #include "buffer_ring.cuh"
 #include "chunk.cuh"
 #include "prefix.cuh"
@@ -19,7 +22,6 @@ constexpr int kConsumers = 2;                        // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kRows = 64;                            // of one consumer
 constexpr int kTileRows = kConsumers * kRows;
-constexpr int kLoaders = 2 * 32;                     // threads that bring queries
 constexpr int kSlices = 4, kKeys = kSlices * kSlice;  // of one tile
 constexpr int kPerLane = kChunk / kLanes / kKeys;     // tiles
 constexpr int kTiles = kLanes * kPerLane;
@@ -27,32 +29,49 @@ constexpr int kStages = 4, kQueryStages = 2;
 constexpr int kColumns = map_columns(64);  // as for 128
 static_assert(kPerLane == 2 && kTiles % (2 * kStages) == 0 && prefix_rows(64) == kTileRows && prefix_rows(128) == kTileRows);
 
-// Shared memory: every tile is [D / 64][rows][64].
+// Shared memory: every tile is [D / 64][rows][64]. The results of a run until now lie where there is a second stage of
+// queries if no item is a run.
 template <int D>
 struct Layout {
   static constexpr int kParts = D / kColumns;
   static constexpr int kQueryBytes = kTileRows * D * 2, kTileBytes = kKeys * D * 2;
-  static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
-  static constexpr int kPlacesAt = kValuesAt + kStages * kTileBytes;  // where the results of a tile's rows go
+  static constexpr int kRunAt = kQueryBytes;
+  static constexpr int kKeysAt = kRunAt + kTileRows * D * 4, kValuesAt = kKeysAt + kStages * kTileBytes;
+  static constexpr int kSumsAt = kValuesAt + kStages * kTileBytes;
+  static constexpr int kPlacesAt = kSumsAt + kTileRows * 8;  // where the results of a tile's rows go
   static constexpr int kBarriersAt = kPlacesAt + kQueryStages * kTileRows * 4;
-  static constexpr int kBytes = kBarriersAt + 8 * (2 * kQueryStages + 2 * kStages);
+  static constexpr int kBytes = kBarriersAt + 8 * (2 * kQueryStages * kConsumers + 2 * kStages);
 };
+
+__device__ inline char* block_memory() {
+  extern __shared__ __align__(1024) char memory[];
+  return memory;
+}
 
 template <int D>
 struct Rings {
-  BufferRing queries, tiles;
-  __device__ Rings(uint32_t shared)
-      : queries(shared + Layout<D>::kBarriersAt, kQueryStages), tiles(queries.full + 8 * 2 * kQueryStages, kStages) {}
+  BufferRing queries, tiles;  // queries of one consumer
+  __device__ Rings(uint32_t shared, int consumer = 0)
+      : queries(shared + Layout<D>::kBarriersAt + 8 * 2 * kQueryStages * consumer, kQueryStages),
+        tiles(shared + Layout<D>::kBarriersAt + 8 * 2 * kQueryStages * kConsumers, kStages) {}
 };
 
-// The tiles of a block: every so many'th of the list, for one KV head each.
+// The items of a block: every so many'th of the list, for one KV head each.
 struct Work {
-  int step, count, rounds;
+  const AttentionArgs& a;
+  const int step, runs;
+  const int rounds;
 
-  __device__ Work(const AttentionArgs& a)
-      : step(prefix_blocks(a, gridDim.x)), count(a.header->prefix_items * a.kv_heads),
-        rounds(int(blockIdx.x) < step ? (count - int(blockIdx.x) + step - 1) / step : 0) {}
+  __device__ Work(const AttentionArgs& args)
+      : a(args), step(prefix_blocks(a, gridDim.x)), runs(a.header->prefix_runs * a.kv_heads),
+        rounds(int(blockIdx.x) < step ? (a.header->prefix_items * a.kv_heads - int(blockIdx.x) + step - 1) / step : 0) {}
   __device__ int index(int round) const { return int(blockIdx.x) + round * step; }
+  __device__ int head(int round) const { return index(round) % a.kv_heads; }
+  __device__ int chunks(int round) const { return index(round) < runs ? kRun : 1; }
+  __device__ const PrefixItem& item(int round) const { return a.prefix[index(round) / a.kv_heads]; }
+  // With runs there is one stage of queries.
+  __device__ int query_stage(int round) const { return runs > 0 ? 0 : round % kQueryStages; }
+  __device__ uint32_t query_phase(int round) const { return (runs > 0 ? round : round / kQueryStages) & 1; }
 };
 
 #if OCTAVO_WGMMA
@@ -65,18 +84,21 @@ struct TileLoader {
   const AttentionArgs& a;
   const Work work;
   const int lane;
-  int head, block;  // lane i: the block of slice i of the chunk
+  int sequence, first_chunk, head;
+  int block;  // lane i: the block of slice i of the chunk
 
-  __device__ TileLoader(const AttentionArgs& args, const Work& of_block)
-      : a(args), work(of_block), lane(threadIdx.x % 32), head(0), block(0) {
-    look_up(0);
+  __device__ TileLoader(const AttentionArgs& args)
+      : a(args), work(args), lane(threadIdx.x % 32), sequence(0), first_chunk(0), head(0), block(0) {
+    look_up(0, 0);
   }
-  __device__ void look_up(int round) {
+  __device__ void look_up(int round, int chunk) {
     if (round >= work.rounds) return;
-    const int index = work.index(round);
-    const PrefixItem item = a.prefix[index / a.kv_heads];
-    head = index % a.kv_heads;
-    block = a.tables[item.sequence * a.table_stride + (item.chunk * kChunk + lane * kSlice) / a.cache.block_size];
+    if (chunk == 0) {
+      const PrefixItem& item = work.item(round);
+      sequence = item.sequence, first_chunk = item.chunk, head = work.head(round);
+    }
+    const int token = (first_chunk + chunk) * kChunk + lane * kSlice;
+    block = a.tables[sequence * a.table_stride + token / a.cache.block_size];
   }
   // Into the ring whose tiles begin at `tiles`.
   __device__ void run(const CUtensorMap& map, uint32_t tiles, BufferRing ring, bool values) {
@@ -92,75 +114,80 @@ struct TileLoader {
     };
     if (values) bring_none();
     for (int round = 0; round < work.rounds; ++round) {
-      const int of_head = head, of_block = block;
-      look_up(round + 1);
+      const int chunks = work.chunks(round);
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const int of_head = head, of_block = block;
+        if (chunk + 1 < chunks) look_up(round, chunk + 1);
+        else look_up(round + 1, 0);
 #pragma unroll 1
-      for (int i = 0; i < kTiles; ++i) {
-        const int place = (i % kPerLane * kSlices + slice) * kLanes + i / kPerLane;  // of the slice in the chunk
-        const int from = __shfl_sync(~0u, of_block, place), token = place * kSlice & (a.cache.block_size - 1);
-        barrier_wait(ring.empty_now(), ring.parity ^ 1);
-        if (lane == 0) barrier_expect(ring.full_now(), L::kTileBytes);
-        __syncwarp();
-        if (lane < boxes)
-          copy_box(mine + ring.stage * L::kTileBytes, map, part, token, of_head, from, ring.full_now());
-        ring.advance();
+        for (int i = 0; i < kTiles; ++i) {
+          const int place = (i % kPerLane * kSlices + slice) * kLanes + i / kPerLane;  // of the slice in the chunk
+          const int from = __shfl_sync(~0u, of_block, place), token = place * kSlice & (a.cache.block_size - 1);
+          barrier_wait(ring.empty_now(), ring.parity ^ 1);
+          if (lane == 0) barrier_expect(ring.full_now(), L::kTileBytes);
+          __syncwarp();
+          if (lane < boxes)
+            copy_box(mine + ring.stage * L::kTileBytes, map, part, token, of_head, from, ring.full_now());
+          ring.advance();
+        }
       }
     }
     if (!values) bring_none();
   }
 };
 
-// Two others bring queries, whose rows lie apart in memory, and tell where the results of each row go: -1 for none.
+// Two others bring queries, whose rows lie apart in memory, each those of one consumer, and tell where the results of each
+// row go: -1 for none.
 template <class T, int D>
 struct QueryLoader {
   using L = Layout<D>;
-  static constexpr int kHalf = kTileRows / 2;  // rows of one warp, two of each lane
+  static_assert(kRows == 2 * 32);  // two of each lane
   const AttentionArgs& a;
   const Work work;
-  const int lane, first;
-  int64_t from[2];
-  int to[2];
+  const int lane, consumer;
+  int from[2], to[2];  // in units of 16 bytes, in rows
 
-  __device__ QueryLoader(const AttentionArgs& args, const Work& of_block)
-      : a(args), work(of_block), lane(threadIdx.x % 32), first(threadIdx.x % kLoaders / 32 * kHalf) {
+  __device__ QueryLoader(const AttentionArgs& args)
+      : a(args), work(args), lane(threadIdx.x % 32), consumer(threadIdx.x / 32 % kConsumers) {
     look_up(0);
   }
   __device__ void look_up(int round) {
     if (round >= work.rounds) return;
-    const int index = work.index(round), head = index % a.kv_heads, group = a.heads / a.kv_heads;
-    const PrefixItem item = a.prefix[index / a.kv_heads];
+    const int head = work.head(round), group = a.heads / a.kv_heads;
+    const PrefixItem item = work.item(round);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first + half * 32 + lane;
+      const int row = consumer * kRows + half * 32 + lane;
       from[half] = to[half] = -1;
       if (row >= item.rows) continue;
       const QueryRow at = prefix_row(a, item.sequence, item.first_row + row, item.chunk, group);
-      from[half] = int64_t(at.token) * a.q_stride + (head * group + at.row % group) * D;
+      from[half] = int((int64_t(at.token) * a.q_stride + (head * group + at.row % group) * D) / 8);
       to[half] = int(partial_row(a, at.slot, head)) + at.row;
     }
   }
-  __device__ void run(uint32_t shared, int* places, BufferRing ring) {
+  __device__ void run(uint32_t shared, int* places, const BufferRing& ring) {
     constexpr int units = D / 8, at_once = 32 / units;  // rows
     const int unit = lane % units;
     for (int round = 0; round < work.rounds; ++round) {
-      barrier_wait(ring.empty_now(), ring.parity ^ 1);
-      const uint32_t target = shared + ring.stage * L::kQueryBytes + unit / 8 * (kTileRows * kColumns * 2);
+      const int stage = work.query_stage(round);
+      barrier_wait(ring.empty + 8 * stage, work.query_phase(round) ^ 1);
+      const uint32_t target = shared + stage * L::kQueryBytes + unit / 8 * (kTileRows * kColumns * 2);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        places[ring.stage * kTileRows + first + half * 32 + lane] = to[half];
+        const int first = consumer * kRows + half * 32;
+        places[stage * kTileRows + first + lane] = to[half];
 #pragma unroll 4
         for (int i = 0; i < 32; i += at_once) {
-          const int near = i + lane / units, row = first + half * 32 + near;
-          const int64_t offset = __shfl_sync(~0u, from[half], near);
-          const T* source = static_cast<const T*>(a.q) + max(offset, int64_t(0)) + unit * 8;
+          const int near = i + lane / units, row = first + near;
+          const int offset = __shfl_sync(~0u, from[half], near);
+          const T* source = static_cast<const T*>(a.q) + int64_t(max(offset, 0) + unit) * 8;
           copy16(target + row * (kColumns * 2) + ((unit ^ row) & 7) * 16, source, offset >= 0);
         }
       }
       commit_copies();
       wait_copies<0>();
       fence_bulk();
-      barrier_arrive_once(ring.full_now());
-      ring.advance();
+      barrier_arrive_once(ring.full + 8 * stage);
       look_up(round + 1);
     }
   }
@@ -177,13 +204,14 @@ struct Consumer {
   const float unit;
   const Rings<D> rings;
   const uint32_t my_queries;         // of this warpgroup in the first stage, over 16
+  int to[2];                         // where the results of the thread's rows go
   float s[kSlices][2][4];            // scores
   uint32_t weights[2][kSlices * 4];  // of a lane's two tiles
   State<D, 2> st, sum;               // of the lane at hand, and of those before it
 
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
       : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32), unit(score_unit(args)),
-        rings(base), my_queries(uniform((base + warpgroup * kRows * kColumns * 2) / 16)) {}
+        rings(base, warpgroup), my_queries(uniform((base + warpgroup * kRows * kColumns * 2) / 16)) {}
 
   __device__ void release(uint32_t barrier) {
     __syncwarp();
@@ -270,21 +298,62 @@ struct Consumer {
     for (int i = 0; i < kSlices * 4; ++i) weights[i] = 0;
   }
 
-  // Writes the results of a round's item, after which its queries are not needed either.
-  __device__ void write(int round) {
-    const auto places = static_cast<const int*>(__cvta_shared_to_generic(shared + L::kPlacesAt));
+  // The last scores of an item are there: its queries are not needed any more.
+  __device__ void leave_queries(int stage) {
+    const auto places = reinterpret_cast<const int*>(block_memory() + L::kPlacesAt) + stage * kTileRows;
+    to[0] = places[first_row() + lane / 4], to[1] = places[first_row() + lane / 4 + 8];
+    release(rings.queries.empty + 8 * stage);
+  }
+  // Writes the results of an item.
+  __device__ void write() const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int to = places[round % kQueryStages * kTileRows + first_row() + lane / 4 + 8 * r];
-      if (to < 0) continue;
-      float* out = a.partial + int64_t(to) * D + lane % 4 * 2;
+      if (to[r] < 0) continue;
+      float* out = a.partial + int64_t(to[r]) * D + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < D / 8; ++n)
         *reinterpret_cast<float2*>(out + n * 8) = make_float2(sum.o[n][2 * r], sum.o[n][2 * r + 1]);
       if (lane % 4 == 0)
-        *reinterpret_cast<float2*>(a.partial_sums + int64_t(to) * 2) = make_float2(sum.m[r], sum.l[r]);
+        *reinterpret_cast<float2*>(a.partial_sums + int64_t(to[r]) * 2) = make_float2(sum.m[r], sum.l[r]);
     }
-    release(rings.queries.empty + 8 * (round % kQueryStages));
+  }
+  // What a run of chunks has come to; threads of a row keep its sums together.
+  __device__ float4& run_outputs(int n) const {
+    return reinterpret_cast<float4*>(block_memory() + L::kRunAt)[n * kConsumers * kWarpgroup + threadIdx.x - kWarpgroup];
+  }
+  __device__ float2& run_sums(int r) const {
+    return reinterpret_cast<float2*>(block_memory() + L::kSumsAt)[first_row() + lane / 4 + 8 * r];
+  }
+  __device__ void keep_run() const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) run_sums(r) = make_float2(sum.m[r], sum.l[r]);
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) run_outputs(n) = make_float4(sum.o[n][0], sum.o[n][1], sum.o[n][2], sum.o[n][3]);
+  }
+  // As State::join_before.
+  __device__ void join_run() {
+    float old_weight[2], weight[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float2 before = run_sums(r);
+      const float top = fmaxf(before.x, sum.m[r]);
+      old_weight[r] = fast_exp2(__fsub_rn(before.x, top)), weight[r] = fast_exp2(__fsub_rn(sum.m[r], top));
+      sum.m[r] = top, sum.l[r] = __fmaf_rn(sum.l[r], weight[r], __fmul_rn(before.y, old_weight[r]));
+    }
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+      const float4 x = run_outputs(n);
+      sum.o[n][0] = __fmaf_rn(sum.o[n][0], weight[0], __fmul_rn(x.x, old_weight[0]));
+      sum.o[n][1] = __fmaf_rn(sum.o[n][1], weight[0], __fmul_rn(x.y, old_weight[0]));
+      sum.o[n][2] = __fmaf_rn(sum.o[n][2], weight[1], __fmul_rn(x.z, old_weight[1]));
+      sum.o[n][3] = __fmaf_rn(sum.o[n][3], weight[1], __fmul_rn(x.w, old_weight[1]));
+    }
+  }
+  // The results of a chunk of an item are complete.
+  __device__ void finish(int chunk, int chunks) {
+    if (chunk > 0) join_run();
+    if (chunk + 1 < chunks) keep_run();
+    else write();
   }
 
   // Joins a lane with those before: first what is little but takes long, then the outputs. Before the first lane there is
@@ -311,11 +380,19 @@ struct Consumer {
     for (int i = 0; i < kSlices * 4; ++i) asm volatile("" : "+r"(weights[i]));
   }
 
-  // Tile i of lane `of` of the item of a round; `more` unless it is the very last.
+  // A chunk of the item of a round, and the one before of the same block: of how many of its item, 0: there is none.
+  struct Turn {
+    int chunk, chunks, before, of_before;
+    int query_stage, next_stage;  // of the item, and of the chunk that follows, if another item's
+    uint32_t next_phase;
+    bool waits;  // for the next item's queries
+  };
+
+  // Tile i of lane `of` of a chunk.
   template <int i>
-  __device__ void step(int round, int of, bool more) {
+  __device__ void step(const Turn& turn, int of) {
     const int n = of * kPerLane + i;
-    const int next_round = round + (n + 1 == kTiles), stage = (n + 1) % kStages;
+    const int stage = (n + 1) % kStages;
     const bool there = barrier_is_over(rings.tiles.full + 8 * stage, phase(n + 1));  // known when it is needed
     float old_weight[2], weight[2];
     if (i == 0) {
@@ -330,7 +407,7 @@ struct Consumer {
     added(weights[1 - i]);
     if (i == 0) {
       join_outputs(old_weight, weight);
-      if (of == 0 && round > 0) write(round - 1), sum.clear();
+      if (of == 0 && turn.of_before > 0) finish(turn.before, turn.of_before), sum.clear();
 #pragma unroll
       for (int o = 0; o < D / 2; ++o) outputs()[o] = 0.0f;
     }
@@ -341,32 +418,39 @@ struct Consumer {
       st.l[0] = l[0], st.l[1] = l[1];
     }
     release(rings.tiles.empty + 8 * (n % kStages));
-    if (i + 1 == kPerLane && n + 1 == kTiles && more)
-      barrier_wait(rings.queries.full + 8 * (next_round % kQueryStages), next_round / kQueryStages & 1);
+    const bool ends = i + 1 == kPerLane && n + 1 == kTiles;  // the next tile is of another chunk
+    if (ends && turn.waits) barrier_wait(rings.queries.full + 8 * turn.next_stage, turn.next_phase);
     products_begin();
-    score(next_round % kQueryStages, n + 1);  // after the last one of whatever lies there, for nobody
+    score(ends ? turn.next_stage : turn.query_stage, n + 1);  // after the last one of whatever lies there, for nobody
     add_values(weights[i], n);
     products_wait<1>(scores());
+    if (i + 2 == kPerLane && n + 2 == kTiles && turn.chunk + 1 == turn.chunks) leave_queries(turn.query_stage);
   }
 
-  __device__ void run(int rounds) {
-    if (rounds == 0) return;
+  __device__ void run(const Work& work) {
+    if (work.rounds == 0) return;
     barrier_wait(rings.queries.full, 0), barrier_wait(rings.tiles.full, 0);
     st.clear(), sum.clear();
     products_begin();
     score(0, 0);
     products_wait<0>(scores());
-    for (int round = 0; round < rounds; ++round)
+    Turn turn{};
+    for (int round = 0; round < work.rounds; ++round) {
+      turn.chunks = work.chunks(round), turn.query_stage = work.query_stage(round);
+      for (turn.chunk = 0; turn.chunk < turn.chunks; ++turn.chunk) {
+        const int next = round + (turn.chunk + 1 == turn.chunks);
+        turn.next_stage = work.query_stage(next), turn.next_phase = work.query_phase(next);
+        turn.waits = next > round && next < work.rounds;
 #pragma unroll 1
-      for (int of = 0; of < kLanes; ++of) {
-        step<0>(round, of, true);
-        step<1>(round, of, round + 1 < rounds || of + 1 < kLanes);
+        for (int of = 0; of < kLanes; ++of) step<0>(turn, of), step<1>(turn, of);
+        turn.before = turn.chunk, turn.of_before = turn.chunks;
       }
+    }
     products_wait<0>();
     added(weights[1]);
     float old_weight[2], weight[2];
     join_sums(old_weight, weight), join_outputs(old_weight, weight);
-    write(rounds - 1);
+    finish(turn.before, turn.of_before);
   }
 };
 
@@ -377,39 +461,38 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefix_wgmma_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ CUtensorMap keys,
                         const __grid_constant__ CUtensorMap values) {
 #if OCTAVO_WGMMA
-  extern __shared__ __align__(1024) char memory[];
   using L = Layout<D>;
-  const uint32_t shared = shared_address(memory);
+  const uint32_t shared = shared_address(block_memory());
   const Rings<D> rings(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kQueryStages; ++i) {
-      barrier_init(rings.queries.full + 8 * i, kLoaders);
-      barrier_init(rings.queries.empty + 8 * i, 4 * kConsumers);
-    }
+    for (int consumer = 0; consumer < kConsumers; ++consumer)
+      for (int i = 0; i < kQueryStages; ++i) {
+        const BufferRing queries = Rings<D>(shared, consumer).queries;
+        barrier_init(queries.full + 8 * i, 32), barrier_init(queries.empty + 8 * i, 4);
+      }
     for (int i = 0; i < kStages; ++i)
       barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers);
     fence_bulk();
   }
   __syncthreads();
-  const Work work(a);
   const int warp = threadIdx.x / 32;
   auto go_on = [] { wait_for_previous_kernel(), launch_next_kernel(); };
   if (warp < 4) {
     give_registers<40>();
     if (warp < 2) {
-      TileLoader<D> loader(a, work);  // the lists and tables were there before the previous kernel began
+      TileLoader<D> loader(a);  // the lists and tables were there before the previous kernel began
       go_on();
       if (warp == 0) loader.run(keys, shared + L::kKeysAt, rings.tiles, false);
       else loader.run(values, shared + L::kValuesAt, rings.tiles, true);
     } else {
-      QueryLoader<T, D> loader(a, work);
+      QueryLoader<T, D> loader(a);
       go_on();
-      loader.run(shared, reinterpret_cast<int*>(memory + L::kPlacesAt), rings.queries);
+      loader.run(shared, reinterpret_cast<int*>(block_memory() + L::kPlacesAt), Rings<D>(shared, warp - 2).queries);
     }
   } else {
     take_registers<232>();
     go_on();
-    Consumer<T, D>(a, shared).run(work.rounds);
+    Consumer<T, D>(a, shared).run(Work(a));
   }
 #endif
 }
