@@ -166,9 +166,9 @@ __device__ Counts plan_groups(const PlanArgs& a, Counts* starts) {
         a.decode[at.full + n] = {g.leader, n % g.chunks, at.slots + row, min(item_rows(a), g.rows - row),
                                  g.chunks * kChunk, 0, 1, 0};
       }
-      for (int n = lane; n < g.tiles; n += 32) {
-        const int row = n / g.chunks * prefix_rows(a.head_dim);
-        a.prefix[at.tiles + n] = {g.leader, n % g.chunks, at.slots + row, min(prefix_rows(a.head_dim), g.rows - row)};
+      for (int n = lane, across = g.tiles / max(1, g.chunks); n < g.tiles; n += 32) {
+        const int row = n % across * prefix_rows(a.head_dim);  // all of a chunk side by side: memory is read once
+        a.prefix[at.tiles + n] = {g.leader, n / across, at.slots + row, min(prefix_rows(a.head_dim), g.rows - row)};
       }
     }
     __syncthreads();
