@@ -40,6 +40,33 @@ def row(operation: str, shape: str, seconds: float, floor: float, peer: tuple[st
 def measure(calls: list[Callable[[], object]], replays: int = 15) -> float:
     """Median seconds of one call: the calls are captured in one graph, which is replayed, at first without being timed:
     a GPU that had nothing to do takes a while to be at its full speed."""
+    return measure_by_turns({"": calls}, replays)[""]
+
+
+def measure_by_turns(rivals: dict[str, list[Callable[[], object]]], replays: int = 15) -> dict[str, float]:
+    """What `measure` says of each of several, whose replays take turns: under long products a GPU lowers its clock by a
+    fifth within a tenth of a second, so that whoever is timed later seems slower."""
+    graphs = {name: _capture(calls) for name, calls in rivals.items()}
+    awake = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < awake:
+        for graph in graphs.values():
+            graph.replay()
+            torch.cuda.synchronize()
+    seconds: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(replays):
+        for name, graph in graphs.items():
+            if len(graphs) > 1:
+                graph.replay()  # in the caches lies what another has left there
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            seconds[name].append(begin.elapsed_time(end) / 1e3 / len(rivals[name]))
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def _capture(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -49,20 +76,7 @@ def measure(calls: list[Callable[[], object]], replays: int = 15) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    awake = time.perf_counter() + WARM_SECONDS
-    while time.perf_counter() < awake:
-        graph.replay()
-        torch.cuda.synchronize()
-    times = []
-    for _ in range(replays):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / len(calls))
-    del graph
-    return statistics.median(times)
+    return graph
 
 
 def rotations(bytes_per_call: float, least: int = 4) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from kernel_rows.measuring import MATMUL, READ, Row, measure, row
+from kernel_rows.measuring import MATMUL, READ, Row, measure_by_turns, row
 from kernel_rows.paged import Cache
 from octavo_kernels import ops
 from octavo_kernels.plan import AttentionPlan, chunk_count, only_prompts
@@ -40,7 +42,9 @@ def prefill(
             q, cache.pool[:, layer], cache.tables, cache.lengths, starts, out, head_dim**-0.5, block, plan=plan
         )
 
-    seconds = measure([lambda i=i: call(i) for i in range(layers)], replays=7)
+    rivals = torch_prefill(queries, context, heads, kv_heads, head_dim) if dtype.itemsize == 2 else {}
+    times = measure_by_turns({"octavo": [lambda i=i: call(i) for i in range(layers)], **rivals}, replays=7)
+    seconds = times.pop("octavo")
     operations = sum(4 * heads * head_dim * (n * c - n * (n - 1) / 2) for n, c in zip(queries, context, strict=True))
     moved = sum(context) * ops.block_bytes(1, kv_heads, block, head_dim, dtype) // block + 2 * q.nbytes
     shape = f"{heads}/{kv_heads}/{head_dim} {len(queries)} x {queries[0]} of {context[0]}"
@@ -51,13 +55,15 @@ def prefill(
         floor = max(operations / MATMUL, moved / READ)
         return [row(f"prefill {str(dtype)[6:]}", shape, seconds, floor, ("octavo bfloat16", plain / 1e6))]
     rows = []
-    for name, peer in torch_prefill(queries, context, heads, kv_heads, head_dim).items() or [("", None)]:
+    for name, peer in times.items() or [("", None)]:
         print(f"{operations / seconds / 1e12:.0f} TFLOP/s", end=" | ")
         rows.append(row("prefill", shape, seconds, max(operations / MATMUL, moved / READ), peer and (name, peer)))
     return rows
 
 
-def torch_prefill(queries: list[int], context: list[int], heads: int, kv_heads: int, head_dim: int) -> dict[str, float]:
+def torch_prefill(
+    queries: list[int], context: list[int], heads: int, kv_heads: int, head_dim: int
+) -> dict[str, list[Callable[[], Tensor]]]:
     """Torch's own kernels on contiguous tensors, where all prompts are whole and of one length."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -68,14 +74,13 @@ def torch_prefill(queries: list[int], context: list[int], heads: int, kv_heads: 
         return torch.randn(len(queries), count, queries[0], head_dim, dtype=torch.bfloat16, device="cuda")
 
     q, k, v = make(heads), make(kv_heads), make(kv_heads)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    seconds = {}
-    for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
+
+    def attend(backend: SDPBackend) -> Tensor:
         with sdpa_kernel(backend):
-            seconds[f"torch {name} (contiguous)"] = measure(
-                [lambda: attend(q, k, v, is_causal=True, enable_gqa=True)] * 2, replays=7
-            )
-    return seconds
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    peers = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+    return {f"torch {name} (contiguous)": [lambda b=b: attend(b)] * 2 for name, b in peers.items()}
 
 
 def prefill_rows() -> list[Row]:

@@ -69,7 +69,8 @@ class AttentionPlan:
         if self.shared_prefixes:
             self._prefix = ints(self.chunks * _cuda.prefix_item_bytes)
             self._groups = ints(sequences * _cuda.group_state_bytes)
-            self._rows = ints(sequences * self.rows * _cuda.group_row_bytes)
+            rows = min(tokens * self.group, sequences * max(self.rows, _cuda.split_rows))
+            self._rows = ints(rows * _cuda.group_row_bytes)
         members = range(1, 0 if self.extends else sequences + 1)
         self._never_tiles = len(list(takewhile(self._have_few, members)))  # sequences in a batch
         self._arrivals = ints(sequences * kv_heads * 4)
@@ -124,8 +125,8 @@ class AttentionPlan:
         With `shared_prefixes`, `groups[S]` and `prefix_lens[S]` (int32) may tell which sequences have equal leading
         blocks: sequence s is in group `groups[s]` (below S; -1: in none), and the first `prefix_lens[g]` tokens of the
         sequences of group g lie in the same blocks. The whole chunks of those are read once a group. A sequence with
-        fewer tokens before its queries, or with many queries, is computed alone. A plan with a sliding window, and one
-        of heads that the decode kernel does not take, ignores groups.
+        fewer tokens before its queries, or with more than `split_queries` of them, is computed alone. A plan with a
+        sliding window, and one of heads that the decode kernel does not take, ignores groups.
         """
         count = context_lens.shape[0]
         if count > self.sequences:

@@ -14,8 +14,12 @@ from octavo_worker.engine.plan import SharedReading
 PREFIX = list(range(100, 140))
 
 
+MOST_QUERIES = 5
+
+
 def driver(num_blocks: int, device: type[FakeRunner] = FakeRunner, unit_blocks: int = 2, **options: Any) -> Driver:
-    return Driver.create(num_blocks, 4, device=device, shared_reading=SharedReading(unit_blocks, 1), **options)
+    reading = SharedReading(unit_blocks, 1, MOST_QUERIES)
+    return Driver.create(num_blocks, 4, device=device, shared_reading=reading, **options)
 
 
 def test_sequences_that_begin_alike_are_read_together() -> None:
@@ -32,6 +36,30 @@ def test_a_plan_of_strangers_has_no_groups() -> None:
         engine.add(make_request(str(i), [i, *PREFIX], max_tokens=6))
     engine.run()
     assert engine.runner.grouped_plans == 0
+
+
+@pytest.mark.parametrize(("end", "grouped"), [(1, 4), (MOST_QUERIES, 4), (MOST_QUERIES + 1, 0)])
+def test_short_ends_of_prompts_read_what_is_cached_together(end: int, grouped: int) -> None:
+    """All that comes after the cached beginning is one chunk of a prompt."""
+    engine = driver(200)
+    engine.add(make_request("first", [*PREFIX, 7], max_tokens=1))
+    engine.run()
+    assert engine.runner.grouped_prompts == 0
+    for i in range(4):
+        engine.add(make_request(str(i), [*PREFIX, *[i] * end], max_tokens=1))
+    engine.run()
+    assert engine.runner.grouped_prompts == grouped
+
+
+def test_decodes_and_ends_of_prompts_read_together() -> None:
+    engine = driver(200)
+    engine.add(make_request("first", [*PREFIX, 7], max_tokens=20))
+    for _ in range(3):
+        engine.step()
+    engine.add(make_request("second", [*PREFIX, 8], max_tokens=2))
+    engine.step()
+    assert engine.runner.grouped_prompts == 1
+    engine.run()
 
 
 @pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])

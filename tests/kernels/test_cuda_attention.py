@@ -118,6 +118,21 @@ def test_large_scores_do_not_overflow(gpu_batch):
     check(gpu_batch([(1, 300), (40, 80)], dtype=torch.float16), scale=30.0)
 
 
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_weights_outgrow_the_score_that_they_are_relative_to(gpu_batch, dtype, head_dim, scale):
+    """From tile to tile of a prompt some scores rise by more than float16, or float, has room for. Bits are the same
+    wherever a prompt is cut, though its rows lie elsewhere in tiles then."""
+    batch = gpu_batch([(900, 1000), (300, 700)], heads=8, dtype=dtype, head_dim=head_dim)
+    check(batch, scale=scale)
+    whole = batch.attend(scale)
+    for last in (64, 127, 129, 200):
+        tail = batch.alone(0, last_queries=last)
+        tail.query_start = tail.query_start.cuda()
+        assert torch.equal(tail.attend(scale), whole[900 - last : 900])
+
+
 def test_long_context(gpu_batch):
     check(gpu_batch([(1, 100_000), (70, 20_000)], head_dim=128, heads=8))
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import cuda, ops, reference
-from octavo_kernels.plan import AttentionPlan, chunk_count
+from octavo_kernels.plan import AttentionPlan, chunk_count, chunk_tokens, split_queries
 
 pytestmark = pytest.mark.gpu
 
@@ -183,6 +183,32 @@ def test_split_queries_beside_groups(heads, kv_heads, head_dim):
     ]
     Grouped([1024], members, heads=heads, kv_heads=kv_heads, head_dim=head_dim).check()
     Grouped([1024], members[-2:], heads=heads, kv_heads=kv_heads, head_dim=head_dim).check()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(8, 8, 128), (4, 4, 64), (6, 2, 128), (16, 1, 96), (8, 4, 256)]
+)
+def test_split_queries_of_a_group_share_its_tiles(heads, kv_heads, head_dim):
+    """Some have chunks of their own behind the prefix that all their queries see, too."""
+    most = split_queries(heads // kv_heads)
+    members = [(0, 2048 + n, n) for n in (most, most - 1, max(1, most // 2), 2, 1)]
+    members += [(0, 4000 + i, 1 + 3 * i % most) for i in range(4)] + [
+        (-1, 2500, most),
+        (0, 2048, 2),
+        (0, 2049 + most, most + 1),
+    ]
+    batch = Grouped([2048], members, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    batch.check()
+    batch.check(sinks=torch.linspace(-3.0, 3.0, heads, device="cuda"))
+
+
+def test_prompts_behind_a_prefix_are_full_tiles():
+    """64 queries of each of 12 sequences: tiles of 128 rows hold those of two, each of which alone would take one."""
+    batch = Grouped([2048], [(0, 2048 + 64, 64)] * 12, heads=4, kv_heads=4)
+    plan = batch.plan(shared_prefixes=True)
+    batch.call(plan, torch.empty_like(batch.q))
+    prefix_items = int(plan._header[2])
+    assert prefix_items == 6 * 2048 // chunk_tokens()
 
 
 @pytest.mark.parametrize("few_rows", [0, 1000])

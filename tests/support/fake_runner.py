@@ -86,7 +86,7 @@ class FakeRunner:
         self.max_model_len = max_model_len
         self.token_budget = 2048
         self.vocab_size = vocab_size
-        self.plans = self.grouped_plans = 0
+        self.plans = self.grouped_plans = self.grouped_prompts = 0
         self.tokens_computed = 0
         self.num_host_blocks = num_host_blocks
         self.window = window
@@ -171,9 +171,9 @@ class FakeRunner:
             assert not plan.prefix_lens
             return
         self.grouped_plans += 1
-        decodes = plan.sequences[: plan.num_decodes]
+        self.grouped_prompts += sum(group >= 0 for group in plan.groups[plan.num_decodes :])
         for number, tokens in enumerate(plan.prefix_lens):
-            members = [step for step, group in zip(decodes, plan.groups, strict=True) if group == number]
+            members = [step for step, group in zip(plan.sequences, plan.groups, strict=True) if group == number]
             shared = {tuple(_entries(step)[: tokens // self.block_size]) for step in members}
             assert tokens > 0, "a group that shares nothing"
             assert len(shared) == 1, "members of a group begin with different blocks"

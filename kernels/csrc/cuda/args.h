@@ -98,7 +98,7 @@ struct PlanArgs {
   ExtendItem* extend;
   PrefixItem* prefix;        // [decode_capacity]
   GroupState* group_states;  // [sequence_capacity]
-  GroupRow* rows;            // [sequence_capacity * decode_rows]
+  GroupRow* rows;            // of all groups: kSplitRows or decode_rows a sequence, whichever is more
   int few_rows;              // a group with more rows than these goes to the prefix kernel, if items have eight rows
   int single_chunks;         // that are kept out of runs, for the end of a launch
   int alone_items;           // from so many on warps take short ones alone

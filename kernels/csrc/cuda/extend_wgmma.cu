@@ -6,8 +6,13 @@
 // one's softmax runs under the other's products. Tiles of keys lie on absolute positions and are walked from the last to
 // the first: a row's result depends neither on how its prompt was cut into chunks nor on its neighbours.
 //
+// Nothing looks for the highest score of a tile: a row's weights are relative to the highest score of the first tile that it
+// sees keys of, and stay so until some of them grow beyond what float has room for. Only the sum of its weights matters.
+//
 // The cache stores rows of 16-byte units permuted as the tensor cores' 128-byte swizzle wants them (`swizzle`), or, for
 // heads of 96, their 64-byte swizzle, so that a box of 64 or 32 columns lands in shared memory ready for them.
+#include <type_traits>
+
 #include "buffer_ring.cuh"
 #include "extend.cuh"
 #include "tensor_map.cuh"
@@ -51,6 +56,10 @@ class Work {
       last_set = (a.kv_heads - 1) / heads;
     }
   }
+  __device__ int rounds() const {
+    const int total = items * a.kv_heads, whole = total / int(gridDim.x);
+    return whole + (extend_place(whole) < total);
+  }
   __device__ bool has(int round) const { return extend_place(round) < items * a.kv_heads; }
   __device__ Tile<D> at(int round) const {
     const int place = extend_place(round), set = place / (items * heads), first = set * heads;
@@ -66,6 +75,31 @@ class Work {
   int items, heads, last_set;
 };
 
+// What the consumers need to know of an item, left in shared memory by the loader of its queries.
+struct alignas(16) Record {
+  int first, offset, queries, head;      // first packed row; first query head of the KV head
+  int begin, last, context, lowest;      // first and last tile of keys; the first key that some row sees
+  int query_row, group;
+  uint32_t inverse;  // of the group, see query_of
+  int padding;
+};
+constexpr int kRecords = 4;  // an item is stored while the queries of the next but one come
+__device__ inline int4 record_words(uint32_t address) {
+  int4 w;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+               : "r"(address)
+               : "memory");
+  return w;
+}
+__device__ inline void set_record_words(uint32_t address, int x, int y, int z, int w) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+// The query of a packed row: a quotient without a division, exact for rows below 2^32 / group.
+__device__ inline int query_of(int row, uint32_t inverse) {
+  return inverse ? int(__umulhi(uint32_t(row), inverse)) : row;
+}
+
 // Shared memory: every tile is [D / kColumns][rows][kColumns].
 template <int D>
 struct Layout {
@@ -75,7 +109,8 @@ struct Layout {
   static constexpr int kParts = D / kColumns;
   static constexpr int kQueryBytes = kExtendRows * D * 2, kTileBytes = kKeys * D * 2;
   static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
-  static constexpr int kBarriersAt = kValuesAt + kStages * kTileBytes;
+  static constexpr int kRecordsAt = kValuesAt + kStages * kTileBytes;
+  static constexpr int kBarriersAt = kRecordsAt + kRecords * int(sizeof(Record));
   static constexpr int kBytes = kBarriersAt + 8 * (2 * kQueryStages + 4 * kStages);
 };
 
@@ -123,13 +158,21 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, BufferRi
   constexpr int units = D / 8, step = kLoaders / units;
   const int thread = threadIdx.x % kLoaders, unit = thread % units;
   const bool helps = thread < step * units;
+  const uint32_t inverse = 0xffffffffu / (a.heads / a.kv_heads) + 1;
   const Work<D> work(a);
   for (int round = 0; work.has(round); ++round) {
     const auto t = work.at(round);
     const int first = t.item.tile * kExtendRows + thread / units;
     int query = first / t.group, head = first % t.group;
+    const int lowest = t.lowest(a, t.item.tile * kExtendRows / t.group);
     const T* row = static_cast<const T*>(a.q) + t.item.query_row * a.q_stride + t.head * t.group * D + unit * 8;
     barrier_wait(ring.empty_now(), ring.parity ^ 1);
+    if (thread == 0) {
+      const uint32_t record = queries + L::kRecordsAt + round % kRecords * int(sizeof(Record));
+      set_record_words(record, t.item.tile * kExtendRows, t.offset, t.item.queries, t.head * t.group);
+      set_record_words(record + 16, t.begin, t.last(), t.item.context, lowest);
+      set_record_words(record + 32, t.item.query_row, t.group, int(inverse), 0);
+    }
     const uint32_t target = queries + ring.stage * L::kQueryBytes + unit / L::kUnits * (kExtendRows * L::kRowBytes);
     for (int i = thread / units; helps && i < kExtendRows; i += step) {
       const bool real = query < t.item.queries;
@@ -151,19 +194,25 @@ template <class T, int D>
 struct Consumer {
   using L = Layout<D>;
   static constexpr int kKeys = L::kKeys, kWide = D <= 128 ? D / 2 : 64;  // outputs of one product
+  // Groups of eight keys after which weights are looked at: their scores are kept until then.
+  static constexpr int kPart = kKeys / 8 / (D == 64 ? 1 : 2);
+  // A thread's weights of a part and a row; float16 has little room.
+  static constexpr float kLargest = std::is_same_v<T, f16> ? 16384.0f : 1.8446744e19f;
   const AttentionArgs& a;
   const uint32_t shared;
   const int warpgroup, lane, row;  // row: of the tile, the first of this thread's two
   const float unit;                // scores s stand for s * unit in the log2 domain
+  uint32_t record;                 // of the item
   Rings<D> rings;
-  float o[D / 2 / kWide][kWide], top[2], sum[2];
+  float o[D / 2 / kWide][kWide];
+  float top[2], sum[2];  // the score that weights are relative to; sums of this thread's weights
   uint32_t weights[kKeys / 4];
   bool keys_there = false;  // the next tile's, when it was asked
 
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
       : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32),
         row(warpgroup * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4), unit(args.scale * kLog2e),
-        rings(base) {}
+        record(base + L::kRecordsAt), rings(base) {}
 
   __device__ float& out(int i) { return o[i / kWide][i % kWide]; }
   __device__ void release(uint32_t barrier) {
@@ -202,15 +251,18 @@ struct Consumer {
     products_commit();
   }
   __device__ void weighed() {
+    products_wait<0>();
 #pragma unroll
-    for (int i = 0; i < D / 2 / kWide; ++i) products_wait<0>(o[i]);
+    for (int i = 0; i < D / 2 / kWide; ++i) pin(o[i]);
   }
 
-  __device__ void mask(const Tile<D>& t, int token, float (&s)[kKeys / 2]) {
+  __device__ int lowest(int query, int offset) const { return a.window > 0 ? offset + query - a.window + 1 : 0; }
+  __device__ void mask(int token, float (&s)[kKeys / 2]) {
+    const int4 item = record_words(record), more = record_words(record + 32);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int query = (t.item.tile * kExtendRows + row + 8 * r) / t.group;
-      const int last = t.offset + query - token - lane % 4 * 2, low = t.lowest(a, query) - token - lane % 4 * 2;
+      const int query = query_of(item.x + row + 8 * r, more.z), before = token + lane % 4 * 2;
+      const int last = item.y + query - before, low = lowest(query, item.y) - before;
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
@@ -219,37 +271,59 @@ struct Consumer {
     }
   }
 
-  // Turns scores into weights; `factor` is what earlier results must be multiplied with.
-  __device__ void soften(const float (&s)[kKeys / 2], float (&p)[kKeys / 2], float (&factor)[2]) {
+  // For rows that see their first keys in this tile.
+  __device__ void begin_rows(const float (&s)[kKeys / 2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float high = fmaxf(s[2 * r], s[2 * r + 1]);
-#pragma unroll
-      for (int n = 1; n < kKeys / 8; ++n) high = fmaxf(high, fmaxf(s[n * 4 + 2 * r], s[n * 4 + 2 * r + 1]));
-      high = fmaxf(top[r], quad_max(high));
-      factor[r] = fast_exp2((top[r] - high) * unit);
-      top[r] = high;
-      const float shift = high * unit;
-      sum[r] *= factor[r];
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          p[n * 4 + 2 * r + i] = fast_exp2(s[n * 4 + 2 * r + i] * unit - shift);
-          sum[r] += p[n * 4 + 2 * r + i];
-        }
+      const float high = highest<0, kKeys / 8>(s, r);
+      if (top[r] == kNoScore) top[r] = fmaxf(high, kNoScore);
     }
+  }
+  // Turns scores into weights and adds up those, from group n of eight keys on. Where weights have grown too large, what is
+  // there is made relative to a higher score.
+  template <int n = 0>
+  __device__ void soften(const float (&s)[kKeys / 2], float (&p)[kKeys / 2]) {
+    float part[2] = {0.0f, 0.0f};
+    weights_of<n>(s, p, part);
+    if (__any_sync(~0u, part[0] > kLargest || part[1] > kLargest)) {
+      weighed();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float found = highest<n, n + kPart>(s, r);
+        const float high = quad_max(part[r]) > kLargest ? fmaxf(top[r], found) : top[r];
+        const float factor = fast_exp2((top[r] - high) * unit);
+        top[r] = high, sum[r] *= factor, part[r] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < n; ++i) p[i * 4 + 2 * r] *= factor, p[i * 4 + 2 * r + 1] *= factor;
+#pragma unroll
+        for (int i = 0; i < D / 8; ++i) out(i * 4 + 2 * r) *= factor, out(i * 4 + 2 * r + 1) *= factor;
+      }
+      weights_of<n>(s, p, part);
+    }
+    sum[0] += part[0], sum[1] += part[1];
+    if constexpr (n + kPart < kKeys / 8) soften<n + kPart>(s, p);
+  }
+  template <int begin, int end>
+  __device__ float highest(const float (&s)[kKeys / 2], int r) {
+    float high = fmaxf(s[begin * 4 + 2 * r], s[begin * 4 + 2 * r + 1]);
+#pragma unroll
+    for (int n = begin + 1; n < end; ++n) high = fmaxf(high, fmaxf(s[n * 4 + 2 * r], s[n * 4 + 2 * r + 1]));
+    return quad_max(high);
+  }
+  template <int begin>
+  __device__ void weights_of(const float (&s)[kKeys / 2], float (&p)[kKeys / 2], float (&part)[2]) {
+    const float shift[2] = {top[0] * unit, top[1] * unit};
+#pragma unroll
+    for (int n = begin; n < begin + kPart; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        p[n * 4 + i] = fast_exp2(__fmaf_rn(s[n * 4 + i], unit, -shift[i / 2]));
+        part[i / 2] += p[n * 4 + i];
+      }
   }
   __device__ void pack_weights(const float (&p)[kKeys / 2]) {
 #pragma unroll
     for (int i = 0; i < kKeys / 4; ++i) weights[i] = pack<T>(p[2 * i], p[2 * i + 1]);
-  }
-  __device__ void rescale(const float (&factor)[2]) {
-    if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;  // maxima rise rarely
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out(n * 4 + i) *= factor[i / 2];
   }
 
   // Rows of values outside [low, high) of the tile at hand are zeroed: their weight is zero, but 0 * NaN would be NaN.
@@ -271,11 +345,10 @@ struct Consumer {
     return values_there;
   }
   // A further tile: its scores, and under them the previous tile's values.
-  template <bool masked>
-  __device__ void step(const Tile<D>& t, int token) {
+  __device__ void step(int token, bool masked) {
     if (!keys_there) barrier_wait(rings.keys.full_now(), rings.keys.parity);
     barrier_sync(kTurn + warpgroup, kConsumers * kWarpgroup);
-    float s[kKeys / 2], p[kKeys / 2], factor[2];
+    float s[kKeys / 2], p[kKeys / 2];
     score(s);
     weigh();
     barrier_arrive(kTurn + 1 - warpgroup, kConsumers * kWarpgroup);
@@ -285,8 +358,8 @@ struct Consumer {
     const uint32_t done = rings.values.empty_now();
     rings.values.advance();
     const bool values_there = look_ahead();
-    if constexpr (masked) mask(t, token, s);
-    soften(s, p, factor);
+    if (masked) mask(token, s), begin_rows(s);
+    soften(s, p);
     // Weights are never negative, so this waits for what is not there. ptxas, which cannot know, keeps the softmax before
     // the end of the products instead of after it; where there is little to multiply that costs more than it gains.
     if (D < 128 ? !values_there : !(values_there && sum[0] + sum[1] >= 0.0f))
@@ -294,53 +367,49 @@ struct Consumer {
     weighed();
     release(done);
     pack_weights(p);
-    rescale(factor);
   }
 
   // Everything of an item but its first tile's scores, which are at hand, and its last tile's values.
-  __device__ void attend(const Tile<D>& t, float (&s)[kKeys / 2]) {
-    const int first_query = (t.item.tile * kExtendRows + warpgroup * kRows) / t.group;
-    const int last_query = (t.item.tile * kExtendRows + warpgroup * kRows + kRows - 1) / t.group;
-    const int lowest = t.lowest(a, t.item.tile * kExtendRows / t.group);
-    int token = t.last();
+  __device__ void attend(float (&s)[kKeys / 2]) {
+    const int4 item = record_words(record), keys = record_words(record + 16), more = record_words(record + 32);
+    const int first_row = item.x + warpgroup * kRows;
+    // From here on some row sees its first keys, or not all; below that some row's window begins.
+    const int masked_from = item.y + query_of(first_row, more.z) - kKeys + 1;
+    const int masked_below = lowest(query_of(first_row + kRows - 1, more.z), item.y), begin = keys.x;
+    int token = keys.y;
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) out(i) = 0.0f;
     top[0] = top[1] = kNoScore, sum[0] = sum[1] = 0.0f;
-    float p[kKeys / 2], factor[2];
+    float p[kKeys / 2];
     const bool values_there = look_ahead();
-    mask(t, token, s);
-    soften(s, p, factor);
+    mask(token, s);
+    begin_rows(s);
+    soften(s, p);
     pack_weights(p);
     if (!values_there) barrier_wait(rings.values.full_now(), rings.values.parity);
-    if (token + kKeys > t.item.context) clear(lowest - token, t.item.context - token);
-    for (token -= kKeys; token >= t.begin; token -= kKeys) {
-      if (token + kKeys - 1 > t.offset + first_query || token < t.lowest(a, last_query))
-        step<true>(t, token);
-      else
-        step<false>(t, token);
-    }
-    if (lowest > t.begin) clear(lowest - t.begin, t.item.context - t.begin);
+    if (token + kKeys > keys.z) clear(keys.w - token, keys.z - token);
+    for (token -= kKeys; token >= begin; token -= kKeys) step(token, token >= masked_from || token < masked_below);
+    const int4 again = record_words(record + 16);
+    if (again.w > again.x) clear(again.w - again.x, again.z - again.x);
   }
 
   // All items of the block. An item's last values are multiplied under the next one's first scores.
   __device__ void run() {
-    const Work<D> work(a);
-    if (!work.has(0)) return;
-    auto t = work.at(0);
+    const uint32_t records = record;
+    int left = Work<D>(a).rounds();
+    if (left == 0) return;
     float s[kKeys / 2];
     barrier_wait(rings.queries.full_now(), rings.queries.parity);
     barrier_wait(rings.keys.full_now(), rings.keys.parity);
     score(s);
     products_wait<0>(s);
-    for (int round = 0; work.has(round); ++round) {
-      const bool more = work.has(round + 1);
+    for (; left > 0; --left) {
       release(rings.keys.empty_now());
       rings.keys.advance();
-      attend(t, s);
+      attend(s);
       release(rings.queries.empty_now());
       rings.queries.advance();
-      const auto next = more ? work.at(round + 1) : t;
-      if (more) {
+      if (left > 1) {
         barrier_wait(rings.queries.full_now(), rings.queries.parity);
         if (!keys_there) barrier_wait(rings.keys.full_now(), rings.keys.parity);
       }
@@ -352,21 +421,22 @@ struct Consumer {
       weighed();
       release(rings.values.empty_now());
       rings.values.advance();
-      store(t);
-      t = next;
+      store();
+      record = record == records + (kRecords - 1) * sizeof(Record) ? records : record + uint32_t(sizeof(Record));
     }
   }
 
-  __device__ void store(const Tile<D>& t) {
+  __device__ void store() {
+    const int4 item = record_words(record), more = record_words(record + 32);
     const int quad = lane % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int packed = t.item.tile * kExtendRows + row + 8 * r;
-      const int query = packed / t.group, head = t.head * t.group + packed % t.group;
+      const int packed = item.x + row + 8 * r;
+      const int query = query_of(packed, more.z), head = item.w + packed - query * more.y;
       const float l = warp_sum<4>(sum[r]);
-      const bool real = query < t.item.queries;
+      const bool real = query < item.z;
       const float factor = real ? normaliser(a, head, top[r] * unit, l) : 0.0f;
-      T* to = static_cast<T*>(a.out) + int64_t(t.item.query_row + query) * a.out_stride + head * D;
+      T* to = static_cast<T*>(a.out) + int64_t(more.x + query) * a.out_stride + head * D;
 #pragma unroll
       for (int n = 0; n < D / 8; n += 4) {
         // The four lanes that share a row hold two columns each of four groups of eight: turned to one group each.

@@ -71,15 +71,14 @@ struct Sequence {
   int context, row, queries, first, chunks, tiles;
   int parts, part_queries;  // of the decode kernel
   bool rest;
-  int group, shared;  // leading chunks that the prefix kernel reads for it, or its group
-  int own;            // tiles of that kernel for its own rows
-  bool may_run;       // the decode kernel may merge chunks
+  int group, joint, shared;  // leading chunks that are read for its group, and those read by the prefix kernel in all
+  int own;                   // tiles of that kernel for its own rows alone, for the chunks between
+  bool may_run;              // the decode kernel may merge chunks
 
-  __device__ bool in_group() const { return shared > 0 && own == 0; }
   __device__ Counts counts() const {
     return {(chunks - rest - shared) * parts, rest * parts, tiles, chunks * parts, own_tiles().count(), possible_runs()};
   }
-  __device__ Tiles own_tiles() const { return {own, own > 0 ? shared : 0}; }
+  __device__ Tiles own_tiles() const { return {own, shared - joint}; }
   __device__ int possible_runs() const { return may_run && shared == 0 ? (chunks - rest) / kRun : 0; }
   // What the decode kernel sees of a part.
   __device__ DecodeItem part(int sequence, int slot, int chunk, int index) const {
@@ -109,18 +108,17 @@ __device__ Sequence describe(const PlanArgs& a, int s) {
   q.first = lowest / kChunk;
   q.chunks = max(1, (q.context + kChunk - 1) / kChunk - q.first);  // an empty context still writes its zeros
   q.rest = q.context % kChunk != 0 || q.context == 0;
-  if (q.parts > 1) {
-    if (!a.prefix) return q;
+  if (q.parts > 1 && a.prefix) {
     q.own = (rows + prefix_rows(a.head_dim) - 1) / prefix_rows(a.head_dim);
     q.shared = (q.context - q.queries + 1) / kChunk;
-    return q;
   }
-  q.may_run = a.window == 0 && a.head_dim <= kRunDim && a.decode_rows >= kRunRows;
+  q.may_run = q.parts == 1 && a.window == 0 && a.head_dim <= kRunDim && a.decode_rows >= kRunRows;
   q.group = a.groups ? a.groups[s] : -1;
   if (q.group < 0 || q.group >= a.sequences || a.window > 0) return q;
   // Every query sees the whole prefix, and a sequence of one chunk, which needs no fold, has nothing to share.
   const int prefix = a.prefix_lens[q.group];
-  if (q.chunks > 1 && prefix <= q.context - q.queries + 1) q.shared = max(prefix, 0) / kChunk;
+  if (q.chunks > 1 && prefix <= q.context - q.queries + 1) q.joint = max(prefix, 0) / kChunk;
+  q.shared = max(q.shared, q.joint);
   return q;
 }
 
@@ -166,7 +164,7 @@ __device__ void gather_groups(const PlanArgs& a, GroupTotals& totals) {
   __syncthreads();
   for (int s = threadIdx.x; s < a.sequences; s += kThreads) {
     const Sequence q = describe(a, s);
-    if (!q.in_group()) continue;
+    if (q.joint == 0) continue;
     atomicAdd(&a.group_states[q.group].rows, q.queries * a.group);
     atomicMin(&a.group_states[q.group].leader, s);
   }
@@ -227,8 +225,10 @@ __device__ int list_groups(const PlanArgs& a, Counts* starts, bool in_runs, int 
 
 // The order of a group's rows varies, and no row's result depends on it.
 __device__ void list_rows(const PlanArgs& a, const Sequence& q, int first_slot) {
-  const int rows = q.queries * a.group, at = atomicAdd(&a.group_states[q.group].next_row, rows);
-  for (int r = 0; r < rows; ++r) a.rows[at + r] = {q.row + r / a.group, r, first_slot, 0};
+  int at = atomicAdd(&a.group_states[q.group].next_row, q.queries * a.group);
+  for (int part = 0, query = 0; part < q.parts; ++part, query += q.part_queries)
+    for (int r = 0; r < min(q.part_queries, q.queries - query) * a.group; ++r)
+      a.rows[at++] = {q.row + query + r / a.group, r, first_slot + part * q.chunks, 0};
 }
 
 // Whole chunks come first in the list of decode items, of them those of runs, and partial ones last, so that the short ones
@@ -288,9 +288,9 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     starts[threadIdx.x] = start;
     if (base + int(threadIdx.x) < a.sequences) {
       const int runs_of_mine = max(0, min(mine.possible_runs(), runs - start.runs));
-      const int shared_runs = mine.in_group() && Group(a, mine.group).row_tiles > 0 && in_runs ? mine.shared / kRun : 0;
+      const int shared_runs = mine.joint > 0 && Group(a, mine.group).row_tiles > 0 && in_runs ? mine.joint / kRun : 0;
       a.folds[base + threadIdx.x] = {start.slots, mine.chunks, mine.row, mine.queries, runs_of_mine, shared_runs, {}};
-      if (mine.in_group()) list_rows(a, mine, start.slots);
+      if (mine.joint > 0) list_rows(a, mine, start.slots);
     }
     done = done + total;
     __syncthreads();
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
       }
       const Tiles own = q.own_tiles();
       for (int n = lane; n < own.count(); n += 32)
-        a.prefix[prefix_items + at.prefix + n] = own.item(a, n, base + i, 0, 1, kOwnRows, q.queries * a.group);
+        a.prefix[prefix_items + at.prefix + n] = own.item(a, n, base + i, q.joint, 1, kOwnRows, q.queries * a.group);
       for (int t = lane; t < q.tiles; t += 32)
         a.extend[atomicAdd(&buckets[bucket(cost(a, q, t), highest)], 1)] = {base + i, t, q.context, q.row, q.queries,
                                                                             {0, 0, 0}};

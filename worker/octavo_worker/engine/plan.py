@@ -92,8 +92,9 @@ class StepPlan:
     both source and target of copies. Within each layer the runner writes the keys and values of *all* sequences before
     any attention reads them: sequences may read prefix blocks that another one fills in this very step.
 
-    For a runner with `shared_reading`: `groups[i]` is the group of decode i (-1: none), and `prefix_lens[g]` how many
-    leading tokens the decodes of group g have in the same blocks, whole units. Both are empty without groups.
+    For a runner with `shared_reading`: `groups[i]` is the group of sequence i (-1: none), and `prefix_lens[g]` how many
+    leading tokens the sequences of group g have in the same blocks: whole units, before the tokens of this step. Both
+    are empty without groups.
     """
 
     sequences: list[SequenceStep]
@@ -176,11 +177,13 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class SharedReading:
-    """A runner whose attention reads leading blocks that decodes have in common once for all of them, in units of
-    `unit_blocks`, and gains by it from `least_tokens` tokens on that are not read again."""
+    """A runner whose attention reads leading blocks that sequences have in common once for all of them, in units of
+    `unit_blocks`, and gains by it from `least_tokens` tokens on that are not read again. Sequences are decodes and ends
+    of prompts, of up to `most_queries` tokens."""
 
     unit_blocks: int
     least_tokens: int
+    most_queries: int = 1
 
 
 class ModelRunner(Protocol):

@@ -50,8 +50,8 @@ class Scheduler:
     keeps `watermark` of the pool free for those that run, in the class batch also what they grow by. `policy` says
     whether the memory of a preempted sequence moves to the host or is given up and computed again, helped by what the
     prefix cache still holds. Within a class the earliest deadline goes first, then the earliest turn (see `Request`);
-    who waits for `aging_s` seconds rises by a class. With `shared_reading`, plans say which decodes have leading blocks
-    in common. `clock` tells seconds since the epoch, as deadlines are given; `timer` seconds that never go back.
+    who waits for `aging_s` seconds rises by a class. With `shared_reading`, plans say which sequences have leading
+    blocks in common. `clock` tells seconds since the epoch, as deadlines are given; `timer` seconds that never go back.
 
     A step may be planned while the one before it is under way, see `can_plan`. Blocks are published in the prefix cache
     when the step that fills them is planned, so equal prompts share within that step (see `StepPlan`), or as soon as

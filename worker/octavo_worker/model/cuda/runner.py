@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.cuda import reads_prefixes_once
-from octavo_kernels.plan import chunk_tokens
+from octavo_kernels.plan import chunk_tokens, split_queries
 from octavo_kernels.pools import empty_pools
 from octavo_kernels.step import StepInputs, carry, unpack_step
 from octavo_worker.engine.plan import (
@@ -361,7 +361,8 @@ def _shared_reading(model: CausalModel, block_size: int, cache_dtype: torch.dtyp
     if 0 not in model.windows or model.uniform or not reads_prefixes_once(model.dtype, cache_dtype, model.head_dim):
         return None
     token_bytes = 2 * model.num_kv_heads * model.head_dim * model.dtype.itemsize
-    return SharedReading(chunk_tokens() // block_size, SHARED_BYTES // token_bytes)
+    queries = split_queries(max(1, model.num_heads // model.num_kv_heads))
+    return SharedReading(chunk_tokens() // block_size, SHARED_BYTES // token_bytes, queries)
 
 
 def _prompt_rows(sequences: list[SequenceStep]) -> list[int]:
