@@ -349,6 +349,27 @@ def test_times_tell_waiting_from_idling():
     assert min(stats.plan_s, stats.launch_s, stats.commit_s) > 0
 
 
+class Waited(FakeRunner):
+    """A device that had nothing to do for a hundred seconds before each step."""
+
+    asynchronous = True
+
+    def launch(self, plan: StepPlan):
+        done = super().launch(plan)
+        done.outcome.gap_s = 100.0
+        return done
+
+
+def test_a_device_that_waits_for_a_step_launched_ahead_is_idle():
+    driver = Driver.create(61, 4, device=Waited)
+    driver.add(make_request("a", range(5), max_tokens=3))
+    driver.run()
+    stats = EngineStats()
+    driver.pipeline.times.report(stats)
+    assert driver.scheduler.stats().steps == 3  # before the first nobody waited for anything
+    assert 200 < stats.idle_s < 201
+
+
 class InTurn(PreemptionPolicy):
     """Decides as it was told, one victim after the other."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,20 @@ def test_graphs_change_nothing(folder: Path, runner: ModelRunner) -> None:
         assert one.tokens == other.tokens
         assert one.logprobs == other.logprobs
         assert one.prompt_logprobs == other.prompt_logprobs
+
+
+def test_a_step_tells_how_long_the_device_waited_for_it(runner: ModelRunner) -> None:
+    scheduler = Engine(runner).scheduler
+    scheduler.add(request("a", [1, 2, 3], max_tokens=3))
+    gaps = []
+    for pause in (0.0, 0.2, 0.0):
+        time.sleep(pause)
+        plan = scheduler.plan()
+        assert plan is not None
+        result = runner.launch(plan).result()
+        gaps.append(result.gap_s)
+        scheduler.commit(plan, result)
+    assert gaps[1] > 0.2 > gaps[2] > 0
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])

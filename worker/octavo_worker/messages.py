@@ -203,7 +203,7 @@ class EngineStats(Message):
     `recomputed_tokens` had been computed before a preemption and were computed again, `restored_tokens` came back from
     CPU memory. Of the `preemptions` (of sequences), `swapped_out` kept their memory on the host; why the others were to
     be recomputed says `octavo_worker.memory.cost.Decision`. Seconds: spent planning, launching, waiting for and
-    committing steps, and with requests but no step under way (`idle_s`). Tokens that the steps computed:
+    committing steps, and with requests while nothing was computed (`idle_s`). Tokens that the steps computed:
     `decoded_tokens`, one a sequence that decodes, and `prefilled_tokens` in chunks.
     """
 

@@ -16,7 +16,8 @@ from octavo_worker.messages import EngineStats
 @dataclass(slots=True)
 class StepTimes:
     """Seconds since the start: planning steps, launching them, waiting for their results, taking those in; and those
-    in which no step was under way although there were requests. Tokens that the steps computed: one a decoding
+    in which nothing was computed although there were requests: no step was under way, or the one before had ended when
+    the next was launched. Tokens that the steps computed: one a decoding
     sequence, and those of prompts."""
 
     plan: float = 0.0
@@ -36,10 +37,12 @@ class StepTimes:
 
 @dataclass(slots=True)
 class UnderWay:
-    """A launched step: when its planning began, its launch began and ended, and its tokens of prompts."""
+    """A launched step, whether `ahead` of the end of the one before: when its planning began, its launch began and
+    ended, and its tokens of prompts."""
 
     plan: StepPlan
     launched: Launched
+    ahead: bool
     began: float
     planned: float
     left: float
@@ -92,12 +95,13 @@ class Pipeline:
         self.times.plan += planned - began
         if plan is None:
             return False
-        if self.is_empty:
+        ahead = not self.is_empty
+        if not ahead:
             self.times.idle += planned - (self._idle_since or began)
         prefilled = sum(len(step.tokens) for step in plan.sequences[plan.num_decodes :])
         launched = self._runner.launch(plan)
         left = time.perf_counter()
-        self._under_way.append(UnderWay(plan, launched, began, planned, left, prefilled))
+        self._under_way.append(UnderWay(plan, launched, ahead, began, planned, left, prefilled))
         self.times.launch += left - planned
         self.times.decoded += plan.num_decodes
         self.times.prefilled += prefilled
@@ -114,6 +118,8 @@ class Pipeline:
             return
         landed = time.perf_counter()
         self.times.wait += landed - began
+        if step.ahead:
+            self.times.idle += result.gap_s
         if self.is_empty:
             self._idle_since = landed
         self._scheduler.commit(step.plan, result)

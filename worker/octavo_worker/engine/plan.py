@@ -130,7 +130,10 @@ class SequenceResult:
 
 @dataclass(slots=True)
 class StepResult:
+    """What a step gave, and for how many seconds the device had nothing to do between the step before and this one."""
+
     sequences: list[SequenceResult]
+    gap_s: float = 0.0
 
 
 class StepError(Exception):

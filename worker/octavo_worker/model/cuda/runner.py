@@ -60,10 +60,11 @@ FEW_QUERIES = 64
 @dataclass(slots=True)
 class StepUnderWay:
     """What is to be read once a step is done: how many samples each sequence has, the places of those that are
-    `special`, which are in `choice`."""
+    `special`, which are in `choice`. `before`: the slot of the step that the device computed before."""
 
     slot: Slot | None
     samples: list[int]
+    before: Slot | None = None
     special: list[int] = field(default_factory=list)
     choice: Choice | None = None
     prompts: list[list[Scores]] = field(default_factory=list)
@@ -81,7 +82,8 @@ class StepUnderWay:
         if self.choice is not None:
             for place, answer in zip(self.special, self.choice.result(), strict=True):
                 answers[place] = answer
-        return StepResult(self._by_sequence(answers))
+        gap_ms = self.before.done.elapsed_time(self.slot.began) if self.before else 0.0
+        return StepResult(self._by_sequence(answers), gap_s=gap_ms / 1e3)
 
     def _by_sequence(self, answers: list[Sampled]) -> list[SequenceResult]:
         if len(answers) == len(self.samples) and not self.prompts and 0 not in self.samples:
@@ -155,6 +157,7 @@ class CudaRunner:
             model, max_running, token_budget, max_model_len, groups=self.shared_reading is not None
         )
         self._stream = torch.cuda.Stream(device)
+        self._before: Slot | None = None  # of the step launched last
         self._sizes = batch_sizes(max_running)
         self._prompt_sizes = prompt_sizes(max_running, token_budget if model.is_capturable else 0)
         self._graphs = StepGraphs(self._run) if graphs and model.is_capturable is not False else None
@@ -196,6 +199,7 @@ class CudaRunner:
         if plan.copies:
             ops.copy_blocks(self.kv_cache, on_device(plan.copies, torch.int64, self.model.device))
         if not plan.sequences:
+            self._before = None
             return StepUnderWay(None, [], swaps=[*swaps, self._stream.record_event()])
         slot = self._mailbox.take()
         packed = self._packer.pack(plan, slot.words)
@@ -211,7 +215,8 @@ class CudaRunner:
         slot.began.record()
         carry(slot.message[: packed.words], self._message[: packed.words])
         slot.sent.record()
-        step = StepUnderWay(slot, packed.samples, packed.special, swaps=swaps)
+        step = StepUnderWay(slot, packed.samples, self._before, packed.special, swaps=swaps)
+        self._before = slot
         logits = self._replay(shape) if shape else self._run_eagerly(plan, packed, step, is_staged=is_staged)
         if packed.special:
             step.choice = self._choose_again(plan.sequences, packed.special, logits)
