@@ -115,7 +115,9 @@ class FakeRunner:
         time.sleep(self._step_seconds)
         self.plans += 1
         self.tokens_computed += plan.num_tokens
-        self._swap_in(plan)
+        comes_early = plan.uses_swapped_in
+        if comes_early:
+            self._swap_in(plan)
         self._copy(plan.copies)
         written: set[int] = set()
         steps = [self._resolve(step) for step in plan.sequences]
@@ -128,6 +130,8 @@ class FakeRunner:
             self._write(step, written)
         self._swap_out(plan)
         answers = [self._answer(step) for step in steps]
+        if not comes_early:
+            self._swap_in(plan)
         self._sampled = [sampled for answer in answers for sampled in answer.samples]
         return StepResult(answers)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from octavo_worker.messages import EngineSampling, Logprob
@@ -86,7 +87,7 @@ class StepPlan:
     `swap_out` lists (device block, host block), `swap_in` (host block, device block): whole blocks, all layers. Blocks
     that are swapped out are not reused before the step is committed, nor are their host blocks, so a runner may copy
     them while it computes: a sequence that goes on in such a block writes only where nothing was stored. What is
-    swapped in may be read by this step already.
+    swapped in may be read by this step already, but often is not: see `uses_swapped_in`.
 
     The first `num_decodes` of `sequences` are decodes of exactly one token, the others are prefill chunks. No block is
     both source and target of copies. Within each layer the runner writes the keys and values of *all* sequences before
@@ -108,6 +109,14 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(len(s.tokens) for s in self.sequences)
+
+    @property
+    def uses_swapped_in(self) -> bool:
+        """Whether a sequence or a copy of this step has to do with a block that it swaps in: else a runner may let the
+        step begin before those are there, and wait for them in the next."""
+        loaded = {block for _, block in self.swap_in}
+        used = chain((source for source, _ in self.copies), *(s.block_table for s in self.sequences))
+        return bool(loaded) and not loaded.isdisjoint(used)
 
 
 @dataclass(slots=True)

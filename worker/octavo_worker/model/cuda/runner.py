@@ -153,6 +153,7 @@ class CudaRunner:
         self._sampled = torch.zeros(max_running, dtype=torch.int64, device=device)
         self._inputs = StepInputs.allocate(max_running, token_budget, blocks, device)
         self._swap = SwapStreams(self.kv_cache, self.host_cache)
+        self._loading = False  # the step before copies in what it does not read, beside what it computes
         self._plans = AttentionPlans(
             model, max_running, token_budget, max_model_len, groups=self.shared_reading is not None
         )
@@ -195,7 +196,12 @@ class CudaRunner:
             self._stream.synchronize()
 
     def _launch(self, plan: StepPlan) -> StepUnderWay:
+        if self._loading:
+            self._swap.wait_in()
         swaps = self._swap.move(plan.swap_out, plan.swap_in)
+        self._loading = bool(plan.swap_in)
+        if plan.uses_swapped_in:
+            self._swap.wait_in()
         if plan.copies:
             ops.copy_blocks(self.kv_cache, on_device(plan.copies, torch.int64, self.model.device))
         if not plan.sequences:

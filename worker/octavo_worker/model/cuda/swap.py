@@ -11,7 +11,7 @@ from octavo_kernels import ops
 class SwapStreams:
     """One stream for each direction. Copies out wait for what was computed before and hold up nothing; copies in wait
     for it, too (their targets may just have been freed) and for the copies out (whoever the step before it sent to the
-    host may come back at once), and the step that asked for them waits for their end."""
+    host may come back at once). For their end waits `wait_in`."""
 
     def __init__(self, device_pool: Tensor, host_pool: Tensor) -> None:
         self._device_pool, self._host_pool = device_pool, host_pool
@@ -19,7 +19,7 @@ class SwapStreams:
         self._in = torch.cuda.Stream(device_pool.device)
 
     def move(self, swap_out: list[tuple[int, int]], swap_in: list[tuple[int, int]]) -> list[torch.cuda.Event]:
-        """Starts both and lets the current stream wait for the copies in. The events fire when all is done."""
+        """Starts both. The events fire when all is done."""
         compute = torch.cuda.current_stream()
         events = []
         if swap_out:
@@ -33,8 +33,11 @@ class SwapStreams:
             with torch.cuda.stream(self._in):
                 ops.swap_blocks(self._host_pool, self._device_pool, torch.tensor(swap_in, dtype=torch.int64))
                 events.append(self._in.record_event())
-            compute.wait_stream(self._in)
         return events
+
+    def wait_in(self) -> None:
+        """The current stream reads what was copied in."""
+        torch.cuda.current_stream().wait_stream(self._in)
 
     def wait_out(self) -> None:
         """The current stream reads what was copied out."""
