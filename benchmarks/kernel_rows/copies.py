@@ -16,14 +16,16 @@ from octavo_kernels.plan import AttentionPlan, chunk_tokens
 
 
 def copy(pool: Tensor, count: int) -> Row:
+    """Of blocks anywhere; the peer is one copy of as many neighbouring ones (cudaMemcpyAsync)."""
     moved = 2 * count * pool[0].nbytes
     pairs = [
         torch.randperm(len(pool), device="cuda")[: 2 * count].view(count, 2).contiguous()
         for _ in range(rotations(moved))
     ]
     seconds = measure([lambda p=p: ops.copy_blocks(pool, p) for p in pairs])
-    peer = measure([lambda p=p: pool.index_copy_(0, p[:, 1], pool.index_select(0, p[:, 0])) for p in pairs])
-    return row("copy_blocks", f"{count} x {pool[0].nbytes >> 20} MiB", seconds, moved / COPY, ("torch", peer))
+    starts = [2 * count * (i % (len(pool) // (2 * count))) for i in range(len(pairs))]
+    peer = measure([lambda i=i: pool[i + count : i + 2 * count].copy_(pool[i : i + count]) for i in starts])
+    return row("copy_blocks", f"{count} x {pool[0].nbytes >> 20} MiB", seconds, moved / COPY, ("memcpy", peer))
 
 
 def copy_rows() -> list[Row]:

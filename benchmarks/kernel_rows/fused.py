@@ -11,18 +11,21 @@ from kernel_rows.measuring import COPY, Row, bf16, measure, rotations, row
 from octavo_kernels import ops
 
 
-def rms_norm(tokens: int, width: int) -> Row:
-    moved = 4 * tokens * width * 2
+def rms_norm(tokens: int, width: int, adds: bool) -> Row:
+    """With an addition to the residual stream before it, or, as where a product has added itself, without."""
+    moved = (4 if adds else 2) * tokens * width * 2
     n = rotations(moved)
-    x, residual, out, weight = bf16(n, tokens, width), bf16(n, tokens, width), bf16(n, tokens, width), bf16(width)
+    x, out, weight = bf16(n, tokens, width), bf16(n, tokens, width), bf16(width)
+    residual = bf16(n, tokens, width) if adds else [None] * n
     calls = [lambda i=i: ops.rms_norm(x[i], weight, 1e-5, out=out[i], residual=residual[i]) for i in range(n)]
 
     def peer(i: int) -> Tensor:
-        return torch.nn.functional.rms_norm(residual[i].add_(x[i]), (width,), weight, 1e-5)
+        return torch.nn.functional.rms_norm(residual[i].add_(x[i]) if adds else x[i], (width,), weight, 1e-5)
 
     seconds = measure(calls)
     peer_seconds = measure([partial(peer, i) for i in range(n)])
-    return row("residual + rms_norm", f"{tokens} x {width}", seconds, moved / COPY, ("torch", peer_seconds))
+    name = "residual + rms_norm" if adds else "rms_norm"
+    return row(name, f"{tokens} x {width}", seconds, moved / COPY, ("torch", peer_seconds))
 
 
 def silu_and_mul(tokens: int, width: int) -> Row:
@@ -40,9 +43,11 @@ def silu_and_mul(tokens: int, width: int) -> Row:
 
 
 def rope_write(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> Row:
-    """Into a cache of `dtype`."""
+    """Into a cache of `dtype`. What moves is the projection, q, K and V, and each token's cosines, sines, position and
+    slot."""
     columns = (heads + 2 * kv_heads) * head_dim
-    moved = tokens * ((columns + heads * head_dim) * 2 + ops.block_bytes(1, kv_heads, 16, head_dim, dtype) // 16)
+    written = heads * head_dim * 2 + ops.block_bytes(1, kv_heads, 16, head_dim, dtype) // 16
+    moved = tokens * (columns * 2 + written + head_dim * 4 + 16)
     n = rotations(moved)
     qkv, q, norm = bf16(n, tokens, columns), bf16(n, tokens, heads, head_dim), bf16(head_dim)
     pool = ops.empty_cache(tokens // 16 + 2, n, kv_heads, 16, head_dim, dtype, "cuda")
@@ -60,6 +65,7 @@ def rope_write(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: tor
 def fused_rows() -> list[Row]:
     rows = []
     for tokens in (1, 32, 256, 4096):
-        rows += [rms_norm(tokens, 4096), silu_and_mul(tokens, 14336), rope_write(tokens, 32, 8, 128)]
+        rows += [rms_norm(tokens, 4096, adds) for adds in (True, False)]
+        rows += [silu_and_mul(tokens, 14336), rope_write(tokens, 32, 8, 128)]
         rows += [rope_write(tokens, 32, 8, 128, dtype) for dtype in (torch.int8, torch.float8_e4m3fn)]
     return rows

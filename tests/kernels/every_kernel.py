@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -72,11 +73,12 @@ class Sequences:
         self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
         self.cache = ops.empty_cache(sum(counts) + 1, 2, kv_heads, BLOCK, head_dim, cells or dtype, "cuda")
         self.tables, self.lengths = tables.cuda(), ints(*lengths)
-        for row, length in enumerate(lengths):
-            position = torch.arange(length)
-            slots = tables[row, position // BLOCK].long() * BLOCK + position % BLOCK
-            k, v = (data(length, kv_heads, head_dim, dtype=dtype) for _ in range(2))
-            ops.write_kv(k, v, self.cache[:, 1], slots.cuda(), BLOCK)
+        slots = torch.cat([
+            tables[row, position // BLOCK].long() * BLOCK + position % BLOCK
+            for row, position in enumerate(map(torch.arange, lengths))
+        ]).unique()  # fmt: skip
+        k, v = (data(len(slots), kv_heads, head_dim, dtype=dtype) for _ in range(2))
+        ops.write_kv(k, v, self.cache[:, 1], slots.cuda(), BLOCK)
 
     def attend(self, queries: list[int], heads: int, groups: tuple[int, ...] = (), shared: int = 0, **options: object
                ) -> None:  # fmt: skip
@@ -153,19 +155,17 @@ def extend() -> None:
     sequences.attend([200, 17], 4, sliding_window=70, softcap=5.0)
 
 
-def cells() -> None:
+def cells(dtype: torch.dtype, head_dim: int) -> None:
     """Caches in eight bits, where tensor cores take them."""
-    for dtype, head_dim in ((BF16, 64), (BF16, 128), (BF16, 256), (F16, 128)):
-        for kind in (torch.int8, torch.float8_e4m3fn):
-            paged(Sequences([1, 17, 600], 1, head_dim, dtype, cells=kind), [1, 17, 40])
+    for kind in (torch.int8, torch.float8_e4m3fn):
+        paged(Sequences([1, 17, 600], 1, head_dim, dtype, cells=kind), [1, 17, 40])
 
 
-def plain() -> None:
+def plain(dtype: torch.dtype, head_dim: int) -> None:
     """Head dims and types that tensor cores do not take, over every kind of cache."""
-    for dtype, head_dim in ((F32, 24), (BF16, 24), (F16, 24), (F32, 256)):
-        for kind in (None, torch.int8, torch.float8_e4m3fn):
-            longest = 530 if kind is None and head_dim == 24 else 60  # beyond a chunk
-            paged(Sequences([1, 17, longest], 1, head_dim, dtype, cells=kind), [1, 17, 20])
+    for kind in (None, torch.int8, torch.float8_e4m3fn):
+        longest = 530 if kind is None and head_dim == 24 else 60  # beyond a chunk
+        paged(Sequences([1, 17, longest], 1, head_dim, dtype, cells=kind), [1, 17, 20])
 
 
 def paged(sequences: Sequences, queries: list[int]) -> None:
@@ -275,21 +275,15 @@ def inputs() -> None:
 
 PIECES: dict[str, Callable[[], None]] = {
     piece.__name__: piece
-    for piece in (
-        decode,
-        many_decodes,
-        decode_step,
-        prefix,
-        extend,
-        cells,
-        plain,
-        cache,
-        between,
-        linear,
-        sample,
-        inputs,
-    )
+    for piece in (decode, many_decodes, decode_step, prefix, extend, cache, between, linear, sample, inputs)
 }
+NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
+for family, members in (  # in parts, because racecheck takes its time
+    (cells, ((BF16, 64), (BF16, 128), (BF16, 256), (F16, 128))),
+    (plain, ((F32, 24), (BF16, 24), (F16, 24), (F32, 256))),
+):
+    for dtype, head_dim in members:
+        PIECES[f"{family.__name__}_{NAMES[dtype]}_{head_dim}"] = partial(family, dtype, head_dim)
 
 
 def main() -> None:

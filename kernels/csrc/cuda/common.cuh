@@ -156,6 +156,12 @@ __device__ inline void copy16(uint32_t shared, const void* global, bool valid = 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
                : "memory");
 }
+// The same of 16, 8 or 4 bytes that other warps may want as well.
+template <int kBytes>
+__device__ inline void copy_async(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(shared)), "l"(global), "n"(kBytes)
+               : "memory");
+}
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ inline void wait_copies() {
@@ -249,6 +255,11 @@ __device__ inline void wait_for_previous_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+// Keeps a value in its register through a loop; the compiler would make it anew every time round.
+__device__ inline void hold(float& x) { asm volatile("" : "+f"(x)); }
+__device__ inline void hold(uint32_t& x) { asm volatile("" : "+r"(x)); }
+__device__ inline void hold(int64_t& x) { asm volatile("" : "+l"(x)); }
 
 struct Device {
   int major, multiprocessors, shared_per_multiprocessor, shared_per_block;

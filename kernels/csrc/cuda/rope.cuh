@@ -29,6 +29,15 @@ __device__ inline void round_unit(const float (&x)[U], Unit<U>& unit) {
   for (int j = 0; j < U / 2; ++j) unit.at[j] = pack<T>(x[2 * j], x[2 * j + 1]);
 }
 
+// As one access; the compiler may take it apart where registers are few.
+__device__ inline void store_unit(void* to, const Unit<8>& x) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.at[0]), "r"(x.at[1]), "r"(x.at[2]), "r"(x.at[3])
+               : "memory");
+}
+__device__ inline void store_unit(void* to, const Unit<4>& x) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(x.at[0]), "r"(x.at[1]) : "memory");
+}
+
 // A thread takes two units of U elements of one head: two that rotate with each other, or the two that lie half a head
 // apart. Where a head's threads are no power of two, some idle.
 template <int D, int U>
@@ -38,6 +47,8 @@ struct Share {
   int first, second;
   bool paired;  // the units rotate with each other
 
+  // Where all of a head rotates in halves.
+  __device__ explicit Share(int thread) : first(thread), second(thread + kUsed), paired(true) {}
   __device__ Share(const WriteArgs& a, int thread) {
     const int half = a.rotary_dim / 2 / U;
     paired = false;
@@ -58,8 +69,6 @@ struct Angles {
   using Half = Elements<float, U / 2>;
   Floats cosine{}, sine{};
 
-  __device__ Angles(const WriteArgs& a, const Share<D, U>& part, int64_t position)
-      : Angles(a, part, a.cos_sin ? a.cos_sin + position * a.cos_sin_stride : nullptr) {}
   // `cosines`: those of the position, followed by the sines; null where nothing rotates.
   __device__ Angles(const WriteArgs& a, const Share<D, U>& part, const float* cosines) {
     if (!cosines) return;
@@ -67,6 +76,7 @@ struct Angles {
     if (part.paired) {
       cosine = *reinterpret_cast<const Floats*>(cosines + part.first * U);
       sine = *reinterpret_cast<const Floats*>(sines + part.first * U);
+      return;
     }
     if (a.interleaved && part.first * U < a.rotary_dim) take(cosines, sines, part.first, 0);
     if (a.interleaved && part.second * U < a.rotary_dim) take(cosines, sines, part.second, U / 2);
@@ -102,12 +112,6 @@ __device__ void turn_neighbours(float (&x)[U], const float (&c)[U], const float 
   }
 }
 
-// The lanes of a warp that share a head with this one.
-template <int kThreads>
-__device__ inline unsigned head_lanes() {
-  return (kThreads == 32 ? ~0u : (1u << kThreads % 32) - 1) << threadIdx.x % 32 / kThreads * kThreads;
-}
-
 // What a thread's two units are multiplied with after the norm.
 template <class T, int D, int U>
 struct NormWeights {
@@ -123,42 +127,48 @@ struct NormWeights {
 #pragma unroll
     for (int j = 0; j < U; ++j) first[j] += a.norm_offset, second[j] += a.norm_offset;
   }
+  __device__ void hold_all() {
+#pragma unroll
+    for (int j = 0; j < U; ++j) hold(first[j]), hold(second[j]);
+  }
 };
 
 // Norm (unless `normed` is false, when its sums are made for nobody) and rotation of a head of q or k of a token, of
-// which this thread holds two units.
+// which this thread holds two units. All lanes of a warp come here, those of a `value` for the sums alone: the compiler
+// would look for the lanes of every sum otherwise, which takes longer than all else.
 template <class T, int D, int U, bool norms>
 __device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const Angles<D, U>& angles,
-                              const NormWeights<T, D, U>& weights, bool normed, float (&x)[U], float (&y)[U]) {
+                              const NormWeights<T, D, U>& weights, bool normed, bool value, float (&x)[U], float (&y)[U]) {
   if constexpr (norms) {
     float squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < U; ++j) squares = __fmaf_rn(x[j], x[j], __fmaf_rn(y[j], y[j], squares));
-    const unsigned lanes = head_lanes<Share<D, U>::kThreads>();
 #pragma unroll
-    for (int step = Share<D, U>::kThreads / 2; step > 0; step /= 2) squares += __shfl_xor_sync(lanes, squares, step);
+    for (int step = Share<D, U>::kThreads / 2; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
     const float inverse = rsqrtf(squares / float(D) + a.eps);
-    if (normed) {
+    if (normed && !value) {
 #pragma unroll
       for (int j = 0; j < U; ++j) x[j] *= inverse * weights.first[j], y[j] *= inverse * weights.second[j];
     }
   }
-  if (!a.cos_sin) return;
-  if (part.paired) turn(x, y, angles.cosine.at, angles.sine.at);
-  if (a.interleaved && part.first * U < a.rotary_dim) turn_neighbours(x, angles.cosine.at, angles.sine.at, 0);
-  if (a.interleaved && part.second * U < a.rotary_dim) turn_neighbours(y, angles.cosine.at, angles.sine.at, U / 2);
+  if (value) return;
+  if (part.paired) return turn(x, y, angles.cosine.at, angles.sine.at);
+  if (!a.cos_sin || !a.interleaved) return;
+  if (part.first * U < a.rotary_dim) turn_neighbours(x, angles.cosine.at, angles.sine.at, 0);
+  if (part.second * U < a.rotary_dim) turn_neighbours(y, angles.cosine.at, angles.sine.at, U / 2);
 }
 
-// The same for one head whose weights and angles are still to be read, rounded to the type of the data; what lies in V
-// stays as it is.
+// The same for one head whose weights and angles are still to be read, rounded to the type of the data.
 template <class T, int D, int U, bool norms>
 __device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const T* norm, bool value, bool real,
                               int64_t position, Elements<T, U>& low, Elements<T, U>& high) {
-  if (value || (!a.cos_sin && !norms)) return;
+  if (!a.cos_sin && !norms) return;
   float x[U], y[U];
   widen_unit<T>(reinterpret_cast<const Unit<U>&>(low), x), widen_unit<T>(reinterpret_cast<const Unit<U>&>(high), y);
   const NormWeights<T, D, U> weights(a, part, norm, real);
-  rotate<T, D, U, norms>(a, part, Angles<D, U>(a, part, position), weights, norm != nullptr, x, y);
+  const Angles<D, U> angles(a, part, a.cos_sin && !value ? a.cos_sin + position * a.cos_sin_stride : nullptr);
+  rotate<T, D, U, norms>(a, part, angles, weights, norm != nullptr, value, x, y);
+  if (value) return;
   round_unit<T>(x, reinterpret_cast<Unit<U>&>(low)), round_unit<T>(y, reinterpret_cast<Unit<U>&>(high));
 }
 
