@@ -8,6 +8,9 @@ namespace {
 
 constexpr int kWarps = kLanes;
 
+// Of those warps of a block, which may have others beside them.
+__device__ inline void sync_warps() { barrier_sync(1, kWarps * 32); }
+
 // Tokens [begin, end) of the context that an item covers; begin is a multiple of the slice.
 struct Range {
   int begin, end;

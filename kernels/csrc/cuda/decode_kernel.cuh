@@ -54,7 +54,7 @@ class Queue {
       const int first = owns ? block_rank(owners) : draw(kAhead);
       for (int n = 0; n < kAhead; ++n) places.known[n] = first + n * (owns ? owners : 1);
     }
-    __syncthreads();
+    sync_warps();
   }
   __device__ int total() const { return places.total; }
   __device__ int at(int n) const {
@@ -271,14 +271,14 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
       finish(st);
 
       // The next item's queries come while this one's warps merge. Before that the state's registers would be missing.
-      __syncthreads();  // what was left of the last chunk has been read
+      sync_warps();  // what was left of the last chunk has been read
       exchange.leave(st);
       if (last) {
         index = queue.at(n + 1);
         more = index < queue.total();
         if (more) read_item(), queries = read_queries([] {});
       }
-      __syncthreads();
+      sync_warps();
       exchange.join(rows, [&](int i, int row, int column, Folded f) {
         if constexpr (merges_runs<C, D>) {
           if (c > 0) {

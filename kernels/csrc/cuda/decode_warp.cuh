@@ -26,7 +26,7 @@ template <class T, int D>
 struct Handover {
   uint64_t brought[kMaxStages], taken[kMaxStages], handed, read;
   T queries[8][D];  // permuted as the cache is
-  DecodeItem item;  // without chunks: there is none
+  DecodeItem item;  // without queries: there is none
   int head, drawn_from, padding[2];
 };
 
@@ -161,7 +161,7 @@ class Supplier {
 };
 
 // Of all threads, before the warps and their suppliers meet.
-__device__ inline void sync_roles() { barrier_sync(1, 2 * kWarps * 32); }
+__device__ inline void sync_roles() { barrier_sync(2, 2 * kWarps * 32); }
 
 template <class T, int D>
 __device__ void supply_alone(const AttentionArgs& a, char* memory, int stages, int resident) {
@@ -193,7 +193,7 @@ __device__ void take_alone(const AttentionArgs& a, char* memory, int stages) {
     barrier_wait(link.handed(), link.hand_parity);
     link.hand_parity ^= 1;
     const DecodeItem it = link.hand.item;
-    if (it.chunks == 0) return;
+    if (it.queries == 0) return;
     const int head = link.hand.head;
     Queries<T, D, 1> queries([&](int row, int unit) { return link.query(row, unit); });
     __syncwarp();
@@ -219,7 +219,7 @@ __device__ void take_alone(const AttentionArgs& a, char* memory, int stages) {
       before = st;
     }
     const int rows = row_count(it, group);
-    if (it.chunks > 1) write_partial<D>(a, head, rows, 0, st, [&](int row) { return row_of(a, it, row, group); });
+    if (it.chunks != 1) write_partial<D>(a, head, rows, 0, st, [&](int row) { return row_of(a, it, row, group); });
     else if (lane / 4 < rows) write_result<T, D>(a, it.query_row + token_of_row, head * group + head_of_row, st);
   }
 }
