@@ -267,6 +267,13 @@ def test_many_short_suffixes(heads, kv_heads, head_dim):
     assert all(torch.equal(batch.attend(), first) for _ in range(5))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 16), (32, 32), (64, 16)])
+def test_many_small_groups_of_short_suffixes(heads, kv_heads):
+    """So many short items, those of groups of few rows among them, that warps take them one by one."""
+    members = [(i // 4, 512 + 1 + 7 * i % 60, 1) for i in range(128)] + [(-1, 1 + i % 90, 1) for i in range(160)]
+    Grouped([512] * 32, members, heads=heads, kv_heads=kv_heads).check()
+
+
 def test_run_to_run():
     batch = Grouped([1024], [(0, 1030 + i, 1) for i in range(64)])
     first = batch.attend()

@@ -130,6 +130,17 @@ struct Queries {
     }
     hold();
   }
+  // Eight rows in shared memory: `at(row, unit)` gives the address of 16 bytes.
+  template <class F>
+  __device__ explicit Queries(F&& at) : rows{} {
+    static_assert(kHeld && R == 1 && D % 32 == 0);
+#pragma unroll
+    for (int k = 0; k < D / 16; k += 2) {
+      uint32_t x[4];
+      ldmatrix(x, at(threadIdx.x % 8, 2 * k + threadIdx.x % 32 / 8));
+      held[k][0] = x[0], held[k][1] = x[1], held[k + 1][0] = x[2], held[k + 1][1] = x[3];
+    }
+  }
   // `locate(row)` gives the QueryRow of a row below `count`. Nothing is read of the rows themselves before `hold`.
   template <class F>
   __device__ Queries(const AttentionArgs& a, int head, int count, F&& locate) {

@@ -192,6 +192,10 @@ __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
 __device__ inline void barrier_arrive_once(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Arrives when the thread's copies of 16 bytes until now have ended.
+__device__ inline void copies_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
@@ -241,6 +245,21 @@ __device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t b
 __device__ inline void fence_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif
 
+// Warps of a block that have different work may share its registers out unevenly, in fours; only in code for 90a.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define OCTAVO_UNEVEN 1
+template <int kRegisters>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+#else
+#define OCTAVO_UNEVEN 0
+#endif
+
 // Programmatic dependent launch; nothing on chips before Hopper. A kernel first waits, then lets the next one begin, so
 // what lies before a kernel's own wait runs after all but the last of its predecessors have ended. Norms let the next
 // one begin at once, so that a product's weights are on their way while its rows are normalised: what follows them reads
@@ -276,6 +295,15 @@ inline cudaError_t describe(Device& d) {
   get(d.shared_per_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   get(d.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   return error;
+}
+
+// Whether the device runs the code for 90a.
+inline bool shares_registers([[maybe_unused]] const Device& d) {
+#if OCTAVO_HOPPER
+  return d.major == 9;
+#else
+  return false;
+#endif
 }
 
 // Launches a kernel that may begin before the previous one of the stream ends, where the device can do that. Such a

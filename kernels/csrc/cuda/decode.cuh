@@ -8,6 +8,9 @@ namespace {
 
 constexpr int kWarps = kLanes;
 
+// Of those warps of a block, which may have others beside them.
+__device__ inline void sync_warps() { asm volatile("barrier.sync.aligned 1, %0;" ::"n"(kWarps * 32) : "memory"); }
+
 // Tokens [begin, end) of the context that an item covers; begin is a multiple of the slice.
 struct Range {
   int begin, end;

@@ -54,7 +54,7 @@ class Queue {
       const int first = owns ? block_rank(owners) : draw(kAhead);
       for (int n = 0; n < kAhead; ++n) places.known[n] = first + n * (owns ? owners : 1);
     }
-    __syncthreads();
+    sync_warps();
   }
   __device__ int total() const { return places.total; }
   __device__ int at(int n) const {
@@ -157,13 +157,29 @@ constexpr int at_once = is_scaled<C> ? slices_at_once<D> : 1;
 template <int D>
 constexpr int blocks_that_fit = D > 128 ? 1 : 2;
 
+template <class C, int D, int R>
+constexpr bool supplies = OCTAVO_UNEVEN && fits_one_warp<C, D, R>;
+
 // R = 1: at most eight query rows; R = 2: at most sixteen.
 template <class T, class C, int D, int R>
-__global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<D>)
+__global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_that_fit<D>)
     decode_kernel(const __grid_constant__ AttentionArgs a, const int stages, const int resident) {
   extern __shared__ __align__(128) char shared[];
   __shared__ __align__(8) uint64_t barriers[kWarps][kMaxStages];
   __shared__ typename Queue<merges_runs<C, D>>::Places places;
+#if OCTAVO_UNEVEN
+  if constexpr (supplies<C, D, R>) {
+    static_assert(sizeof(Handover<T, D>) * kWarps <= Exchange<D, R>::kBytes);
+    const bool alone = a.header->alone;
+    if (threadIdx.x / 32 >= kWarps) {
+      give_registers<kSupplierRegisters>();
+      if (alone) supply_alone<T, D>(a, shared, stages, resident);
+      return;
+    }
+    take_registers<kTakerRegisters>();
+    if (alone) return take_alone<T, D>(a, shared, stages);
+  }
+#endif
   const int warp = threadIdx.x / 32, group = a.heads / a.kv_heads;
   constexpr int stage_bytes = Ring<C, D>::kStageBytes;
   [[maybe_unused]] constexpr int kAtOnce = at_once<C, D>;
@@ -178,13 +194,6 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<D>)
   }
   __syncwarp();
 #endif
-  if constexpr (fits_one_warp<C, D, R>) {
-    if (a.header->alone) {
-      static_assert(Exchange<D, R>::kBytes >= kWarps * D * 32);
-      float* columns = reinterpret_cast<float*>(shared + kWarps * stages * stage_bytes) + warp * (D * 8) + threadIdx.x % 32;
-      return take_alone<T, D>(a, ring, columns, resident);
-    }
-  }
   Queue<merges_runs<C, D>> queue(a, places, resident);
   Feeder<C, D> feeder(a, queue);
 #if OCTAVO_BULK_COPY
@@ -262,14 +271,14 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_that_fit<D>)
       finish(st);
 
       // The next item's queries come while this one's warps merge. Before that the state's registers would be missing.
-      __syncthreads();  // what was left of the last chunk has been read
+      sync_warps();  // what was left of the last chunk has been read
       exchange.leave(st);
       if (last) {
         index = queue.at(n + 1);
         more = index < queue.total();
         if (more) read_item(), queries = read_queries([] {});
       }
-      __syncthreads();
+      sync_warps();
       exchange.join(rows, [&](int i, int row, int column, Folded f) {
         if constexpr (merges_runs<C, D>) {
           if (c > 0) {
@@ -310,7 +319,8 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   auto kernel = decode_kernel<T, C, D, R>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  error = launch_after(kernel, dim3(device.multiprocessors * resident), kWarps * 32, bytes, stream, a, stages, resident);
+  const int threads = kWarps * 32 * (1 + (fits_one_warp<C, D, R> && shares_registers(device)));
+  error = launch_after(kernel, dim3(device.multiprocessors * resident), threads, bytes, stream, a, stages, resident);
   if (error != cudaSuccess) return error;
   const Merges merges{merges_runs<C, D>, prefix_merges_runs(device, D, a.softcap)};
   with_result_type<T, C>(a, [&](auto tag) { error = launch_fold<decltype(tag), D>(a, merges, stream); });

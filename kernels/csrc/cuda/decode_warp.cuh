@@ -1,6 +1,9 @@
 // Many short items: each warp takes whole ones alone. Four warps that share an item wait for its queries and for each
 // other about as long as its 128 tokens take to come; here nobody waits, and what one warp waits for the others hide.
 //
+// Beside each of these warps another one supplies it: it looks up items and blocks and brings queries and slices. A warp
+// that did both would spend a third of its time on copies, and wait for each look-up when its next slice begins.
+//
 // A warp takes the lanes of the chunk one after the other, each from a cleared state, and joins them in their order with
 // the steps of `Exchange`: who takes an item never shows in a result.
 #pragma once
@@ -10,149 +13,218 @@
 namespace octavo {
 namespace {
 
+// Whether the warps of a kernel may take items alone: where registers can be shared out unevenly. Its blocks are twice as
+// large then, and the second half supplies the first.
 template <class C, int D, int R>
-constexpr bool fits_one_warp = OCTAVO_BULK_COPY && !is_scaled<C> && D <= kRunDim && R == 1;
+constexpr bool fits_one_warp = !is_scaled<C> && D <= kRunDim && R == 1;
+constexpr int kTakerRegisters = 208, kSupplierRegisters = 48;
 
-// Walks the slices of the items of one warp, ahead of the arithmetic by up to an item. The first item is the warp's own,
-// the others are drawn from a counter while the one before is at hand.
+#if OCTAVO_UNEVEN
+
+// What a warp and its supplier have in shared memory besides slices: their barriers, and what comes with an item.
 template <class T, int D>
-class ItemFeeder {
- public:
-  // The item that comes next, and its place among those of all KV heads: once its slices are being brought (`ahead`), and
-  // until another is drawn.
-  DecodeItem item;
-  int index;
-  bool ahead;
+struct Handover {
+  uint64_t brought[kMaxStages], taken[kMaxStages], handed, read;
+  T queries[8][D];  // permuted as the cache is
+  DecodeItem item;  // without queries: there is none
+  int head, drawn_from, padding[2];
+};
 
-  __device__ ItemFeeder(const AttentionArgs& args, int resident)
-      : ahead(false), a(args), lane(threadIdx.x % 32), total(args.header->decode_items * args.kv_heads), slice(0),
-        slices(0) {
+// The same and the ring of slices as one of the two sees them.
+template <class T, int D>
+struct Link {
+  static constexpr int kStageBytes = 2 * slice_bytes<T, D>;
+  Handover<T, D>& hand;
+  const uint32_t slots;
+  const int stages;
+  int at = 0;  // in the ring
+  uint32_t parity = 0, hand_parity = 0;
+
+  // The slices of all warps lie first in `memory`.
+  __device__ Link(char* memory, int warp, int count)
+      : hand(reinterpret_cast<Handover<T, D>*>(memory + kWarps * count * kStageBytes)[warp]),
+        slots(shared_address(memory) + warp * count * kStageBytes), stages(count) {}
+  __device__ void init() const {
+    for (int i = 0; i < stages; ++i)
+      barrier_init(shared_address(&hand.brought[i]), 1), barrier_init(shared_address(&hand.taken[i]), 1);
+    barrier_init(handed(), 33), barrier_init(read(), 1);
+    fence_bulk();
+  }
+  __device__ uint32_t slice() const { return slots + at * kStageBytes; }
+  __device__ uint32_t brought() const { return shared_address(&hand.brought[at]); }
+  __device__ uint32_t taken() const { return shared_address(&hand.taken[at]); }
+  __device__ uint32_t handed() const { return shared_address(&hand.handed); }
+  __device__ uint32_t read() const { return shared_address(&hand.read); }
+  // Where 16 bytes of a query row lie.
+  __device__ uint32_t query(int row, int unit) const {
+    return shared_address(hand.queries[row]) + swizzle(D, row, unit) * 16;
+  }
+  __device__ void advance() {
+    if (++at == stages) at = 0, parity ^= 1;
+  }
+};
+
+// The first item is the warp's own, the others are drawn from a counter while the one before is brought.
+template <class T, int D>
+class Supplier {
+ public:
+  __device__ Supplier(const AttentionArgs& args, Link<T, D> with, int warp, int resident)
+      : a(args), link(with), lane(threadIdx.x % 32), group(args.heads / args.kv_heads) {
     const int blocks = owning_blocks(a, resident);
-    drawn_from = blocks * kWarps, drawn = block_rank(blocks) + threadIdx.x / 32 * blocks;
-    if (int(blockIdx.x) >= blocks) draw();
-    known = 0;
-    more();
+    drawn = block_rank(blocks) + warp * blocks;
+    if (lane == 0) link.hand.drawn_from = blocks * kWarps;
+    known = int(blockIdx.x) < blocks ? 0 : -1;
   }
-  __device__ bool any() const { return ahead; }
-  // Begins to look for another item, as the arithmetic begins with this one.
-  __device__ void draw() {
-    if (lane == 0) drawn = atomicAdd(&a.header->next_decode, 1) + drawn_from;
-    known = 0, ahead = false;
-  }
-  // One more step towards the next item; what a step reads is needed by the one after.
-  __device__ void prepare() {
-    if (known == 0) {
-      index = __shfl_sync(~0u, drawn, 0);
-      if (index < total) item = a.decode[index / a.kv_heads];
-    } else if (known == 1 && index < total) {
-      const Range range = range_of(a, item);
-      if (lane < slices_of(range))
-        next_block = a.tables[item.sequence * a.table_stride + (range.begin + lane * kSlice) / a.cache.block_size];
-    }
-    known = min(known + 1, 2);
-  }
-  // Goes to the next item, if there is one.
-  __device__ bool more() {
+  __device__ void supply() {
+#pragma unroll 1
     while (known < 2) prepare();
-    if (index >= total) return false;
-    const Range range = range_of(a, item);
-    block = next_block, ahead = true;
-    head = index % a.kv_heads, begin = range.begin, slice = 0, slices = slices_of(range);
-    return true;
-  }
-  __device__ bool ready() { return slice < slices || (!ahead && more() && slices > 0); }
-  __device__ bool has_first() const { return slice < slices; }
-  __device__ int token() const { return begin + slice * kSlice; }
-  __device__ void feed(uint32_t stage, uint32_t barrier) {
-    bring_slice<T, D>(a, __shfl_sync(~0u, block, slice), head, token(), stage, barrier);
-    const int of = slice % kLanes + 1;  // the lane that comes next
-    slice = slice + kLanes < slices ? slice + kLanes : of < min(kLanes, slices) ? of : slices;
+    if (any) adopt();
+    // No more before the previous kernel has ended, because the queries would queue behind it.
+    const bool settled = a.settled && !a.prefix && a.partial_rows == group;
+    if (settled && slice < slices && begin + kSlice <= item.context - item.queries) feed();
+    if (!a.prefix) wait_for_previous_kernel();
+    launch_next_kernel();
+    prepare();
+    while (any) {
+      known = -1;
+      do {
+        prepare();
+        if (slice < slices) feed();
+      } while (slice < slices || known < kSteps);
+      if (any) adopt();
+    }
   }
 
  private:
+  static constexpr int kSteps = 3;
   const AttentionArgs& a;
-  const int lane, total;
-  int drawn, drawn_from;  // of the first thread
-  int known;  // of the next item: 0: that it was asked for, 1: which it is, 2: where its keys lie
-  int next_block;
-  int slice, slices, head, begin, block;  // lane i: the block that holds slice i
+  Link<T, D> link;
+  const int lane, group;
+  int drawn;      // of the first thread
+  int known = 0;          // of the item that comes next: 1: which it is, 2: where its keys lie, 3: it has been given
+  bool any = false;       // whether there is one
+  DecodeItem item;
+  int next_head, next_block;
+  int slice = 0, slices = 0, head, begin, block;  // at hand; lane i: the block that holds slice i
 
-  __device__ static int slices_of(const Range& range) { return (range.end - range.begin + kSlice - 1) / kSlice; }
+  // One more step towards the next item; what a step reads is needed by the one after.
+  __device__ void prepare() {
+    if (known == -1) {
+      if (lane == 0) drawn = atomicAdd(&a.header->next_decode, 1) + link.hand.drawn_from;
+    } else if (known == 0) {
+      const int index = __shfl_sync(~0u, drawn, 0), place = index / a.kv_heads;
+      any = index < a.header->decode_items * a.kv_heads;
+      item = any ? a.decode[place] : DecodeItem{};
+      next_head = index - place * a.kv_heads;
+    } else if (known == 1) {
+      const Range range = range_of(a, item);
+      const int token = range.begin + lane * kSlice;
+      if (token < range.end)
+        next_block = a.tables[item.sequence * a.table_stride + (token >> (__ffs(a.cache.block_size) - 1))];
+    } else if (known == 2) {
+      give();
+    }
+    known = min(known + 1, kSteps);
+  }
+  __device__ void adopt() {
+    const Range range = range_of(a, item);
+    head = next_head, begin = range.begin, slice = 0, slices = (range.end - range.begin + kSlice - 1) / kSlice;
+    block = next_block;
+  }
+  __device__ void give() {
+    barrier_wait(link.read(), link.hand_parity ^ 1);
+    link.hand_parity ^= 1;
+    const int rows = row_count(item, group);
+    constexpr int units = D / 8;
+#pragma unroll 1
+    for (int i = lane; i < 8 * units; i += 32) {
+      const int row = i / units, unit = i % units;
+      const T* from = static_cast<const T*>(a.q);
+      if (row < rows) {
+        const QueryRow at = row_of(a, item, row, group);
+        from += int64_t(at.token) * a.q_stride + (next_head * group + at.row % group) * D + unit * 8;
+      }
+      copy16(link.query(row, unit), from, row < rows);
+    }
+    copies_arrive(link.handed());
+    if (lane > 0) return;
+    link.hand.item = item, link.hand.head = next_head;
+    barrier_arrive_once(link.handed());
+  }
+  __device__ void feed() {
+    barrier_wait(link.taken(), link.parity ^ 1);
+    bring_slice<T, D>(a, __shfl_sync(~0u, block, slice), head, begin + slice * kSlice, link.slice(), link.brought());
+    link.advance();
+    const int of = slice % kLanes + 1;  // the lane that comes next
+    slice = slice + kLanes < slices ? slice + kLanes : of < min(kLanes, slices) ? of : slices;
+  }
 };
 
-// A sequence of one chunk needs no fold.
+// Of all threads, before the warps and their suppliers meet.
+__device__ inline void sync_roles() { barrier_sync(2, 2 * kWarps * 32); }
+
 template <class T, int D>
-__device__ void write_result(const AttentionArgs& a, const DecodeItem& it, int head, const State<D, 1>& st) {
-  const int lane = threadIdx.x % 32, row = lane / 4, group = a.heads / a.kv_heads;
-  if (row >= row_count(it, group)) return;
-  const int query_head = head * group + row % group;
+__device__ void supply_alone(const AttentionArgs& a, char* memory, int stages, int resident) {
+  const int warp = threadIdx.x / 32 - kWarps;
+  Supplier<T, D> supplier(a, Link<T, D>(memory, warp, stages), warp, resident);
+  sync_roles();
+  supplier.supply();
+  if (a.prefix) wait_for_previous_kernel();  // so that the fold, which waits for this kernel, finds both's results
+}
+
+// A sequence of one chunk needs no fold. `token` and `query_head`: those of the thread's row.
+template <class T, int D>
+__device__ void write_result(const AttentionArgs& a, int token, int query_head, const State<D, 1>& st) {
   const float factor = normaliser(a, query_head, st.m[0], st.l[0]);
-  T* out = static_cast<T*>(a.out) + int64_t(it.query_row + row / group) * a.out_stride + query_head * D + lane % 4 * 2;
+  T* out = static_cast<T*>(a.out) + int64_t(token) * a.out_stride + query_head * D + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int n = 0; n < D / 8; ++n)
     *reinterpret_cast<uint32_t*>(out + n * 8) = pack<T>(st.o[n][0] * factor, st.o[n][1] * factor);
 }
 
 template <class T, int D>
-__device__ void take_alone(const AttentionArgs& a, Ring<T, D> ring, float* columns, int resident) {
-  const int group = a.heads / a.kv_heads;
-  ItemFeeder<T, D> feeder(a, resident);
-  if (!feeder.any()) return wait_for_previous_kernel();
-  if (a.settled && !a.prefix && a.partial_rows == group)
-    ring.fill_settled(feeder, feeder.item.context - feeder.item.queries);
-  auto locate_queries = [&] {
-    const DecodeItem& it = feeder.item;
-    return Queries<T, D, 1>(a, feeder.index % a.kv_heads, row_count(it, group),
-                         [&](int row) { return row_of(a, it, row, group); });
-  };
-  auto queries = locate_queries(), coming = queries;
-  if (!a.prefix) wait_for_previous_kernel();
-  launch_next_kernel();
-  queries.hold();
+__device__ void take_alone(const AttentionArgs& a, char* memory, int stages) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = a.heads / a.kv_heads;
+  const int token_of_row = lane / 4 / group, head_of_row = lane / 4 % group;
+  Link<T, D> link(memory, warp, stages);
+  if (lane == 0) link.init();
+  sync_roles();
   for (;;) {
-    const DecodeItem it = feeder.item;
-    const int head = feeder.index % a.kv_heads;
-    feeder.draw();
-    ring.fill(feeder);
+    barrier_wait(link.handed(), link.hand_parity);
+    link.hand_parity ^= 1;
+    const DecodeItem it = link.hand.item;
+    if (it.queries == 0) return;
+    const int head = link.hand.head;
+    Queries<T, D, 1> queries([&](int row, int unit) { return link.query(row, unit); });
+    __syncwarp();
+    if (lane == 0) barrier_arrive_once(link.read());
     const Range range = range_of(a, it);
-    State<D, 1> st;
-    float m, l;  // of the lanes before
-    bool asked = false;
+    State<D, 1> st, before;
 #pragma unroll 1
     for (int of = 0; of < kLanes; ++of) {
       st.clear();
 #pragma unroll 1
       for (int token = range.begin + of * kSlice; token < range.end; token += kLanes * kSlice) {
-        uint32_t keys[1];
-        ring.wait(keys);
-        attend<T, D, 1>(a, it, group, keys[0], token, queries, st);
-        ring.release(1);
-        feeder.prepare();
-        ring.fill(feeder);
-        if (feeder.ahead && !asked) {  // so that the next item's queries are there when it begins
-          coming = locate_queries();
-          coming.hold();
-          asked = true;
-        }
+        barrier_wait(link.brought(), link.parity);
+        attend<T, D, 1>(a, it, group, link.slice(), token, queries, st);
+        __syncwarp();
+        if (lane == 0) barrier_arrive_once(link.taken());
+        link.advance();
       }
       finish(st);
-      if (of > 0) st.join_before([&](int, int i) { return i == 0 ? m : i == 1 ? l : columns[(i - 2) * 32]; });
-      if (of == kLanes - 1) break;
-      m = st.m[0], l = st.l[0];
-#pragma unroll
-      for (int i = 0; i < D / 4; ++i) columns[i * 32] = st.o[i / 2][i % 2];
+      if (of > 0)
+        st.join_before([&](int, int i) {
+          return i == 0 ? before.m[0] : i == 1 ? before.l[0] : before.o[(i - 2) / 2][i % 2];
+        });
+      before = st;
     }
-    if (it.chunks == 1) write_result<T, D>(a, it, head, st);
-    else write_partial<D>(a, head, row_count(it, group), 0, st, [&](int row) { return row_of(a, it, row, group); });
-    if (!feeder.ahead && !feeder.more()) break;
-    if (!asked) {
-      coming = locate_queries();
-      coming.hold();
-    }
-    queries = coming;
+    const int rows = row_count(it, group);
+    if (it.chunks != 1) write_partial<D>(a, head, rows, 0, st, [&](int row) { return row_of(a, it, row, group); });
+    else if (lane / 4 < rows) write_result<T, D>(a, it.query_row + token_of_row, head * group + head_of_row, st);
   }
-  if (a.prefix) wait_for_previous_kernel();  // so that the fold, which waits for this kernel, finds both's results
 }
+
+#endif
 
 }  // namespace
 }  // namespace octavo

@@ -139,15 +139,6 @@ OCTAVO_WGMMA_TYPE(f16, "f16")
 #undef OCTAVO_FLOATS_16
 #undef OCTAVO_FLOATS_8
 
-template <int kRegisters>
-__device__ inline void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ inline void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
 // Copies one box of a tensor and reports its bytes to the barrier.
 __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int column, int token, int head, int block,
                                 uint32_t barrier) {
