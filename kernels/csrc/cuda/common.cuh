@@ -192,10 +192,6 @@ __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
 __device__ inline void barrier_arrive_once(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives when the thread's copies of 16 bytes until now have ended.
-__device__ inline void copies_arrive(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"

@@ -173,11 +173,11 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
     const bool alone = a.header->alone;
     if (threadIdx.x / 32 >= kWarps) {
       give_registers<kSupplierRegisters>();
-      if (alone) supply_alone<T, D>(a, shared, stages, resident);
+      if (alone) supply_alone<T, D>(a, shared, stages_alone(a, stages), resident);
       return;
     }
     take_registers<kTakerRegisters>();
-    if (alone) return take_alone<T, D>(a, shared, stages);
+    if (alone) return take_alone<T, D>(a, shared, stages_alone(a, stages));
   }
 #endif
   const int warp = threadIdx.x / 32, group = a.heads / a.kv_heads;

@@ -17,9 +17,16 @@ namespace {
 // large then, and the second half supplies the first.
 template <class C, int D, int R>
 constexpr bool fits_one_warp = !is_scaled<C> && D <= kRunDim && R == 1;
-constexpr int kTakerRegisters = 208, kSupplierRegisters = 48;
+constexpr int kTakerRegisters = 200, kSupplierRegisters = 56;
 
 #if OCTAVO_UNEVEN
+
+// What streams ask the memory for waits in queues as soon as it is more than the memory gives in its latency, and so does what
+// tiles of prefixes ask for: two slices of each warp keep the memory as busy beside them as three.
+constexpr int kStagesBesideTiles = 2;
+__device__ inline int stages_alone(const AttentionArgs& a, int stages) {
+  return a.prefix && a.header->prefix_items > 0 ? min(stages, kStagesBesideTiles) : stages;
+}
 
 // What a warp and its supplier have in shared memory besides slices: their barriers, and what comes with an item.
 template <class T, int D>
@@ -47,7 +54,7 @@ struct Link {
   __device__ void init() const {
     for (int i = 0; i < stages; ++i)
       barrier_init(shared_address(&hand.brought[i]), 1), barrier_init(shared_address(&hand.taken[i]), 1);
-    barrier_init(handed(), 33), barrier_init(read(), 1);
+    barrier_init(handed(), 1), barrier_init(read(), 1);
     fence_bulk();
   }
   __device__ uint32_t slice() const { return slots + at * kStageBytes; }
@@ -73,11 +80,11 @@ class Supplier {
     const int blocks = owning_blocks(a, resident);
     drawn = block_rank(blocks) + warp * blocks;
     if (lane == 0) link.hand.drawn_from = blocks * kWarps;
-    known = int(blockIdx.x) < blocks ? 0 : -1;
+    known = int(blockIdx.x) < blocks ? kDrawn : kHanded;
   }
   __device__ void supply() {
 #pragma unroll 1
-    while (known < 2) prepare();
+    while (known < kPlaced) prepare();
     if (any) adopt();
     // No more before the previous kernel has ended, because the queries would queue behind it.
     const bool settled = a.settled && !a.prefix && a.partial_rows == group;
@@ -86,22 +93,25 @@ class Supplier {
     launch_next_kernel();
     prepare();
     while (any) {
-      known = -1;
+      known = 0;
       do {
         prepare();
         if (slice < slices) feed();
-      } while (slice < slices || known < kSteps);
+      } while (slice < slices || known < kAsked);
       if (any) adopt();
     }
+    hand();
   }
 
  private:
-  static constexpr int kSteps = 3;
+  // How far it is with the item that comes next: the one before has been handed over; its number has been drawn, itself been
+  // read, the places of its keys been looked up; its queries are on their way.
+  enum Step { kHanded = 1, kDrawn, kRead, kPlaced, kAsked };
   const AttentionArgs& a;
   Link<T, D> link;
   const int lane, group;
   int drawn;      // of the first thread
-  int known = 0;          // of the item that comes next: 1: which it is, 2: where its keys lie, 3: it has been given
+  int known;
   bool any = false;       // whether there is one
   DecodeItem item;
   int next_head, next_block;
@@ -109,29 +119,32 @@ class Supplier {
 
   // One more step towards the next item; what a step reads is needed by the one after.
   __device__ void prepare() {
-    if (known == -1) {
+    if (known == 0) {
+      hand();
+    } else if (known == kHanded) {
       if (lane == 0) drawn = atomicAdd(&a.header->next_decode, 1) + link.hand.drawn_from;
-    } else if (known == 0) {
+    } else if (known == kDrawn) {
       const int index = __shfl_sync(~0u, drawn, 0), place = index / a.kv_heads;
       any = index < a.header->decode_items * a.kv_heads;
       item = any ? a.decode[place] : DecodeItem{};
       next_head = index - place * a.kv_heads;
-    } else if (known == 1) {
+    } else if (known == kRead) {
       const Range range = range_of(a, item);
       const int token = range.begin + lane * kSlice;
       if (token < range.end)
         next_block = a.tables[item.sequence * a.table_stride + (token >> (__ffs(a.cache.block_size) - 1))];
-    } else if (known == 2) {
-      give();
+    } else if (known == kPlaced) {
+      ask();
     }
-    known = min(known + 1, kSteps);
+    known = min(known + 1, int(kAsked));
   }
   __device__ void adopt() {
     const Range range = range_of(a, item);
     head = next_head, begin = range.begin, slice = 0, slices = (range.end - range.begin + kSlice - 1) / kSlice;
     block = next_block;
   }
-  __device__ void give() {
+  // For the queries, as soon as those of the item before have been read.
+  __device__ void ask() {
     barrier_wait(link.read(), link.hand_parity ^ 1);
     link.hand_parity ^= 1;
     const int rows = row_count(item, group);
@@ -146,10 +159,14 @@ class Supplier {
       }
       copy16(link.query(row, unit), from, row < rows);
     }
-    copies_arrive(link.handed());
-    if (lane > 0) return;
-    link.hand.item = item, link.hand.head = next_head;
-    barrier_arrive_once(link.handed());
+    commit_copies();
+  }
+  // Most of the slices of the item before have been taken by now: the queries are there.
+  __device__ void hand() {
+    wait_copies<0>();
+    if (lane == 0) link.hand.item = item, link.hand.head = next_head;
+    __syncwarp();
+    if (lane == 0) barrier_arrive_once(link.handed());
   }
   __device__ void feed() {
     barrier_wait(link.taken(), link.parity ^ 1);
