@@ -87,11 +87,13 @@ class Supplier {
     while (known < kPlaced) prepare();
     if (any) adopt();
     // No more before the previous kernel has ended, because the queries would queue behind it.
-    const bool settled = a.settled && !a.prefix && a.partial_rows == group;
-    if (settled && slice < slices && begin + kSlice <= item.context - item.queries) feed();
+    const bool settled = a.settled && !a.prefix && a.partial_rows == group && slice < slices &&
+                         begin + kSlice <= item.context - item.queries;
+    if (settled) feed();
     if (!a.prefix) wait_for_previous_kernel();
     launch_next_kernel();
     prepare();
+    for (int i = settled; i < link.stages && slice < slices; ++i) feed();
     while (any) {
       known = 0;
       do {
