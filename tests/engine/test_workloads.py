@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from engine_driver import Driver, expected_beams, expected_tokens, make_request
 from fake_runner import DelayedRunner, FailingRunner, FakeRunner, score
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo_worker.memory.block_pool import BlockPool
@@ -210,6 +210,7 @@ def test_any_host_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, host_b
 
 
 @settings(max_examples=60, deadline=None)
+@example(539, 4, 6, 2, 0, "swap", FakeRunner)  # a block comes from the host and leaves for it in one step
 @given(
     seed=st.integers(0, 2**32),
     usable_blocks=st.integers(4, 40),

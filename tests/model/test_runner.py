@@ -25,7 +25,14 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> PagedRunner:
         max_position_embeddings=256,
     ).save_pretrained(folder)
     options = ModelOptions(
-        model=str(folder), load_format="dummy", dtype="float32", num_blocks=20, threads=1, token_budget=8, max_running=4
+        model=str(folder),
+        load_format="dummy",
+        dtype="float32",
+        num_blocks=20,
+        host_cache_bytes=1 << 16,
+        threads=1,
+        token_budget=8,
+        max_running=4,
     )
     return load_runner(options)
 
@@ -63,6 +70,14 @@ def test_a_plan_of_copies_alone_is_carried_out(runner: PagedRunner) -> None:
     whole = score(runner, SequenceStep(PROMPT[:16], 0, [6], []), SequenceStep(PROMPT, 0, [6, 7], [sampled(20)]))
     assert runner.launch(StepPlan([], 0, [(6, 8)])).result().sequences == []
     assert score(runner, SequenceStep(PROMPT[16:], 16, [8, 7], [sampled(20)])) == whole
+
+
+def test_what_comes_from_the_host_may_leave_for_it_at_once(runner: PagedRunner) -> None:
+    whole = score(runner, SequenceStep(PROMPT, 0, [5, 2], [sampled(20)]))
+    runner.launch(StepPlan([], 0, swap_out=[(5, 1)])).result()
+    runner.launch(StepPlan([], 0, swap_in=[(1, 15)], swap_out=[(15, 2)])).result()
+    runner.launch(StepPlan([], 0, swap_in=[(2, 10)])).result()
+    assert score(runner, SequenceStep(PROMPT[16:], 16, [10, 7], [sampled(20)])) == whole
 
 
 def test_answers_come_in_order_and_only_where_asked(runner: PagedRunner) -> None:

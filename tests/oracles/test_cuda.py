@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
 
 from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import ModelRunner, SampleSpec
+from octavo_worker.engine.plan import ModelRunner, SampleSpec, StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling
 from octavo_worker.model import load_runner
@@ -212,6 +212,13 @@ def test_reading_a_shared_prefix_once_changes_nothing(runner: ModelRunner) -> No
     requests = [request(str(i), [*prefix, i, rng.randrange(VOCAB)], max_tokens=12 + i, logprobs=0) for i in range(10)]
     together, alone = Engine(runner), Engine(runner, shared_reading=None)
     assert together.run(requests).logprobs == alone.run(requests).logprobs
+
+
+def test_what_comes_from_the_host_may_leave_for_it_at_once(runner: ModelRunner) -> None:
+    runner.kv_cache[5].copy_(torch.randn_like(runner.kv_cache[5]))
+    runner.launch(StepPlan([], 0, swap_out=[(5, 1)])).result()
+    runner.launch(StepPlan([], 0, swap_in=[(1, 9)], swap_out=[(9, 2)])).result()
+    assert torch.equal(runner.host_cache[2], runner.kv_cache[5].cpu())
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])

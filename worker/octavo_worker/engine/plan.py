@@ -81,13 +81,14 @@ class SequenceStep:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step of the model: swaps to the host, swaps from the host, block copies (copy-on-write), in this order, then
+    """One step of the model: swaps from the host, swaps to the host, block copies (copy-on-write), in this order, then
     all sequences in one ragged batch. There may be swaps only.
 
     `swap_out` lists (device block, host block), `swap_in` (host block, device block): whole blocks, all layers. Blocks
     that are swapped out are not reused before the step is committed, nor are their host blocks, so a runner may copy
     them while it computes: a sequence that goes on in such a block writes only where nothing was stored. What is
-    swapped in may be read by this step already, but often is not: see `uses_swapped_in`.
+    swapped in may be read by this step already, or leave for another host block, but often is not: see
+    `uses_swapped_in`.
 
     The first `num_decodes` of `sequences` are decodes of exactly one token, the others are prefill chunks. No block is
     both source and target of copies. Within each layer the runner writes the keys and values of *all* sequences before
@@ -112,10 +113,11 @@ class StepPlan:
 
     @property
     def uses_swapped_in(self) -> bool:
-        """Whether a sequence or a copy of this step has to do with a block that it swaps in: else a runner may let the
-        step begin before those are there, and wait for them in the next."""
+        """Whether this step reads a block that it swaps in, for a sequence or for a copy of any kind: else a runner may
+        let it begin before those are there, and wait for them in the next."""
         loaded = {block for _, block in self.swap_in}
-        used = chain((source for source, _ in self.copies), *(s.block_table for s in self.sequences))
+        copied = (source for source, _ in chain(self.swap_out, self.copies))
+        used = chain(copied, *(s.block_table for s in self.sequences))
         return bool(loaded) and not loaded.isdisjoint(used)
 
 

@@ -108,10 +108,10 @@ class PagedRunner:
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> StepResult:
-        if plan.swap_out:
-            ops.swap_blocks(self.kv_cache, self.host_cache, torch.tensor(plan.swap_out, dtype=torch.int64))
         if plan.swap_in:
             ops.swap_blocks(self.host_cache, self.kv_cache, torch.tensor(plan.swap_in, dtype=torch.int64))
+        if plan.swap_out:
+            ops.swap_blocks(self.kv_cache, self.host_cache, torch.tensor(plan.swap_out, dtype=torch.int64))
         if plan.copies:
             ops.copy_blocks(self.kv_cache, torch.tensor(plan.copies, dtype=torch.int64))
         if not plan.sequences:

@@ -153,7 +153,6 @@ class CudaRunner:
         self._sampled = torch.zeros(max_running, dtype=torch.int64, device=device)
         self._inputs = StepInputs.allocate(max_running, token_budget, blocks, device)
         self._swap = SwapStreams(self.kv_cache, self.host_cache)
-        self._loading = False  # the step before copies in what it does not read, beside what it computes
         self._plans = AttentionPlans(
             model, max_running, token_budget, max_model_len, groups=self.shared_reading is not None
         )
@@ -196,12 +195,7 @@ class CudaRunner:
             self._stream.synchronize()
 
     def _launch(self, plan: StepPlan) -> StepUnderWay:
-        if self._loading:
-            self._swap.wait_in()
-        swaps = self._swap.move(plan.swap_out, plan.swap_in)
-        self._loading = bool(plan.swap_in)
-        if plan.uses_swapped_in:
-            self._swap.wait_in()
+        swaps = self._move(plan)
         if plan.copies:
             ops.copy_blocks(self.kv_cache, on_device(plan.copies, torch.int64, self.model.device))
         if not plan.sequences:
@@ -229,6 +223,18 @@ class CudaRunner:
         carry(self._sampled[:count], slot.tokens[:count])
         slot.done.record()
         return step
+
+    def _move(self, plan: StepPlan) -> list[torch.cuda.Event]:
+        """Starts what comes from the host and what leaves for it. What the step before let come, this one may read."""
+        self._swap.wait_in()
+        swaps = []
+        if plan.swap_in:
+            swaps.append(self._swap.bring(plan.swap_in))
+            if plan.uses_swapped_in:
+                self._swap.wait_in()
+        if plan.swap_out:
+            swaps.append(self._swap.send(plan.swap_out))
+        return swaps
 
     def _shape(self, plan: StepPlan, packed: Packed, *, may_pad: bool) -> Shape | None:
         """What the step is padded to; None for one that launches its kernels one by one, as many as it needs."""

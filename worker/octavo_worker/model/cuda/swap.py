@@ -17,27 +17,32 @@ class SwapStreams:
         self._device_pool, self._host_pool = device_pool, host_pool
         self._out = torch.cuda.Stream(device_pool.device)
         self._in = torch.cuda.Stream(device_pool.device)
+        self._arrival: torch.cuda.Event | None = None
 
-    def move(self, swap_out: list[tuple[int, int]], swap_in: list[tuple[int, int]]) -> list[torch.cuda.Event]:
-        """Starts both. The events fire when all is done."""
-        compute = torch.cuda.current_stream()
-        events = []
-        if swap_out:
-            self._out.wait_stream(compute)
-            with torch.cuda.stream(self._out):
-                ops.swap_blocks(self._device_pool, self._host_pool, torch.tensor(swap_out, dtype=torch.int64))
-                events.append(self._out.record_event())
-        if swap_in:
-            self._in.wait_stream(compute)
-            self._in.wait_stream(self._out)
-            with torch.cuda.stream(self._in):
-                ops.swap_blocks(self._host_pool, self._device_pool, torch.tensor(swap_in, dtype=torch.int64))
-                events.append(self._in.record_event())
-        return events
+    def bring(self, pairs: list[tuple[int, int]]) -> torch.cuda.Event:
+        """Starts to copy (host block, device block). The event fires when they are there."""
+        self._in.wait_stream(torch.cuda.current_stream())
+        self._in.wait_stream(self._out)
+        self._arrival = self._copy(self._in, self._host_pool, self._device_pool, pairs)
+        return self._arrival
+
+    def send(self, pairs: list[tuple[int, int]]) -> torch.cuda.Event:
+        """Starts to copy (device block, host block). The event fires when they have left."""
+        self._out.wait_stream(torch.cuda.current_stream())
+        return self._copy(self._out, self._device_pool, self._host_pool, pairs)
+
+    def _copy(
+        self, stream: torch.cuda.Stream, source: Tensor, target: Tensor, pairs: list[tuple[int, int]]
+    ) -> torch.cuda.Event:
+        with torch.cuda.stream(stream):
+            ops.swap_blocks(source, target, torch.tensor(pairs, dtype=torch.int64))
+            return stream.record_event()
 
     def wait_in(self) -> None:
         """The current stream reads what was copied in."""
-        torch.cuda.current_stream().wait_stream(self._in)
+        if self._arrival is not None:
+            torch.cuda.current_stream().wait_event(self._arrival)
+            self._arrival = None
 
     def wait_out(self) -> None:
         """The current stream reads what was copied out."""
