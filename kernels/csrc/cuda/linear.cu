@@ -65,18 +65,6 @@ struct Layout {
 
 #if OCTAVO_BULK_COPY
 
-// Stores v in another block's shared memory, at the same address as in this one's, and tells that block's barrier.
-__device__ inline void send(uint32_t address, uint32_t barrier, int rank, float4 v) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 to, done;\n"
-      "mapa.shared::cluster.u32 to, %0, %2;\n"
-      "mapa.shared::cluster.u32 done, %1, %2;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [done];\n"
-      "}\n" ::"r"(address),
-      "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-      : "memory");
-}
 // Copies a box {kSlab, rows, slabs} of a matrix seen as [slab][row][kSlab].
 __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row, int slab, uint32_t barrier,
                                 uint64_t policy) {

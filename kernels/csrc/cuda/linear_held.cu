@@ -47,19 +47,6 @@ struct Layout {
 
 #if OCTAVO_BULK_COPY
 
-// What an address in this block's shared memory is in that of another block of the cluster.
-__device__ inline uint32_t address_in(int rank, uint32_t address) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-// Stores v there and tells that block's barrier.
-__device__ inline void send(uint32_t to, uint32_t barrier, float4 v) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
-      "r"(barrier), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-      : "memory");
-}
 __device__ __noinline__ float activated_otherwise(Activation kind, float x) { return activated(kind, x); }
 
 template <class T>
@@ -115,62 +102,80 @@ struct Block : Thread<Plan> {
     return {first, steps * (warp + 1) / kWarps - first};
   }
 
+  // Where this lane's part of x begins in every eighth row. What stands for a row that is not there is of no use to
+  // anybody: nobody else's sums feel it.
+  struct Rows {
+    const T* at[kTokens / 8];
+  };
+  __device__ Rows rows(const Part& mine) const {
+    Rows from;
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i)
+      from.at[i] = static_cast<const T*>(a.x) + min(lane / 4 + i * 8, a.rows - 1) * a.x_stride +
+                   (begin + mine.begin) * kStep + lane % 4 * 8;
+    return from;
+  }
+
+  // Zero, which the assembler does not know.
+  __device__ uint32_t nothing() const { return gridDim.y - 1; }
+
   // An operand's registers come from two rows. The assembler would leave them where they were loaded and move them for
-  // every product, if they were not computed: with a zero that it does not know.
-  __device__ void hold(Held& x, const Part& mine) const {
-    const uint32_t nothing = gridDim.y - 1;
-    const int octet = lane / 4;
-    const T* from = static_cast<const T*>(a.x) + octet * a.x_stride + (begin + mine.begin) * kStep + lane % 4 * 8;
-    auto load = [&](int s, int rows) {
-      if (rows >= kTokens || octet + rows >= a.rows || s >= mine.count) return make_uint4(0, 0, 0, 0);
-      return __ldcg(reinterpret_cast<const uint4*>(from + rows * a.x_stride + s * kStep));
+  // every product, if they were not computed.
+  __device__ void hold(Held& x, const Rows& from, const Part& mine) const {
+    auto load = [&](int s, int i) {
+      if (i >= kTokens / 8 || s >= mine.count) return make_uint4(0, 0, 0, 0);
+      return __ldcg(reinterpret_cast<const uint4*>(from.at[i] + s * kStep));
     };
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        const uint4 low = load(s, m * 16), high = load(s, m * 16 + 8);
+        const uint4 low = load(s, 2 * m), high = load(s, 2 * m + 1);
         const uint32_t ordered[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[s][m][i / 4][i % 4] = ordered[i / 4][i % 4] ^ nothing;
+        for (int i = 0; i < 8; ++i) x[s][m][i / 4][i % 4] = ordered[i / 4][i % 4] ^ nothing();
       }
   }
 
   // Most warps' part.
   __device__ void multiply() const {
+    const Part mine = part();
+    const Rows from = rows(mine);
+    const int weights = lane / 4 * plan.pitch + mine.begin * kStepBytes + lane % 4 * 16;
     if constexpr (kCluster > 1) cluster_wait();
     wait_for_previous_kernel();
-    const Part mine = part();
     Held x;
-    hold(x, mine);
-    const int weights = lane / 4 * plan.pitch + mine.begin * kStepBytes + lane % 4 * 16;
+    hold(x, from, mine);
     int stage = 0;
     uint32_t phase = 0, parity = 1;
 #pragma unroll 1
     for (int g = 0; g < groups; ++g) {
       barrier_wait(full(stage), phase);
       const char* at = shared + stage_at(stage) + weights;
-      uint4 w[kSteps];
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        w[s] = make_uint4(0, 0, 0, 0);
-        if (s < mine.count) w[s] = *reinterpret_cast<const uint4*>(at + s * kStepBytes);
-      }
       float sums[kTiles][4] = {};
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s)
+      for (int s = 0; s < kSteps; ++s) {
+        uint4 w = make_uint4(0, 0, 0, 0);
+        if (s < mine.count) w = *reinterpret_cast<const uint4*>(at + s * kStepBytes);
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          mma<T>(sums[m], x[s][m][0], w[s].x, w[s].y);
-          mma<T>(sums[m], x[s][m][1], w[s].z, w[s].w);
+          mma<T>(sums[m], x[s][m][0], w.x, w.y);
+          mma<T>(sums[m], x[s][m][1], w.z, w.w);
         }
-      __syncwarp();
-      if (lane == 0) barrier_arrive_once(empty(stage));
+      }
+      leave(stage, sums[0][0]);
       barrier_wait(drained(), parity);
       parity ^= 1;
       share(sums);
       if (++stage == plan.stages) stage = 0, phase ^= 1;
     }
+  }
+
+  // The stage may be filled again. An arrival may overtake loads that are under way, and what a bulk copy brings then is
+  // not ordered behind them: they must have ended, as they have when there is a sum of what they brought.
+  __device__ void leave(int stage, float sum) const {
+    __syncwarp();
+    if (lane == 0) barrier_arrive_once(empty(stage) + (__float_as_uint(sum) & nothing()));
   }
 
   // Puts this warp's sums where another one adds them: [row of x][row of the weights].
@@ -205,7 +210,7 @@ struct Block : Thread<Plan> {
     uint32_t phase = 1;
 #pragma unroll 1
     for (int g = 0; g < groups; ++g, from += step) {
-      if (!begun && phase == 0) begin_launch();  // the ring is full
+      if (g == plan.stages) begin_launch();  // the ring is full
       barrier_wait(empty(stage), phase);
       if (lane == 0) barrier_expect(full(stage), kGroup * bytes);
       __syncwarp();
@@ -269,16 +274,14 @@ struct Block : Thread<Plan> {
   }
 
   __device__ void collect() const {
-    if constexpr (kCluster > 1) cluster_wait();
-    wait_for_previous_kernel();
     const int here = rank * L::kOwn + lane % L::kOwn, there = (1 - rank) * L::kOwn + lane % L::kOwn;
     const float4* sums = reinterpret_cast<const float4*>(shared + L::kSums);
     const float4* inbox = reinterpret_cast<const float4*>(shared + L::kInbox) + lane % L::kOwn;
-    const uint32_t their_inbox = address_in(1 - rank, shared_address(inbox));
-    const uint32_t their_barrier = address_in(1 - rank, received(0));
     Sink sinks[kMine];
 #pragma unroll
     for (int i = 0; i < kMine; ++i) sinks[i] = sink(i);
+    if constexpr (kCluster > 1) cluster_wait();
+    wait_for_previous_kernel();
     float4 kept{};
     uint2 early{};
     uint32_t parity = 0;
@@ -306,7 +309,7 @@ struct Block : Thread<Plan> {
       } else {
         const int slot = g % kInboxes;
         if (lane == 0) barrier_expect(received(slot), L::kOwn * 16);
-        if (lane < L::kOwn) send(their_inbox + slot * L::kOwn * 16, their_barrier + slot * 8, theirs);
+        if (lane < L::kOwn) send(shared_address(inbox + slot * L::kOwn), received(slot), 1 - rank, theirs);
         if (g > 0) finish(g - 1);
         kept = mine[0], early = addend(sinks[0]);
       }
