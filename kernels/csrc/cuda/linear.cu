@@ -49,10 +49,11 @@ struct Portion {
   }
 };
 
-// Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, two inboxes for other blocks'.
+// Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, inboxes for the other block's,
+// those of two tiles.
 template <int kTokens, int kChunk>
 struct Layout {
-  static constexpr int kRing = 1024;
+  static constexpr int kRing = 1024, kInboxes = 2 * kTokens / kTokenTile;
   int tile_rows, cluster, stages;
 
   __host__ __device__ int stage_bytes() const { return (tile_rows + kTokens) * kChunk * 2; }
@@ -60,7 +61,7 @@ struct Layout {
   __host__ __device__ int sums() const { return kRing + stages * stage_bytes(); }
   __host__ __device__ int inbox() const { return sums() + kDepthWarps * kTokenTile * sums_pitch() * 4; }
   __host__ __device__ int inbox_bytes() const { return cluster == 1 ? 0 : kTokenTile / 2 * kQuads * 16; }
-  __host__ __device__ int bytes() const { return inbox() + 2 * inbox_bytes(); }
+  __host__ __device__ int bytes() const { return inbox() + kInboxes * inbox_bytes(); }
 };
 
 #if OCTAVO_BULK_COPY
@@ -128,7 +129,7 @@ struct Block : Portion {
 
   __device__ void init_barriers() const {
     for (int s = 0; s < cut.stages; ++s) barrier_init(full(s), 1), barrier_init(empty(s), kConsumers);
-    barrier_init(received(0), 1), barrier_init(received(1), 1);
+    for (int i = 0; i < L::kInboxes; ++i) barrier_init(received(i), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 
@@ -281,19 +282,19 @@ struct Block : Portion {
         pack<T>(gated(gate.x, up.x), gated(gate.y, up.y)), pack<T>(gated(gate.z, up.z), gated(gate.w, up.w)));
   }
 
-  // Two blocks' sums: each sends those of the other's tokens and adds what it is sent. All sixteen tokens' are sent,
-  // perhaps of no use, so that no block can run ahead by two exchanges and overwrite an inbox.
-  __device__ float4 exchange(int count, int quads, float4 sum) const {
-    const uint32_t barrier = received(count & 1);
-    const int token = own_token(), slot = token / 2 * kQuads + own_quad();
-    const int inbox = layout.inbox() + (count & 1) * layout.inbox_bytes() + slot * 16;
+  // Two blocks' sums: each sends those of the other's tokens, then adds what it is sent. All sixteen tokens' are sent,
+  // perhaps of no use, so that no block can run ahead by two tiles and overwrite an inbox.
+  __device__ int inbox_at(int count) const {
+    return layout.inbox() + count % L::kInboxes * layout.inbox_bytes() + (own_token() / 2 * kQuads + own_quad()) * 16;
+  }
+  __device__ void send_others(int count, int quads, float4 sum) const {
+    const uint32_t barrier = received(count % L::kInboxes);
     if (threadIdx.x == 0) barrier_expect(barrier, kTokenTile / 2 * quads * 16);
-    if (token % 2 != rank) {
-      if (own_quad() < quads) send(base + inbox, barrier, 1 - rank, sum);
-      return sum;
-    }
-    barrier_wait(barrier, count >> 1 & 1);
-    return sum + *reinterpret_cast<const float4*>(shared + inbox);
+    if (own_token() % 2 != rank && own_quad() < quads) send(base + inbox_at(count), barrier, 1 - rank, sum);
+  }
+  __device__ float4 add_others(int count, float4 sum) const {
+    barrier_wait(received(count % L::kInboxes), count / L::kInboxes & 1);
+    return sum + *reinterpret_cast<const float4*>(shared + inbox_at(count));
   }
 
   // The last box may reach over the edge.
@@ -303,22 +304,27 @@ struct Block : Portion {
   __device__ void finish(int& exchanges, const Tile& t, const float (&sums)[kTokenTiles][kTiles][4],
                          const Early& early) const {
     const int column = column_of(t), quads = quads_of(t), row = own_quad() * 4;
+    float4 mine[kTokenTiles] = {};
 #pragma unroll
     for (int m = 0; m < kTokenTiles; ++m) {
       if (m * kTokenTile >= a.rows) break;
       barrier_sync(1, kConsumers * 32);
       share(t.rows(), sums[m]);
       barrier_sync(1, kConsumers * 32);
-      const int token = m * kTokenTile + own_token();
+      if (own_quad() < quads) mine[m] = total(own_token(), row);
       if constexpr (kGated) {
         if (is_own(m, quads))
-          store_gated(token, column, total(own_token(), row), total(own_token(), t.groups * kGroup + row));
-      } else {
-        float4 sum{};
-        if (own_quad() < quads) sum = total(own_token(), row);
-        if (cut.cluster > 1) sum = exchange(exchanges++, quads, sum);
-        if (is_own(m, quads)) store(token, column, sum, early[m]);
+          store_gated(m * kTokenTile + own_token(), column, mine[m], total(own_token(), t.groups * kGroup + row));
+      } else if (cut.cluster > 1) {
+        send_others(exchanges + m, quads, mine[m]);
       }
+    }
+#pragma unroll
+    for (int m = 0; m < kTokenTiles; ++m) {
+      if (kGated || m * kTokenTile >= a.rows) break;
+      if (cut.cluster > 1 && own_token() % 2 == rank) mine[m] = add_others(exchanges, mine[m]);
+      if (is_own(m, quads)) store(m * kTokenTile + own_token(), column, mine[m], early[m]);
+      ++exchanges;
     }
   }
 
