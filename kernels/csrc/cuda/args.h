@@ -146,6 +146,7 @@ struct LinearArgs {
   Activation activation;
   const void* norm;  // null: none; otherwise the product is that of x's RMS norm, with these weights
   float eps, offset;
+  unsigned* counter;  // null: none; one zero, which is zero again when the launch has ended, for one stream
 };
 
 struct SampleArgs {

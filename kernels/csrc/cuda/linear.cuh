@@ -32,6 +32,18 @@ __device__ inline void send(uint32_t address, uint32_t barrier, int rank, float4
       : "memory");
 }
 
+__device__ inline void send(uint32_t address, uint32_t barrier, int rank, int v) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 to, done;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\n"
+      "mapa.shared::cluster.u32 done, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [done];\n"
+      "}\n" ::"r"(address),
+      "r"(barrier), "r"(rank), "r"(v)
+      : "memory");
+}
+
 __device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
 // What a thread of a product has: its place, the launch's plan, its block's shared memory.

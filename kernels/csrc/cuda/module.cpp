@@ -258,11 +258,12 @@ PYBIND11_MODULE(_cuda, m) {
   });
   m.def("linear", [](int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias,
                      Address residual, int64_t residual_stride, Address out, int64_t out_stride, int rows, int columns,
-                     int depth, bool gated, int kind, Address norm, float eps, float offset, Address stream) {
+                     int depth, bool gated, int kind, Address norm, float eps, float offset, Address counter,
+                     Address stream) {
     LinearArgs a = linear_args(dtype, x, x_stride, weight, weight_stride, bias, residual, residual_stride, out, out_stride,
                                rows, columns, depth);
     a.gated = gated, a.activation = Activation(kind);
-    a.norm = at<void>(norm), a.eps = eps, a.offset = offset;
+    a.norm = at<void>(norm), a.eps = eps, a.offset = offset, a.counter = at<unsigned>(counter);
     const cudaError_t error = linear(a, stream_at(stream));
     if (error != cudaErrorNotSupported) check("linear", error);
     return error == cudaSuccess;
