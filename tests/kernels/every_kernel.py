@@ -212,6 +212,9 @@ def between() -> None:
             for residual in (None, data(3, width, dtype=dtype)):
                 ops.rms_norm(x, weight, 1e-5, residual=residual)
                 ops.layer_norm(x, weight, data(width, dtype=dtype), 1e-5, residual=residual)
+        many, weight = data(8500, 264, dtype=dtype), data(264, dtype=dtype)  # more than the chip has threads
+        ops.rms_norm(many, weight, 1e-5)
+        ops.layer_norm(many, weight, data(264, dtype=dtype), 1e-5)
         for kind in ("silu", "gelu", "gelu_tanh"):
             ops.act_and_mul(data(3, 2 * 4104, dtype=dtype), kind)
             ops.act(data(3, 72, dtype=dtype), kind)
