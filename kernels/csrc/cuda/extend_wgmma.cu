@@ -23,7 +23,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kWarpgroup = 128;  // threads
+constexpr int kWarpgroup = 128;   // threads
 constexpr int kRows = 64;         // of one consumer
 constexpr int kLoaders = 2 * 32;  // threads that bring queries
 template <int D>
@@ -170,47 +170,52 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
   }
 }
 
-// Two warps bring the queries: rows of a tile lie apart in memory.
+// Two warps bring the queries: rows of a tile lie apart in memory. Rows beyond the last query stay what they
+// were: nobody reads what becomes of them.
 template <class T, int D>
-__device__ void bring_queries(const AttentionArgs& a, uint32_t queries, BufferRing ring) {
+__device__ void bring_queries(const AttentionArgs& a, uint32_t queries, const BufferRing& ring) {
   using L = Layout<D>;
   constexpr int units = D / 8, step = kLoaders / units;
-  const int thread = threadIdx.x % kLoaders, unit = thread % units;
-  const bool helps = thread < step * units;
-  const uint32_t inverse = 0xffffffffu / (a.heads / a.kv_heads) + 1;
+  const int thread = threadIdx.x % kLoaders, unit = thread % units, group = a.heads / a.kv_heads;
+  const uint32_t inverse = 0xffffffffu / group + 1;
+  // Bytes to a thread's next row, and where that is of another query by one more than usually.
+  const int heads = step % group;
+  const uint32_t along = uint32_t(step / group * a.q_stride + heads * D) * 2;
+  const uint32_t across = along + uint32_t(a.q_stride - group * D) * 2;
   const Work<D> work(a);
   for (int round = 0; work.has(round); ++round) {
     const auto t = work.at(round);
-    const int first = t.item.tile * L::kTileRows + thread / units;
-    int query = first / t.group, head = first % t.group;
-    const int lowest = t.lowest(a, t.item.tile * L::kTileRows / t.group);
-    const T* row = static_cast<const T*>(a.q) + t.item.query_row * a.q_stride + t.head * t.group * D + unit * 8;
-    barrier_wait(ring.empty_now(), ring.parity ^ 1);
+    const int first = t.item.tile * L::kTileRows;
+    const int stage = round % L::kQueryStages;
+    barrier_wait(ring.empty + 8 * stage, round / L::kQueryStages % 2 ^ 1);
     const uint32_t record = queries + L::kRecordsAt + round % kRecords * int(sizeof(Record));
     if (thread == 0) {
-      set_record_words(record + kRowsOf, t.item.tile * L::kTileRows, t.offset, t.item.queries, t.head * t.group);
-      set_record_words(record + kKeysOf, t.begin, t.last(), t.item.context, lowest);
-      set_record_words(record + kQueryOf, t.item.query_row, t.group, int(inverse), work.has(round + 1));
+      set_record_words(record + kRowsOf, first, t.offset, t.item.queries, t.head * group);
+      set_record_words(record + kKeysOf, t.begin, t.last(), t.item.context, t.lowest(a, query_of(first, inverse)));
+      set_record_words(record + kQueryOf, t.item.query_row, group, int(inverse), work.has(round + 1));
     }
     if (thread < consumers<D>) {
-      const int row = t.item.tile * L::kTileRows + thread * kRows;
-      set_record_pair(record + kMaskedOf + 8 * thread, t.offset + query_of(row, inverse) - L::kKeys + 1,
-                      t.lowest(a, query_of(row + kRows - 1, inverse)));
+      const int begin = first + thread * kRows;
+      set_record_pair(record + kMaskedOf + 8 * thread, t.offset + query_of(begin, inverse) - L::kKeys + 1,
+                      t.lowest(a, query_of(begin + kRows - 1, inverse)));
     }
-    const uint32_t target = queries + ring.stage * L::kQueryBytes + unit / L::kUnits * (L::kTileRows * L::kRowBytes);
-#pragma unroll 1  // registers are short
-    for (int i = thread / units; helps && i < L::kTileRows; i += step) {
-      const bool real = query < t.item.queries;
-      const T* source = real ? row + query * a.q_stride + head * D : row;
-      copy16(target + i * L::kRowBytes + swizzle_units(L::kUnits, i, unit % L::kUnits) * 16, source, real);
-      query += step / t.group, head += step % t.group;
-      if (head >= t.group) head -= t.group, ++query;
+    const int rows = thread < step * units ? min(L::kTileRows, t.item.queries * group - first) : 0;
+    const int query = query_of(first + thread / units, inverse);
+    int head = first + thread / units - query * group;
+    const char* source = static_cast<const char*>(a.q) +
+                         ((t.item.query_row + query) * a.q_stride + (t.head * group + head) * D + unit * 8) * 2;
+    const uint32_t target = queries + stage * L::kQueryBytes + unit / L::kUnits * (L::kTileRows * L::kRowBytes);
+#pragma unroll D >= 128 ? 2 : 1  // registers are short
+    for (int i = thread / units; i < rows; i += step) {
+      copy16(target + i * L::kRowBytes + swizzle_units(L::kUnits, i, unit % L::kUnits) * 16, source);
+      head += heads;
+      source += head < group ? along : across;
+      if (head >= group) head -= group;
     }
     commit_copies();
     wait_copies<0>();
     fence_bulk();
-    barrier_arrive_once(ring.full_now());
-    ring.advance();
+    barrier_arrive_once(ring.full + 8 * stage);
   }
 }
 
