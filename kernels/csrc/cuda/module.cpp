@@ -199,7 +199,6 @@ LinearArgs linear_args(int dtype, Address x, int64_t x_stride, Address weight, i
 PYBIND11_MODULE(_cuda, m) {
   m.attr("chunk") = kChunk;
   m.attr("decode_rows") = kDecodeRows;
-  m.attr("extend_rows") = kExtendRows;
   m.attr("few_times") = kFewTimes;
   m.attr("few_items") = kFewItems;
   m.attr("split_rows") = kSplitRows;
@@ -208,6 +207,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("decode_item_bytes") = sizeof(DecodeItem);
   m.attr("fold_item_bytes") = sizeof(FoldItem);
   m.def("decode_item_rows", &decode_item_rows);
+  m.def("extend_rows", &extend_rows);
   m.attr("group_row_bytes") = sizeof(GroupRow);
   m.attr("group_state_bytes") = sizeof(GroupState);
   m.attr("prefix_item_bytes") = sizeof(PrefixItem);
