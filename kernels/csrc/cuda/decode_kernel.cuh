@@ -313,7 +313,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   error = launch_after(kernel, dim3(device.multiprocessors * resident), kWarps * 32, bytes, stream, a, stages, resident);
   if (error != cudaSuccess) return error;
   const Merges merges{merges_runs<C, D>, prefix_merges_runs(device, D, a.softcap)};
-  with_result_type<T, C>(a, [&](auto tag) { error = launch_fold<decltype(tag), D>(a, merges, stream); });
+  with_result_type<T, C>(a, [&](auto tag) { error = launch_fold<decltype(tag), D>(a, device, merges, stream); });
   return error;
 }
 

@@ -179,15 +179,15 @@ __device__ void gather_groups(const PlanArgs& a, GroupTotals& totals) {
   __syncthreads();
 }
 
-// Of a run's chunks queries are read and results written once, but few runs keep few multiprocessors busy. They pay where
-// they take no more than a third longer than all that tiles and streams have to do, divided among all multiprocessors.
-constexpr int kTileTokens = 800;  // that a multiprocessor streams in the time of a chunk's tile
+// Of a run's chunks queries are read and one result is written and folded, but few runs may keep a multiprocessor busy for
+// longer than single chunks would. What so many runs spare is as long as a chunk's tile.
+constexpr int kRunsPerTile = 48;
 __device__ bool tiles_run(const PlanArgs& a, const GroupTotals& totals, int own_tiles, int tokens, bool alone) {
-  if (a.run_multiprocessors == 0 || totals.runs == 0) return false;
-  const int tiles = totals.tiles + own_tiles, blocks = prefix_share(tiles, tokens, alone, a.run_multiprocessors);
-  const int rounds = (totals.runs * a.kv_heads + blocks - 1) / blocks;
-  return 3 * int64_t(kRun) * rounds * kTileTokens * a.run_multiprocessors <=
-         4 * (int64_t(tiles) * kTileTokens + tokens) * a.kv_heads;
+  const int tiles = totals.tiles + own_tiles, runs = totals.runs * a.kv_heads;
+  if (a.run_multiprocessors == 0 || runs == 0) return false;
+  const int blocks = prefix_share(tiles, tokens, alone, a.run_multiprocessors);
+  const int longer = (runs + blocks - 1) / blocks * kRun - (tiles * a.kv_heads + blocks - 1) / blocks;  // in tiles
+  return longer * kRunsPerTile <= runs;
 }
 
 // Lists what is computed for the rows of each group, runs before single chunks and all before what is listed otherwise, and
