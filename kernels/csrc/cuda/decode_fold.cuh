@@ -15,25 +15,20 @@ __device__ Folded fold_columns(const Partials& partials) {
   return all;
 }
 
-// The same for at most N partial results, of which the first may be merged runs, with no branch between a load and the next:
-// first they are loaded, then joined.
-template <int N>
-__device__ void load_few(const Partials& partials, Folded (&x)[N]) {
+// The same for few partial results of which the first are merged runs, with no branch between a load and the next.
+constexpr int kFewMerged = 6;
+__device__ inline Folded fold_few_merged(const Partials& partials) {
   const int count = partials.count(), merged = partials.merged;
+  Folded x[kFewMerged], all;
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
+  for (int i = 0; i < kFewMerged; ++i) {
     x[i].clear();
     if (i < count) x[i] = partials.at(i + min(i, merged) * (kRun - 1));
   }
-}
-template <int N>
-__device__ Folded join_few(const Partials& partials, Folded (&x)[N]) {
-  const int count = partials.count(), merged = partials.merged;
-  Folded all;
   all.clear();
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (i < merged || (i - merged) % kRun == kRun - 1 || i + 1 >= count || i + 1 == N) {
+  for (int i = 0; i < kFewMerged; ++i) {
+    if (i < merged || (i - merged) % kRun == kRun - 1 || i + 1 >= count || i + 1 == kFewMerged) {
       Folded group;
       group.clear();
       group.join(x[i]), all.join(group);
@@ -42,15 +37,6 @@ __device__ Folded join_few(const Partials& partials, Folded (&x)[N]) {
     }
   }
   return all;
-}
-constexpr int kFewMerged = 6, kFewPaired = 3;
-__device__ inline bool few_merged(const Partials& partials) {
-  return partials.count() <= kFewMerged && partials.runs() <= kFoldGroups;
-}
-__device__ inline Folded fold_few_merged(const Partials& partials) {
-  Folded x[kFewMerged];
-  load_few(partials, x);
-  return join_few(partials, x);
 }
 
 // The same for at most two runs of which nothing is merged yet, with no branch between a load and the next. What is not
@@ -125,40 +111,82 @@ __global__ void __launch_bounds__(128, 128 % (D / 4) == 0 ? 6 : 5)
     const auto folded = [&] {
       if (partials.merged == 0 && it.chunks <= 2 * kRun) return fold_few(partials);
       if constexpr (merges_shared_runs(D))
-        if (few_merged(partials)) return fold_few_merged(partials);
+        if (partials.count() <= kFewMerged && partials.runs() <= kFoldGroups) return fold_few_merged(partials);
       return fold_columns<4>(partials);
     };
     write_folded<T>(a, it.query_row, head, row, column, folded());
   }
 }
 
-// Of groups, whose sequences are in one part here, there may be more rows than those blocks have threads, and few partial
-// results of each. So a thread has two rows, which come together, and registers are few enough for all blocks to run at once.
-template <class T, int D, int kRows>
-__global__ void __launch_bounds__(128, 8) fold_pairs_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
+// Of groups, whose sequences are in one part here, there are many rows and few partial results of each: what counts is how
+// many instructions a row takes. So a thread has eight columns, and all blocks of a large batch run at once.
+constexpr int kFewColumns = 8, kFewPartials = 3;
+
+struct FoldedFew {
+  float m, l, o[kFewColumns];
+
+  __device__ void load(const float2* sums, const float* columns) {
+    const float2 sum = __ldcg(sums);
+    m = sum.x, l = sum.y;
+#pragma unroll
+    for (int i = 0; i < kFewColumns; i += 4) {
+      const float4 x = __ldcg(reinterpret_cast<const float4*>(columns + i));
+      o[i] = x.x, o[i + 1] = x.y, o[i + 2] = x.z, o[i + 3] = x.w;
+    }
+  }
+  __device__ void join(const FoldedFew& later) {  // as Folded::join
+    const float top = fmaxf(m, later.m), before = fast_exp2(__fsub_rn(m, top)), weight = fast_exp2(__fsub_rn(later.m, top));
+    m = top, l = __fmaf_rn(later.l, weight, __fmul_rn(l, before));
+#pragma unroll
+    for (int i = 0; i < kFewColumns; ++i) o[i] = __fmaf_rn(later.o[i], weight, __fmul_rn(o[i], before));
+  }
+  // What joining it to nothing makes of it: no negative zeros.
+  __device__ void settle() {
+#pragma unroll
+    for (int i = 0; i < kFewColumns; ++i) o[i] = __fadd_rn(o[i], 0.0f);
+  }
+};
+
+template <class T, int D>
+__global__ void __launch_bounds__(128, 8) fold_few_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
+  constexpr int threads = D / kFewColumns;
   const FoldItem it = a.folds[blockIdx.x];
+  const int mine = blockIdx.y * (128 / threads) + threadIdx.x / threads, column = threadIdx.x % threads * kFewColumns;
+  const int head = mine / a.partial_rows, row = mine % a.partial_rows, group = a.heads / a.kv_heads;
+  const Partials partials(a, it, head, row, column, merges);
+  const int count = partials.count(), merged = partials.merged;
+  const bool real = it.chunks > 1 && head < a.kv_heads && row < it.queries * group;
   begin_fold(a);
-  if (it.chunks <= 1 || int(threadIdx.x) >= kRows * (D / 4)) return;
-  const int first = blockIdx.y * 2 * kRows + threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
-  const int rows = it.queries * (a.heads / a.kv_heads);
-  const auto is_real = [&](int i) { return i < a.kv_heads * a.partial_rows && i % a.partial_rows < rows; };
-  const auto partials = [&](int i) { return Partials(a, it, i / a.partial_rows, i % a.partial_rows, column, merges); };
-  const auto write = [&](int i, const Folded& f) {
-    write_folded<T>(a, it.query_row, i / a.partial_rows, i % a.partial_rows, column, f);
-  };
-  const Partials one = partials(is_real(first) ? first : 0);
-  if (one.count() <= kFewPaired && one.runs() <= kFoldGroups) {
-    const int second = first + kRows;
-    Folded x[kFewPaired], y[kFewPaired];
-    load_few(one, x), load_few(partials(is_real(second) ? second : 0), y);
-    const Folded f = join_few(one, x), g = join_few(one, y);
-    if (is_real(first)) write(first, f);
-    if (is_real(second)) write(second, g);
+  if (!real) return;
+  if (count > kFewPartials || partials.runs() > kFoldGroups) {
+#pragma unroll 1
+    for (int i = 0; i < kFewColumns; i += 4)
+      write_folded<T>(a, it.query_row, head, row, column + i,
+                      fold_columns<3>(Partials(a, it, head, row, column + i, merges)));
     return;
   }
-#pragma unroll 1
-  for (int i = first; i <= first + kRows; i += kRows)
-    if (is_real(i)) write(i, fold_columns<3>(partials(i)));
+  FoldedFew x[kFewPartials];
+  const float2* sums = partials.sums;
+  const float* columns = partials.columns;
+#pragma unroll
+  for (int i = 0; i < kFewPartials; ++i) {
+    if (i < count) x[i].load(sums, columns);
+    const int64_t rows = i < merged ? kRun * partials.step : partials.step;
+    sums += rows, columns += rows * D;
+  }
+  // Chunks that are not merged, three at most, are one run.
+  if (merged == 1 && count == 3) x[1].join(x[2]);
+  if (merged > 0)
+#pragma unroll
+    for (int i = 0; i < kFewPartials; ++i) x[i].settle();
+  if (count > 1) x[0].join(x[1]);
+  if (count > 2 && merged != 1) x[0].join(x[2]);
+  if (merged == 0) x[0].settle();
+  const int query_head = head * group + row % group;
+  const float factor = normaliser(a, query_head, x[0].m, x[0].l);
+  T* out = static_cast<T*>(a.out) + int64_t(it.query_row + row / group) * a.out_stride + query_head * D + column;
+  const auto pair = [&](int i) { return pack<T>(x[0].o[i] * factor, x[0].o[i + 1] * factor); };
+  *reinterpret_cast<uint4*>(out) = make_uint4(pair(0), pair(2), pair(4), pair(6));
 }
 
 template <class T, int D>
@@ -170,7 +198,7 @@ cudaError_t launch_fold(const AttentionArgs& a, const Device& device, Merges mer
   const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
   if constexpr (merges_shared_runs(D))
     if (a.prefix && parts == 1 && int(grid.x * grid.y) > 6 * device.multiprocessors)
-      return launch_after(fold_pairs_kernel<T, D, kRows>, dim3(grid.x, (grid.y + 1) / 2), 128, 0, stream, a, merges);
+      return launch_after(fold_few_kernel<T, D>, dim3(grid.x, (grid.y + 1) / 2), 128, 0, stream, a, merges);
   return launch_after(fold_wide_kernel<T, D, kRows>, grid, 128, 0, stream, a, merges);
 }
 
