@@ -269,7 +269,7 @@ def test_many_short_suffixes(heads, kv_heads, head_dim):
 
 @pytest.mark.parametrize(("heads", "kv_heads", "count"), [(16, 8, 200), (9, 3, 280)])
 def test_folds_of_more_rows_than_run_at_once(heads, kv_heads, count):
-    """A thread folds two of them: of few partial results, of several, and of many."""
+    """Of few partial results, of several, and of many."""
     members = [(0, 514 + i % 20, 1) for i in range(count)] + [(1, 2100 + i, 1) for i in range(4)]
     members += [(-1, 700 * i + 1, 1) for i in range(9)]
     batch = Grouped([512, 2048], members, heads=heads, kv_heads=kv_heads, head_dim=128)
