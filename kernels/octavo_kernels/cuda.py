@@ -63,9 +63,10 @@ def linear(
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,
+    counter: Tensor | None = None,
 ) -> None:
     """Our kernel where it takes the product, else torch (cuBLAS), whose algorithm depends on the number of rows."""
-    if launch_linear(x, weight, bias, residual, out):
+    if launch_linear(x, weight, bias, residual, out, counter=counter):
         return
     if residual is not None and bias is not None:
         torch.addmm(residual, x, weight.t(), out=out).add_(bias)
@@ -106,6 +107,7 @@ def launch_linear(
     out: Tensor,
     activation: int | None = None,
     norm: RmsNorm | None = None,
+    counter: Tensor | None = None,
 ) -> bool:
     """Launches our matrix product, with what is before and behind it, where it is the faster one; returns whether it
     did: otherwise nothing was done."""
@@ -120,6 +122,7 @@ def launch_linear(
             0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, weight.shape[0], depth,
             activation is not None, activation or 0, 0 if norm is None else norm.weight.data_ptr(),
             0.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset,
+            0 if counter is None else counter.data_ptr(),
         )
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from octavo_kernels import cuda
@@ -20,6 +21,7 @@ def linear(
     norm: RmsNorm | None = None,
     normed: Tensor | None = None,
     uniform: bool = False,
+    counter: Tensor | None = None,
 ) -> Tensor:
     """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), summed in float32.
 
@@ -28,6 +30,8 @@ def linear(
     any number of rows, and a row's bits depend neither on the others nor on their number.
     With `norm`, x is `rms_norm(x, norm)`, bit for bit; on CUDA, with one row, in the same launch. `normed[T, K]` is
     where those rows go if they have to be stored.
+    `counter[1]`, an int32 zero that one stream at a time may use, makes large products of a few rows on CUDA faster
+    and changes no bit: multiprocessors that are done draw the next rows of the weights. It is zero again afterwards.
     """
     dtype = float_type("x", x)
     rows, depth = rows_of("x", x)
@@ -38,18 +42,19 @@ def linear(
     if residual is not None:
         check("residual", residual, x.dtype, (rows, columns))
     _check_norm(norm, x)
+    _check_counter(counter)
     out = output(out, x, (rows, columns))
-    tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out}
+    tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out, "counter": counter}
     if x.is_cuda:
         check_devices(tensors)
         if norm is not None:
-            if not uniform and cuda.launch_linear(x, weight, bias, residual, out, norm=norm):
+            if not uniform and cuda.launch_linear(x, weight, bias, residual, out, norm=norm, counter=counter):
                 return out
             x = _normed(x, norm, normed)
         if uniform:
             cuda.linear_uniform(x, weight, bias, residual, out)
         else:
-            cuda.linear(x, weight, bias, residual, out)
+            cuda.linear(x, weight, bias, residual, out, counter)
         return out
     if norm is not None:
         x = _normed(x, norm, normed)
@@ -71,11 +76,12 @@ def gated_linear(
     norm: RmsNorm | None = None,
     normed: Tensor | None = None,
     uniform: bool = False,
+    counter: Tensor | None = None,
 ) -> Tensor:
     """`act_and_mul(linear(x, weight, bias), kind)`, `[T, I]`, for `weight[2I, K]` whose first half is the gate.
 
     On CUDA one launch where `linear` is ours, with the same roundings, and not `uniform`. `scratch[T, 2I]` is where the
-    product goes if it has to be stored. `norm` and `normed` as in `linear`.
+    product goes if it has to be stored. `norm`, `normed` and `counter` as in `linear`.
     """
     float_type("x", x)
     rows, depth = rows_of("x", x)
@@ -86,23 +92,29 @@ def gated_linear(
     if bias is not None:
         check("bias", bias, x.dtype, (columns,))
     _check_norm(norm, x)
+    _check_counter(counter)
     out = output(out, x, (rows, columns // 2))
     activation = code_of(kind)
-    tensors = {"x": x, "weight": weight, "bias": bias, "out": out}
+    tensors = {"x": x, "weight": weight, "bias": bias, "out": out, "counter": counter}
     ours = check_devices(tensors).type == "cuda" and not uniform
-    if ours and cuda.launch_linear(x, weight, bias, None, out, activation, norm):
+    if ours and cuda.launch_linear(x, weight, bias, None, out, activation, norm, counter):
         return out
     if norm is not None:
         x = _normed(x, norm, normed)
-        if ours and cuda.launch_linear(x, weight, bias, None, out, activation):
+        if ours and cuda.launch_linear(x, weight, bias, None, out, activation, counter=counter):
             return out
-    return act_and_mul(linear(x, weight, bias, out=scratch, uniform=uniform), kind, out=out)
+    return act_and_mul(linear(x, weight, bias, out=scratch, uniform=uniform, counter=counter), kind, out=out)
 
 
 def _check_norm(norm: RmsNorm | None, x: Tensor) -> None:
     if norm is not None:
         check("norm.weight", norm.weight, x.dtype, (x.shape[1],))
         check_devices({"x": x, "norm.weight": norm.weight})
+
+
+def _check_counter(counter: Tensor | None) -> None:
+    if counter is not None:
+        check("counter", counter, torch.int32, (1,))
 
 
 def _normed(x: Tensor, norm: RmsNorm, out: Tensor | None) -> Tensor:

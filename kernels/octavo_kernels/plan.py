@@ -56,7 +56,7 @@ class AttentionPlan:
         self.rows = min(rows, few)
         self.chunks = chunks if self.decodes else 0
         self.shared_prefixes = shared_prefixes and self.decodes and not sliding_window
-        self.tiles = sequences + tokens * self.group // _cuda.extend_rows if self.extends else 0
+        self.tiles = sequences + tokens * self.group // _cuda.extend_rows(head_dim) if self.extends else 0
         self._prompts_only = False
 
         def ints(byte_count: int) -> Tensor:

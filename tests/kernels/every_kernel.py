@@ -212,6 +212,9 @@ def between() -> None:
             for residual in (None, data(3, width, dtype=dtype)):
                 ops.rms_norm(x, weight, 1e-5, residual=residual)
                 ops.layer_norm(x, weight, data(width, dtype=dtype), 1e-5, residual=residual)
+        many, weight = data(8500, 264, dtype=dtype), data(264, dtype=dtype)  # more than the chip has threads
+        ops.rms_norm(many, weight, 1e-5)
+        ops.layer_norm(many, weight, data(264, dtype=dtype), 1e-5)
         for kind in ("silu", "gelu", "gelu_tanh"):
             ops.act_and_mul(data(3, 2 * 4104, dtype=dtype), kind)
             ops.act(data(3, 72, dtype=dtype), kind)
@@ -228,6 +231,9 @@ def linear() -> None:
                 cuda.launch_linear(x, weight, None, None, out, **options)
                 cuda.launch_linear(x, weight, bias, data(rows, columns), out, **options)
                 cuda.launch_linear(x, weight, bias, None, half, activation=0, **options)
+    for columns, depth in ((25352, 64), (16000, 2112)):  # of so many rows, some are drawn
+        x, weight = data(9, depth), data(columns, depth)
+        cuda.launch_linear(x, weight, None, None, empty(9, columns), counter=ints(0))
     if cuda.supports_uniform(torch.device("cuda")):
         for rows, columns, depth in ((1, 263, 520), (70, 40, 128), (300, 264, 520)):
             x, weight, bias = data(rows, depth), data(columns, depth), data(columns)

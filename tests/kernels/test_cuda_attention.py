@@ -37,8 +37,8 @@ def test_decode_and_prefill_in_one_call(gpu_batch, dtype, head_dim):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_prompts_of_many_tiles(gpu_batch, dtype, head_dim):
-    """More tiles than there are multiprocessors, of every remainder that matters to tiles of 128 rows by 128 keys."""
-    lengths = [(n, c) for n in (31, 64, 127, 128, 129, 500) for c in (n, n + 1, n + 127, n + 128, 1024)]
+    """More tiles than there are multiprocessors, of every remainder that matters to 128 or 192 rows by 128 keys."""
+    lengths = [(n, c) for n in (31, 48, 64, 96, 97, 127, 128, 129, 500) for c in (n, n + 1, n + 127, n + 128, 1024)]
     check(gpu_batch(lengths, heads=16, kv_heads=8, dtype=dtype, head_dim=head_dim))
 
 
@@ -61,7 +61,7 @@ def test_prompts_without_decodes(gpu_batch, lengths, alone):
 
 
 @pytest.mark.parametrize("window", [1, 100, 128, 300])
-@pytest.mark.parametrize("head_dim", [96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_sliding_window_over_many_tiles(gpu_batch, window, head_dim):
     check(gpu_batch([(700, 1500), (129, 400), (64, 1000)], heads=8, head_dim=head_dim), sliding_window=window)
 
@@ -105,8 +105,9 @@ def test_blocks_before_the_window_are_not_read(gpu_batch):
 
 
 @pytest.mark.parametrize("softcap", [2.0, 50.0])
-def test_softcap(gpu_batch, softcap):
-    check(gpu_batch(MIXED), scale=0.5, softcap=softcap)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_softcap(gpu_batch, head_dim, softcap):
+    check(gpu_batch(MIXED, head_dim=head_dim), scale=0.5, softcap=softcap)
 
 
 @pytest.mark.parametrize("window", [0, 20])

@@ -170,6 +170,29 @@ def test_norms(dtype, width, with_residual):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [200, 1024, 4096, 5120, 8192, 14336])
+def test_norms_of_many_rows_are_those_of_few(dtype, width):
+    rows = 2**22 // width + 3 if dtype is torch.float32 else 2**23 // width + 3  # fill the chip several times
+    x, residual = (torch.randn(rows, width, device="cuda").to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(width, device="cuda").to(dtype) for _ in range(2))
+    for norm in (
+        lambda part, r: ops.rms_norm(part, weight, 1e-5, residual=r, offset=1.0),
+        lambda part, r: ops.layer_norm(part, weight, bias, 1e-5, residual=r),
+    ):
+        for adds in (False, True):
+            summed = [residual.clone() if adds else None for _ in range(2)]
+            few = torch.cat([
+                norm(x[i : i + 7], summed[0][i : i + 7] if adds else None) for i in range(0, rows, 7)
+            ])  # fmt: skip
+            many = norm(x, summed[1])
+            assert torch.equal(few, many)
+            assert not adds or torch.equal(*summed)
+    inside = x.clone()
+    ops.rms_norm(inside, weight, 1e-5, out=inside)
+    assert torch.equal(inside, ops.rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("width", [64, 14336])
 def test_activations(dtype, kind, width):

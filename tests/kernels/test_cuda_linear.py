@@ -72,12 +72,69 @@ def test_a_row_feels_neither_the_others_nor_their_number(dtype, columns, depth, 
         assert torch.equal(ops.linear(x[-n:], weight, bias, residual=residual[-n:]), together[-n:])
 
 
-@pytest.mark.parametrize("rows", [1, 8, 32])
-def test_the_same_bits_run_to_run(rows):
-    x, weight, bias, residual = make(rows, 1024, 3072, torch.bfloat16)
+@pytest.mark.parametrize(("columns", "depth"), [(1024, 3072), (16384, 2048), (28672, 4096), (8192, 5120)])
+@pytest.mark.parametrize("rows", [1, 8, 9, 32])
+def test_the_same_bits_run_to_run(rows, columns, depth):
+    """Also where weights are read again and again into the same memory, from the device's or, those that fit into it,
+    from the L2."""
+    x, weight, bias, residual = make(rows, columns, depth, torch.bfloat16)
     first = ops.linear(x, weight, bias, residual=residual)
-    for _ in range(50):
-        assert torch.equal(ops.linear(x, weight, bias, residual=residual), first)
+    differing = torch.zeros((), dtype=torch.bool, device="cuda")
+    for _ in range(200):
+        differing |= (ops.linear(x, weight, bias, residual=residual) != first).any()
+    assert not differing
+
+
+DRAWN = [(28672, 4096), (16384, 5120), (33000, 1024), (25352, 64), (80, 128)]  # the last one has too few rows for it
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(("columns", "depth"), DRAWN)
+@pytest.mark.parametrize("rows", [2, 9, 16, 32])
+def test_drawing_rows_of_the_weights_changes_no_bit(dtype, rows, columns, depth):
+    x, weight, bias, residual = make(rows, columns, depth, dtype)
+    counter = torch.zeros(1, dtype=torch.int32, device="cuda")
+    for b, r in ((None, None), (bias, residual)):
+        expected = ops.linear(x, weight, b, residual=r)
+        for _ in range(20):
+            out = torch.full_like(expected, float("nan"))
+            assert torch.equal(ops.linear(x, weight, b, out=out, residual=r, counter=counter), expected)
+            assert counter.item() == 0
+    assert torch.equal(
+        ops.gated_linear(x, weight, "silu", bias, counter=counter), ops.gated_linear(x, weight, "silu", bias)
+    )
+    assert counter.item() == 0
+
+
+def test_products_that_draw_follow_each_other_in_a_graph_and_beside_another_stream():
+    x, weight, _, _ = make(8, 28672, 4096, torch.bfloat16)
+    back = torch.randn(4096, 28672, device="cuda").bfloat16() / 28672**0.5
+    head = torch.randn(33000, 4096, device="cuda").bfloat16() / 64
+
+    def chain(counter):
+        hidden = ops.linear(x, weight, counter=counter)
+        return ops.linear(ops.linear(hidden, back, counter=counter), head, counter=counter)
+
+    expected = chain(None)
+    graphs, streams = [], [torch.cuda.Stream() for _ in range(2)]
+    for stream in streams:
+        counter = torch.zeros(1, dtype=torch.int32, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            chain(counter)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                out = chain(counter)
+        graphs.append((graph, out, counter))
+    for _ in range(20):
+        for stream, (graph, out, _) in zip(streams, graphs, strict=True):
+            with torch.cuda.stream(stream):
+                out.fill_(float("nan"))
+                graph.replay()
+        torch.cuda.synchronize()
+        for _, out, counter in graphs:
+            assert torch.equal(out, expected)
+            assert counter.item() == 0
 
 
 @pytest.mark.parametrize("rows", [1, 16])

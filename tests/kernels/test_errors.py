@@ -84,6 +84,8 @@ WRONG = [
     (ops.linear, "weight", data(8, 3).T, ValueError),
     (ops.linear, "bias", data(4), ValueError),
     (ops.linear, "residual", data(2, 4), ValueError),
+    (ops.linear, "counter", torch.zeros(1), TypeError),
+    (ops.gated_linear, "counter", torch.zeros(2, dtype=torch.int32), ValueError),
     (ops.linear, "out", data(2, 3).half(), TypeError),
     (ops.gated_linear, "weight", data(15, 8), ValueError),
     (ops.gated_linear, "kind", "relu6", ValueError),

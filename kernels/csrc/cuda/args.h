@@ -14,7 +14,6 @@ inline constexpr int kRun = 4;      // chunks that are merged first, one after t
 inline constexpr int kRunDim = 128;  // the widest heads for that, and for warps that take items alone
 inline constexpr int kSlice = 16;       // tokens that one warp takes at a time; block sizes are multiples of it
 inline constexpr int kDecodeRows = 16;  // query rows (tokens x grouped heads) of one tensor-core tile
-inline constexpr int kExtendRows = 128;
 
 // A query of few rows after many cached tokens would keep few multiprocessors busy with whole tiles. Up to kSplitRows rows
 // after kSplitContext tokens it is split along its keys, as decodes are: each part of kDecodeRows rows is to the decode
@@ -32,6 +31,9 @@ constexpr int decode_item_rows(int rows, int sequences, bool groups) {
   const bool together = groups && rows > 1 && rows * sequences > 8 && rows * sequences <= kDecodeRows;
   return rows <= 8 && !together ? 8 : kDecodeRows;
 }
+
+// Query rows of a tile of the kernels for prompts: heads of 64 leave registers for three warpgroups.
+constexpr int extend_rows(int head_dim) { return head_dim == 64 ? 192 : 128; }
 
 // Query rows of a tile of the prefix kernel.
 constexpr int prefix_rows(int head_dim) { return head_dim > 128 ? 64 : 128; }
@@ -146,6 +148,7 @@ struct LinearArgs {
   Activation activation;
   const void* norm;  // null: none; otherwise the product is that of x's RMS norm, with these weights
   float eps, offset;
+  unsigned* counter;  // null: none; one zero, which is zero again when the launch has ended, for one stream
 };
 
 struct SampleArgs {

@@ -143,8 +143,12 @@ struct Writer {
   }
 };
 
-constexpr int kWriteWarps = 4, kWriteBlocks = 5;  // of a block, of a multiprocessor
-constexpr int kStages = 3;  // for each warp: tokens on their way, and the one it works on
+// Of a block, of a multiprocessor. 12 are whole tokens of 32 heads and 8: blocks have even work, and angles come from L1.
+constexpr int kWriteWarps = 12, kWriteBlocks = 2;
+// What does not fit into as many registers.
+template <class C, int D, bool norms, bool whole>
+constexpr bool is_large = norms && !whole && (D == 96 || (D == 256 && is_scaled<C>));
+constexpr int kStages = 2;  // for each warp: tokens on their way, and the one it works on
 
 // Of one token, for one warp: two units a thread, and the cosines and sines of its position.
 template <int D, int U>
@@ -153,6 +157,13 @@ struct alignas(16) Stage {
   float angles[D];
 };
 
+// What no other warp wants passes by L1.
+template <int U>
+__device__ inline void copy_unit(void* shared, const void* global) {
+  if constexpr (U == 8) copy16(shared_address(shared), global);
+  else copy_async<sizeof(Unit<U>)>(shared, global);
+}
+
 // The heads of a warp, of every step-th token.
 template <class T, class C, int D, int U, bool norms, bool whole, Kind kind>
 __device__ inline void write_heads(const WriteArgs& a, int part, int token, int step, Stage<D, U> (&stages)[kStages]) {
@@ -160,7 +171,6 @@ __device__ inline void write_heads(const WriteArgs& a, int part, int token, int 
   const int lane = threadIdx.x % 32, tokens = int(a.tokens);
   Writer<T, C, D, U, norms, whole, kind> writer(a, part, lane);
   wait_for_previous_kernel();
-  launch_next_kernel();
   const T* source = writer.source(token) + writer.part.first * U;
   int64_t ahead = step * writer.source_stride();
   uint32_t ring = shared_address(stages), own = lane;
@@ -170,10 +180,12 @@ __device__ inline void write_heads(const WriteArgs& a, int part, int token, int 
   auto stage = [&](int at) -> Ring& { return static_cast<Ring*>(__cvta_shared_to_generic(ring))[at]; };
   auto feed_units = [&](int at, int next) {
     if (next < tokens && writer.used) {
-      copy_async<sizeof(Unit<U>)>(&stage(at).low[own], source);
-      copy_async<sizeof(Unit<U>)>(&stage(at).high[own], source + (writer.part.second - writer.part.first) * U);
+      copy_unit<U>(&stage(at).low[own], source);
+      copy_unit<U>(&stage(at).high[own], source + (writer.part.second - writer.part.first) * U);
     }
     source += ahead;
+    // Not earlier: blocks of the next kernel would take places beside some of these, and come to lie unevenly.
+    if (next + step >= tokens) launch_next_kernel();
   };
   auto feed_angles = [&](int at, int next) {
     if (next < tokens && writer.rotates()) {
@@ -210,7 +222,7 @@ __device__ inline void write_heads(const WriteArgs& a, int part, int token, int 
 // A warp takes some heads of one kind of every step-th token. What bounds this is how many bytes are on their way, and
 // shared memory holds more of them than registers.
 template <class T, class C, int D, int U, bool norms, bool whole>
-__global__ void __launch_bounds__(kWriteWarps * 32, kWriteBlocks)
+__global__ void __launch_bounds__(kWriteWarps * 32, is_large<C, D, norms, whole> ? 1 : kWriteBlocks)
     write_kernel(const __grid_constant__ WriteArgs a, int query_parts, int cache_parts, int step) {
   __shared__ Stage<D, U> stages[kWriteWarps][kStages];
   const int warp = threadIdx.x / 32, index = blockIdx.x * kWriteWarps + warp, parts = query_parts + 2 * cache_parts;

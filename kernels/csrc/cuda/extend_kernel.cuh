@@ -1,7 +1,7 @@
 // Paged attention for many query rows (prompts, chunks of prompts, continued prefixes): bound by arithmetic.
 //
-// FlashAttention-2 (Dao 2023) on mma.sync: 128 packed rows (token x grouped head) against 64 keys at a time, two stages
-// of keys and values. Key tiles lie on absolute positions, so a row's result depends neither on how its prompt was cut
+// FlashAttention-2 (Dao 2023) on mma.sync: 128 packed rows (token x grouped head), or 96 for heads of 64, against 64 keys
+// at a time, two stages of keys and values. Key tiles lie on absolute positions, so a row's result depends neither on how its prompt was cut
 // into chunks nor on its neighbours.
 #pragma once
 
@@ -21,19 +21,23 @@ constexpr int kSlices = kKeys / kSlice;
 
 // Warps of a block: a thread holds 2 tiles of 16 rows, or one where the output would not fit into its registers.
 template <int D>
-constexpr int warps = D <= 64 || D == 128 ? 4 : 8;
+constexpr int warps = D == 64 ? 3 : D < 64 || D == 128 ? 4 : 8;
+// Rows of a block: those of a tile of the list, or half of them.
 template <int D>
-constexpr int row_tiles = kExtendRows / 16 / warps<D>;
+constexpr int block_rows = D == 64 ? 96 : 128;
+template <int D>
+constexpr int row_tiles = block_rows<D> / 16 / warps<D>;
 
 template <int D>
 constexpr int key_bytes = kKeys* D * 2;
 template <int D>
-constexpr int query_bytes = kExtendRows* D * 2;
+constexpr int query_bytes = block_rows<D> * D * 2;
 // Of keys, or of values, as they come from the cache.
 template <class C, int D>
 constexpr int raw_bytes = kSlices* slice_bytes<C, D>;
 
-using Tile = ExtendTile<kKeys>;
+template <int D>
+using Tile = ExtendTile<kKeys, block_rows<D>, extend_rows(D) / block_rows<D>>;
 
 // `swizzle`, spelled so that these kernels need fewer registers.
 template <int D>
@@ -42,10 +46,10 @@ __device__ int unit_place(int token, int unit) {
 }
 
 template <class T, int D>
-__device__ void load_queries(const AttentionArgs& a, const Tile& t, uint32_t queries) {
+__device__ void load_queries(const AttentionArgs& a, const Tile<D>& t, uint32_t queries) {
   constexpr int units = D / 8;
-  for (int i = threadIdx.x; i < kExtendRows * units; i += warps<D> * 32) {
-    const int row = i / units, unit = i % units, packed = t.item.tile * kExtendRows + row;
+  for (int i = threadIdx.x; i < block_rows<D> * units; i += warps<D> * 32) {
+    const int row = i / units, unit = i % units, packed = t.item.tile * block_rows<D> + row;
     const int query = packed / t.group;
     const bool real = query < t.item.queries;
     const T* p = static_cast<const T*>(a.q);
@@ -60,11 +64,11 @@ __device__ void load_queries(const AttentionArgs& a, const Tile& t, uint32_t que
 template <class C, int D>
 struct Loader {
   const AttentionArgs& a;
-  const Tile& t;
+  const Tile<D>& t;
   int token;  // of the next tile
   int block;  // where bulk copies exist: lane i of warp 0 holds the block of slice i of the next tile
 
-  __device__ Loader(const AttentionArgs& args, const Tile& tile) : a(args), t(tile), token(tile.begin), block(0) {
+  __device__ Loader(const AttentionArgs& args, const Tile<D>& tile) : a(args), t(tile), token(tile.begin), block(0) {
     look_up();
   }
   __device__ int block_of(int position) const {
@@ -181,14 +185,14 @@ __device__ void score(uint32_t queries, uint32_t keys, float (&s)[row_tiles<D>][
 }
 
 template <int D>
-__device__ void mask(const AttentionArgs& a, const Tile& t, int token, float (&s)[row_tiles<D>][kKeys / 8][4]) {
+__device__ void mask(const AttentionArgs& a, const Tile<D>& t, int token, float (&s)[row_tiles<D>][kKeys / 8][4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < row_tiles<D>; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = (threadIdx.x / 32 * row_tiles<D> + m) * 16 + lane / 4 + 8 * r;
-      const int query = (t.item.tile * kExtendRows + row) / t.group;
+      const int query = (t.item.tile * block_rows<D> + row) / t.group;
       const int last = t.offset + query, low = t.lowest(a, query);
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
@@ -227,14 +231,15 @@ __global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? kResident : 1) exten
   launch_next_kernel();
   // Scores s stand for s * unit in the log2 domain.
   const float unit = (a.softcap > 0.0f ? a.softcap : a.scale) * kLog2e;
-  const int total = a.header->extend_items * a.kv_heads;
+  const int total = a.header->extend_items * Tile<D>::kParts * a.kv_heads;
   int stage = 0;
   [[maybe_unused]] uint32_t parity = 0;
 
   for (int round = 0; round * int(gridDim.x) < total; ++round) {
     const int place = extend_place(round);
     if (place >= total) continue;
-    const Tile t(a, place / a.kv_heads, place % a.kv_heads);
+    const Tile<D> t(a, place / a.kv_heads, place % a.kv_heads);
+    if (!t.has_rows()) continue;
     load_queries<T, D>(a, t, queries);
     Loader<C, D> loader(a, t);
     for (int i = 0; i < kStages; ++i) {
@@ -251,8 +256,8 @@ __global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? kResident : 1) exten
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.0f;
     }
-    const int first_query = (t.item.tile * kExtendRows + warp * M * 16) / t.group;
-    const int last_query = (t.item.tile * kExtendRows + warp * M * 16 + M * 16 - 1) / t.group;
+    const int first_query = (t.item.tile * block_rows<D> + warp * M * 16) / t.group;
+    const int last_query = (t.item.tile * block_rows<D> + warp * M * 16 + M * 16 - 1) / t.group;
 
     for (int token = t.begin; token < t.end; token += kKeys) {
       const uint32_t keys = is_scaled<C> ? widened : stages + stage * stage_bytes, values = keys + key_bytes<D>;
@@ -268,7 +273,7 @@ __global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? kResident : 1) exten
         __syncthreads();
         bring_next();
       }
-      const int lowest = t.lowest(a, t.item.tile * kExtendRows / t.group);
+      const int lowest = t.lowest(a, t.item.tile * block_rows<D> / t.group);
       if (token + kKeys > t.end || token < lowest) {
         clear_values<D>(values, kKeys, lowest - token, t.end - token, threadIdx.x, warps<D> * 32);
         __syncthreads();
@@ -340,7 +345,7 @@ __global__ void __launch_bounds__(warps<D> * 32, D <= 128 ? kResident : 1) exten
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int packed = t.item.tile * kExtendRows + (warp * M + m) * 16 + lane / 4 + 8 * r;
+        const int packed = t.item.tile * block_rows<D> + (warp * M + m) * 16 + lane / 4 + 8 * r;
         const int query = packed / t.group, head = t.head * t.group + packed % t.group;
         const float l = warp_sum<4>(sum[m][r]);
         if (query >= t.item.queries) continue;

@@ -19,6 +19,8 @@ constexpr int kSlab = 64;  // of the depth, a row of 128 bytes in shared memory,
 constexpr int kPad = 8;    // floats between rows of sums, against bank conflicts
 constexpr int kTiles = 4;  // the most groups of a tile that a warp holds
 constexpr int kTileRows = kGroup * kRowWarps * kTiles;
+constexpr int kQuads = kTileRows / 4;  // of a tile's rows: with each of sixteen tokens, one is a thread's
+static_assert(kConsumers * 32 == kTokenTile * kQuads);
 constexpr int kMaxStages = 32;
 
 // What a launch is cut into: see the top of linear.cu.
@@ -47,36 +49,23 @@ struct Portion {
   }
 };
 
-// Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, two inboxes for other blocks'.
+// Shared memory: barriers, the ring (weights, then x, in each stage), the warps' sums, inboxes for the other block's,
+// those of two tiles.
 template <int kTokens, int kChunk>
 struct Layout {
-  static constexpr int kRing = 1024;
+  static constexpr int kRing = 1024, kInboxes = 2 * kTokens / kTokenTile;
   int tile_rows, cluster, stages;
 
   __host__ __device__ int stage_bytes() const { return (tile_rows + kTokens) * kChunk * 2; }
   __host__ __device__ int sums_pitch() const { return (tile_rows + 15) / 16 * 16 + kPad; }
   __host__ __device__ int sums() const { return kRing + stages * stage_bytes(); }
   __host__ __device__ int inbox() const { return sums() + kDepthWarps * kTokenTile * sums_pitch() * 4; }
-  __host__ __device__ int inbox_bytes() const {
-    return cluster == 1 ? 0 : (kTokenTile * tile_rows / 4 + cluster - 1) / cluster * cluster * 16;
-  }
-  __host__ __device__ int bytes() const { return inbox() + 2 * inbox_bytes(); }
+  __host__ __device__ int inbox_bytes() const { return cluster == 1 ? 0 : kTokenTile / 2 * kQuads * 16; }
+  __host__ __device__ int bytes() const { return inbox() + kInboxes * inbox_bytes(); }
 };
 
 #if OCTAVO_BULK_COPY
 
-// Stores v in another block's shared memory, at the same address as in this one's, and tells that block's barrier.
-__device__ inline void send(uint32_t address, uint32_t barrier, int rank, float4 v) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 to, done;\n"
-      "mapa.shared::cluster.u32 to, %0, %2;\n"
-      "mapa.shared::cluster.u32 done, %1, %2;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [done];\n"
-      "}\n" ::"r"(address),
-      "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-      : "memory");
-}
 // Copies a box {kSlab, rows, slabs} of a matrix seen as [slab][row][kSlab].
 __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row, int slab, uint32_t barrier,
                                 uint64_t policy) {
@@ -140,7 +129,7 @@ struct Block : Portion {
 
   __device__ void init_barriers() const {
     for (int s = 0; s < cut.stages; ++s) barrier_init(full(s), 1), barrier_init(empty(s), kConsumers);
-    barrier_init(received(0), 1), barrier_init(received(1), 1);
+    for (int i = 0; i < L::kInboxes; ++i) barrier_init(received(i), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 
@@ -223,11 +212,11 @@ struct Block : Portion {
         ldmatrix(low, from + ((unit + quarter / 2) ^ (token & 7)) * 16);
         ldmatrix(high, from + ((unit + 2 + quarter / 2) ^ (token & 7)) * 16);
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-          if (j * kRowWarps + first >= tile_groups) continue;
-          mma<T>(sums[m][j], low, w[j][0], w[j][1]);
-          mma<T>(sums[m][j], high, w[j][2], w[j][3]);
-        }
+        for (int j = 0; j < kTiles; ++j)
+          if (j * kRowWarps + first < tile_groups) mma<T>(sums[m][j], low, w[j][0], w[j][1]);
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+          if (j * kRowWarps + first < tile_groups) mma<T>(sums[m][j], high, w[j][2], w[j][3]);
       }
     }
   }
@@ -254,27 +243,31 @@ struct Block : Portion {
     return sum;
   }
 
-  // Four addends of the residual, loaded before the product is there.
-  struct Early {
-    int64_t at;  // in the residual; below zero: none
-    uint2 raw;
-  };
-  // Those of the first unit that this thread is going to store.
-  __device__ Early load_early(const Tile& t) const {
-    const int quads = quads_of(t), unit = threadIdx.x * cut.cluster + rank;
-    if (!a.residual || unit >= min(kTokenTile, a.rows) * quads) return {-1, {}};
-    const int64_t at = unit / quads * a.residual_stride + t.box * cut.box_groups * kGroup + unit % quads * 4;
-    return {at, *reinterpret_cast<const uint2*>(static_cast<const T*>(a.residual) + at)};
-  }
-  __device__ float4 residual4(int64_t at, const Early& early) const {
-    if (at != early.at) return load4<T>(a.residual, at);
-    const auto v = reinterpret_cast<const Elements<T, 4>&>(early.raw);
-    return {to_float(v.at[0]), to_float(v.at[1]), to_float(v.at[2]), to_float(v.at[3])};
+  // What this thread adds up and stores of sixteen tokens' products with a tile.
+  __device__ int own_token() const { return threadIdx.x / kQuads; }
+  __device__ int own_quad() const { return threadIdx.x % kQuads; }
+  // Blocks of a cluster store every second token.
+  __device__ bool is_own(int m, int quads) const {
+    const int token = own_token();
+    return own_quad() < quads && m * kTokenTile + token < a.rows && (cut.cluster == 1 || token % 2 == rank);
   }
 
-  __device__ void store(int64_t token, int column, float4 v, const Early& early) const {
+  // The addends of the residual for it, loaded before the product is there.
+  using Early = uint2[kTokenTiles];
+  __device__ void load_early(Early& early, const Tile& t) const {
+    const int quads = quads_of(t);
+#pragma unroll
+    for (int m = 0; m < kTokenTiles; ++m) {
+      early[m] = make_uint2(0, 0);
+      if (!a.residual || !is_own(m, quads)) continue;
+      const int64_t at = (m * kTokenTile + own_token()) * a.residual_stride + column_of(t);
+      early[m] = *reinterpret_cast<const uint2*>(static_cast<const T*>(a.residual) + at);
+    }
+  }
+
+  __device__ void store(int64_t token, int column, float4 v, const uint2& early) const {
     if (a.bias) v = v + load4<T>(a.bias, column);
-    if (a.residual) v = v + residual4(token * a.residual_stride + column, early);
+    if (a.residual) v = v + load4<T>(&early, 0);
     *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + token * a.out_stride + column) =
         make_uint2(pack<T>(v.x, v.y), pack<T>(v.z, v.w));
   }
@@ -289,66 +282,62 @@ struct Block : Portion {
         pack<T>(gated(gate.x, up.x), gated(gate.y, up.y)), pack<T>(gated(gate.z, up.z), gated(gate.w, up.w)));
   }
 
-  // Each block of the cluster collects, from all of them, the partial sums of its share of the tile: every cluster-th
-  // unit. Each gets at least one, perhaps of no use, so that no block can run ahead by two exchanges and overwrite an
-  // inbox.
-  __device__ void exchange(int count, int first_column, int first_token, int quads, int units,
-                           const Early& early) const {
-    const int sent = max(units, cut.cluster), own = (sent - rank + cut.cluster - 1) / cut.cluster;
-    const int most = layout.inbox_bytes() / cut.cluster / 16;
-    const uint32_t barrier = received(count & 1);
-    const int inbox = layout.inbox() + (count & 1) * layout.inbox_bytes();
-    if (threadIdx.x == 0) barrier_expect(barrier, own * cut.cluster * 16);
-    for (int unit = threadIdx.x; unit < sent; unit += kConsumers * 32)
-      send(base + inbox + (rank * most + unit / cut.cluster) * 16, barrier, unit % cut.cluster,
-           total(unit / quads, unit % quads * 4));
-    barrier_wait(barrier, count >> 1 & 1);
-    for (int i = threadIdx.x; i < own; i += kConsumers * 32) {
-      const int unit = i * cut.cluster + rank;
-      if (unit >= units) break;
-      const float4* from = reinterpret_cast<const float4*>(shared + inbox) + i;
-      float4 sum = *from;
-      for (int r = 1; r < cut.cluster; ++r) sum = sum + from[r * most];
-      store(first_token + unit / quads, first_column + unit % quads * 4, sum, early);
-    }
+  // Two blocks' sums: each sends those of the other's tokens, then adds what it is sent. All sixteen tokens' are sent,
+  // perhaps of no use, so that no block can run ahead by two tiles and overwrite an inbox.
+  __device__ int inbox_at(int count) const {
+    return layout.inbox() + count % L::kInboxes * layout.inbox_bytes() + (own_token() / 2 * kQuads + own_quad()) * 16;
+  }
+  __device__ void send_others(int count, int quads, float4 sum) const {
+    const uint32_t barrier = received(count % L::kInboxes);
+    if (threadIdx.x == 0) barrier_expect(barrier, kTokenTile / 2 * quads * 16);
+    if (own_token() % 2 != rank && own_quad() < quads) send(base + inbox_at(count), barrier, 1 - rank, sum);
+  }
+  __device__ float4 add_others(int count, float4 sum) const {
+    barrier_wait(received(count % L::kInboxes), count / L::kInboxes & 1);
+    return sum + *reinterpret_cast<const float4*>(shared + inbox_at(count));
   }
 
   // The last box may reach over the edge.
   __device__ int quads_of(const Tile& t) const { return min(t.groups, cut.groups - t.box * cut.box_groups) * kGroup / 4; }
+  __device__ int column_of(const Tile& t) const { return t.box * cut.box_groups * kGroup + own_quad() * 4; }
 
   __device__ void finish(int& exchanges, const Tile& t, const float (&sums)[kTokenTiles][kTiles][4],
                          const Early& early) const {
-    const int column = t.box * cut.box_groups * kGroup, quads = quads_of(t);
+    const int column = column_of(t), quads = quads_of(t), row = own_quad() * 4;
+    float4 mine[kTokenTiles] = {};
 #pragma unroll
     for (int m = 0; m < kTokenTiles; ++m) {
-      const int units = min(kTokenTile, a.rows - m * kTokenTile) * quads;
-      if (units <= 0) break;
+      if (m * kTokenTile >= a.rows) break;
       barrier_sync(1, kConsumers * 32);
       share(t.rows(), sums[m]);
       barrier_sync(1, kConsumers * 32);
-      if (cut.cluster > 1) {
-        exchange(exchanges++, column, m * kTokenTile, quads, units, early);
-        continue;
+      if (own_quad() < quads) mine[m] = total(own_token(), row);
+      if constexpr (kGated) {
+        if (is_own(m, quads))
+          store_gated(m * kTokenTile + own_token(), column, mine[m], total(own_token(), t.groups * kGroup + row));
+      } else if (cut.cluster > 1) {
+        send_others(exchanges + m, quads, mine[m]);
       }
-      for (int unit = threadIdx.x; unit < units; unit += kConsumers * 32) {
-        const int token = unit / quads, row = unit % quads * 4;
-        if constexpr (kGated)
-          store_gated(m * kTokenTile + token, column + row, total(token, row), total(token, t.groups * kGroup + row));
-        else
-          store(m * kTokenTile + token, column + row, total(token, row), early);
-      }
+    }
+#pragma unroll
+    for (int m = 0; m < kTokenTiles; ++m) {
+      if (kGated || m * kTokenTile >= a.rows) break;
+      if (cut.cluster > 1 && own_token() % 2 == rank) mine[m] = add_others(exchanges, mine[m]);
+      if (is_own(m, quads)) store(m * kTokenTile + own_token(), column, mine[m], early[m]);
+      ++exchanges;
     }
   }
 
   __device__ void compute() const {
-    if (cut.cluster > 1) cluster_wait();
-    wait_for_previous_kernel();
     uint32_t at[kTiles];
     place(at);
+    if (cut.cluster > 1) cluster_wait();
+    wait_for_previous_kernel();
     int stage = 0, phase = 0, exchanges = 0;
     for (int i = 0; i < tiles; ++i) {
       const Tile t = tile(i);
-      const Early early = load_early(t);
+      Early early;
+      load_early(early, t);
       float sums[kTokenTiles][kTiles][4] = {};
       for (int chunk = 0; chunk < chunks; ++chunk) {
         barrier_wait(full(stage), phase);

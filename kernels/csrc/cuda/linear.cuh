@@ -19,6 +19,30 @@ cudaError_t linear_held(const LinearArgs&, const Device&, cudaStream_t);
 // Tells the cluster that this block's barriers are there (which a fence has published), and waits for the others'.
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Stores v in another block's shared memory, at the same address as in this one's, and tells that block's barrier.
+__device__ inline void send(uint32_t address, uint32_t barrier, int rank, float4 v) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 to, done;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\n"
+      "mapa.shared::cluster.u32 done, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [done];\n"
+      "}\n" ::"r"(address),
+      "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+      : "memory");
+}
+
+__device__ inline void send(uint32_t address, uint32_t barrier, int rank, int v) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 to, done;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\n"
+      "mapa.shared::cluster.u32 done, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [done];\n"
+      "}\n" ::"r"(address),
+      "r"(barrier), "r"(rank), "r"(v)
+      : "memory");
+}
 
 __device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 

@@ -6,10 +6,12 @@
 // rows. A lane's 16 bytes of a row of x or of the weights are one operand's elements of two instructions: which of the
 // depth's elements meet in which instruction does not matter, if both sides agree.
 //
-// The weights' rows are dealt out in groups of eight to clusters of one or two blocks, which share the depth. One warp
-// more keeps the ring going (from before the previous kernel has ended, since nobody writes weights); another adds the
-// warps' sums, exchanges them with the cluster's other block, and stores. All sums are in an order that depends on N
-// and K alone: a row's result feels neither the other rows nor their number.
+// The weights' rows are dealt out in groups of eight to clusters of one or two blocks, which share the depth. Of many
+// groups a cluster is dealt three quarters of its share and draws for the rest: multiprocessors read at speeds that
+// differ by a quarter. One warp more keeps the ring going (from before the previous kernel has ended, since nobody
+// writes weights); another adds the warps' sums, exchanges them with the cluster's other block, and stores. All sums
+// are in an order that depends on N and K alone: a row's result feels neither the other rows nor their number, nor who
+// drew what.
 //
 // x is loaded behind all the weights that are on their way: that is why matrices between small and large, and those of
 // several such loads, are left to linear.cu, whose x comes with the weights.
@@ -26,6 +28,9 @@ constexpr int kMostSteps = 64;  // of the depth, for one block; two share more
 constexpr int kMostRows = 32, kMostDepth = 5120;
 constexpr int kMostStages = 16;
 constexpr int kInboxes = 4;  // a group is stored when the next one has been sent, so nobody is further ahead
+constexpr int kDraws = 32;   // more than a block's copies are ahead of its stores, or of the cluster's other block's
+constexpr int kManyGroups = 24;  // of a cluster: with fewer, nothing is gained by drawing (measured on an H200)
+static_assert(kManyGroups * 3 / 4 > kMostStages);  // whoever draws first fills the ring, then waits
 
 // How a launch goes about it.
 struct Plan {
@@ -33,33 +38,22 @@ struct Plan {
   int groups;         // of the whole matrix
   int steps;          // of the whole depth
   int stages, pitch;  // of the ring; bytes between rows of a stage, whose copies are fastest to multiples of 128
+  int dealt;          // groups that each cluster has before it draws; 0: all of them are dealt out
 };
 
-// Shared memory: barriers, the warps' sums, inboxes for the other block's, the ring. A quad is the sums of four of the
-// weights' rows with one of x.
+// Shared memory: barriers, what is drawn, the warps' sums, inboxes for the other block's, the ring. A quad is the sums
+// of four of the weights' rows with one of x.
 template <int kTokens, int kCluster>
 struct Layout {
   static constexpr int kQuads = kTokens * 2, kOwn = kQuads / kCluster, kSumBytes = kQuads * 16;
-  static constexpr int kSums = 512, kInbox = kSums + kWarps * kSumBytes;
+  static constexpr int kDrawn = 512, kTold = kDrawn + kDraws * 4, kTelling = kTold + kDraws * 4;
+  static constexpr int kSums = kTelling + kDraws * 8, kInbox = kSums + kWarps * kSumBytes;
   static constexpr int kRing = kInbox + (kCluster == 1 ? 0 : kInboxes * kOwn * 16);
   __host__ __device__ static int bytes(const Plan& p) { return kRing + p.stages * kGroup * p.pitch; }
 };
 
 #if OCTAVO_BULK_COPY
 
-// What an address in this block's shared memory is in that of another block of the cluster.
-__device__ inline uint32_t address_in(int rank, uint32_t address) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-// Stores v there and tells that block's barrier.
-__device__ inline void send(uint32_t to, uint32_t barrier, float4 v) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
-      "r"(barrier), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-      : "memory");
-}
 __device__ __noinline__ float activated_otherwise(Activation kind, float x) { return activated(kind, x); }
 
 template <class T>
@@ -76,14 +70,14 @@ struct Block : Thread<Plan> {
   static constexpr int kMine = (L::kOwn + 31) / 32;  // quads that a lane stores
 
   int rank;
-  int first, groups;  // of the matrix's
+  int first, groups;  // of the matrix's, dealt to this cluster
   int begin, steps;   // of the depth's
 
   __device__ Block(const LinearArgs& args, const Plan& how, char* memory)
       : Thread(args, how, memory), rank(blockIdx.x % kCluster) {
     const int cluster = blockIdx.x / kCluster;
-    first = plan.groups * cluster / plan.clusters;
-    groups = plan.groups * (cluster + 1) / plan.clusters - first;
+    first = plan.dealt ? plan.dealt * cluster : plan.groups * cluster / plan.clusters;
+    groups = plan.dealt ? plan.dealt : plan.groups * (cluster + 1) / plan.clusters - first;
     begin = plan.steps * rank / kCluster, steps = plan.steps * (rank + 1) / kCluster - begin;
   }
 
@@ -93,12 +87,17 @@ struct Block : Thread<Plan> {
   // A group's sums are there, and have been read.
   __device__ uint32_t summed() const { return base + 8 * (2 * kMostStages + kInboxes); }
   __device__ uint32_t drained() const { return base + 8 * (2 * kMostStages + kInboxes + 1); }
+  // What has been drawn, or -1 for nothing: for this block's warps, and for the cluster's other block.
+  __device__ int* drawn(int g) const { return reinterpret_cast<int*>(shared + L::kDrawn) + g % kDraws; }
+  __device__ int* told(int g) const { return reinterpret_cast<int*>(shared + L::kTold) + g % kDraws; }
+  __device__ uint32_t telling(int g) const { return base + L::kTelling + g % kDraws * 8; }
   __device__ int stage_at(int stage) const { return L::kRing + stage * kGroup * plan.pitch; }
 
   __device__ void init_barriers() const {
     for (int i = 0; i < plan.stages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), kWarps);
     for (int i = 0; i < kInboxes && kCluster > 1; ++i) barrier_init(received(i), 1);
     barrier_init(summed(), kWarps), barrier_init(drained(), 1);
+    for (int i = 0; i < kDraws && kCluster > 1; ++i) barrier_init(telling(i), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_bulk();
   }
@@ -115,62 +114,85 @@ struct Block : Thread<Plan> {
     return {first, steps * (warp + 1) / kWarps - first};
   }
 
+  // Where this lane's part of x begins in every eighth row. What stands for a row that is not there is of no use to
+  // anybody: nobody else's sums feel it.
+  struct Rows {
+    const T* at[kTokens / 8];
+  };
+  __device__ Rows rows(const Part& mine) const {
+    Rows from;
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i)
+      from.at[i] = static_cast<const T*>(a.x) + min(lane / 4 + i * 8, a.rows - 1) * a.x_stride +
+                   (begin + mine.begin) * kStep + lane % 4 * 8;
+    return from;
+  }
+
+  // Zero, which the assembler does not know.
+  __device__ uint32_t nothing() const { return gridDim.y - 1; }
+
   // An operand's registers come from two rows. The assembler would leave them where they were loaded and move them for
-  // every product, if they were not computed: with a zero that it does not know.
-  __device__ void hold(Held& x, const Part& mine) const {
-    const uint32_t nothing = gridDim.y - 1;
-    const int octet = lane / 4;
-    const T* from = static_cast<const T*>(a.x) + octet * a.x_stride + (begin + mine.begin) * kStep + lane % 4 * 8;
-    auto load = [&](int s, int rows) {
-      if (rows >= kTokens || octet + rows >= a.rows || s >= mine.count) return make_uint4(0, 0, 0, 0);
-      return __ldcg(reinterpret_cast<const uint4*>(from + rows * a.x_stride + s * kStep));
+  // every product, if they were not computed.
+  __device__ void hold(Held& x, const Rows& from, const Part& mine) const {
+    auto load = [&](int s, int i) {
+      if (i >= kTokens / 8 || s >= mine.count) return make_uint4(0, 0, 0, 0);
+      return __ldcg(reinterpret_cast<const uint4*>(from.at[i] + s * kStep));
     };
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        const uint4 low = load(s, m * 16), high = load(s, m * 16 + 8);
+        const uint4 low = load(s, 2 * m), high = load(s, 2 * m + 1);
         const uint32_t ordered[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x[s][m][i / 4][i % 4] = ordered[i / 4][i % 4] ^ nothing;
+        for (int i = 0; i < 8; ++i) x[s][m][i / 4][i % 4] = ordered[i / 4][i % 4] ^ nothing();
       }
   }
 
   // Most warps' part.
   __device__ void multiply() const {
+    const Part mine = part();
+    const Rows from = rows(mine);
+    const int weights = lane / 4 * plan.pitch + mine.begin * kStepBytes + lane % 4 * 16;
     if constexpr (kCluster > 1) cluster_wait();
     wait_for_previous_kernel();
-    const Part mine = part();
     Held x;
-    hold(x, mine);
-    const int weights = lane / 4 * plan.pitch + mine.begin * kStepBytes + lane % 4 * 16;
+    hold(x, from, mine);
     int stage = 0;
     uint32_t phase = 0, parity = 1;
 #pragma unroll 1
-    for (int g = 0; g < groups; ++g) {
+    for (int g = 0; g < groups || plan.dealt; ++g) {
       barrier_wait(full(stage), phase);
-      const char* at = shared + stage_at(stage) + weights;
-      uint4 w[kSteps];
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        w[s] = make_uint4(0, 0, 0, 0);
-        if (s < mine.count) w[s] = *reinterpret_cast<const uint4*>(at + s * kStepBytes);
+      if (g >= groups && *drawn(g) < 0) {
+        barrier_wait(drained(), parity);
+        tell_sums();
+        break;
       }
+      const char* at = shared + stage_at(stage) + weights;
       float sums[kTiles][4] = {};
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s)
+      for (int s = 0; s < kSteps; ++s) {
+        uint4 w = make_uint4(0, 0, 0, 0);
+        if (s < mine.count) w = *reinterpret_cast<const uint4*>(at + s * kStepBytes);
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          mma<T>(sums[m], x[s][m][0], w[s].x, w[s].y);
-          mma<T>(sums[m], x[s][m][1], w[s].z, w[s].w);
+          mma<T>(sums[m], x[s][m][0], w.x, w.y);
+          mma<T>(sums[m], x[s][m][1], w.z, w.w);
         }
-      __syncwarp();
-      if (lane == 0) barrier_arrive_once(empty(stage));
+      }
+      leave(stage, sums[0][0]);
       barrier_wait(drained(), parity);
       parity ^= 1;
       share(sums);
       if (++stage == plan.stages) stage = 0, phase ^= 1;
     }
+  }
+
+  // The stage may be filled again. An arrival may overtake loads that are under way, and what a bulk copy then brings
+  // is not ordered behind them: they must have ended, as they have when there is a sum of what they brought.
+  __device__ void leave(int stage, float sum) const {
+    __syncwarp();
+    if (lane == 0) barrier_arrive_once(empty(stage) + (__float_as_uint(sum) & nothing()));
   }
 
   // Puts this warp's sums where another one adds them: [row of x][row of the weights].
@@ -181,8 +203,27 @@ struct Block : Thread<Plan> {
 #pragma unroll
       for (int half = 0; half < (kTokens > 8 ? 2 : 1); ++half)
         to[(2 * m + half) * 32] = make_float2(sums[m][2 * half], sums[m][2 * half + 1]);
+    tell_sums();
+  }
+  __device__ void tell_sums() const {
     __syncwarp();
     if (lane == 0) barrier_arrive_once(summed());
+  }
+
+  // One lane's: the next group that nobody has, or -1. Each cluster draws until nothing is left: the last one to find
+  // out turns the counter back to 0.
+  __device__ int draw(int g) const {
+    const int pool = plan.groups - plan.dealt * plan.clusters;
+    const int next = atomicInc(a.counter, pool + plan.clusters - 1);
+    const int group = next < pool ? plan.dealt * plan.clusters + next : -1;
+    if constexpr (kCluster > 1) send(shared_address(told(g)), telling(g), 1, group);
+    return group;
+  }
+  // What the cluster's first block drew.
+  __device__ int hear(int g) const {
+    if (lane == 0) barrier_expect(telling(g), sizeof(int));
+    barrier_wait(telling(g), (g - groups) / kDraws & 1);
+    return *told(g);
   }
 
   // One warp's part: weights into the ring, from before the previous kernel has ended. Gated, a group is two rows of
@@ -191,28 +232,35 @@ struct Block : Thread<Plan> {
     const uint64_t policy = read_once_policy();
     const int row = a.gated ? lane / 4 * 2 + lane % 2 + lane % 4 / 2 * (a.columns / 2) : lane;
     const int64_t step = a.weight_stride * (a.gated ? kGroup / 2 : kGroup);
-    const T* from = static_cast<const T*>(a.weight) + row * a.weight_stride + first * step + begin * kStep;
+    const T* from = static_cast<const T*>(a.weight) + row * a.weight_stride + begin * kStep;
     const int bytes = steps * kStepBytes;
-    bool begun = false;
     auto begin_launch = [&] {
       __syncwarp();
       if constexpr (kCluster > 1) cluster_wait();
       wait_for_previous_kernel();
       launch_next_kernel();
-      begun = true;
     };
-    int stage = 0;
+    int stage = 0, next = 0;
     uint32_t phase = 1;
 #pragma unroll 1
-    for (int g = 0; g < groups; ++g, from += step) {
-      if (!begun && phase == 0) begin_launch();  // the ring is full
+    for (int g = 0; g < groups || plan.dealt; ++g) {
+      if (g == plan.stages) begin_launch();  // the ring is full
+      int group = first + g;
+      if (g >= groups) group = rank == 0 ? __shfl_sync(~0u, next, 0) : hear(g);
+      if (plan.dealt && g + 1 >= groups && group >= 0 && rank == 0 && lane == 0) next = draw(g + 1);
       barrier_wait(empty(stage), phase);
-      if (lane == 0) barrier_expect(full(stage), kGroup * bytes);
+      if (lane == 0) {
+        if (g >= groups) *drawn(g) = group;
+        if (group < 0) barrier_arrive_once(full(stage));
+        else barrier_expect(full(stage), kGroup * bytes);
+      }
+      if (group < 0) break;
       __syncwarp();
-      if (lane < kGroup) copy_bulk(base + stage_at(stage) + lane * plan.pitch, from, bytes, full(stage), policy);
+      if (lane < kGroup)
+        copy_bulk(base + stage_at(stage) + lane * plan.pitch, from + group * step, bytes, full(stage), policy);
       if (++stage == plan.stages) stage = 0, phase ^= 1;
     }
-    if (!begun) begin_launch();
+    if (!plan.dealt && groups <= plan.stages) begin_launch();
   }
 
   // Another's: the sums of the other warps, then of the cluster's blocks, and what is stored. Blocks of a cluster store
@@ -230,8 +278,8 @@ struct Block : Thread<Plan> {
             real && a.residual ? static_cast<const T*>(a.residual) + token * a.residual_stride + column : nullptr,
             static_cast<const T*>(a.bias) + column};
   }
-  __device__ void advance(Sink& s) const {
-    const int columns = a.gated ? kGroup / 2 : kGroup;
+  __device__ void advance(Sink& s, int groups) const {
+    const int columns = groups * (a.gated ? kGroup / 2 : kGroup);
     s.out += columns, s.bias += columns;
     if (s.residual) s.residual += columns;
   }
@@ -269,31 +317,34 @@ struct Block : Thread<Plan> {
   }
 
   __device__ void collect() const {
-    if constexpr (kCluster > 1) cluster_wait();
-    wait_for_previous_kernel();
     const int here = rank * L::kOwn + lane % L::kOwn, there = (1 - rank) * L::kOwn + lane % L::kOwn;
     const float4* sums = reinterpret_cast<const float4*>(shared + L::kSums);
     const float4* inbox = reinterpret_cast<const float4*>(shared + L::kInbox) + lane % L::kOwn;
-    const uint32_t their_inbox = address_in(1 - rank, shared_address(inbox));
-    const uint32_t their_barrier = address_in(1 - rank, received(0));
     Sink sinks[kMine];
 #pragma unroll
     for (int i = 0; i < kMine; ++i) sinks[i] = sink(i);
+    if constexpr (kCluster > 1) cluster_wait();
+    wait_for_previous_kernel();
     float4 kept{};
-    uint2 early{};
+    uint2 addends[kMine]{};
     uint32_t parity = 0;
     auto finish = [&](int g) {
       barrier_wait(received(g % kInboxes), g / kInboxes & 1);
-      store(sinks[0], kept + inbox[g % kInboxes * L::kOwn], early);
-      advance(sinks[0]);
+      store(sinks[0], kept + inbox[g % kInboxes * L::kOwn], addends[0]);
     };
-#pragma unroll 1
-    for (int g = 0; g < groups; ++g) {
-      uint2 addends[kMine];
+    auto go_to = [&](int groups) {
 #pragma unroll
-      for (int i = 0; i < kMine && kCluster == 1; ++i) addends[i] = addend(sinks[i]);
+      for (int i = 0; i < kMine; ++i) advance(sinks[i], groups), addends[i] = addend(sinks[i]);
+    };
+    int g = 0, group = first;
+#pragma unroll 1
+    for (; g < groups || plan.dealt; ++g) {
+      if (kCluster == 1 && g < groups) go_to(g > 0);
       barrier_wait(summed(), parity);
       parity ^= 1;
+      const int next = g < groups ? first + g : *drawn(g);
+      if (next < 0) break;
+      if (kCluster == 1 && g >= groups) go_to(next - group);
       float4 mine[kMine], theirs{};
 #pragma unroll
       for (int i = 0; i < kMine; ++i) mine[i] = total(sums + here + i * 32);
@@ -302,16 +353,18 @@ struct Block : Thread<Plan> {
       if (lane == 0) barrier_arrive_once(drained());
       if constexpr (kCluster == 1) {
 #pragma unroll
-        for (int i = 0; i < kMine; ++i) store(sinks[i], mine[i], addends[i]), advance(sinks[i]);
+        for (int i = 0; i < kMine; ++i) store(sinks[i], mine[i], addends[i]);
       } else {
         const int slot = g % kInboxes;
         if (lane == 0) barrier_expect(received(slot), L::kOwn * 16);
-        if (lane < L::kOwn) send(their_inbox + slot * L::kOwn * 16, their_barrier + slot * 8, theirs);
+        if (lane < L::kOwn) send(shared_address(inbox + slot * L::kOwn), received(slot), 1 - rank, theirs);
         if (g > 0) finish(g - 1);
-        kept = mine[0], early = addend(sinks[0]);
+        go_to(next - group);
+        kept = mine[0];
       }
+      group = next;
     }
-    if constexpr (kCluster > 1) finish(groups - 1);
+    if constexpr (kCluster > 1) finish(g - 1);
   }
 };
 
@@ -347,6 +400,7 @@ cudaError_t launch(const LinearArgs& a, Plan p, const Device& device, cudaStream
   const int room = (device.shared_per_block - fixed) / (kGroup * p.pitch);
   p.stages = std::min({room, own, kMostStages});
   if (p.stages < std::min(own, 2)) return cudaErrorNotSupported;
+  if (a.counter && p.groups / p.clusters >= kManyGroups) p.dealt = p.groups / p.clusters * 3 / 4;
   const int bytes = Layout<kTokens, kCluster>::bytes(p);
   auto kernel = linear_held_kernel<T, kTokens, kSteps, kCluster>;
   return launch_clusters(kernel, kCluster, p.clusters * kCluster, kThreads, bytes, stream, a, p);

@@ -36,20 +36,6 @@ __host__ __device__ inline int bytes_of(const Plan& p, int depth) { return ring_
 #if OCTAVO_BULK_COPY
 
 template <class T>
-__device__ inline void widen(const uint4& raw, float (&x)[kVector]) {
-  const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (std::is_same_v<T, bf16>) {
-      x[2 * i] = __uint_as_float(words[i] << 16), x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-    } else {
-      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[i]));
-      x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-    }
-  }
-}
-
-template <class T>
 struct Warp : Thread<Plan> {
   int first, last;  // of the units
   uint64_t policy;
@@ -121,7 +107,6 @@ struct Warp : Thread<Plan> {
   }
   // With the arithmetic of norm.cu in its order: a row's bits do not tell who normalised it.
   __device__ void take_normed(const uint4* from, int vectors) const {
-    using Vector = Elements<T, kVector>;
     float* squares = reinterpret_cast<float*>(shared + kSquaresAt);
     uint4 raw[kNormedAtOnce];
 #pragma unroll
@@ -132,7 +117,9 @@ struct Warp : Thread<Plan> {
 #pragma unroll
     for (int i = 0; i < kNormedAtOnce; ++i) {
       if ((warp + i * kWarps) * 32 >= vectors) break;
-      const float sum = warp_sum(sum_of_squares(reinterpret_cast<const Vector&>(raw[i])));
+      float x[kVector];
+      widen<T>(raw[i], x);
+      const float sum = warp_sum(sum_of_squares(x));
       if (lane == 0) squares[warp + i * kWarps] = sum;
     }
     __syncthreads();

@@ -199,7 +199,6 @@ LinearArgs linear_args(int dtype, Address x, int64_t x_stride, Address weight, i
 PYBIND11_MODULE(_cuda, m) {
   m.attr("chunk") = kChunk;
   m.attr("decode_rows") = kDecodeRows;
-  m.attr("extend_rows") = kExtendRows;
   m.attr("few_times") = kFewTimes;
   m.attr("few_items") = kFewItems;
   m.attr("split_rows") = kSplitRows;
@@ -208,6 +207,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("decode_item_bytes") = sizeof(DecodeItem);
   m.attr("fold_item_bytes") = sizeof(FoldItem);
   m.def("decode_item_rows", &decode_item_rows);
+  m.def("extend_rows", &extend_rows);
   m.attr("group_row_bytes") = sizeof(GroupRow);
   m.attr("group_state_bytes") = sizeof(GroupState);
   m.attr("prefix_item_bytes") = sizeof(PrefixItem);
@@ -258,11 +258,12 @@ PYBIND11_MODULE(_cuda, m) {
   });
   m.def("linear", [](int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias,
                      Address residual, int64_t residual_stride, Address out, int64_t out_stride, int rows, int columns,
-                     int depth, bool gated, int kind, Address norm, float eps, float offset, Address stream) {
+                     int depth, bool gated, int kind, Address norm, float eps, float offset, Address counter,
+                     Address stream) {
     LinearArgs a = linear_args(dtype, x, x_stride, weight, weight_stride, bias, residual, residual_stride, out, out_stride,
                                rows, columns, depth);
     a.gated = gated, a.activation = Activation(kind);
-    a.norm = at<void>(norm), a.eps = eps, a.offset = offset;
+    a.norm = at<void>(norm), a.eps = eps, a.offset = offset, a.counter = at<unsigned>(counter);
     const cudaError_t error = linear(a, stream_at(stream));
     if (error != cudaErrorNotSupported) check("linear", error);
     return error == cudaSuccess;

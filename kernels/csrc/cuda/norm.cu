@@ -7,69 +7,83 @@ namespace {
 
 enum class Kind { rms, layer };
 
-// Sum over the block; every thread gets it. `scratch` holds one value a warp.
-__device__ float block_sum(float x, float* scratch) {
-  x = warp_sum(x);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+// Sum over the block of what each thread has of each of its vectors; every thread gets it. Sums are of 32 vectors first,
+// then of these, so that they do not depend on how many a thread holds. `scratch` holds one for each warp and vector.
+template <int V>
+__device__ float block_sum(const float (&x)[V], float* scratch) {
+  const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const float sum = warp_sum(x[i]);
+    if (lane == 0) scratch[threadIdx.x / 32 + i * warps] = sum;
+  }
   __syncthreads();
-  x = threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : 0.0f;
-  return warp_sum(x);
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < V; ++i) sum += lane + 32 * i < V * warps ? scratch[lane + 32 * i] : 0.0f;
+  return warp_sum(sum);
 }
 
-// A thread holds V vectors of 16 bytes.
+// A thread holds V vectors of 16 bytes. What bounds this is how many bytes are on their way and how many instructions a
+// row takes; with V up to 2, and 32 registers, a multiprocessor is full of threads.
 template <class T, int V, Kind kind>
-__global__ void __launch_bounds__(1024) norm_kernel(const __grid_constant__ NormArgs a) {
+__global__ void __launch_bounds__(1024, V <= 2 && kind == Kind::rms ? 2 : 1) norm_kernel(const __grid_constant__ NormArgs a) {
   constexpr int N = 16 / sizeof(T);
-  using Vector = Elements<T, N>;
-  __shared__ float scratch[2][32];
+  __shared__ float scratch[2][V * 32];
   launch_next_kernel();
-  wait_for_previous_kernel();
   const int64_t row = blockIdx.x;
   const int vectors = a.width / N;
-  const Vector* x = reinterpret_cast<const Vector*>(static_cast<const T*>(a.x) + row * a.x_stride);
-  Vector* residual = a.residual ? reinterpret_cast<Vector*>(static_cast<T*>(a.residual) + row * a.residual_stride) : nullptr;
-  const Vector* weight = static_cast<const Vector*>(a.weight);
-  const Vector* bias = static_cast<const Vector*>(a.bias);
-  Vector* out = reinterpret_cast<Vector*>(static_cast<T*>(a.out) + row * a.out_stride);
+  const uint4* x = reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + row * a.x_stride);
+  uint4* residual = a.residual ? reinterpret_cast<uint4*>(static_cast<T*>(a.residual) + row * a.residual_stride) : nullptr;
+  const uint4* weight = static_cast<const uint4*>(a.weight);
+  const uint4* bias = static_cast<const uint4*>(a.bias);
+  uint4* out = reinterpret_cast<uint4*>(static_cast<T*>(a.out) + row * a.out_stride);
 
-  constexpr bool early = V <= 2;  // where registers allow it, weights come while the sum is made
-  Vector value[V], scale[V];
+  constexpr bool early = V == 1;  // where registers allow it, weights come before the wait, all that is added at once
+  uint4 value[V], addend, scale;
+  if (early && int(threadIdx.x) < vectors) scale = weight[threadIdx.x];
+  wait_for_previous_kernel();
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
     if (at < vectors) value[i] = x[at];
-    if (early && at < vectors) scale[i] = weight[at];
+    if (early && at < vectors && residual) addend = residual[at];
   }
-  float sum = 0.0f;
+  float sum[V] = {};
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
     if (at >= vectors) continue;
+    float own[N];
+    widen<T>(value[i], own);
     if (residual) {
-      const Vector addend = residual[at];
+      if (!early) addend = residual[at];
+      float other[N];
+      widen<T>(addend, other);
 #pragma unroll
-      for (int j = 0; j < N; ++j) value[i].at[j] = from_float<T>(to_float(value[i].at[j]) + to_float(addend.at[j]));
-      residual[at] = value[i];
+      for (int j = 0; j < N; ++j) own[j] += other[j];
+      residual[at] = value[i] = narrow<T>(own);
+      widen<T>(value[i], own);
     }
     if constexpr (kind == Kind::rms) {
-      sum = sum_of_squares(value[i], sum);
+      sum[i] = sum_of_squares(own);
     } else {
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum += to_float(value[i].at[j]);
+      for (int j = 0; j < N; ++j) sum[i] += own[j];
     }
   }
   float mean = 0.0f, squares = block_sum(sum, scratch[0]);
   if constexpr (kind == Kind::layer) {
     mean = squares / float(a.width);
-    float deviation = 0.0f;
+    float deviation[V] = {};
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       if (int(threadIdx.x + i * blockDim.x) >= vectors) continue;
+      float own[N];
+      widen<T>(value[i], own);
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const float d = to_float(value[i].at[j]) - mean;
-        deviation += d * d;
-      }
+      for (int j = 0; j < N; ++j) own[j] -= mean;
+      deviation[i] = sum_of_squares(own);
     }
     squares = block_sum(deviation, scratch[1]);
   }
@@ -78,14 +92,27 @@ __global__ void __launch_bounds__(1024) norm_kernel(const __grid_constant__ Norm
   for (int i = 0; i < V; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
     if (at >= vectors) continue;
-    if (!early) scale[i] = weight[at];
-    Vector y;
+    if (!early) scale = weight[at];
+    float own[N], factor[N], shift[N] = {};
+    widen<T>(value[i], own), widen<T>(scale, factor);
+    if (kind == Kind::layer && bias) widen<T>(bias[at], shift);
 #pragma unroll
-    for (int j = 0; j < N; ++j)
-      y.at[j] = from_float<T>((to_float(value[i].at[j]) - mean) * inverse * (to_float(scale[i].at[j]) + a.offset) +
-                              (bias ? to_float(bias[at].at[j]) : 0.0f));
-    out[at] = y;
+    for (int j = 0; j < N; ++j) {
+      const float y = (own[j] - mean) * inverse;
+      own[j] = kind == Kind::rms ? y * (factor[j] + a.offset) : __fmaf_rn(y, factor[j] + a.offset, shift[j]);
+    }
+    out[at] = narrow<T>(own);
   }
+}
+
+// Vectors of a row that a thread holds. The bits of a row do not depend on it.
+cudaError_t choose_held(const NormArgs& a, int vectors, int& held) {
+  held = vectors <= 1024 ? 1 : vectors <= 2048 ? 2 : 4;
+  if (held > 1 || a.residual) return cudaSuccess;
+  Device device;
+  const cudaError_t error = describe(device);
+  if (a.rows * vectors > int64_t(device.multiprocessors) * 2048) held = 2;  // more than the chip has threads
+  return error;
 }
 
 template <Kind kind>
@@ -95,7 +122,9 @@ cudaError_t launch(const NormArgs& a, cudaStream_t stream) {
     using T = decltype(tag);
     constexpr int N = 16 / sizeof(T);
     if (a.width % N != 0) return cudaErrorInvalidValue;
-    const int vectors = a.width / N, held = vectors <= 1024 ? 1 : vectors <= 2048 ? 2 : 4;
+    const int vectors = a.width / N;
+    int held;
+    if (cudaError_t error = choose_held(a, vectors, held); error != cudaSuccess) return error;
     const int threads = ((vectors + held - 1) / held + 31) / 32 * 32;
     if (threads > 1024) return cudaErrorInvalidValue;
     const dim3 rows{unsigned(a.rows)};

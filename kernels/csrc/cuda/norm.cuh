@@ -5,10 +5,38 @@
 
 namespace octavo {
 
-template <class T, int N>
-__device__ inline float sum_of_squares(const Elements<T, N>& x, float sum = 0.0f) {
+// 16 bytes of T as floats, and back. Whole words keep the compiler from taking halves of them apart.
+template <class T, int N = 16 / sizeof(T)>
+__device__ inline void widen(const uint4& raw, float (&x)[N]) {
+  const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-  for (int j = 0; j < N; ++j) sum = __fmaf_rn(to_float(x.at[j]), to_float(x.at[j]), sum);
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (std::is_same_v<T, float>) {
+      x[i] = __uint_as_float(words[i]);
+    } else if constexpr (std::is_same_v<T, bf16>) {
+      x[2 * i] = __uint_as_float(words[i] << 16), x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    } else {
+      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[i]));
+      x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+    }
+  }
+}
+template <class T, int N = 16 / sizeof(T)>
+__device__ inline uint4 narrow(const float (&x)[N]) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (std::is_same_v<T, float>) words[i] = __float_as_uint(x[i]);
+    else words[i] = pack<T>(x[2 * i], x[2 * i + 1]);
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+template <int N>
+__device__ inline float sum_of_squares(const float (&x)[N]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < N; ++j) sum = __fmaf_rn(x[j], x[j], sum);
   return sum;
 }
 

@@ -100,7 +100,7 @@ __device__ Sequence describe(const PlanArgs& a, int s) {
   const bool split = rows <= kSplitRows && q.context - q.queries >= kSplitContext && a.window == 0 &&
                      a.group <= a.decode_rows;
   if (rows > a.decode_rows && !split) {
-    q.tiles = (rows + kExtendRows - 1) / kExtendRows;
+    q.tiles = (rows + extend_rows(a.head_dim) - 1) / extend_rows(a.head_dim);
     return q;
   }
   q.part_queries = a.decode_rows / a.group, q.parts = (q.queries + q.part_queries - 1) / q.part_queries;
@@ -124,9 +124,9 @@ __device__ Sequence describe(const PlanArgs& a, int s) {
 
 // Keys that a tile of query rows sees, in steps of the extend kernel.
 __device__ int cost(const PlanArgs& a, const Sequence& q, int tile) {
-  const int last = min(q.queries - 1, (tile * kExtendRows + kExtendRows - 1) / a.group);
+  const int rows = extend_rows(a.head_dim), last = min(q.queries - 1, (tile * rows + rows - 1) / a.group);
   const int keys = max(q.context - q.queries + last + 1, 0);
-  return (a.window > 0 ? min(keys, a.window + kExtendRows) : keys) / 64;
+  return (a.window > 0 ? min(keys, a.window + rows) : keys) / 64;
 }
 
 constexpr int kBuckets = 256;

@@ -14,7 +14,6 @@ constexpr int kWarps = 4;
 constexpr int kRows = 8;       // of one warp
 constexpr int kKeys = 32;      // one a lane
 constexpr int kColumns = 128;  // that a warp holds in one group a lane
-constexpr int kParts = kExtendRows / (kWarps * kRows);  // blocks' worth of rows in a tile of the list
 
 // Rows [first, first + kRows) of a sequence's packed query rows (token x grouped head), against keys [begin, end).
 struct Job {
@@ -234,11 +233,12 @@ __global__ void __launch_bounds__(kWarps * 32) tile_kernel(const __grid_constant
   wait_for_previous_kernel();
   launch_next_kernel();
   const int warp = threadIdx.x / 32, group = a.heads / a.kv_heads, heads = a.kv_heads;
-  const int total = a.header->extend_items * heads * kParts;
+  const int rows = extend_rows(a.head_dim), parts = rows / (kWarps * kRows);  // of a tile of the list, one a block
+  const int total = a.header->extend_items * heads * parts;
   for (int index = blockIdx.x; index < total; index += gridDim.x) {
-    const ExtendItem it = a.extend[index / kParts / heads];
-    const int first = it.tile * kExtendRows + (index % kParts * kWarps + warp) * kRows;
-    Job job{it.sequence, index / kParts % heads, group, it.context, it.queries, it.query_row, first, 0, 0};
+    const ExtendItem it = a.extend[index / parts / heads];
+    const int first = it.tile * rows + (index % parts * kWarps + warp) * kRows;
+    Job job{it.sequence, index / parts % heads, group, it.context, it.queries, it.query_row, first, 0, 0};
     if (!job.has(0)) continue;
     const int last = min(kRows, it.queries * group - first) - 1;
     job.begin = job.first_key(a, 0), job.end = max(0, job.last_key(last) + 1);

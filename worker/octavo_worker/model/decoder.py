@@ -92,6 +92,7 @@ class Decoder:
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self.buffers = Buffers.allocate(config, token_budget, self.dtype, self.device)
+        self.counter = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.caches: list[Tensor] = []
         self.cos_sin: dict[str, Tensor] = {}
         self.block_size = 0
@@ -122,7 +123,7 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """`[R, vocab]`, in the weights' dtype unless something is done to them: kernels read that, and a float32 copy
         of a large batch takes longer than sampling from it."""
-        logits = ops.linear(hidden, self.weights.head, uniform=self.uniform)
+        logits = ops.linear(hidden, self.weights.head, uniform=self.uniform, counter=self.counter)
         if self.config.logits_divisor != 1.0:
             logits = logits.float().div_(self.config.logits_divisor)
         if self.config.logits_softcap:
@@ -211,6 +212,7 @@ class Decoder:
                 norm=x.norm,
                 normed=x.normed,
                 uniform=self.uniform,
+                counter=self.counter,
             )
         else:
             ops.act(self._linear(x, up, b.up), kind, out=b.activated)
@@ -225,4 +227,5 @@ class Decoder:
             norm=x.norm,
             normed=x.normed,
             uniform=self.uniform,
+            counter=self.counter,
         )
