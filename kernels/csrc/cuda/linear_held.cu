@@ -22,7 +22,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kWarps = 10, kThreads = (kWarps + 2) * 32;  // beside those that multiply one feeds, one collects
+constexpr int kWarps = 10;  // that multiply; one more feeds
 constexpr int kStepBytes = kStep * 2;
 constexpr int kMostSteps = 64;  // of the depth, for one block; two share more
 constexpr int kMostRows = 32, kMostDepth = 5120;
@@ -31,6 +31,12 @@ constexpr int kInboxes = 4;  // a group is stored when the next one has been sen
 constexpr int kDraws = 32;   // more than a block's copies are ahead of its stores, or of the cluster's other block's
 constexpr int kManyGroups = 24;  // of a cluster: with fewer, nothing is gained by drawing (measured on an H200)
 static_assert(kManyGroups * 3 / 4 > kMostStages);  // whoever draws first fills the ring, then waits
+
+// Warps that collect: two where one would take longer over the sums of 32 rows than a narrow stage takes to come.
+template <int kTokens, int kSteps, int kCluster>
+constexpr int kCollectors = kCluster == 1 && kTokens == 32 && kSteps <= 4 ? 2 : 1;
+template <int kTokens, int kSteps, int kCluster>
+constexpr int kThreads = (kWarps + 1 + kCollectors<kTokens, kSteps, kCluster>) * 32;
 
 // How a launch goes about it.
 struct Plan {
@@ -67,7 +73,8 @@ template <class T, int kTokens, int kSteps, int kCluster>
 struct Block : Thread<Plan> {
   using L = Layout<kTokens, kCluster>;
   static constexpr int kTiles = (kTokens + 15) / 16;
-  static constexpr int kMine = (L::kOwn + 31) / 32;  // quads that a lane stores
+  static constexpr int kTeam = kCollectors<kTokens, kSteps, kCluster>;
+  static constexpr int kMine = (L::kOwn + 31) / 32 / kTeam;  // quads that a lane stores
 
   int rank;
   int first, groups;  // of the matrix's, dealt to this cluster
@@ -96,7 +103,7 @@ struct Block : Thread<Plan> {
   __device__ void init_barriers() const {
     for (int i = 0; i < plan.stages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), kWarps);
     for (int i = 0; i < kInboxes && kCluster > 1; ++i) barrier_init(received(i), 1);
-    barrier_init(summed(), kWarps), barrier_init(drained(), 1);
+    barrier_init(summed(), kWarps), barrier_init(drained(), kTeam);
     for (int i = 0; i < kDraws && kCluster > 1; ++i) barrier_init(telling(i), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_bulk();
@@ -263,15 +270,16 @@ struct Block : Thread<Plan> {
     if (!plan.dealt && groups <= plan.stages) begin_launch();
   }
 
-  // Another's: the sums of the other warps, then of the cluster's blocks, and what is stored. Blocks of a cluster store
+  // The others': the sums of those warps, then of the cluster's blocks, and what is stored. Blocks of a cluster store
   // an equal share of x's rows each. A lane's quads are the same ones of every group; gated, a quad is two columns.
   struct Sink {
     bool real;
     T* out;
     const T *residual, *bias;
   };
+  __device__ int collector() const { return kTeam == 1 ? 0 : warp - kWarps - 1; }
   __device__ Sink sink(int i) const {
-    const int own = i * 32 + lane, quad = rank * L::kOwn + own, token = quad / 2;
+    const int own = (i + collector()) * 32 + lane, quad = rank * L::kOwn + own, token = quad / 2;
     const int column = a.gated ? first * 4 + quad % 2 * 2 : first * 8 + quad % 2 * 4;
     const bool real = own < L::kOwn && token < a.rows;
     return {real, static_cast<T*>(a.out) + token * a.out_stride + column,
@@ -317,7 +325,8 @@ struct Block : Thread<Plan> {
   }
 
   __device__ void collect() const {
-    const int here = rank * L::kOwn + lane % L::kOwn, there = (1 - rank) * L::kOwn + lane % L::kOwn;
+    const int here = rank * L::kOwn + collector() * 32 + lane % L::kOwn;
+    const int there = (1 - rank) * L::kOwn + lane % L::kOwn;
     const float4* sums = reinterpret_cast<const float4*>(shared + L::kSums);
     const float4* inbox = reinterpret_cast<const float4*>(shared + L::kInbox) + lane % L::kOwn;
     Sink sinks[kMine];
@@ -371,7 +380,7 @@ struct Block : Thread<Plan> {
 #endif
 
 template <class T, int kTokens, int kSteps, int kCluster>
-__global__ void __launch_bounds__(kThreads, kSteps <= 4 && kTokens <= 16 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads<kTokens, kSteps, kCluster>, kSteps <= 4 && kTokens <= 16 ? 2 : 1)
     linear_held_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Plan plan) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(256) char shared[];
@@ -403,7 +412,8 @@ cudaError_t launch(const LinearArgs& a, Plan p, const Device& device, cudaStream
   if (a.counter && p.groups / p.clusters >= kManyGroups) p.dealt = p.groups / p.clusters * 3 / 4;
   const int bytes = Layout<kTokens, kCluster>::bytes(p);
   auto kernel = linear_held_kernel<T, kTokens, kSteps, kCluster>;
-  return launch_clusters(kernel, kCluster, p.clusters * kCluster, kThreads, bytes, stream, a, p);
+  const int threads = kThreads<kTokens, kSteps, kCluster>;
+  return launch_clusters(kernel, kCluster, p.clusters * kCluster, threads, bytes, stream, a, p);
 }
 
 template <class T, int kTokens>
