@@ -50,6 +50,26 @@ def test_linear(dtype, rows, columns, depth):
         assert_product(out, x, weight, b, r)
 
 
+def test_the_choice_of_a_library_is_nobody_elses():
+    before = torch.backends.cuda.preferred_blas_library()
+    for rows in (48, cuda.LT_ROWS, cuda.LT_ROWS + 1):
+        x, weight, bias, residual = make(rows, 4096, 1024, torch.bfloat16)
+        assert_product(ops.linear(x, weight, bias, residual=residual), x, weight, bias, residual)
+        assert torch.backends.cuda.preferred_blas_library() == before
+
+
+def test_a_graph_keeps_the_library_that_was_chosen():
+    x, weight, bias, _ = make(48, 4096, 1024, torch.bfloat16)
+    expected = ops.linear(x, weight, bias)
+    out, graph = torch.empty_like(expected), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        ops.linear(x, weight, bias, out=out)
+    out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize(("columns", "depth"), OURS)
 @pytest.mark.parametrize("rows", [1, 2, 8, 16])
 def test_decode_sized_products_are_ours(rows, columns, depth):
