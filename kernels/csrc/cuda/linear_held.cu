@@ -176,18 +176,23 @@ struct Block : Thread<Plan> {
         break;
       }
       const char* at = shared + stage_at(stage) + weights;
-      float sums[kTiles][4] = {};
+      uint4 w[kSteps];
+      uint32_t loaded = 0;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        uint4 w = make_uint4(0, 0, 0, 0);
-        if (s < mine.count) w = *reinterpret_cast<const uint4*>(at + s * kStepBytes);
+        w[s] = make_uint4(0, 0, 0, 0);
+        if (s < mine.count) w[s] = *reinterpret_cast<const uint4*>(at + s * kStepBytes);
+        loaded |= w[s].x;
+      }
+      leave(stage, loaded);
+      float sums[kTiles][4] = {};
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          mma<T>(sums[m], x[s][m][0], w.x, w.y);
-          mma<T>(sums[m], x[s][m][1], w.z, w.w);
+          mma<T>(sums[m], x[s][m][0], w[s].x, w[s].y);
+          mma<T>(sums[m], x[s][m][1], w[s].z, w[s].w);
         }
-      }
-      leave(stage, sums[0][0]);
       barrier_wait(drained(), parity);
       parity ^= 1;
       share(sums);
@@ -196,10 +201,10 @@ struct Block : Thread<Plan> {
   }
 
   // The stage may be filled again. An arrival may overtake loads that are under way, and what a bulk copy then brings
-  // is not ordered behind them: they must have ended, as they have when there is a sum of what they brought.
-  __device__ void leave(int stage, float sum) const {
+  // is not ordered behind them: they must have ended, as they have when something of each is known.
+  __device__ void leave(int stage, uint32_t loaded) const {
     __syncwarp();
-    if (lane == 0) barrier_arrive_once(empty(stage) + (__float_as_uint(sum) & nothing()));
+    if (lane == 0) barrier_arrive_once(empty(stage) + (loaded & nothing()));
   }
 
   // Puts this warp's sums where another one adds them: [row of x][row of the weights].
