@@ -274,12 +274,15 @@ def test_many_small_groups_of_short_suffixes(heads, kv_heads):
     Grouped([512] * 32, members, heads=heads, kv_heads=kv_heads).check()
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "count"), [(16, 8, 200), (9, 3, 280)])
-def test_folds_of_more_rows_than_run_at_once(heads, kv_heads, count):
-    """Of few partial results, of several, and of many."""
-    members = [(0, 514 + i % 20, 1) for i in range(count)] + [(1, 2100 + i, 1) for i in range(4)]
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "count", "prefix"),
+    [(16, 8, 200, 512), (9, 3, 280, 512), (128, 8, 26, 2048), (128, 8, 26, 5120)],
+)
+def test_folds_of_more_rows_than_run_at_once(heads, kv_heads, count, prefix):
+    """Of few partial results, of several, and of many, with runs among them or not."""
+    members = [(0, prefix + 2 + i % 20, 1) for i in range(count)] + [(1, 2100 + i, 1) for i in range(4)]
     members += [(-1, 700 * i + 1, 1) for i in range(9)]
-    batch = Grouped([512, 2048], members, heads=heads, kv_heads=kv_heads, head_dim=128)
+    batch = Grouped([prefix, 2048], members, heads=heads, kv_heads=kv_heads, head_dim=128)
     assert torch.equal(batch.attend(), batch.attend(shared_prefixes=False))
 
 

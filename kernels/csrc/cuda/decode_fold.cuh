@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(128, 128 % (D / 4) == 0 ? 6 : 5)
 }
 
 // Of groups, whose sequences are in one part here, there are many rows and few partial results of each: what counts is how
-// many instructions a row takes. So a thread has eight columns, and all blocks of a large batch run at once.
-constexpr int kFewColumns = 8, kFewPartials = 3;
+// many instructions a row takes. So a thread has eight columns, and all blocks of a large batch run at once: 64 registers.
+constexpr int kFewColumns = 8, kFewPartials = 5;
 
 struct FoldedFew {
   float m, l, o[kFewColumns];
@@ -174,14 +174,17 @@ __global__ void __launch_bounds__(128, 8) fold_few_kernel(const __grid_constant_
     const int64_t rows = i < merged ? kRun * partials.step : partials.step;
     sums += rows, columns += rows * D;
   }
-  // Chunks that are not merged, three at most, are one run.
-  if (merged == 1 && count == 3) x[1].join(x[2]);
-  if (merged > 0)
+  // Chunks that are not merged become one run, or two: in place, because registers are what there is least of.
 #pragma unroll
-    for (int i = 0; i < kFewPartials; ++i) x[i].settle();
-  if (count > 1) x[0].join(x[1]);
-  if (count > 2 && merged != 1) x[0].join(x[2]);
-  if (merged == 0) x[0].settle();
+  for (int first = 0; first < kFewPartials; ++first)
+    if (first == merged)
+#pragma unroll
+      for (int i = first + 1; i < kFewPartials && i < first + kRun; ++i)
+        if (i < count) x[first].join(x[i]);
+  x[0].settle();
+#pragma unroll
+  for (int i = 1; i < kFewPartials; ++i)
+    if (i < count && (i <= merged || i == merged + kRun)) x[i].settle(), x[0].join(x[i]);
   const int query_head = head * group + row % group;
   const float factor = normaliser(a, query_head, x[0].m, x[0].l);
   T* out = static_cast<T*>(a.out) + int64_t(it.query_row + row / group) * a.out_stride + query_head * D + column;

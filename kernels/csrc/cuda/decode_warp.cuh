@@ -28,7 +28,8 @@ __device__ inline int stages_alone(const AttentionArgs& a, int stages) {
   return a.prefix && a.header->prefix_items > 0 ? min(stages, kStagesBesideTiles) : stages;
 }
 
-// What a warp and its supplier have in shared memory besides slices: their barriers, and what comes with an item.
+// What a warp and its supplier have in shared memory besides slices: their barriers, and what comes with an item. Every
+// lane tells what it has read or written, because a lane that spoke for all would vouch only for itself.
 template <class T, int D>
 struct Handover {
   uint64_t brought[kMaxStages], taken[kMaxStages], handed, read;
@@ -53,8 +54,8 @@ struct Link {
         slots(shared_address(memory) + warp * count * kStageBytes), stages(count) {}
   __device__ void init() const {
     for (int i = 0; i < stages; ++i)
-      barrier_init(shared_address(&hand.brought[i]), 1), barrier_init(shared_address(&hand.taken[i]), 1);
-    barrier_init(handed(), 1), barrier_init(read(), 1);
+      barrier_init(shared_address(&hand.brought[i]), 1), barrier_init(shared_address(&hand.taken[i]), 32);
+    barrier_init(handed(), 32), barrier_init(read(), 32);
     fence_bulk();
   }
   __device__ uint32_t slice() const { return slots + at * kStageBytes; }
@@ -167,8 +168,7 @@ class Supplier {
   __device__ void hand() {
     wait_copies<0>();
     if (lane == 0) link.hand.item = item, link.hand.head = next_head;
-    __syncwarp();
-    if (lane == 0) barrier_arrive_once(link.handed());
+    barrier_arrive_once(link.handed());
   }
   __device__ void feed() {
     barrier_wait(link.taken(), link.parity ^ 1);
@@ -215,8 +215,7 @@ __device__ void take_alone(const AttentionArgs& a, char* memory, int stages) {
     if (it.queries == 0) return;
     const int head = link.hand.head;
     Queries<T, D, 1> queries([&](int row, int unit) { return link.query(row, unit); });
-    __syncwarp();
-    if (lane == 0) barrier_arrive_once(link.read());
+    barrier_arrive_once(link.read());
     const Range range = range_of(a, it);
     State<D, 1> st, before;
 #pragma unroll 1
@@ -226,8 +225,7 @@ __device__ void take_alone(const AttentionArgs& a, char* memory, int stages) {
       for (int token = range.begin + of * kSlice; token < range.end; token += kLanes * kSlice) {
         barrier_wait(link.brought(), link.parity);
         attend<T, D, 1>(a, it, group, link.slice(), token, queries, st);
-        __syncwarp();
-        if (lane == 0) barrier_arrive_once(link.taken());
+        barrier_arrive_once(link.taken());
         link.advance();
       }
       finish(st);

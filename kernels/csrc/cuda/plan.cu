@@ -12,7 +12,7 @@ constexpr int kThreads = 512;
 constexpr int kTailChunks = 6, kRunRows = 4;
 
 // Long items stay with blocks: one that a warp begins last would keep all others waiting.
-constexpr int kAloneTokens = 192, kAloneItems = 1;  // on average; for each block
+constexpr int kAloneTokens = 320, kAloneItems = 1;  // on average; for each block
 
 struct Counts {
   int full, rest, tiles, slots;  // whole chunks and partial last ones of its own, extend tiles, chunks in all
@@ -153,9 +153,10 @@ struct Group {
   __device__ Tiles chunk_tiles(bool in_runs) const { return {row_tiles, chunks - kRun * runs(in_runs)}; }
 };
 
-// Of all groups: items of the decode kernel, tiles of the prefix kernel by the chunk, and items that are runs if there are.
+// Of all groups: items of the decode kernel, tiles of the prefix kernel by the chunk, and items that are runs if there are,
+// with the rows of all runs.
 struct GroupTotals {
-  int items, tiles, runs;
+  int items, tiles, runs, run_rows;
 };
 
 // Finds each group's rows and its first sequence.
@@ -175,19 +176,20 @@ __device__ void gather_groups(const PlanArgs& a, GroupTotals& totals) {
     atomicAdd(&totals.items, mine.items);
     atomicAdd(&totals.tiles, mine.row_tiles * mine.chunks);
     atomicAdd(&totals.runs, mine.run_tiles(true).count());
+    if (mine.row_tiles > 0) atomicAdd(&totals.run_rows, mine.rows * mine.runs(true));
   }
   __syncthreads();
 }
 
 // Of a run's chunks queries are read and one result is written and folded, but few runs may keep a multiprocessor busy for
-// longer than single chunks would. What so many runs spare is as long as a chunk's tile.
+// longer than single chunks would. What so many runs of full tiles spare is as long as a chunk's tile.
 constexpr int kRunsPerTile = 48;
 __device__ bool tiles_run(const PlanArgs& a, const GroupTotals& totals, int own_tiles, int tokens, bool alone) {
   const int tiles = totals.tiles + own_tiles, runs = totals.runs * a.kv_heads;
   if (a.run_multiprocessors == 0 || runs == 0) return false;
   const int blocks = prefix_share(tiles, tokens, alone, a.run_multiprocessors);
   const int longer = (runs + blocks - 1) / blocks * kRun - (tiles * a.kv_heads + blocks - 1) / blocks;  // in tiles
-  return longer * kRunsPerTile <= runs;
+  return longer * kRunsPerTile * prefix_rows(a.head_dim) <= totals.run_rows * a.kv_heads;
 }
 
 // Lists what is computed for the rows of each group, runs before single chunks and all before what is listed otherwise, and
