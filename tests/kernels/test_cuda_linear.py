@@ -105,7 +105,8 @@ def test_the_same_bits_run_to_run(rows, columns, depth):
     assert not differing
 
 
-DRAWN = [(28672, 4096), (16384, 5120), (33008, 1024), (25360, 64), (80, 128)]  # the last one has too few rows for it
+# The last two are dealt out: too small a depth, too few rows.
+DRAWN = [(28672, 4096), (16384, 5120), (33008, 4096), (25360, 64), (80, 128)]
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

@@ -7,8 +7,8 @@
 // depth's elements meet in which instruction does not matter, if both sides agree.
 //
 // The weights' rows are dealt out in groups of eight to clusters of one or two blocks, which share the depth. Of many
-// groups a cluster is dealt three quarters of its share and draws for the rest: multiprocessors read at speeds that
-// differ by a quarter. One warp more keeps the ring going (from before the previous kernel has ended, since nobody
+// groups a cluster of two is dealt three quarters of its share and draws for the rest: multiprocessors read at speeds
+// that differ by a quarter. One warp more keeps the ring going (from before the previous kernel has ended, since nobody
 // writes weights); another adds the warps' sums, exchanges them with the cluster's other block, and stores. All sums
 // are in an order that depends on N and K alone: a row's result feels neither the other rows nor their number, nor who
 // drew what.
@@ -83,8 +83,8 @@ struct Block : Thread<Plan> {
   __device__ Block(const LinearArgs& args, const Plan& how, char* memory)
       : Thread(args, how, memory), rank(blockIdx.x % kCluster) {
     const int cluster = blockIdx.x / kCluster;
-    first = plan.dealt ? plan.dealt * cluster : plan.groups * cluster / plan.clusters;
-    groups = plan.dealt ? plan.dealt : plan.groups * (cluster + 1) / plan.clusters - first;
+    first = dealt() ? dealt() * cluster : plan.groups * cluster / plan.clusters;
+    groups = dealt() ? dealt() : plan.groups * (cluster + 1) / plan.clusters - first;
     begin = plan.steps * rank / kCluster, steps = plan.steps * (rank + 1) / kCluster - begin;
   }
 
@@ -168,7 +168,7 @@ struct Block : Thread<Plan> {
     int stage = 0;
     uint32_t phase = 0, parity = 1;
 #pragma unroll 1
-    for (int g = 0; g < groups || plan.dealt; ++g) {
+    for (int g = 0; g < groups || dealt(); ++g) {
       barrier_wait(full(stage), phase);
       if (g >= groups && *drawn(g) < 0) {
         barrier_wait(drained(), parity);
@@ -222,13 +222,15 @@ struct Block : Thread<Plan> {
     if (lane == 0) barrier_arrive_once(summed());
   }
 
+  // 0 where nothing is drawn.
+  __device__ int dealt() const { return kCluster > 1 ? plan.dealt : 0; }
   // One lane's: the next group that nobody has, or -1. Each cluster draws until nothing is left: the last one to find
   // out turns the counter back to 0.
   __device__ int draw(int g) const {
-    const int pool = plan.groups - plan.dealt * plan.clusters;
+    const int pool = plan.groups - dealt() * plan.clusters;
     const int next = atomicInc(a.counter, pool + plan.clusters - 1);
-    const int group = next < pool ? plan.dealt * plan.clusters + next : -1;
-    if constexpr (kCluster > 1) send(shared_address(told(g)), telling(g), 1, group);
+    const int group = next < pool ? dealt() * plan.clusters + next : -1;
+    send(shared_address(told(g)), telling(g), 1, group);
     return group;
   }
   // What the cluster's first block drew.
@@ -255,11 +257,11 @@ struct Block : Thread<Plan> {
     int stage = 0, next = 0;
     uint32_t phase = 1;
 #pragma unroll 1
-    for (int g = 0; g < groups || plan.dealt; ++g) {
+    for (int g = 0; g < groups || dealt(); ++g) {
       if (g == plan.stages) begin_launch();  // the ring is full
       int group = first + g;
       if (g >= groups) group = rank == 0 ? __shfl_sync(~0u, next, 0) : hear(g);
-      if (plan.dealt && g + 1 >= groups && group >= 0 && rank == 0 && lane == 0) next = draw(g + 1);
+      if (dealt() && g + 1 >= groups && group >= 0 && rank == 0 && lane == 0) next = draw(g + 1);
       barrier_wait(empty(stage), phase);
       if (lane == 0) {
         if (g >= groups) *drawn(g) = group;
@@ -272,7 +274,7 @@ struct Block : Thread<Plan> {
         copy_bulk(base + stage_at(stage) + lane * plan.pitch, from + group * step, bytes, full(stage), policy);
       if (++stage == plan.stages) stage = 0, phase ^= 1;
     }
-    if (!plan.dealt && groups <= plan.stages) begin_launch();
+    if (!dealt() && groups <= plan.stages) begin_launch();
   }
 
   // The others': the sums of those warps, then of the cluster's blocks, and what is stored. Blocks of a cluster store
@@ -321,11 +323,20 @@ struct Block : Thread<Plan> {
     }
   }
 
-  // Sums over the warps.
-  __device__ float4 total(const float4* quad) const {
-    float4 sum = *quad;
+  // The warps' sums of a quad, and those together.
+  struct Quads {
+    float4 of[kWarps];
+  };
+  __device__ Quads load(const float4* quad) const {
+    Quads quads;
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum = sum + quad[w * L::kQuads];
+    for (int w = 0; w < kWarps; ++w) quads.of[w] = quad[w * L::kQuads];
+    return quads;
+  }
+  __device__ float4 total(const Quads& quads) const {
+    float4 sum = quads.of[0];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) sum = sum + quads.of[w];
     return sum;
   }
 
@@ -352,19 +363,22 @@ struct Block : Thread<Plan> {
     };
     int g = 0, group = first;
 #pragma unroll 1
-    for (; g < groups || plan.dealt; ++g) {
-      if (kCluster == 1 && g < groups) go_to(g > 0);
+    for (; g < groups || dealt(); ++g) {
+      if constexpr (kCluster == 1) go_to(g > 0);
       barrier_wait(summed(), parity);
       parity ^= 1;
       const int next = g < groups ? first + g : *drawn(g);
-      if (next < 0) break;
-      if (kCluster == 1 && g >= groups) go_to(next - group);
       float4 mine[kMine], theirs{};
 #pragma unroll
-      for (int i = 0; i < kMine; ++i) mine[i] = total(sums + here + i * 32);
-      if constexpr (kCluster > 1) theirs = total(sums + there);
+      for (int i = 0; i < kMine - 1; ++i) mine[i] = total(load(sums + here + i * 32));
+      if constexpr (kCluster > 1) theirs = total(load(sums + there));
+      Quads last = load(sums + here + (kMine - 1) * 32);
       __syncwarp();
-      if (lane == 0) barrier_arrive_once(drained());
+      const uint32_t told = lane == 0 ? barrier_arrive(drained()) : 0;
+      // The other warps wait for that: the assembler shall not add up first.
+      last.of[0].x = __uint_as_float(__float_as_uint(last.of[0].x) ^ (told & nothing()));
+      mine[kMine - 1] = total(last);
+      if (next < 0) break;
       if constexpr (kCluster == 1) {
 #pragma unroll
         for (int i = 0; i < kMine; ++i) store(sinks[i], mine[i], addends[i]);
@@ -414,7 +428,8 @@ cudaError_t launch(const LinearArgs& a, Plan p, const Device& device, cudaStream
   const int room = (device.shared_per_block - fixed) / (kGroup * p.pitch);
   p.stages = std::min({room, own, kMostStages});
   if (p.stages < std::min(own, 2)) return cudaErrorNotSupported;
-  if (a.counter && p.groups / p.clusters >= kManyGroups) p.dealt = p.groups / p.clusters * 3 / 4;
+  // A block alone has so little depth that groups come faster than they are drawn.
+  if (kCluster > 1 && a.counter && p.groups / p.clusters >= kManyGroups) p.dealt = p.groups / p.clusters * 3 / 4;
   const int bytes = Layout<kTokens, kCluster>::bytes(p);
   auto kernel = linear_held_kernel<T, kTokens, kSteps, kCluster>;
   const int threads = kThreads<kTokens, kSteps, kCluster>;
