@@ -121,6 +121,7 @@ __global__ void __launch_bounds__(128, 128 % (D / 4) == 0 ? 6 : 5)
 // Of groups, whose sequences are in one part here, there are many rows and few partial results of each: what counts is how
 // many instructions a row takes. So a thread has eight columns, and all blocks of a large batch run at once: 64 registers.
 constexpr int kFewColumns = 8, kFewPartials = 5;
+constexpr int kFewThreads = 256;  // half as many blocks as of 128, whose start takes as long as their work
 
 struct FoldedFew {
   float m, l, o[kFewColumns];
@@ -148,10 +149,11 @@ struct FoldedFew {
 };
 
 template <class T, int D>
-__global__ void __launch_bounds__(128, 8) fold_few_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
+__global__ void __launch_bounds__(kFewThreads, 1024 / kFewThreads)
+    fold_few_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
   constexpr int threads = D / kFewColumns;
   const FoldItem it = a.folds[blockIdx.x];
-  const int mine = blockIdx.y * (128 / threads) + threadIdx.x / threads, column = threadIdx.x % threads * kFewColumns;
+  const int mine = blockIdx.y * (kFewThreads / threads) + threadIdx.x / threads, column = threadIdx.x % threads * kFewColumns;
   const int head = mine / a.partial_rows, row = mine % a.partial_rows, group = a.heads / a.kv_heads;
   const Partials partials(a, it, head, row, column, merges);
   const int count = partials.count(), merged = partials.merged;
@@ -201,7 +203,7 @@ cudaError_t launch_fold(const AttentionArgs& a, const Device& device, Merges mer
   const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
   if constexpr (merges_shared_runs(D))
     if (a.prefix && parts == 1 && int(grid.x * grid.y) > 6 * device.multiprocessors)
-      return launch_after(fold_few_kernel<T, D>, dim3(grid.x, (grid.y + 1) / 2), 128, 0, stream, a, merges);
+      return launch_after(fold_few_kernel<T, D>, dim3(grid.x, (grid.y + 3) / 4), kFewThreads, 0, stream, a, merges);
   return launch_after(fold_wide_kernel<T, D, kRows>, grid, 128, 0, stream, a, merges);
 }
 
