@@ -109,7 +109,8 @@ struct Writer {
       float x[U], y[U];
       widen_unit<T>(low, x), widen_unit<T>(high, y);
       if constexpr (turns) {
-        const Angles<D, U> angles(a, part, cosines);
+        // Threads that a head has no units for would look behind its angles.
+        const Angles<D, U> angles(a, part, Part::kUsed == Part::kThreads || used ? cosines : nullptr);
         rotate<T, D, U, norms>(a, part, angles, weights, norm() != nullptr, false, x, y);
       }
       if constexpr (coded) return store_codes(slot, x, y);

@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(kFewThreads, 1024 / kFewThreads)
     fold_few_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
   constexpr int threads = D / kFewColumns;
   const FoldItem it = a.folds[blockIdx.x];
-  const int mine = blockIdx.y * (kFewThreads / threads) + threadIdx.x / threads, column = threadIdx.x % threads * kFewColumns;
+  const int mine = blockIdx.y * (kFewThreads / threads) + threadIdx.x / threads;
+  const int column = threadIdx.x % threads * kFewColumns;
   const int head = mine / a.partial_rows, row = mine % a.partial_rows, group = a.heads / a.kv_heads;
   const Partials partials(a, it, head, row, column, merges);
   const int count = partials.count(), merged = partials.merged;

@@ -166,7 +166,8 @@ __device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const
   float x[U], y[U];
   widen_unit<T>(reinterpret_cast<const Unit<U>&>(low), x), widen_unit<T>(reinterpret_cast<const Unit<U>&>(high), y);
   const NormWeights<T, D, U> weights(a, part, norm, real);
-  const Angles<D, U> angles(a, part, a.cos_sin && !value ? a.cos_sin + position * a.cos_sin_stride : nullptr);
+  const bool turns = a.cos_sin && !value && (Share<D, U>::kUsed == Share<D, U>::kThreads || real);
+  const Angles<D, U> angles(a, part, turns ? a.cos_sin + position * a.cos_sin_stride : nullptr);
   rotate<T, D, U, norms>(a, part, angles, weights, norm != nullptr, value, x, y);
   if (value) return;
   round_unit<T>(x, reinterpret_cast<Unit<U>&>(low)), round_unit<T>(y, reinterpret_cast<Unit<U>&>(high));
