@@ -17,8 +17,7 @@ from octavo_worker.messages import EngineStats
 class StepTimes:
     """Seconds since the start: planning steps, launching them, waiting for their results, taking those in; and those
     in which nothing was computed although there were requests: no step was under way, or the one before had ended when
-    the next was launched. Tokens that the steps computed: one a decoding
-    sequence, and those of prompts."""
+    the next was launched. Tokens that the steps computed: one a decoding sequence, and those of prompts."""
 
     plan: float = 0.0
     launch: float = 0.0
