@@ -109,8 +109,7 @@ struct Writer {
       float x[U], y[U];
       widen_unit<T>(low, x), widen_unit<T>(high, y);
       if constexpr (turns) {
-        // Threads that a head has no units for would look behind its angles.
-        const Angles<D, U> angles(a, part, Part::kUsed == Part::kThreads || used ? cosines : nullptr);
+        const Angles<D, U> angles(a, part, cosines);
         rotate<T, D, U, norms>(a, part, angles, weights, norm() != nullptr, false, x, y);
       }
       if constexpr (coded) return store_codes(slot, x, y);

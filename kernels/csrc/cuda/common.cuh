@@ -100,6 +100,13 @@ __device__ inline uint32_t pack<f16>(float low, float high) {
   return out;
 }
 
+// The two that `pack` puts into a word.
+template <class T>
+__device__ inline float2 unpack(uint32_t word) {
+  if constexpr (std::is_same_v<T, bf16>) return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+  else return __half22float2(reinterpret_cast<const __half2&>(word));
+}
+
 // N consecutive elements, loaded and stored with the widest access their size allows.
 template <class T, int N>
 struct alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * sizeof(T) % 4 == 0 ? 4 : sizeof(T))
@@ -300,7 +307,7 @@ inline cudaError_t describe(Device& d) {
 }
 
 // Whether the device runs the code for 90a.
-inline bool shares_registers([[maybe_unused]] const Device& d) {
+inline bool runs_hopper_code([[maybe_unused]] const Device& d) {
 #if OCTAVO_HOPPER
   return d.major == 9;
 #else

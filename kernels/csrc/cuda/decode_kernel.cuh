@@ -319,7 +319,7 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   auto kernel = decode_kernel<T, C, D, R>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  const int threads = kWarps * 32 * (1 + (fits_one_warp<C, D, R> && shares_registers(device)));
+  const int threads = kWarps * 32 * (1 + (fits_one_warp<C, D, R> && runs_hopper_code(device)));
   error = launch_after(kernel, dim3(device.multiprocessors * resident), threads, bytes, stream, a, stages, resident);
   if (error != cudaSuccess) return error;
   const Merges merges{merges_runs<C, D>, prefix_merges_runs(device, D, a.softcap)};

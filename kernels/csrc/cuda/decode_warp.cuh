@@ -21,8 +21,8 @@ constexpr int kTakerRegisters = 200, kSupplierRegisters = 56;
 
 #if OCTAVO_UNEVEN
 
-// What streams ask the memory for waits in queues as soon as it is more than the memory gives in its latency, and so does what
-// tiles of prefixes ask for: two slices of each warp keep the memory as busy beside them as three.
+// What streams ask the memory for waits in queues as soon as it is more than the memory gives in its latency, and so does
+// what tiles of prefixes ask for: two slices of each warp keep the memory as busy beside them as three.
 constexpr int kStagesBesideTiles = 2;
 __device__ inline int stages_alone(const AttentionArgs& a, int stages) {
   return a.prefix && a.header->prefix_items > 0 ? min(stages, kStagesBesideTiles) : stages;

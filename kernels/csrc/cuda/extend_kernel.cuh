@@ -1,8 +1,8 @@
 // Paged attention for many query rows (prompts, chunks of prompts, continued prefixes): bound by arithmetic.
 //
 // FlashAttention-2 (Dao 2023) on mma.sync: 128 packed rows (token x grouped head), or 96 for heads of 64, against 64 keys
-// at a time, two stages of keys and values. Key tiles lie on absolute positions, so a row's result depends neither on how its prompt was cut
-// into chunks nor on its neighbours.
+// at a time, two stages of keys and values. Key tiles lie on absolute positions, so a row's result depends neither on how
+// its prompt was cut into chunks nor on its neighbours.
 #pragma once
 
 #include "cells.cuh"
@@ -143,7 +143,7 @@ __device__ void widen_tiles(uint32_t stage, uint32_t keys) {
       else widen<false>(C{}, in[w], pair[0], pair[1]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&pair[half]));
+        const float2 x = unpack<f16>(pair[half]);
         out[half][w] = pack<T>(x.x * scale, x.y * scale);
       }
     }

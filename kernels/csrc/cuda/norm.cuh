@@ -13,10 +13,8 @@ __device__ inline void widen(const uint4& raw, float (&x)[N]) {
   for (int i = 0; i < 4; ++i) {
     if constexpr (std::is_same_v<T, float>) {
       x[i] = __uint_as_float(words[i]);
-    } else if constexpr (std::is_same_v<T, bf16>) {
-      x[2 * i] = __uint_as_float(words[i] << 16), x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
     } else {
-      const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[i]));
+      const float2 pair = unpack<T>(words[i]);
       x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
     }
   }

@@ -11,12 +11,7 @@ cudaError_t prefix_attention_wgmma(const AttentionArgs&, cudaStream_t);
 // The head dims that kernel takes. Where it takes the tiles, it merges the chunks of runs.
 constexpr bool merges_shared_runs(int head_dim) { return head_dim == 64 || head_dim == 128; }
 inline bool prefix_merges_runs(const Device& device, int head_dim, float softcap = 0.0f) {
-#if OCTAVO_HOPPER
-  return device.major == 9 && merges_shared_runs(head_dim) && softcap <= 0.0f;
-#else
-  (void)device, (void)head_dim, (void)softcap;
-  return false;
-#endif
+  return runs_hopper_code(device) && merges_shared_runs(head_dim) && softcap <= 0.0f;
 }
 
 // How many of the multiprocessors work at `tiles` tiles of prefixes, of a chunk each, while the others stream what decodes

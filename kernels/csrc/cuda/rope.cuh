@@ -15,12 +15,8 @@ template <class T, int U>
 __device__ inline void widen_unit(const Unit<U>& unit, float (&x)[U]) {
 #pragma unroll
   for (int j = 0; j < U / 2; ++j) {
-    if constexpr (std::is_same_v<T, bf16>) {
-      x[2 * j] = __uint_as_float(unit.at[j] << 16), x[2 * j + 1] = __uint_as_float(unit.at[j] & 0xffff0000u);
-    } else {
-      const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&unit.at[j]));
-      x[2 * j] = pair.x, x[2 * j + 1] = pair.y;
-    }
+    const float2 pair = unpack<T>(unit.at[j]);
+    x[2 * j] = pair.x, x[2 * j + 1] = pair.y;
   }
 }
 template <class T, int U>
@@ -47,8 +43,9 @@ struct Share {
   int first, second;
   bool paired;  // the units rotate with each other
 
-  // Where all of a head rotates in halves.
-  __device__ explicit Share(int thread) : first(thread), second(thread + kUsed), paired(true) {}
+  // Where all of a head rotates in halves. Threads that it has no units for look at the last one's angles, not behind them.
+  __device__ explicit Share(int thread)
+      : first(kUsed == kThreads ? thread : min(thread, kUsed - 1)), second(first + kUsed), paired(true) {}
   __device__ Share(const WriteArgs& a, int thread) {
     const int half = a.rotary_dim / 2 / U;
     paired = false;
@@ -166,8 +163,7 @@ __device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const
   float x[U], y[U];
   widen_unit<T>(reinterpret_cast<const Unit<U>&>(low), x), widen_unit<T>(reinterpret_cast<const Unit<U>&>(high), y);
   const NormWeights<T, D, U> weights(a, part, norm, real);
-  const bool turns = a.cos_sin && !value && (Share<D, U>::kUsed == Share<D, U>::kThreads || real);
-  const Angles<D, U> angles(a, part, turns ? a.cos_sin + position * a.cos_sin_stride : nullptr);
+  const Angles<D, U> angles(a, part, a.cos_sin && !value ? a.cos_sin + position * a.cos_sin_stride : nullptr);
   rotate<T, D, U, norms>(a, part, angles, weights, norm != nullptr, value, x, y);
   if (value) return;
   round_unit<T>(x, reinterpret_cast<Unit<U>&>(low)), round_unit<T>(y, reinterpret_cast<Unit<U>&>(high));
