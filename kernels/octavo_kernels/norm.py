@@ -18,6 +18,7 @@ def rms_norm(
     """RMS norm of the rows of `x[T, H]` (arXiv 1910.07467), times `offset + weight[H]`.
 
     With `residual[T, H]`: residual += x in place, and the sum is what is normalised. `out` may be `x`.
+    On CUDA the weight is read from before the stream's previous kernel has ended: it must be older than it.
     """
     dtype = float_type("x", x)
     rows, width = rows_of("x", x)
@@ -41,7 +42,7 @@ def layer_norm(
     out: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Layer norm of the rows of `x[T, H]`, times `weight[H]`, plus `bias[H]`; `residual` and `out` as in `rms_norm`."""
+    """Layer norm of the rows of `x[T, H]`, times `weight[H]`, plus `bias[H]`; all else as in `rms_norm`."""
     dtype = float_type("x", x)
     rows, width = rows_of("x", x)
     check("weight", weight, x.dtype, (width,))

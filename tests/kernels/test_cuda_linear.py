@@ -240,6 +240,7 @@ def test_norms_on_the_way_change_no_bit(dtype, columns, depth, rows):
     wide = torch.randn(rows, depth + 64, device="cuda").to(dtype)[:, :depth] * 30
     for rows_in, offset in ((x, 0.0), (wide, 1.0)):
         norm = RmsNorm(torch.rand(depth, device="cuda").to(dtype), 1e-5, offset)
+        torch.cuda.synchronize()  # kernels read weights from before the previous one has ended
         normed = ops.rms_norm(rows_in, norm.weight, norm.eps, offset=offset)
         assert torch.equal(ops.linear(rows_in, weight, norm=norm), ops.linear(normed, weight))
         assert torch.equal(

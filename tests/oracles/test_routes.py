@@ -18,13 +18,14 @@ from .zoo import GENERIC
 
 
 @pytest.mark.parametrize("name", GENERIC)
-def test_both_routes_agree(name: str, pair: Callable[[str], Pair]) -> None:
-    options = ModelOptions(model=str(pair(name).folder), dtype="float32", num_blocks=65, threads=1)
+def test_both_routes_agree(name: str, cpu_pair: Callable[[str], Pair]) -> None:
+    pair = cpu_pair(name)
+    options = ModelOptions(model=str(pair.folder), device="cpu", dtype="float32", num_blocks=65, threads=1)
     model, max_model_len = load_model(options, decoders=False)
     assert isinstance(model, TransformersModel)
     routed = PagedRunner(model, 65, 16, max_model_len)
     requests = [request(str(i), prompts()[i], logprobs=0, max_tokens=8) for i in (0, 3, 6, 9)]
-    theirs, ours = Engine(routed).run(requests), Engine(pair(name).runner).run(requests)
+    theirs, ours = Engine(routed).run(requests), Engine(pair.runner).run(requests)
     assert theirs.tokens == ours.tokens
     for id, sequences in ours.logprobs.items():
         expected = [logprob.logprob for logprob in theirs.logprobs[id][0]]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -86,12 +87,25 @@ class StepGraphs:
         self._step(shape)
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            logits = self._step(shape)
-        except Exception as error:
-            with suppress(RuntimeError):  # it failed already
-                graph.capture_end()
-            raise CaptureError(str(error).partition("\n")[0]) from error
-        graph.capture_end()
+        with _nothing_collected():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                logits = self._step(shape)
+            except Exception as error:
+                with suppress(RuntimeError):  # it failed already
+                    graph.capture_end()
+                raise CaptureError(str(error).partition("\n")[0]) from error
+            graph.capture_end()
         self._captured[shape] = Captured(graph, logits)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """A graph that the garbage collector frees meanwhile, of a runner that is gone, would end the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -11,24 +11,28 @@ from octavo_kernels import ops
 class SwapStreams:
     """One stream for each direction. Copies out wait for what was computed before and hold up nothing; copies in wait
     for it, too (their targets may just have been freed) and for the copies out (whoever the step before it sent to the
-    host may come back at once). For their end waits `wait_in`."""
+    host may come back at once). For their end waits `wait_in`, or a copy out of what comes in with the same step."""
 
     def __init__(self, device_pool: Tensor, host_pool: Tensor) -> None:
         self._device_pool, self._host_pool = device_pool, host_pool
         self._out = torch.cuda.Stream(device_pool.device)
         self._in = torch.cuda.Stream(device_pool.device)
         self._arrival: torch.cuda.Event | None = None
+        self._arriving: frozenset[int] = frozenset()  # device blocks, of the last copies in
 
     def bring(self, pairs: list[tuple[int, int]]) -> torch.cuda.Event:
         """Starts to copy (host block, device block). The event fires when they are there."""
         self._in.wait_stream(torch.cuda.current_stream())
         self._in.wait_stream(self._out)
         self._arrival = self._copy(self._in, self._host_pool, self._device_pool, pairs)
+        self._arriving = frozenset(block for _, block in pairs)
         return self._arrival
 
     def send(self, pairs: list[tuple[int, int]]) -> torch.cuda.Event:
         """Starts to copy (device block, host block). The event fires when they have left."""
         self._out.wait_stream(torch.cuda.current_stream())
+        if self._arrival is not None and not self._arriving.isdisjoint(block for block, _ in pairs):
+            self._out.wait_event(self._arrival)
         return self._copy(self._out, self._device_pool, self._host_pool, pairs)
 
     def _copy(
