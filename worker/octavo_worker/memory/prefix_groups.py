@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ class _Node:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.members: set[Hashable] = set()
-        self.children: dict[tuple[int, ...], _Node] = {}
+        self.children: dict[bytes, _Node] = {}  # by the blocks of their chunk, as words
 
     def end(self) -> _Node:
         """The last of a run of chunks that the same sequences share."""
@@ -55,7 +56,7 @@ class PrefixGroups:
         self._chunk_tokens = chunk_blocks * block_size
         self._least_saving = max(least_saving, 1)
         self._root = _Node(0)
-        self._paths: dict[Hashable, list[tuple[int, ...]]] = {}
+        self._paths: dict[Hashable, list[bytes]] = {}
         self._group_of: dict[Hashable, int] | None = {}
         self._prefixes: list[int] = []
 
@@ -69,9 +70,10 @@ class PrefixGroups:
         """A sequence starts to decode; its first `tokens` tokens are stored and their blocks stay while it is here."""
         if key in self._paths:
             raise ValueError(f"sequence {key!r} is here already")
-        width = self._chunk_blocks
-        path = [tuple(block_table[i * width : (i + 1) * width]) for i in range(tokens // self._chunk_tokens)]
-        self._paths[key] = path
+        chunks = tokens // self._chunk_tokens
+        words = array("i", block_table[: chunks * self._chunk_blocks])
+        data, width = words.tobytes(), self._chunk_blocks * words.itemsize
+        path = self._paths[key] = [data[at : at + width] for at in range(0, len(data), width)]
         node = self._root
         for chunk in path:
             child = node.children.get(chunk)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -59,12 +58,12 @@ class Packer:
         """Writes the message into `message` (int32). Raises `StepError` for a token id outside the vocabulary."""
         steps = plan.sequences
         count = len(steps)
-        tokens = self._tokens(steps)
-        rows = self._rows(steps)
         queries = np.fromiter((len(s.tokens) for s in steps), np.int32, count)
+        query_ends = np.cumsum(queries, dtype=np.int32)
+        tokens = self._tokens(plan, query_ends)
+        rows = self._rows(steps)
         starts = np.fromiter((s.start for s in steps), np.int32, count)
         contexts = starts + queries
-        query_ends = np.cumsum(queries, dtype=np.int32)
         samples = [len(s.samples) for s in steps]
         specs = [spec for s in steps for spec in s.samples]
         owners = np.repeat(np.arange(count), samples)
@@ -92,15 +91,16 @@ class Packer:
         is_cold = bool(self._cold[rows].any())
         return Packed(words, len(tokens), queries, contexts, samples, special, bool(plan.groups), is_cold)
 
-    def _tokens(self, steps: list[SequenceStep]) -> np.ndarray:
+    def _tokens(self, plan: StepPlan, ends: np.ndarray) -> np.ndarray:
         """All token ids; those that the device alone knows as `~` the place of the sample that they follow."""
-        tokens = np.fromiter(chain.from_iterable(s.tokens for s in steps), np.int64)
+        steps, decodes = plan.sequences, plan.num_decodes
+        tokens = np.empty(int(ends[-1]), np.int64)
+        tokens[:decodes] = [s.tokens[0] if s.follows is None else 0 for s in steps[:decodes]]
+        _fill(tokens[decodes:], [s.tokens for s in steps[decodes:]])
         if tokens.min() < 0 or tokens.max() >= self._vocab_size:
             self._check_tokens(steps)
-            # decodes come first, so a token that follows a sample has its sequence's place
-            tokens[[place for place, s in enumerate(steps) if s.follows is not None]] = [
-                ~s.follows for s in steps if s.follows is not None
-            ]
+        following = [place for place, s in enumerate(steps[:decodes]) if s.follows is not None]
+        tokens[following] = [~steps[place].follows for place in following]
         return tokens
 
     def _check_tokens(self, steps: list[SequenceStep]) -> None:
@@ -157,11 +157,12 @@ class Packer:
         sequences["first_block"], sequences["blocks"] = first, counts
         sequences["block_at"] = block_at + ends - counts
         if total == len(steps):
-            blocks = [s.block_table[at] for s, at in zip(steps, first.tolist(), strict=True)]
+            message[block_at : block_at + total] = [
+                s.block_table[at] for s, at in zip(steps, first.tolist(), strict=True)
+            ]
         else:
             ranges = zip(steps, first.tolist(), end.tolist(), strict=True)
-            blocks = [block for s, at, to in ranges for block in self._entries(s, at, to)]
-        message[block_at : block_at + total] = blocks
+            _fill(message[block_at : block_at + total], [self._entries(s, at, to) for s, at, to in ranges])
         return block_at + total
 
     def _entries(self, step: SequenceStep, begin: int, end: int) -> Sequence[int]:
@@ -178,6 +179,14 @@ class Packer:
                 self._sampling[row] = _record(specs[0], self._vocab_size)
                 self._is_special[row] = _may_be_special(specs)
                 self._is_known[row] = True
+
+
+def _fill(words: np.ndarray, parts: list[Sequence[int]]) -> None:
+    """Writes the parts one after the other: arrays go as a whole, not word by word."""
+    at = 0
+    for part in parts:
+        words[at : at + len(part)] = part
+        at += len(part)
 
 
 def _record(spec: SampleSpec, vocab_size: int) -> tuple[int | float, ...]:
