@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 
 from octavo_worker.memory.block_pool import BlockPool
@@ -34,15 +34,15 @@ class PrefixCache:
     never see (or time) each other's prefixes, and equal digests mean equal prefixes against any adversary. Two blocks
     may hold the same content: the first published one is found, the other stays private.
 
-    Runs of `RUN_BLOCKS` blocks that were hashed lately are remembered, so that a prompt behind a common beginning costs
-    little more than its own part: who asks waits for this.
+    Runs of `RUN_BLOCKS` blocks that were hashed lately are remembered, of each beginning the latest, so that a prompt
+    behind a common one is compared with it and little more than its own part is hashed: who asks waits for this.
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self.block_size = block_size
         self.counters = PrefixCounters()
-        self._chain = lru_cache(RECENT_RUNS)(_chain)
+        self._recent: OrderedDict[bytes, tuple[bytes, list[bytes]]] = OrderedDict()  # by the digest before a run
 
     @staticmethod
     def root(salt: bytes) -> bytes:
@@ -61,7 +61,17 @@ class PrefixCache:
             digests += self._chain(digests[-1], data[at : at + run], width)
         digests += _chain(digests[-1], data[rest:end], width)
 
-    def match(self, digests: Sequence[bytes], num_tokens: int) -> list[int]:
+    def _chain(self, digest: bytes, data: bytes, width: int) -> list[bytes]:
+        """`_chain` of a whole run."""
+        recent = self._recent.get(digest)
+        if recent is None or recent[0] != data:
+            recent = self._recent[digest] = data, _chain(digest, data, width)
+            if len(self._recent) > RECENT_RUNS:
+                self._recent.popitem(last=False)
+        self._recent.move_to_end(digest)
+        return recent[1]
+
+    def match(self, digests: Sequence[bytes], num_tokens: int) -> array[int]:
         """The longest run of published blocks that begins a sequence of `num_tokens` tokens. Takes no references.
 
         At most `num_tokens` - 1 tokens are served, because the last one must be computed to get its logits.
@@ -69,10 +79,10 @@ class PrefixCache:
         return self._pool.find_run(digests[1 : (num_tokens - 1) // self.block_size + 1])
 
 
-def _chain(digest: bytes, data: bytes, width: int) -> tuple[bytes, ...]:
+def _chain(digest: bytes, data: bytes, width: int) -> list[bytes]:
     """The digests of the blocks of `data`, `width` bytes each, which follow the block of `digest`."""
     digests = []
     for at in range(0, len(data), width):
         digest = blake2b(digest + data[at : at + width], digest_size=DIGEST_BYTES).digest()
         digests.append(digest)
-    return tuple(digests)
+    return digests
