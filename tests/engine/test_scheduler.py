@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_driver import Driver, expected_tokens, make_request
 from fake_runner import score
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def prompt(length: int, start: int = 0) -> list[int]:
@@ -140,6 +142,28 @@ def test_unfinished_prompt_yields_to_an_older_decode():
     assert output.stats.preemptions == 1
     driver.run()
     assert_complete(driver, old, prompting)
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 130), st.integers(1, 40)), min_size=2, max_size=12),
+    ending=st.integers(0, 11),
+)
+def test_what_neighbours_share_is_what_the_cache_would_give(prompts: list[tuple[int, int, int]], ending: int):
+    """Of several beginnings in any order; some end, and are neighbours no longer."""
+    driver = Driver.create(200, token_budget=4096)
+    pool, requests = driver.scheduler.pool, []
+    for number, (family, common, own) in enumerate(prompts):
+        tokens = prompt(common, 300 * family) + [200 + number] * own
+        requests.append(make_request(str(number), tokens, max_tokens=2 if number == ending else 9))
+        driver.add(requests[-1])
+        if number % 3 == 2:
+            driver.step()
+    driver.step()
+    for sequence in driver.scheduler._requests.sequences():
+        full = sequence.computed // 16
+        assert sequence.table.blocks[:full] == pool.find_run(sequence.digests[1 : full + 1])
+    driver.run()
+    assert_complete(driver, *requests)
 
 
 def test_prefix_hit_that_cannot_be_admitted_takes_no_references():

@@ -206,7 +206,7 @@ class Memory(RuleBasedStateMachine):
         try:
             writer.table.reserve(len(writer.tokens))
         except OutOfBlocks:
-            assert writer.table.held == []
+            assert not writer.table.held
             writer.table.free()
             return
         coming = writer.host[gone + cold :]

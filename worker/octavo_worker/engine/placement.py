@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection
 from itertools import takewhile
+
+import numpy as np
 
 from octavo_worker.engine.capacity import Capacity
 from octavo_worker.engine.sequence import Sequence
 from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
+from octavo_worker.memory.block_table import null_blocks
 
 
 class Placement:
@@ -17,6 +21,9 @@ class Placement:
     prompts are computed in order. Swapped members find a block in the cache or load their own from the host; what they
     shared when they left they share again. Nothing is taken before `take`. The digests of the members' full blocks
     must be known; those in `private` share nothing.
+
+    What a member has in common with the `neighbour` is taken over from its table at once; anything else is looked up
+    block by block.
 
     Sliding members need of a prefix only the blocks in the window after it, and like long ones they get blocks for
     their first tokens only: `chunk` is what they compute in a step at most. Long members share nothing, and when they
@@ -30,8 +37,10 @@ class Placement:
         capacity: Capacity,
         chunk: int,
         private: Collection[Sequence] = (),
+        neighbour: Sequence | None = None,
     ) -> None:
         self.members = members
+        self._neighbour = neighbour
         self._pool = pool
         self._capacity = capacity
         self._long = members[0].request.long
@@ -44,11 +53,10 @@ class Placement:
         self.restored = 0  # tokens in those
         self.recomputed = 0  # tokens that were computed before a preemption and are to be computed again
         self.shared: list[int] = []  # for each member, how many leading blocks it need not compute
-        self._slots: list[list[int]] = []  # a block, or -n for the n-th new one
+        self._slots: list[array[int]] = []  # a block, or -n for the n-th new one
         for member in members:
             slots = self._load(member) if member.host else self._compute(member, member in private)
             self._slots.append(slots)
-            self._idle.update(slot for slot in slots if slot > 0 and pool.refs[slot] == 0)
 
     @property
     def needed(self) -> int:
@@ -64,33 +72,40 @@ class Placement:
         for member, slots in zip(self.members, self._slots, strict=True):
             first = _first_held(slots)
             member.table.skip(first)
-            member.table.adopt(slot if slot > 0 else fresh[-slot - 1] for slot in slots[first:])
+            blocks = slots[first:]
+            for entry in np.flatnonzero(np.asarray(blocks) < NULL_BLOCK).tolist():
+                blocks[entry] = fresh[~blocks[entry]]
+            member.table.adopt(blocks)
         self._pool.release([*self._idle, *fresh])
-        loads = [(host, fresh[-slot - 1]) for slot, host in self.loads.items()]
-        full = {key: fresh[-slot - 1] for key, slot in self._loading.items() if isinstance(key, bytes)}
+        loads = [(host, fresh[~slot]) for slot, host in self.loads.items()]
+        full = {key: fresh[~slot] for key, slot in self._loading.items() if isinstance(key, bytes)}
         return loads, full
 
-    def _compute(self, member: Sequence, private: bool) -> list[int]:
+    def _compute(self, member: Sequence, private: bool) -> array[int]:
         size, length = member.table.block_size, member.length
         shareable = member.digests[1 : (length - 1) // size + 1]  # the last token is always computed
-        slots = [] if private or self._long else self._prefix(shareable, size)
+        slots = array("i") if private or self._long else self._prefix(member, shareable)
         self.shared.append(len(slots))
         self.recomputed += max(0, member.peak - len(slots) * size)
         return self._add_rest(slots, shareable, self._end(slots, length, size))
 
-    def _add_rest(self, slots: list[int], shareable: list[bytes], end: int) -> list[int]:
+    def _add_rest(self, slots: array[int], shareable: list[bytes], end: int) -> array[int]:
         """New blocks up to `end`, which later members share as far as they are to hold the same."""
         for digest in shareable[len(slots) : end]:
             slots.append(self._add())
             self._computing.setdefault(digest, slots[-1])
-        return slots + [self._add() for _ in range(end - len(slots))]
+        return self._add_up_to(slots, end)
 
-    def _prefix(self, digests: list[bytes], size: int) -> list[int]:
+    def _add_up_to(self, slots: array[int], end: int) -> array[int]:
+        slots.extend(self._add() for _ in range(end - len(slots)))
+        return slots
+
+    def _prefix(self, member: Sequence, digests: list[bytes]) -> array[int]:
         """The longest prefix of which everything is there that is seen from its end."""
         if not self._capacity.slides:
-            return self._run(digests)
-        slots = map(self._there, digests)
-        found: list[int] = []
+            return self._run(member, digests)
+        slots, size = map(self._there, digests), member.table.block_size
+        found = array("i")
         best = run = 0
         for end, slot in enumerate(slots, 1):
             found.append(slot)
@@ -98,18 +113,27 @@ class Placement:
             if run >= end - self._capacity.unseen(end * size):
                 best = end
         first = self._capacity.unseen(best * size)
-        return [NULL_BLOCK] * first + found[first:best]
+        self._note_idle(found[first:best])
+        return null_blocks(first) + found[first:best]
 
-    def _run(self, digests: list[bytes]) -> list[int]:
-        """Blocks from the first on, as far as there are any."""
-        found = self._pool.find_run(digests)
-        return [*found, *takewhile(bool, map(self._there, digests[len(found) :]))]
+    def _run(self, member: Sequence, digests: list[bytes], first: int = 0) -> array[int]:
+        """Blocks for `digests`, those from entry `first` on, as far as there are any."""
+        shared = self._neighbour.common(member, first + len(digests)) if self._neighbour is not None else 0
+        found = self._neighbour.table.blocks[first:shared] if shared > first else array("i")
+        rest = self._pool.find_run(digests[len(found) :])
+        rest.extend(takewhile(bool, map(self._there, digests[len(found) + len(rest) :])))
+        self._note_idle(rest)
+        return found + rest
 
-    def _load(self, member: Sequence) -> list[int]:
+    def _note_idle(self, slots: array[int]) -> None:
+        refs = self._pool.refs
+        self._idle.update(slot for slot in slots if slot > NULL_BLOCK and refs[slot] == 0)
+
+    def _load(self, member: Sequence) -> array[int]:
         size = member.table.block_size
         full = member.computed // size
         cold = max(0, len(member.host) - max(1, self._bound // len(self.members))) if self._long else 0
-        slots = [NULL_BLOCK] * cold
+        slots = null_blocks(cold)
         for position, host in enumerate(member.host[cold:], cold):
             source = member.digests[position + 1] if position < full else host
             if host == NULL_BLOCK:
@@ -121,13 +145,14 @@ class Placement:
                 self.loads[slot] = host
                 self.restored += min(size, member.computed - position * size)
             slots.append(slot)
+        self._note_idle(slots)
         if member.decodes or self._long:
             self.shared.append(full)
             length = member.computed if member.decodes else member.length
-            return slots + [self._add() for _ in range(self._end(slots, length, size) - len(slots))]
+            return self._add_up_to(slots, self._end(slots, length, size))
         return self._go_on(member, slots, full)
 
-    def _go_on(self, member: Sequence, slots: list[int], full: int) -> list[int]:
+    def _go_on(self, member: Sequence, slots: array[int], full: int) -> array[int]:
         """The blocks of a member that was loaded amid its prompt: `full` full ones, a partly filled one perhaps. It
         shares blocks with others that have filled them since, or are going to."""
         size, length = member.table.block_size, member.length
@@ -136,12 +161,12 @@ class Placement:
             if full < len(shareable):
                 self._computing.setdefault(shareable[full], slots[full])
         elif not self._capacity.slides and member.request.prompt_scorer is not member:
-            slots += self._run(shareable[full:])
+            slots += self._run(member, shareable[full:], full)
             full = len(slots)
         self.shared.append(full)
         return self._add_rest(slots, shareable, self._end(slots, length, size))
 
-    def _end(self, slots: list[int], length: int, size: int) -> int:
+    def _end(self, slots: array[int], length: int, size: int) -> int:
         """How many entries a table gets whose first ones are `slots`."""
         end = -(-length // size)
         if not self._long and not self._capacity.slides:
@@ -157,5 +182,5 @@ class Placement:
         return -self._new
 
 
-def _first_held(slots: list[int]) -> int:
+def _first_held(slots: array[int]) -> int:
     return next((entry for entry, slot in enumerate(slots) if slot != NULL_BLOCK), len(slots))

@@ -36,6 +36,7 @@ class Residency:
         self._policy = policy
         self._chunk = chunk
         self._block_size = capacity.block_size
+        self._latest: Sequence | None = None  # who came in last
         self.step = StepEffects(0)
 
     @property
@@ -147,11 +148,15 @@ class Residency:
         """Find blocks for members that come in together; `private` must not be served from the cache."""
         for member in members:
             self._extend_digests(member, member.length // self._block_size)
-        return Placement(members, self.pool, self.capacity, self._chunk, () if private is None else (private,))
+        return Placement(
+            members, self.pool, self.capacity, self._chunk, () if private is None else (private,), self._latest
+        )
 
     def enter(self, placement: Placement, plan: StepPlan) -> None:
         """Take what was found. The caller has made sure that it fits."""
         loads, restored = placement.take()
+        # Of several members one may have blocks that another is yet to compute.
+        self._latest = placement.members[0] if len(placement.members) == 1 else None
         plan.swap_in += loads
         copied = {host for host, _ in loads}
         for member, shared in zip(placement.members, placement.shared, strict=True):

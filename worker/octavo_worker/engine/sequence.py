@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence as Tokens
 from enum import Enum
 from operator import attrgetter
 
@@ -38,6 +41,8 @@ class Request:
     `beam` they are the live hypotheses of its search, and their indices mean nothing outside. The token at position
     `final` is the last one that its rules and `room`, the tokens that fit the memory at all, allow: nobody computes it.
 
+    The `prompt` is kept as words: many thousands of tokens are hashed, cut into chunks and sent as they lie there.
+
     `asked` is the class that it came with, `priority` the one to which it has risen by waiting. Its `turn`, in seconds
     of the clock that `arrived` was read from, is its arrival; of the class batch, the moment at which its longest
     sequence would have to begin to end together with the others. Of what came together, the longest goes first: what
@@ -69,9 +74,11 @@ class Request:
         "turn",
     )
 
-    def __init__(self, message: AddRequest, rules: StopRules, arrival: int, room: int, arrived: float) -> None:
+    def __init__(
+        self, message: AddRequest, prompt: array[int], rules: StopRules, arrival: int, room: int, arrived: float
+    ) -> None:
         self.id = message.id
-        self.prompt = message.prompt
+        self.prompt = prompt
         self.sampling: EngineSampling = message.sampling
         self.salt = message.salt
         self.asked = self.priority = message.priority
@@ -173,7 +180,7 @@ class Sequence:
         """How many sequences of the batch this is or is about to become."""
         return len(self.indices)
 
-    def slice(self, start: int, end: int) -> list[int]:
+    def slice(self, start: int, end: int) -> Tokens[int]:
         """Tokens `start` to `end` of prompt and output. Costs the tokens it returns."""
         prompt = self.request.prompt
         split = len(prompt)
@@ -181,7 +188,7 @@ class Sequence:
             return self.output[start - split : end - split]
         if end <= split:
             return prompt[start:end]
-        return prompt[start:] + self.output[: end - split]
+        return prompt[start:] + array("I", self.output[: end - split])
 
     def samples(self) -> list[SampleSpec]:
         """What to choose once all present tokens are computed."""
@@ -225,6 +232,13 @@ class Sequence:
         if spec.forbidden:
             spec.forbidden = self.request.rules.forbidden(start + 1 - self._prompt_len)
         return step
+
+    def common(self, other: Sequence, limit: int) -> int:
+        """How many of the first `limit` blocks this one holds and offers that hold the same for the `other`. A digest
+        stands for all that comes before it, so few of them are compared."""
+        limit = 0 if self.table.start else min(limit, self.published, len(self.table.blocks))
+        mine, others = self.digests, other.digests
+        return bisect_left(range(1, limit + 1), True, key=lambda block: mine[block] != others[block])
 
     def fork(self, index: int) -> Sequence:
         """A running sibling that shares all computed tokens, but not yet those on the host."""

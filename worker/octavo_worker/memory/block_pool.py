@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
+from itertools import repeat, takewhile
 
 NULL_BLOCK = 0
 
@@ -88,17 +90,12 @@ class BlockPool:
         """Add a reference to each block; cached ones come back into use."""
         refs = self.refs
         for block in blocks:
-            if refs[block] == 0:
-                if self._hash[block] is None:
-                    raise ValueError(f"block {block} is free: only used and cached blocks can be shared")
-                if block in self._guarded:
-                    del self._quarantine[block]
-                else:
-                    self._unlink(block)
-                    self._cached -= 1
-            elif refs[block] == 1:
+            before = refs[block]
+            if before == 1:
                 self._shared += 1
-            refs[block] += 1
+            elif before == 0:
+                self._revive(block)
+            refs[block] = before + 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop a reference of each block, in the given order; pass a table reversed."""
@@ -166,14 +163,9 @@ class BlockPool:
         """The block that holds this content, used or cached."""
         return self._by_hash.get(digest)
 
-    def find_run(self, digests: Iterable[bytes]) -> list[int]:
+    def find_run(self, digests: Iterable[bytes]) -> array[int]:
         """The blocks that hold these contents, up to the first that no block holds."""
-        blocks: list[int] = []
-        for block in map(self._by_hash.get, digests):
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return array("i", takewhile(bool, map(self._by_hash.get, digests, repeat(NULL_BLOCK))))
 
     def hash_of(self, block: int) -> bytes | None:
         return self._hash[block]
@@ -225,6 +217,15 @@ class BlockPool:
         else:
             self._cached += 1
             self._link(block, self._prev[NULL_BLOCK], NULL_BLOCK)
+
+    def _revive(self, block: int) -> None:
+        if self._hash[block] is None:
+            raise ValueError(f"block {block} is free: only used and cached blocks can be shared")
+        if block in self._guarded:
+            del self._quarantine[block]
+        else:
+            self._unlink(block)
+            self._cached -= 1
 
     def _link(self, block: int, before: int, after: int) -> None:
         self._prev[block], self._next[block] = before, after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
 
 from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
 
@@ -11,8 +11,9 @@ class BlockTable:
     """Maps token positions to blocks: position p lives in `blocks[p // block_size]`.
 
     The first `start` entries are the null block: their blocks were given up, because nobody reads them any more or
-    because they are kept elsewhere. Otherwise `blocks` is append-only but for copy-on-write. It stays the same list
-    object for the table's life, so that plans may refer to it.
+    because they are kept elsewhere. Otherwise `blocks` is append-only but for copy-on-write. It stays the same array
+    for the table's life, so that plans may refer to it, of 32 bits a block as attention reads it: parts of it are cut,
+    compared and sent without a look at each block.
     """
 
     __slots__ = ("_pool", "block_size", "blocks", "start")
@@ -20,11 +21,11 @@ class BlockTable:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self.block_size = block_size
-        self.blocks: list[int] = []
+        self.blocks = array("i")
         self.start = 0
 
     @property
-    def held(self) -> list[int]:
+    def held(self) -> array[int]:
         """The blocks that this table has a reference to."""
         return self.blocks[self.start :]
 
@@ -32,19 +33,18 @@ class BlockTable:
         """Blocks to allocate before `num_tokens` tokens fit."""
         return max(0, -(-num_tokens // self.block_size) - len(self.blocks))
 
-    def storing(self, num_tokens: int) -> list[int]:
+    def storing(self, num_tokens: int) -> array[int]:
         """The blocks among them that store something of the first `num_tokens` tokens."""
         return self.blocks[self.start : -(-num_tokens // self.block_size)]
 
-    def adopt(self, blocks: Iterable[int]) -> None:
+    def adopt(self, blocks: array[int]) -> None:
         """Share full blocks found in the prefix cache."""
-        blocks = list(blocks)
         self._pool.acquire(blocks)
-        self.blocks.extend(blocks)
+        self.blocks += blocks
 
     def skip(self, count: int) -> None:
         """Begin an empty table with `count` entries that it does not hold."""
-        self.blocks.extend([NULL_BLOCK] * count)
+        self.blocks += null_blocks(count)
         self.start = count
 
     def give_up(self, end: int) -> None:
@@ -52,7 +52,7 @@ class BlockTable:
         end = min(end, len(self.blocks))
         if end > self.start:
             self._pool.release(self.blocks[self.start : end])
-            self.blocks[self.start : end] = [NULL_BLOCK] * (end - self.start)
+            self.blocks[self.start : end] = null_blocks(end - self.start)
             self.start = end
 
     def reserve(self, num_tokens: int) -> None:
@@ -82,5 +82,10 @@ class BlockTable:
     def free(self) -> None:
         """Give all blocks back, the last first."""
         self._pool.release(reversed(self.held))
-        self.blocks.clear()
+        del self.blocks[:]
         self.start = 0
+
+
+def null_blocks(count: int) -> array[int]:
+    """Entries that hold nothing."""
+    return array("i", (NULL_BLOCK,)) * count
