@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 TENSOR_CORE_HEAD_DIMS = (32, 64, 96, 128, 256)
 LINEAR_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
 LINEAR_ROWS = 32  # cuBLAS takes products of more rows
-LT_ROWS = 112  # up to these, what cuBLASLt chooses is 2 to 7 % faster over a decoder of 8B or 13B, beyond slower (H200)
+# What cuBLASLt chooses is 2 to 7 % faster over a decoder of 8B or 13B, with more rows or fewer weights slower (H200).
+LT_ROWS, LT_WEIGHTS = 112, 1 << 24
 
 
 def available() -> bool:
@@ -70,7 +71,8 @@ def linear(
     """Our kernel where it takes the product, else torch (cuBLAS), whose algorithm depends on the number of rows."""
     if launch_linear(x, weight, bias, residual, out, counter=counter):
         return
-    with _cublaslt() if len(x) <= LT_ROWS and x.dtype in LINEAR_DTYPES else nullcontext():
+    better = len(x) <= LT_ROWS and weight.numel() > LT_WEIGHTS and x.dtype in LINEAR_DTYPES
+    with _cublaslt() if better else nullcontext():
         if residual is not None and bias is not None:
             torch.addmm(residual, x, weight.t(), out=out).add_(bias)
         elif bias is None and residual is None:

@@ -53,13 +53,13 @@ def test_linear(dtype, rows, columns, depth):
 def test_the_choice_of_a_library_is_nobody_elses():
     before = torch.backends.cuda.preferred_blas_library()
     for rows in (48, cuda.LT_ROWS, cuda.LT_ROWS + 1):
-        x, weight, bias, residual = make(rows, 4096, 1024, torch.bfloat16)
+        x, weight, bias, residual = make(rows, 5120, 4096, torch.bfloat16)
         assert_product(ops.linear(x, weight, bias, residual=residual), x, weight, bias, residual)
         assert torch.backends.cuda.preferred_blas_library() == before
 
 
 def test_a_graph_keeps_the_library_that_was_chosen():
-    x, weight, bias, _ = make(48, 4096, 1024, torch.bfloat16)
+    x, weight, bias, _ = make(48, 5120, 4096, torch.bfloat16)
     expected = ops.linear(x, weight, bias)
     out, graph = torch.empty_like(expected), torch.cuda.CUDAGraph()
     torch.cuda.synchronize()

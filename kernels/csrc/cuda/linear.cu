@@ -342,6 +342,8 @@ struct Block : Portion {
       for (int chunk = 0; chunk < chunks; ++chunk) {
         barrier_wait(full(stage), phase);
         multiply(stage, t.rows() / kGroup, at, sums);
+        // What ldmatrix read has been multiplied: products behind conditions stay before the arrival, which would
+        // overtake loads that are under way (see `leave` in linear_held.cu).
         __syncwarp();
         if (lane == 0) barrier_arrive_once(empty(stage));
         if (++stage == cut.stages) stage = 0, phase ^= 1;

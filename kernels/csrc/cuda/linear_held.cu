@@ -38,6 +38,15 @@ constexpr int kCollectors = kCluster == 1 && kTokens == 32 && kSteps <= 4 ? 2 : 
 template <int kTokens, int kSteps, int kCluster>
 constexpr int kThreads = (kWarps + 1 + kCollectors<kTokens, kSteps, kCluster>) * 32;
 
+// Registers of a thread. Of small matrices, blocks of two products that follow each other fit on a multiprocessor
+// together, so that the next one's weights are on their way while this one adds up: with 8 rows of x two of any kind,
+// with 16 one of few steps beside one of more.
+template <int kTokens, int kSteps, int kCluster>
+constexpr int kRegisters = kTokens == 32 || kSteps == 8 ? 65536 / kThreads<kTokens, kSteps, kCluster> / 8 * 8
+                           : kSteps == 4                ? 64
+                           : kTokens == 8               ? 80
+                                                        : 104;
+
 // How a launch goes about it.
 struct Plan {
   int cluster, clusters;
@@ -76,6 +85,9 @@ struct Block : Thread<Plan> {
   static constexpr int kTeam = kCollectors<kTokens, kSteps, kCluster>;
   static constexpr int kMine = (L::kOwn + 31) / 32 / kTeam;  // quads that a lane stores
 
+  // Named barriers of those that multiply and those that collect: a group's sums are there, and have been read.
+  static constexpr int kSummed = 1, kDrained = 2, kSharing = (kWarps + kTeam) * 32;
+
   int rank;
   int first, groups;  // of the matrix's, dealt to this cluster
   int begin, steps;   // of the depth's
@@ -91,9 +103,6 @@ struct Block : Thread<Plan> {
   __device__ uint32_t full(int stage) const { return base + 8 * stage; }
   __device__ uint32_t empty(int stage) const { return base + 8 * (kMostStages + stage); }
   __device__ uint32_t received(int inbox) const { return base + 8 * (2 * kMostStages + inbox); }
-  // A group's sums are there, and have been read.
-  __device__ uint32_t summed() const { return base + 8 * (2 * kMostStages + kInboxes); }
-  __device__ uint32_t drained() const { return base + 8 * (2 * kMostStages + kInboxes + 1); }
   // What has been drawn, or -1 for nothing: for this block's warps, and for the cluster's other block.
   __device__ int* drawn(int g) const { return reinterpret_cast<int*>(shared + L::kDrawn) + g % kDraws; }
   __device__ int* told(int g) const { return reinterpret_cast<int*>(shared + L::kTold) + g % kDraws; }
@@ -103,14 +112,19 @@ struct Block : Thread<Plan> {
   __device__ void init_barriers() const {
     for (int i = 0; i < plan.stages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), kWarps);
     for (int i = 0; i < kInboxes && kCluster > 1; ++i) barrier_init(received(i), 1);
-    barrier_init(summed(), kWarps), barrier_init(drained(), kTeam);
     for (int i = 0; i < kDraws && dealt() > 0; ++i) barrier_init(telling(i), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_bulk();
   }
 
-  // What a warp holds of x: [step][rows][half of the instructions], each an operand.
-  using Held = uint32_t[kSteps][kTiles][2][4];
+  // What a warp holds of x: [step][operand]. An operand is sixteen rows in one of a step's two instructions; or, of
+  // eight rows, those of both: each instruction multiplies the other one's elements, too, for sums of no use.
+  // The two have sums of their own, so that they do not wait for each other, where there are registers for them; how
+  // many rows there are does not matter, as no bit may feel it.
+  static constexpr bool kApart = kSteps < 8, kBoth = kApart && kTokens == 8;
+  static constexpr int kOperands = kBoth ? 1 : 2 * kTiles;
+  using Held = uint32_t[kSteps][kOperands][4];
+  using Sums = float[kTiles][4];
 
   // Of this block's depth, what this warp multiplies: so many steps.
   struct Part {
@@ -138,22 +152,30 @@ struct Block : Thread<Plan> {
   // Zero, which the assembler does not know.
   __device__ uint32_t nothing() const { return gridDim.y - 1; }
 
-  // An operand's registers come from two rows. The assembler would leave them where they were loaded and move them for
-  // every product, if they were not computed.
+  // An operand's registers come from two loads, or in another order. The assembler would leave them where they were
+  // loaded and move them for every product, if they were not computed.
   __device__ void hold(Held& x, const Rows& from, const Part& mine) const {
     auto load = [&](int s, int i) {
       if (i >= kTokens / 8 || s >= mine.count) return make_uint4(0, 0, 0, 0);
       return __ldcg(reinterpret_cast<const uint4*>(from.at[i] + s * kStep));
     };
+    auto take = [&](uint32_t (&operand)[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+      operand[0] = a ^ nothing(), operand[1] = b ^ nothing(), operand[2] = c ^ nothing(), operand[3] = d ^ nothing();
+    };
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s)
+    for (int s = 0; s < kSteps; ++s) {
+      if constexpr (kBoth) {
+        const uint4 v = load(s, 0);
+        take(x[s][0], v.x, v.z, v.y, v.w);
+      } else {
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        const uint4 low = load(s, 2 * m), high = load(s, 2 * m + 1);
-        const uint32_t ordered[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[s][m][i / 4][i % 4] = ordered[i / 4][i % 4] ^ nothing();
+        for (int m = 0; m < kTiles; ++m) {
+          const uint4 low = load(s, 2 * m), high = load(s, 2 * m + 1);
+          take(x[s][2 * m], low.x, high.x, low.y, high.y);
+          take(x[s][2 * m + 1], low.z, high.z, low.w, high.w);
+        }
       }
+    }
   }
 
   // Most warps' part.
@@ -166,13 +188,13 @@ struct Block : Thread<Plan> {
     Held x;
     hold(x, from, mine);
     int stage = 0;
-    uint32_t phase = 0, parity = 1;
+    uint32_t phase = 0;
 #pragma unroll 1
     for (int g = 0; g < groups || dealt(); ++g) {
       barrier_wait(full(stage), phase);
       if (g >= groups && *drawn(g) < 0) {
-        barrier_wait(drained(), parity);
-        tell_sums();
+        barrier_sync(kDrained, kSharing);
+        tell(kSummed);
         break;
       }
       const char* at = shared + stage_at(stage) + weights;
@@ -185,17 +207,21 @@ struct Block : Thread<Plan> {
         loaded |= w[s].x;
       }
       leave(stage, loaded);
-      float sums[kTiles][4] = {};
+      Sums sums = {}, others = {};
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
-          mma<T>(sums[m], x[s][m][0], w[s].x, w[s].y);
-          mma<T>(sums[m], x[s][m][1], w[s].z, w[s].w);
+          mma<T>(sums[m], x[s][kBoth ? 0 : 2 * m], w[s].x, w[s].y);
+          mma<T>(kApart ? others[m] : sums[m], x[s][kBoth ? 0 : 2 * m + 1], w[s].z, w[s].w);
         }
-      barrier_wait(drained(), parity);
-      parity ^= 1;
+#pragma unroll
+      for (int m = 0; m < kTiles && kApart; ++m)
+#pragma unroll
+        for (int i = 0; i < (kBoth ? 2 : 4); ++i) sums[m][i] += others[m][kBoth ? i + 2 : i];
+      if (g > 0) barrier_sync(kDrained, kSharing);
       share(sums);
+      tell(kSummed);
       if (++stage == plan.stages) stage = 0, phase ^= 1;
     }
   }
@@ -208,18 +234,18 @@ struct Block : Thread<Plan> {
   }
 
   // Puts this warp's sums where another one adds them: [row of x][row of the weights].
-  __device__ void share(const float (&sums)[kTiles][4]) const {
+  __device__ void share(const Sums& sums) const {
     float2* to = reinterpret_cast<float2*>(shared + L::kSums + warp * L::kSumBytes) + lane;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
       for (int half = 0; half < (kTokens > 8 ? 2 : 1); ++half)
         to[(2 * m + half) * 32] = make_float2(sums[m][2 * half], sums[m][2 * half + 1]);
-    tell_sums();
   }
-  __device__ void tell_sums() const {
+
+  __device__ void tell(int barrier) const {
     __syncwarp();
-    if (lane == 0) barrier_arrive_once(summed());
+    barrier_arrive(barrier, kSharing);
   }
 
   // 0 where nothing is drawn.
@@ -352,7 +378,6 @@ struct Block : Thread<Plan> {
     wait_for_previous_kernel();
     float4 kept{};
     uint2 addends[kMine]{};
-    uint32_t parity = 0;
     auto finish = [&](int g) {
       barrier_wait(received(g % kInboxes), g / kInboxes & 1);
       store(sinks[0], kept + inbox[g % kInboxes * L::kOwn], addends[0]);
@@ -365,20 +390,16 @@ struct Block : Thread<Plan> {
 #pragma unroll 1
     for (; g < groups || dealt(); ++g) {
       if constexpr (kCluster == 1) go_to(g > 0);
-      barrier_wait(summed(), parity);
-      parity ^= 1;
+      barrier_sync(kSummed, kSharing);
       const int next = g < groups ? first + g : *drawn(g);
+      if (next < 0) break;
       float4 mine[kMine], theirs{};
 #pragma unroll
       for (int i = 0; i < kMine - 1; ++i) mine[i] = total(load(sums + here + i * 32));
       if constexpr (kCluster > 1) theirs = total(load(sums + there));
       Quads last = load(sums + here + (kMine - 1) * 32);
-      __syncwarp();
-      const uint32_t told = lane == 0 ? barrier_arrive(drained()) : 0;
-      // The other warps wait for that: the assembler shall not add up first.
-      last.of[0].x = __uint_as_float(__float_as_uint(last.of[0].x) ^ (told & nothing()));
+      if (g + 1 < groups || dealt()) tell(kDrained);
       mine[kMine - 1] = total(last);
-      if (next < 0) break;
       if constexpr (kCluster == 1) {
 #pragma unroll
         for (int i = 0; i < kMine; ++i) store(sinks[i], mine[i], addends[i]);
@@ -399,7 +420,7 @@ struct Block : Thread<Plan> {
 #endif
 
 template <class T, int kTokens, int kSteps, int kCluster>
-__global__ void __launch_bounds__(kThreads<kTokens, kSteps, kCluster>, kSteps <= 4 && kTokens <= 16 ? 2 : 1)
+__global__ void __maxnreg__((kRegisters<kTokens, kSteps, kCluster>))
     linear_held_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Plan plan) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(256) char shared[];
