@@ -216,6 +216,7 @@ def test_reading_a_shared_prefix_once_changes_nothing(runner: ModelRunner) -> No
 
 def test_what_comes_from_the_host_may_leave_for_it_at_once(runner: ModelRunner) -> None:
     runner.kv_cache[5].copy_(torch.randn_like(runner.kv_cache[5]))
+    torch.cuda.synchronize()  # the runner's stream waits for no other
     runner.launch(StepPlan([], 0, swap_out=[(5, 1)])).result()
     runner.launch(StepPlan([], 0, swap_in=[(1, 9)], swap_out=[(9, 2)])).result()
     assert torch.equal(runner.host_cache[2].cpu(), runner.kv_cache[5].cpu())

@@ -42,10 +42,10 @@ constexpr int kThreads = (kWarps + 1 + kCollectors<kTokens, kSteps, kCluster>) *
 // together, so that the next one's weights are on their way while this one adds up: with 8 rows of x two of any kind,
 // with 16 one of few steps beside one of more.
 template <int kTokens, int kSteps, int kCluster>
-constexpr int kRegisters = kTokens == 32 || kSteps == 8 ? 65536 / kThreads<kTokens, kSteps, kCluster> / 8 * 8
-                           : kSteps == 4                ? 64
-                           : kTokens == 8               ? 80
-                                                        : 104;
+constexpr int kRegisters = kTokens == 32 || kCluster == 2 ? 65536 / kThreads<kTokens, kSteps, kCluster> / 8 * 8
+                           : kSteps == 4                  ? 64
+                           : kTokens == 8                 ? 80
+                                                          : 104;
 
 // How a launch goes about it.
 struct Plan {
@@ -56,13 +56,13 @@ struct Plan {
   int dealt;          // groups that each cluster has before it draws; 0: all of them are dealt out
 };
 
-// Shared memory: barriers, what is drawn, the warps' sums, inboxes for the other block's, the ring. A quad is the sums
-// of four of the weights' rows with one of x.
+// Shared memory: barriers, what is drawn, the warps' sums of two groups, inboxes for the other block's, the ring. A quad is
+// the sums of four of the weights' rows with one of x.
 template <int kTokens, int kCluster>
 struct Layout {
   static constexpr int kQuads = kTokens * 2, kOwn = kQuads / kCluster, kSumBytes = kQuads * 16;
   static constexpr int kDrawn = 512, kTold = kDrawn + kDraws * 4, kTelling = kTold + kDraws * 4;
-  static constexpr int kSums = kTelling + kDraws * 8, kInbox = kSums + kWarps * kSumBytes;
+  static constexpr int kSums = kTelling + kDraws * 8, kInbox = kSums + 2 * kWarps * kSumBytes;
   static constexpr int kRing = kInbox + (kCluster == 1 ? 0 : kInboxes * kOwn * 16);
   __host__ __device__ static int bytes(const Plan& p) { return kRing + p.stages * kGroup * p.pitch; }
 };
@@ -85,8 +85,9 @@ struct Block : Thread<Plan> {
   static constexpr int kTeam = kCollectors<kTokens, kSteps, kCluster>;
   static constexpr int kMine = (L::kOwn + 31) / 32 / kTeam;  // quads that a lane stores
 
-  // Named barriers of those that multiply and those that collect: a group's sums are there, and have been read.
-  static constexpr int kSummed = 1, kDrained = 2, kSharing = (kWarps + kTeam) * 32;
+  // The named barrier of those that multiply and those that collect: a group's sums are there, and those of the one before
+  // have been read.
+  static constexpr int kSummed = 1, kSharing = (kWarps + kTeam) * 32;
 
   int rank;
   int first, groups;  // of the matrix's, dealt to this cluster
@@ -119,9 +120,9 @@ struct Block : Thread<Plan> {
 
   // What a warp holds of x: [step][operand]. An operand is sixteen rows in one of a step's two instructions; or, of
   // eight rows, those of both: each instruction multiplies the other one's elements, too, for sums of no use.
-  // The two have sums of their own, so that they do not wait for each other, where there are registers for them; how
+  // The two have sums of their own, so that they do not wait for each other, where a block takes the whole depth; how
   // many rows there are does not matter, as no bit may feel it.
-  static constexpr bool kApart = kSteps < 8, kBoth = kApart && kTokens == 8;
+  static constexpr bool kApart = kCluster == 1, kBoth = kApart && kTokens == 8;
   static constexpr int kOperands = kBoth ? 1 : 2 * kTiles;
   using Held = uint32_t[kSteps][kOperands][4];
   using Sums = float[kTiles][4];
@@ -193,8 +194,7 @@ struct Block : Thread<Plan> {
     for (int g = 0; g < groups || dealt(); ++g) {
       barrier_wait(full(stage), phase);
       if (g >= groups && *drawn(g) < 0) {
-        barrier_sync(kDrained, kSharing);
-        tell(kSummed);
+        barrier_sync(kSummed, kSharing);
         break;
       }
       const char* at = shared + stage_at(stage) + weights;
@@ -219,9 +219,8 @@ struct Block : Thread<Plan> {
       for (int m = 0; m < kTiles && kApart; ++m)
 #pragma unroll
         for (int i = 0; i < (kBoth ? 2 : 4); ++i) sums[m][i] += others[m][kBoth ? i + 2 : i];
-      if (g > 0) barrier_sync(kDrained, kSharing);
-      share(sums);
-      tell(kSummed);
+      share(g, sums);
+      barrier_sync(kSummed, kSharing);
       if (++stage == plan.stages) stage = 0, phase ^= 1;
     }
   }
@@ -233,19 +232,16 @@ struct Block : Thread<Plan> {
     if (lane == 0) barrier_arrive_once(empty(stage) + (loaded & nothing()));
   }
 
-  // Puts this warp's sums where another one adds them: [row of x][row of the weights].
-  __device__ void share(const Sums& sums) const {
-    float2* to = reinterpret_cast<float2*>(shared + L::kSums + warp * L::kSumBytes) + lane;
+  // The warps' sums of a group: [warp][row of x][row of the weights].
+  __device__ char* sums_of(int g) const { return shared + L::kSums + g % 2 * kWarps * L::kSumBytes; }
+  // Puts this warp's where another one adds them. Whose they are is asked again: registers are what there is least of.
+  __device__ void share(int g, const Sums& sums) const {
+    float2* to = reinterpret_cast<float2*>(sums_of(g) + threadIdx.x / 32 * L::kSumBytes) + threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
       for (int half = 0; half < (kTokens > 8 ? 2 : 1); ++half)
         to[(2 * m + half) * 32] = make_float2(sums[m][2 * half], sums[m][2 * half + 1]);
-  }
-
-  __device__ void tell(int barrier) const {
-    __syncwarp();
-    barrier_arrive(barrier, kSharing);
   }
 
   // 0 where nothing is drawn.
@@ -349,27 +345,17 @@ struct Block : Thread<Plan> {
     }
   }
 
-  // The warps' sums of a quad, and those together.
-  struct Quads {
-    float4 of[kWarps];
-  };
-  __device__ Quads load(const float4* quad) const {
-    Quads quads;
+  // All warps' sums of a quad.
+  __device__ float4 total(const float4* quad) const {
+    float4 sum = quad[0];
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) quads.of[w] = quad[w * L::kQuads];
-    return quads;
-  }
-  __device__ float4 total(const Quads& quads) const {
-    float4 sum = quads.of[0];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum = sum + quads.of[w];
+    for (int w = 1; w < kWarps; ++w) sum = sum + quad[w * L::kQuads];
     return sum;
   }
 
   __device__ void collect() const {
     const int here = rank * L::kOwn + collector() * 32 + lane % L::kOwn;
     const int there = (1 - rank) * L::kOwn + lane % L::kOwn;
-    const float4* sums = reinterpret_cast<const float4*>(shared + L::kSums);
     const float4* inbox = reinterpret_cast<const float4*>(shared + L::kInbox) + lane % L::kOwn;
     Sink sinks[kMine];
 #pragma unroll
@@ -393,23 +379,18 @@ struct Block : Thread<Plan> {
       barrier_sync(kSummed, kSharing);
       const int next = g < groups ? first + g : *drawn(g);
       if (next < 0) break;
-      float4 mine[kMine], theirs{};
-#pragma unroll
-      for (int i = 0; i < kMine - 1; ++i) mine[i] = total(load(sums + here + i * 32));
-      if constexpr (kCluster > 1) theirs = total(load(sums + there));
-      Quads last = load(sums + here + (kMine - 1) * 32);
-      if (g + 1 < groups || dealt()) tell(kDrained);
-      mine[kMine - 1] = total(last);
+      const float4* sums = reinterpret_cast<const float4*>(sums_of(g));
       if constexpr (kCluster == 1) {
 #pragma unroll
-        for (int i = 0; i < kMine; ++i) store(sinks[i], mine[i], addends[i]);
+        for (int i = 0; i < kMine; ++i) store(sinks[i], total(sums + here + i * 32), addends[i]);
       } else {
+        const float4 mine = total(sums + here), theirs = total(sums + there);
         const int slot = g % kInboxes;
         if (lane == 0) barrier_expect(received(slot), L::kOwn * 16);
         if (lane < L::kOwn) send(shared_address(inbox + slot * L::kOwn), received(slot), 1 - rank, theirs);
         if (g > 0) finish(g - 1);
         go_to(next - group);
-        kept = mine[0];
+        kept = mine;
       }
       group = next;
     }

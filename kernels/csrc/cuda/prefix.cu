@@ -98,7 +98,8 @@ struct Loader {
   }
 };
 
-// The ring: a stage is full when its copies have landed and empty when every warp has let go of it.
+// The ring: a stage is full when its copies have landed and empty when every lane has let go of it: one that spoke for its
+// warp would vouch only for itself.
 template <class T, int D>
 struct Ring {
   static constexpr int kStageBytes = Loader<T, D>::kStageBytes;
@@ -125,8 +126,7 @@ struct Ring {
   // to have left by now.
   __device__ void release(Loader<T, D>& loader) {
 #if OCTAVO_BULK_COPY
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive_once(empty + at * 8);
+    barrier_arrive_once(empty + at * 8);
     if (threadIdx.x < 32) {
       const int last = at == 0 ? stages - 1 : at - 1;
       barrier_wait(empty + last * 8, at == 0 ? parity ^ 1 : parity);
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; ++i) {
       barrier_init(shared_address(full) + i * 8, 1);
-      barrier_init(shared_address(empty) + i * 8, kWarps);
+      barrier_init(shared_address(empty) + i * 8, kWarps * 32);
     }
     fence_bulk();
   }
