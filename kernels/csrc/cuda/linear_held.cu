@@ -38,14 +38,10 @@ constexpr int kCollectors = kCluster == 1 && kTokens == 32 && kSteps <= 4 ? 2 : 
 template <int kTokens, int kSteps, int kCluster>
 constexpr int kThreads = (kWarps + 1 + kCollectors<kTokens, kSteps, kCluster>) * 32;
 
-// Registers of a thread. Of small matrices, blocks of two products that follow each other fit on a multiprocessor
-// together, so that the next one's weights are on their way while this one adds up: with 8 rows of x two of any kind,
-// with 16 one of few steps beside one of more.
-template <int kTokens, int kSteps, int kCluster>
-constexpr int kRegisters = kTokens == 32 || kCluster == 2 ? 65536 / kThreads<kTokens, kSteps, kCluster> / 8 * 8
-                           : kSteps == 4                  ? 64
-                           : kTokens == 8                 ? 80
-                                                          : 104;
+// Of small matrices, blocks of two products that follow each other fit on a multiprocessor together where there are few rows
+// of x, so that the next one's weights are on their way while this one adds up.
+template <int kTokens, int kSteps>
+constexpr int kBlocks = (kTokens == 8 && kSteps < 8) || (kTokens == 16 && kSteps == 4) ? 2 : 1;
 
 // How a launch goes about it.
 struct Plan {
@@ -56,13 +52,13 @@ struct Plan {
   int dealt;          // groups that each cluster has before it draws; 0: all of them are dealt out
 };
 
-// Shared memory: barriers, what is drawn, the warps' sums of two groups, inboxes for the other block's, the ring. A quad is
-// the sums of four of the weights' rows with one of x.
+// Shared memory: barriers, what is drawn, the warps' sums, inboxes for the other block's, the ring. A quad is the sums
+// of four of the weights' rows with one of x.
 template <int kTokens, int kCluster>
 struct Layout {
   static constexpr int kQuads = kTokens * 2, kOwn = kQuads / kCluster, kSumBytes = kQuads * 16;
   static constexpr int kDrawn = 512, kTold = kDrawn + kDraws * 4, kTelling = kTold + kDraws * 4;
-  static constexpr int kSums = kTelling + kDraws * 8, kInbox = kSums + 2 * kWarps * kSumBytes;
+  static constexpr int kSums = kTelling + kDraws * 8, kInbox = kSums + kWarps * kSumBytes;
   static constexpr int kRing = kInbox + (kCluster == 1 ? 0 : kInboxes * kOwn * 16);
   __host__ __device__ static int bytes(const Plan& p) { return kRing + p.stages * kGroup * p.pitch; }
 };
@@ -85,10 +81,6 @@ struct Block : Thread<Plan> {
   static constexpr int kTeam = kCollectors<kTokens, kSteps, kCluster>;
   static constexpr int kMine = (L::kOwn + 31) / 32 / kTeam;  // quads that a lane stores
 
-  // The named barrier of those that multiply and those that collect: a group's sums are there, and those of the one before
-  // have been read.
-  static constexpr int kSummed = 1, kSharing = (kWarps + kTeam) * 32;
-
   int rank;
   int first, groups;  // of the matrix's, dealt to this cluster
   int begin, steps;   // of the depth's
@@ -104,6 +96,9 @@ struct Block : Thread<Plan> {
   __device__ uint32_t full(int stage) const { return base + 8 * stage; }
   __device__ uint32_t empty(int stage) const { return base + 8 * (kMostStages + stage); }
   __device__ uint32_t received(int inbox) const { return base + 8 * (2 * kMostStages + inbox); }
+  // A group's sums are there, and have been read.
+  __device__ uint32_t summed() const { return base + 8 * (2 * kMostStages + kInboxes); }
+  __device__ uint32_t drained() const { return base + 8 * (2 * kMostStages + kInboxes + 1); }
   // What has been drawn, or -1 for nothing: for this block's warps, and for the cluster's other block.
   __device__ int* drawn(int g) const { return reinterpret_cast<int*>(shared + L::kDrawn) + g % kDraws; }
   __device__ int* told(int g) const { return reinterpret_cast<int*>(shared + L::kTold) + g % kDraws; }
@@ -113,6 +108,7 @@ struct Block : Thread<Plan> {
   __device__ void init_barriers() const {
     for (int i = 0; i < plan.stages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), kWarps);
     for (int i = 0; i < kInboxes && kCluster > 1; ++i) barrier_init(received(i), 1);
+    barrier_init(summed(), kWarps), barrier_init(drained(), kTeam);
     for (int i = 0; i < kDraws && dealt() > 0; ++i) barrier_init(telling(i), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_bulk();
@@ -120,9 +116,9 @@ struct Block : Thread<Plan> {
 
   // What a warp holds of x: [step][operand]. An operand is sixteen rows in one of a step's two instructions; or, of
   // eight rows, those of both: each instruction multiplies the other one's elements, too, for sums of no use.
-  // The two have sums of their own, so that they do not wait for each other, where a block takes the whole depth; how
+  // The two have sums of their own, so that they do not wait for each other, where there are registers for them; how
   // many rows there are does not matter, as no bit may feel it.
-  static constexpr bool kApart = kCluster == 1, kBoth = kApart && kTokens == 8;
+  static constexpr bool kApart = kSteps < 8, kBoth = kApart && kTokens == 8;
   static constexpr int kOperands = kBoth ? 1 : 2 * kTiles;
   using Held = uint32_t[kSteps][kOperands][4];
   using Sums = float[kTiles][4];
@@ -189,12 +185,13 @@ struct Block : Thread<Plan> {
     Held x;
     hold(x, from, mine);
     int stage = 0;
-    uint32_t phase = 0;
+    uint32_t phase = 0, parity = 1;
 #pragma unroll 1
     for (int g = 0; g < groups || dealt(); ++g) {
       barrier_wait(full(stage), phase);
       if (g >= groups && *drawn(g) < 0) {
-        barrier_sync(kSummed, kSharing);
+        barrier_wait(drained(), parity);
+        tell_sums();
         break;
       }
       const char* at = shared + stage_at(stage) + weights;
@@ -219,8 +216,9 @@ struct Block : Thread<Plan> {
       for (int m = 0; m < kTiles && kApart; ++m)
 #pragma unroll
         for (int i = 0; i < (kBoth ? 2 : 4); ++i) sums[m][i] += others[m][kBoth ? i + 2 : i];
-      share(g, sums);
-      barrier_sync(kSummed, kSharing);
+      barrier_wait(drained(), parity);
+      parity ^= 1;
+      share(sums);
       if (++stage == plan.stages) stage = 0, phase ^= 1;
     }
   }
@@ -232,16 +230,19 @@ struct Block : Thread<Plan> {
     if (lane == 0) barrier_arrive_once(empty(stage) + (loaded & nothing()));
   }
 
-  // The warps' sums of a group: [warp][row of x][row of the weights].
-  __device__ char* sums_of(int g) const { return shared + L::kSums + g % 2 * kWarps * L::kSumBytes; }
-  // Puts this warp's where another one adds them. Whose they are is asked again: registers are what there is least of.
-  __device__ void share(int g, const Sums& sums) const {
-    float2* to = reinterpret_cast<float2*>(sums_of(g) + threadIdx.x / 32 * L::kSumBytes) + threadIdx.x % 32;
+  // Puts this warp's sums where another one adds them: [row of x][row of the weights].
+  __device__ void share(const Sums& sums) const {
+    float2* to = reinterpret_cast<float2*>(shared + L::kSums + warp * L::kSumBytes) + lane;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
       for (int half = 0; half < (kTokens > 8 ? 2 : 1); ++half)
         to[(2 * m + half) * 32] = make_float2(sums[m][2 * half], sums[m][2 * half + 1]);
+    tell_sums();
+  }
+  __device__ void tell_sums() const {
+    __syncwarp();
+    if (lane == 0) barrier_arrive_once(summed());
   }
 
   // 0 where nothing is drawn.
@@ -270,6 +271,9 @@ struct Block : Thread<Plan> {
     const int64_t step = a.weight_stride * (a.gated ? kGroup / 2 : kGroup);
     const T* from = static_cast<const T*>(a.weight) + row * a.weight_stride + begin * kStep;
     const int bytes = steps * kStepBytes;
+    // Stages that are filled before the previous kernel has ended. Of small matrices many rows of x take longer than the
+    // weights: they must not queue behind a whole ring.
+    const int early = kCluster == 1 && kTokens >= 16 ? (plan.stages + 2) / 3 : plan.stages;
     auto begin_launch = [&] {
       __syncwarp();
       if constexpr (kCluster > 1) cluster_wait();
@@ -280,7 +284,7 @@ struct Block : Thread<Plan> {
     uint32_t phase = 1;
 #pragma unroll 1
     for (int g = 0; g < groups || dealt(); ++g) {
-      if (g == plan.stages) begin_launch();  // the ring is full
+      if (g == early) begin_launch();
       int group = first + g;
       if (g >= groups) group = rank == 0 ? __shfl_sync(~0u, next, 0) : hear(g);
       if (dealt() && g + 1 >= groups && group >= 0 && rank == 0 && lane == 0) next = draw(g + 1);
@@ -296,7 +300,7 @@ struct Block : Thread<Plan> {
         copy_bulk(base + stage_at(stage) + lane * plan.pitch, from + group * step, bytes, full(stage), policy);
       if (++stage == plan.stages) stage = 0, phase ^= 1;
     }
-    if (!dealt() && groups <= plan.stages) begin_launch();
+    if (!dealt() && groups <= early) begin_launch();
   }
 
   // The others': the sums of those warps, then of the cluster's blocks, and what is stored. Blocks of a cluster store
@@ -345,17 +349,27 @@ struct Block : Thread<Plan> {
     }
   }
 
-  // All warps' sums of a quad.
-  __device__ float4 total(const float4* quad) const {
-    float4 sum = quad[0];
+  // The warps' sums of a quad, and those together.
+  struct Quads {
+    float4 of[kWarps];
+  };
+  __device__ Quads load(const float4* quad) const {
+    Quads quads;
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum = sum + quad[w * L::kQuads];
+    for (int w = 0; w < kWarps; ++w) quads.of[w] = quad[w * L::kQuads];
+    return quads;
+  }
+  __device__ float4 total(const Quads& quads) const {
+    float4 sum = quads.of[0];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) sum = sum + quads.of[w];
     return sum;
   }
 
   __device__ void collect() const {
     const int here = rank * L::kOwn + collector() * 32 + lane % L::kOwn;
     const int there = (1 - rank) * L::kOwn + lane % L::kOwn;
+    const float4* sums = reinterpret_cast<const float4*>(shared + L::kSums);
     const float4* inbox = reinterpret_cast<const float4*>(shared + L::kInbox) + lane % L::kOwn;
     Sink sinks[kMine];
 #pragma unroll
@@ -364,6 +378,7 @@ struct Block : Thread<Plan> {
     wait_for_previous_kernel();
     float4 kept{};
     uint2 addends[kMine]{};
+    uint32_t parity = 0;
     auto finish = [&](int g) {
       barrier_wait(received(g % kInboxes), g / kInboxes & 1);
       store(sinks[0], kept + inbox[g % kInboxes * L::kOwn], addends[0]);
@@ -376,21 +391,30 @@ struct Block : Thread<Plan> {
 #pragma unroll 1
     for (; g < groups || dealt(); ++g) {
       if constexpr (kCluster == 1) go_to(g > 0);
-      barrier_sync(kSummed, kSharing);
+      barrier_wait(summed(), parity);
+      parity ^= 1;
       const int next = g < groups ? first + g : *drawn(g);
+      float4 mine[kMine], theirs{};
+#pragma unroll
+      for (int i = 0; i < kMine - 1; ++i) mine[i] = total(load(sums + here + i * 32));
+      if constexpr (kCluster > 1) theirs = total(load(sums + there));
+      Quads last = load(sums + here + (kMine - 1) * 32);
+      __syncwarp();
+      const uint32_t told = lane == 0 ? barrier_arrive(drained()) : 0;
+      // The other warps wait for that: the assembler shall not add up first.
+      last.of[0].x = __uint_as_float(__float_as_uint(last.of[0].x) ^ (told & nothing()));
+      mine[kMine - 1] = total(last);
       if (next < 0) break;
-      const float4* sums = reinterpret_cast<const float4*>(sums_of(g));
       if constexpr (kCluster == 1) {
 #pragma unroll
-        for (int i = 0; i < kMine; ++i) store(sinks[i], total(sums + here + i * 32), addends[i]);
+        for (int i = 0; i < kMine; ++i) store(sinks[i], mine[i], addends[i]);
       } else {
-        const float4 mine = total(sums + here), theirs = total(sums + there);
         const int slot = g % kInboxes;
         if (lane == 0) barrier_expect(received(slot), L::kOwn * 16);
         if (lane < L::kOwn) send(shared_address(inbox + slot * L::kOwn), received(slot), 1 - rank, theirs);
         if (g > 0) finish(g - 1);
         go_to(next - group);
-        kept = mine;
+        kept = mine[0];
       }
       group = next;
     }
@@ -401,7 +425,7 @@ struct Block : Thread<Plan> {
 #endif
 
 template <class T, int kTokens, int kSteps, int kCluster>
-__global__ void __maxnreg__((kRegisters<kTokens, kSteps, kCluster>))
+__global__ void __launch_bounds__(kThreads<kTokens, kSteps, kCluster>, kBlocks<kTokens, kSteps>)
     linear_held_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Plan plan) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(256) char shared[];
