@@ -38,10 +38,14 @@ constexpr int kCollectors = kCluster == 1 && kTokens == 32 && kSteps <= 4 ? 2 : 
 template <int kTokens, int kSteps, int kCluster>
 constexpr int kThreads = (kWarps + 1 + kCollectors<kTokens, kSteps, kCluster>) * 32;
 
-// Of small matrices, blocks of two products that follow each other fit on a multiprocessor together where there are few rows
-// of x, so that the next one's weights are on their way while this one adds up.
-template <int kTokens, int kSteps>
-constexpr int kBlocks = (kTokens == 8 && kSteps < 8) || (kTokens == 16 && kSteps == 4) ? 2 : 1;
+// Registers of a thread. Of small matrices, blocks of two products that follow each other fit on a multiprocessor
+// together, so that the next one's weights are on their way while this one adds up: with 8 rows of x two of any kind,
+// with 16 one of few steps beside one of more.
+template <int kTokens, int kSteps, int kCluster>
+constexpr int kRegisters = kTokens == 32 || kSteps == 8 ? 65536 / kThreads<kTokens, kSteps, kCluster> / 8 * 8
+                           : kSteps == 4                ? 64
+                           : kTokens == 8               ? 80
+                                                        : 104;
 
 // How a launch goes about it.
 struct Plan {
@@ -81,6 +85,9 @@ struct Block : Thread<Plan> {
   static constexpr int kTeam = kCollectors<kTokens, kSteps, kCluster>;
   static constexpr int kMine = (L::kOwn + 31) / 32 / kTeam;  // quads that a lane stores
 
+  // Named barriers of those that multiply and those that collect: a group's sums are there, and have been read.
+  static constexpr int kSummed = 1, kDrained = 2, kSharing = (kWarps + kTeam) * 32;
+
   int rank;
   int first, groups;  // of the matrix's, dealt to this cluster
   int begin, steps;   // of the depth's
@@ -96,9 +103,6 @@ struct Block : Thread<Plan> {
   __device__ uint32_t full(int stage) const { return base + 8 * stage; }
   __device__ uint32_t empty(int stage) const { return base + 8 * (kMostStages + stage); }
   __device__ uint32_t received(int inbox) const { return base + 8 * (2 * kMostStages + inbox); }
-  // A group's sums are there, and have been read.
-  __device__ uint32_t summed() const { return base + 8 * (2 * kMostStages + kInboxes); }
-  __device__ uint32_t drained() const { return base + 8 * (2 * kMostStages + kInboxes + 1); }
   // What has been drawn, or -1 for nothing: for this block's warps, and for the cluster's other block.
   __device__ int* drawn(int g) const { return reinterpret_cast<int*>(shared + L::kDrawn) + g % kDraws; }
   __device__ int* told(int g) const { return reinterpret_cast<int*>(shared + L::kTold) + g % kDraws; }
@@ -108,7 +112,6 @@ struct Block : Thread<Plan> {
   __device__ void init_barriers() const {
     for (int i = 0; i < plan.stages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), kWarps);
     for (int i = 0; i < kInboxes && kCluster > 1; ++i) barrier_init(received(i), 1);
-    barrier_init(summed(), kWarps), barrier_init(drained(), kTeam);
     for (int i = 0; i < kDraws && dealt() > 0; ++i) barrier_init(telling(i), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_bulk();
@@ -185,13 +188,13 @@ struct Block : Thread<Plan> {
     Held x;
     hold(x, from, mine);
     int stage = 0;
-    uint32_t phase = 0, parity = 1;
+    uint32_t phase = 0;
 #pragma unroll 1
     for (int g = 0; g < groups || dealt(); ++g) {
       barrier_wait(full(stage), phase);
       if (g >= groups && *drawn(g) < 0) {
-        barrier_wait(drained(), parity);
-        tell_sums();
+        barrier_sync(kDrained, kSharing);
+        tell(kSummed);
         break;
       }
       const char* at = shared + stage_at(stage) + weights;
@@ -216,9 +219,9 @@ struct Block : Thread<Plan> {
       for (int m = 0; m < kTiles && kApart; ++m)
 #pragma unroll
         for (int i = 0; i < (kBoth ? 2 : 4); ++i) sums[m][i] += others[m][kBoth ? i + 2 : i];
-      barrier_wait(drained(), parity);
-      parity ^= 1;
+      if (g > 0) barrier_sync(kDrained, kSharing);
       share(sums);
+      tell(kSummed);
       if (++stage == plan.stages) stage = 0, phase ^= 1;
     }
   }
@@ -238,11 +241,11 @@ struct Block : Thread<Plan> {
 #pragma unroll
       for (int half = 0; half < (kTokens > 8 ? 2 : 1); ++half)
         to[(2 * m + half) * 32] = make_float2(sums[m][2 * half], sums[m][2 * half + 1]);
-    tell_sums();
   }
-  __device__ void tell_sums() const {
+
+  __device__ void tell(int barrier) const {
     __syncwarp();
-    if (lane == 0) barrier_arrive_once(summed());
+    barrier_arrive(barrier, kSharing);
   }
 
   // 0 where nothing is drawn.
@@ -378,7 +381,6 @@ struct Block : Thread<Plan> {
     wait_for_previous_kernel();
     float4 kept{};
     uint2 addends[kMine]{};
-    uint32_t parity = 0;
     auto finish = [&](int g) {
       barrier_wait(received(g % kInboxes), g / kInboxes & 1);
       store(sinks[0], kept + inbox[g % kInboxes * L::kOwn], addends[0]);
@@ -391,20 +393,16 @@ struct Block : Thread<Plan> {
 #pragma unroll 1
     for (; g < groups || dealt(); ++g) {
       if constexpr (kCluster == 1) go_to(g > 0);
-      barrier_wait(summed(), parity);
-      parity ^= 1;
+      barrier_sync(kSummed, kSharing);
       const int next = g < groups ? first + g : *drawn(g);
+      if (next < 0) break;
       float4 mine[kMine], theirs{};
 #pragma unroll
       for (int i = 0; i < kMine - 1; ++i) mine[i] = total(load(sums + here + i * 32));
       if constexpr (kCluster > 1) theirs = total(load(sums + there));
       Quads last = load(sums + here + (kMine - 1) * 32);
-      __syncwarp();
-      const uint32_t told = lane == 0 ? barrier_arrive(drained()) : 0;
-      // The other warps wait for that: the assembler shall not add up first.
-      last.of[0].x = __uint_as_float(__float_as_uint(last.of[0].x) ^ (told & nothing()));
+      if (g + 1 < groups || dealt()) tell(kDrained);
       mine[kMine - 1] = total(last);
-      if (next < 0) break;
       if constexpr (kCluster == 1) {
 #pragma unroll
         for (int i = 0; i < kMine; ++i) store(sinks[i], mine[i], addends[i]);
@@ -425,7 +423,7 @@ struct Block : Thread<Plan> {
 #endif
 
 template <class T, int kTokens, int kSteps, int kCluster>
-__global__ void __launch_bounds__(kThreads<kTokens, kSteps, kCluster>, kBlocks<kTokens, kSteps>)
+__global__ void __maxnreg__((kRegisters<kTokens, kSteps, kCluster>))
     linear_held_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Plan plan) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(256) char shared[];
