@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_rows.measuring import READ, Row, bf16, measure, row
+from kernel_rows.measuring import READ, Row, bf16, measure_by_turns, row
 from octavo_kernels import ops
 
 # (N, K) of a layer's products in their order, how many layers, and of the head.
@@ -18,16 +18,17 @@ LINEAR_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def linear(shape: str, rows: int, weights: list[Tensor], calls: int = 1) -> Row:
-    """A sequence of products, one after the other, as `calls` calls of what `shape` names; cuBLAS runs the same one."""
+    """A sequence of products, one after the other, as `calls` calls of what `shape` names; cuBLAS runs the same one
+    by turns, because what is between them may be 1 %."""
     x = {w.shape[1]: bf16(rows, w.shape[1]) for w in weights}
     out = {w.shape[0]: bf16(rows, w.shape[0]) for w in weights}
     counter = torch.zeros(1, dtype=torch.int32, device="cuda")
     n = len(weights) / calls
     kernels = [lambda w=w: ops.linear(x[w.shape[1]], w, out=out[w.shape[0]], counter=counter) for w in weights]
-    ours = measure(kernels, replays=9)
     torch_mm = [lambda w=w: torch.mm(x[w.shape[1]], w.T, out=out[w.shape[0]]) for w in weights]
-    return row("linear", f"{rows} x {shape}", ours * n, sum(w.nbytes for w in weights) / calls / READ,
-               ("cuBLAS", measure(torch_mm, replays=9) * n))  # fmt: skip
+    seconds = measure_by_turns({"octavo": kernels, "cuBLAS": torch_mm}, replays=9)
+    floor = sum(w.nbytes for w in weights) / calls / READ
+    return row("linear", f"{rows} x {shape}", seconds["octavo"] * n, floor, ("cuBLAS", seconds["cuBLAS"] * n))
 
 
 def linear_rows() -> list[Row]:
