@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +55,9 @@ class Engine:
         ends = [len(w.prompt) + w.max_tokens - 1 for w in work]  # by seed
         for seed, (w, limit) in enumerate(zip(work, limits, strict=True)):
             sampling = EngineSampling(seed=seed, max_tokens=limit, stop_token_ids=[STOP])
-            self.scheduler.add(AddRequest(str(seed), w.prompt, [SequenceInput(0)], sampling, priority=priority))
+            self.scheduler.add(
+                AddRequest(str(seed), array("I", w.prompt), [SequenceInput(0)], sampling, priority=priority)
+            )
 
         def token(spec: SampleSpec) -> Sampled:
             return Sampled(STOP if spec.position >= ends[spec.params.seed] else OTHER)

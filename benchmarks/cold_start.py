@@ -15,6 +15,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ async def start(options: ModelOptions) -> dict[str, Any]:
         loaded = time.perf_counter()
         assert isinstance(ready, Ready)
         engine.send(
-            AddRequest("first", PROMPT, [SequenceInput(0)], EngineSampling(seed=1, max_tokens=1, temperature=0))
+            AddRequest(
+                "first", array("I", PROMPT), [SequenceInput(0)], EngineSampling(seed=1, max_tokens=1, temperature=0)
+            )
         )
         while not (isinstance(message := await engine.receive(), StepOutput) and message.tokens):
             pass

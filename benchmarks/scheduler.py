@@ -15,6 +15,7 @@ import gc
 import pstats
 import statistics
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ def make_scheduler(running: int, waiting: int, prompt_len: int) -> Scheduler:
     )
     for i in range(running + waiting):
         prompt = [(i * 31 + k * 7) % 60_000 for k in range(prompt_len + i % 16)]
-        scheduler.add(AddRequest(str(i), prompt, [SequenceInput(0)], EngineSampling(seed=i, max_tokens=1 << 18)))
+        scheduler.add(
+            AddRequest(str(i), array("I", prompt), [SequenceInput(0)], EngineSampling(seed=i, max_tokens=1 << 18))
+        )
     while scheduler.stats().running < running or scheduler.stats().generated_tokens < running:
         step(scheduler)
     return scheduler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import random
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ class Simulation:
     def add(self, name: str, lengths: Lengths, *, n: int = 1, beam: bool = False) -> None:
         sampling = EngineSampling(seed=1, max_tokens=lengths.output, beam=BeamOptions(n) if beam else None)
         prompt = [self._rng.randrange(VOCABULARY) for _ in range(lengths.prompt)]
-        self.scheduler.add(AddRequest(name, prompt, [SequenceInput(i) for i in range(n)], sampling))
+        self.scheduler.add(AddRequest(name, array("I", prompt), [SequenceInput(i) for i in range(n)], sampling))
 
     def steps(self) -> Iterator[StepPlan]:
         """Every plan, before it is executed."""

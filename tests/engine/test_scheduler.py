@@ -450,7 +450,7 @@ def test_max_tokens_zero_only_starts():
     [
         ({"prompt": []}, "invalid_request", "prompt"),
         ({"prompt": [1, 997]}, "invalid_request", "prompt"),
-        ({"prompt": [1, -1]}, "invalid_request", "prompt"),
+        ({"prompt": [1, 2**32 - 1]}, "invalid_request", "prompt"),
         ({"prompt": list(range(500)) * 9}, "prompt_too_long", "prompt"),
         ({"prompt": list(range(160))}, "pool_too_small", "prompt"),
         ({"logit_bias": {5000: 1.0}}, "invalid_request", "logit_bias"),

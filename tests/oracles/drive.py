@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,4 +92,4 @@ def request(
     """A request for `n` sequences, greedy unless told otherwise; `resumed` gives tokens already published."""
     params = EngineSampling(**{"seed": 0, "max_tokens": 24, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
     sequences = [SequenceInput(index, (resumed or {}).get(index, [])) for index in range(n)]
-    return AddRequest(id, prompt, sequences, params)
+    return AddRequest(id, array("I", prompt), sequences, params)

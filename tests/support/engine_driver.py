@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +39,7 @@ def make_request(
 ) -> AddRequest:
     sequences = [SequenceInput(i, tokens) for i, tokens in (published or {i: [] for i in range(n)}).items()]
     params = EngineSampling(seed=seed, max_tokens=max_tokens, **sampling)
-    return AddRequest(id, list(prompt), sequences, params, salt=salt, priority=priority, deadline=deadline)
+    return AddRequest(id, array("I", prompt), sequences, params, salt=salt, priority=priority, deadline=deadline)
 
 
 def expected_tokens(

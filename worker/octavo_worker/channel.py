@@ -9,6 +9,7 @@ import asyncio
 import select
 import socket
 import struct
+from array import array
 
 import msgspec
 
@@ -17,8 +18,20 @@ from octavo_worker.messages import MemoryReport, Ready, StepOutput, ToAgent, ToE
 MAX_FRAME_BYTES = 256 << 20
 
 _HEADER = struct.Struct(">I")
-_ENCODER = msgspec.msgpack.Encoder()
-_TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+
+
+def _bytes(words: object) -> bytes:
+    if not isinstance(words, array):
+        raise TypeError(f"a {type(words).__name__} cannot be part of a message")
+    return words.tobytes()
+
+
+def _words(kind: type, data: bytes) -> array[int]:
+    return array("I", data)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_bytes)
+_TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine, dec_hook=_words)
 _TO_AGENT: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(Ready | StepOutput | MemoryReport)
 
 

@@ -7,6 +7,8 @@ dataclasses with slots; `msgspec.structs.asdict` and `replace` stand in for thos
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 
 PRIORITIES = HIGH, NORMAL, BATCH = 0, 1, 2
@@ -69,10 +71,13 @@ class AddRequest(Message):
 
     With `sampling.beam` the sequences are the best ones found, sequence 0 the best of all. They have no tokens yet, and
     all of theirs come at once at the end; there may be fewer than asked for only if the vocabulary is tiny.
+
+    The `prompt` are words of 32 bits, `array("I")`, which cross the socket as they lie in memory: there may be hundreds
+    of thousands, and others wait while they are taken in.
     """
 
     id: str
-    prompt: list[int]
+    prompt: array
     sequences: list[SequenceInput]
     sampling: EngineSampling
     salt: bytes = b""  # tenant salt of the prefix cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -176,7 +177,7 @@ class ActiveJob:
             sampling.max_tokens, unfinished = 0, self.sequences[:1]
         return AddRequest(
             id=self.request_id,
-            prompt=self.prompt,
+            prompt=array("I", self.prompt),
             sequences=[SequenceInput(s.index, list(s.ids) if sampling.max_tokens else []) for s in unfinished],
             sampling=sampling,
             salt=self.claim.tenant.encode(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -179,4 +180,5 @@ def blocks_for(kv_tokens: int, block_size: int) -> int:
 def _request(index: int, work: Work, temperature: float, priority: int) -> AddRequest:
     sampling = EngineSampling(seed=index, max_tokens=work.max_tokens, temperature=temperature)
     sequences = [SequenceInput(0)]
-    return AddRequest(id=str(index), prompt=work.prompt, sequences=sequences, sampling=sampling, priority=priority)
+    prompt = array("I", work.prompt)
+    return AddRequest(id=str(index), prompt=prompt, sequences=sequences, sampling=sampling, priority=priority)

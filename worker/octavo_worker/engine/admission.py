@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +28,9 @@ class Limits:
         return self.capacity.longest or self.max_model_len
 
 
-def refusal(request: AddRequest, prompt: array[int] | None, limits: Limits) -> RequestFailed | None:
-    """Why this request cannot run here, or None. One bad request must never reach the model and end the engine.
-
-    `prompt`: its `words`."""
-    return _bad_shape(request, limits) or _bad_ids(request, prompt, limits) or _too_long(request, limits)
+def refusal(request: AddRequest, limits: Limits) -> RequestFailed | None:
+    """Why this request cannot run here, or None. One bad request must never reach the model and end the engine."""
+    return _bad_shape(request, limits) or _bad_ids(request, limits) or _too_long(request, limits)
 
 
 def _bad_shape(request: AddRequest, limits: Limits) -> RequestFailed | None:
@@ -62,28 +59,23 @@ def _bad_beams(request: AddRequest, limits: Limits) -> RequestFailed | None:
     return None if message is None else RequestFailed(request.id, "invalid_request", message, "beam_width")
 
 
-def _bad_ids(request: AddRequest, prompt: array[int] | None, limits: Limits) -> RequestFailed | None:
-    sampling = request.sampling
-    tokens = [prompt, *(words(sequence.tokens) for sequence in request.sequences)]
-    groups = [("prompt", ids) for ids in tokens] + [("logit_bias", words(sampling.logit_bias))]
+def _bad_ids(request: AddRequest, limits: Limits) -> RequestFailed | None:
+    tokens = [request.prompt, *(sequence.tokens for sequence in request.sequences)]
+    groups = [("prompt", ids) for ids in tokens] + [("logit_bias", list(request.sampling.logit_bias))]
     for param, ids in groups:
-        if ids is None or not _are_below(ids, limits.vocab_size):
+        if ids and not _are_below(ids, limits.vocab_size):
             message = f"{param} has a token id outside 0..{limits.vocab_size - 1}, the model's vocabulary"
             return RequestFailed(request.id, "invalid_request", message, param)
     return None
 
 
-def words(ids: Iterable[int]) -> array[int] | None:
-    """Token ids in 32 bits each, None if one is negative or larger. A prompt may have hundreds of thousands, and others
-    wait meanwhile."""
+def _are_below(ids: array[int] | list[int], end: int) -> bool:
+    """Whether all are from 0 to `end`, excluded, in one pass."""
     try:
-        return array("I", ids)
-    except OverflowError:
-        return None
-
-
-def _are_below(ids: array[int], end: int) -> bool:
-    return not ids or int(np.asarray(ids).max()) < end
+        words = np.asarray(array("I", ids))
+    except OverflowError:  # negative, or more than 32 bits
+        return False
+    return int(words.max()) < end
 
 
 def _too_long(request: AddRequest, limits: Limits) -> RequestFailed | None:

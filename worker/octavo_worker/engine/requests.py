@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from octavo_worker.decoding.stop import StopRules
-from octavo_worker.engine.admission import Limits, refusal, shortage, words
+from octavo_worker.engine.admission import Limits, refusal, shortage
 from octavo_worker.engine.roster import Roster
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 from octavo_worker.engine.timers import Timers
@@ -72,8 +72,7 @@ class Requests:
         """Queue a request, or refuse it."""
         if message.id in self._living:
             raise ValueError(f"request {message.id} is still running: abort it before adding it again")
-        prompt = words(message.prompt)
-        failure = refusal(message, prompt, self.limits)
+        failure = refusal(message, self.limits)
         if failure is not None:
             self.output.failed.append(failure)
             return
@@ -84,7 +83,7 @@ class Requests:
             vocab_size=self.limits.vocab_size,
         )
         self._arrivals += 1
-        request = Request(message, prompt, rules, self._arrivals, self.limits.room(message), self._timer())
+        request = Request(message, rules, self._arrivals, self.limits.room(message), self._timer())
         published = max(len(sequence.tokens) for sequence in message.sequences)
         request.long = self.limits.capacity.is_long(len(message.prompt) + published)
         self._living[request.id] = request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ class Scheduler:
             self._requests.output.started.append(RequestStarted(request_id, len(message.tokens)))
             return
         sampling = EngineSampling(seed=0, max_tokens=0)
-        self.add(AddRequest(request_id, message.tokens, [SequenceInput(0)], sampling, salt=message.salt))
+        self.add(AddRequest(request_id, array("I", message.tokens), [SequenceInput(0)], sampling, salt=message.salt))
 
     @property
     def has_requests(self) -> bool:

@@ -41,8 +41,6 @@ class Request:
     `beam` they are the live hypotheses of its search, and their indices mean nothing outside. The token at position
     `final` is the last one that its rules and `room`, the tokens that fit the memory at all, allow: nobody computes it.
 
-    The `prompt` is kept as words: many thousands of tokens are hashed, cut into chunks and sent as they lie there.
-
     `asked` is the class that it came with, `priority` the one to which it has risen by waiting. Its `turn`, in seconds
     of the clock that `arrived` was read from, is its arrival; of the class batch, the moment at which its longest
     sequence would have to begin to end together with the others. Of what came together, the longest goes first: what
@@ -74,11 +72,9 @@ class Request:
         "turn",
     )
 
-    def __init__(
-        self, message: AddRequest, prompt: array[int], rules: StopRules, arrival: int, room: int, arrived: float
-    ) -> None:
+    def __init__(self, message: AddRequest, rules: StopRules, arrival: int, room: int, arrived: float) -> None:
         self.id = message.id
-        self.prompt = prompt
+        self.prompt: array[int] = message.prompt
         self.sampling: EngineSampling = message.sampling
         self.salt = message.salt
         self.asked = self.priority = message.priority
