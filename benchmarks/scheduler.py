@@ -4,7 +4,9 @@
 
 256 sequences decode while others wait; contexts are long, so anything that costs the length of a context shows. Their
 lengths differ, so that in every step one in sixteen fills a block and takes another. Reports microseconds at p50 and
-p99, one step after the other and one step ahead, for an empty and a long waiting queue, and where the time goes.
+p99, one step after the other and one step ahead, for an empty and a long waiting queue, and where the time goes. Then
+what holds up the first steps when 256 prompts behind a common beginning come at once: reading them from the socket,
+taking them in, planning, in milliseconds.
 """
 
 from __future__ import annotations
@@ -13,18 +15,22 @@ import argparse
 import cProfile
 import gc
 import pstats
+import socket
 import statistics
+import threading
 import time
 from array import array
 from pathlib import Path
 from typing import Any
 
 from octavo_worker.bench.report import report, write
+from octavo_worker.channel import EngineChannel, encode_frame
 from octavo_worker.engine.plan import Sampled, SequenceResult, StepPlan, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
 
 STEPS = 400
+ARRIVALS = 5
 
 
 def make_scheduler(running: int, waiting: int, prompt_len: int) -> Scheduler:
@@ -104,6 +110,58 @@ def measure(running: int, waiting: int, prompt_len: int) -> dict[str, Any]:
     }
 
 
+def receive(requests: list[AddRequest]) -> tuple[list[AddRequest], float]:
+    """The requests as an engine's end of the socket gives them, and in how many seconds."""
+    ours, theirs = socket.socketpair()
+    frames = b"".join(map(encode_frame, requests))
+    with ours, theirs:
+        channel, received = EngineChannel(ours), []
+        sender = threading.Thread(target=theirs.sendall, args=(frames,))
+        began = time.perf_counter()
+        sender.start()
+        while len(received) < len(requests):
+            received += channel.receive(wait=True)
+        seconds = time.perf_counter() - began
+        sender.join()
+    return received, seconds
+
+
+def arrive(count: int, common: int, own: int) -> dict[str, list[float]]:
+    """Milliseconds of receiving, of taking in and of each step's plan, until all prompts are computed."""
+    beginning, sampling = array("I", range(common)), EngineSampling(seed=1, max_tokens=128)
+    prompts = [beginning + array("I", ((i * 31 + k * 7) % 60_000 for k in range(own))) for i in range(count)]
+    requests, received = receive(
+        [AddRequest(str(i), prompt, [SequenceInput(0)], sampling) for i, prompt in enumerate(prompts)]
+    )
+    scheduler = Scheduler(
+        num_blocks=(common + count * (own + 256)) // 16 + 2,
+        block_size=16,
+        max_model_len=1 << 20,
+        vocab_size=1 << 16,
+        token_budget=1 << 13,
+        max_running=count,
+    )
+    began = time.perf_counter()
+    for request in requests:
+        scheduler.add(request)
+    taken_in, plans = time.perf_counter() - began, []
+    while scheduler.stats().generated_tokens < count:
+        plans.append(step(scheduler)[0])
+    return {key: [value * 1e3 for value in values] for key, values in
+            {"received": [received], "taken_in": [taken_in], "plans": plans}.items()}  # fmt: skip
+
+
+def arrival(common: int, own: int = 64, count: int = 256) -> dict[str, Any]:
+    gc.collect()
+    gc.freeze()
+    rounds = [arrive(count, common, own) for _ in range(ARRIVALS)]
+    medians = {
+        f"{key}_ms": [round(statistics.median(values), 2) for values in zip(*(r[key] for r in rounds), strict=True)]
+        for key in rounds[0]
+    }
+    return {"arriving": count, "common_tokens": common, "own_tokens": own, **medians}
+
+
 def profile(running: int, prompt_len: int) -> list[dict[str, Any]]:
     """The functions in which planning and committing spend most, by their own time."""
     scheduler = make_scheduler(running, 0, prompt_len)
@@ -125,6 +183,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the report as JSON")
     arguments = parser.parse_args()
     cases = [measure(256, waiting, length) for waiting, length in [(0, 128), (1000, 128), (0, 1024)]]
+    cases += [arrival(common) for common in (0, 2048, 8192)]
     for case in cases:
         print(case)
     if arguments.out is not None:
