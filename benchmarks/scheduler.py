@@ -33,17 +33,21 @@ STEPS = 400
 ARRIVALS = 5
 
 
-def make_scheduler(running: int, waiting: int, prompt_len: int) -> Scheduler:
-    """A scheduler with `running` decoding sequences and `waiting` requests that find no slot."""
-    blocks_each = (prompt_len + 2 * STEPS + 64) // 16 + 1
-    scheduler = Scheduler(
-        num_blocks=running * blocks_each + 2,
+def empty_scheduler(blocks: int, max_running: int, token_budget: int) -> Scheduler:
+    return Scheduler(
+        num_blocks=blocks + 2,
         block_size=16,
         max_model_len=1 << 20,
         vocab_size=1 << 16,
-        token_budget=1 << 15,
-        max_running=running,
+        token_budget=token_budget,
+        max_running=max_running,
     )
+
+
+def make_scheduler(running: int, waiting: int, prompt_len: int) -> Scheduler:
+    """A scheduler with `running` decoding sequences and `waiting` requests that find no slot."""
+    blocks_each = (prompt_len + 2 * STEPS + 64) // 16 + 1
+    scheduler = empty_scheduler(running * blocks_each, running, token_budget=1 << 15)
     for i in range(running + waiting):
         prompt = [(i * 31 + k * 7) % 60_000 for k in range(prompt_len + i % 16)]
         scheduler.add(
@@ -127,28 +131,20 @@ def receive(requests: list[AddRequest]) -> tuple[list[AddRequest], float]:
 
 
 def arrive(count: int, common: int, own: int) -> dict[str, list[float]]:
-    """Milliseconds of receiving, of taking in and of each step's plan, until all prompts are computed."""
+    """Seconds of receiving, of taking in and of each step's plan, until all prompts are computed."""
     beginning, sampling = array("I", range(common)), EngineSampling(seed=1, max_tokens=128)
     prompts = [beginning + array("I", ((i * 31 + k * 7) % 60_000 for k in range(own))) for i in range(count)]
     requests, received = receive(
         [AddRequest(str(i), prompt, [SequenceInput(0)], sampling) for i, prompt in enumerate(prompts)]
     )
-    scheduler = Scheduler(
-        num_blocks=(common + count * (own + 256)) // 16 + 2,
-        block_size=16,
-        max_model_len=1 << 20,
-        vocab_size=1 << 16,
-        token_budget=1 << 13,
-        max_running=count,
-    )
+    scheduler = empty_scheduler((common + count * (own + 256)) // 16, count, token_budget=1 << 13)
     began = time.perf_counter()
     for request in requests:
         scheduler.add(request)
     taken_in, plans = time.perf_counter() - began, []
     while scheduler.stats().generated_tokens < count:
         plans.append(step(scheduler)[0])
-    return {key: [value * 1e3 for value in values] for key, values in
-            {"received": [received], "taken_in": [taken_in], "plans": plans}.items()}  # fmt: skip
+    return {"received": [received], "taken_in": [taken_in], "plans": plans}
 
 
 def arrival(common: int, own: int = 64, count: int = 256) -> dict[str, Any]:
@@ -156,7 +152,7 @@ def arrival(common: int, own: int = 64, count: int = 256) -> dict[str, Any]:
     gc.freeze()
     rounds = [arrive(count, common, own) for _ in range(ARRIVALS)]
     medians = {
-        f"{key}_ms": [round(statistics.median(values), 2) for values in zip(*(r[key] for r in rounds), strict=True)]
+        f"{key}_ms": [round(statistics.median(same) * 1e3, 2) for same in zip(*(r[key] for r in rounds), strict=True)]
         for key in rounds[0]
     }
     return {"arriving": count, "common_tokens": common, "own_tokens": own, **medians}

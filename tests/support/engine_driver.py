@@ -155,3 +155,17 @@ class Driver:
         for failed in output.failed:
             assert failed.id not in self.failed, "a request failed twice"
             self.failed[failed.id] = failed
+
+
+def prompt(length: int, start: int = 0) -> list[int]:
+    """Consecutive tokens."""
+    return [(start + i) % 900 for i in range(length)]
+
+
+def assert_complete(driver: Driver, *requests: AddRequest) -> None:
+    """Nobody failed, and every sequence has all tokens of the fake model."""
+    for request in requests:
+        assert request.id not in driver.failed
+        for sequence in request.sequences:
+            expected = expected_tokens(request, sequence.index, max_model_len=driver.runner.max_model_len)
+            assert driver.tokens[request.id, sequence.index] == expected

@@ -58,11 +58,11 @@ class PrefixCache:
         run, end = RUN_BLOCKS * width, len(data) // width * width
         rest = end - end % run
         for at in range(0, rest, run):
-            digests += self._chain(digests[-1], data[at : at + run], width)
+            digests += self._run(digests[-1], data[at : at + run], width)
         digests += _chain(digests[-1], data[rest:end], width)
 
-    def _chain(self, digest: bytes, data: bytes, width: int) -> list[bytes]:
-        """`_chain` of a whole run."""
+    def _run(self, digest: bytes, data: bytes, width: int) -> list[bytes]:
+        """The digests of a whole run, hashed unless it is the latest behind `digest`."""
         recent = self._recent.get(digest)
         if recent is None or recent[0] != data:
             recent = self._recent[digest] = data, _chain(digest, data, width)
