@@ -12,11 +12,11 @@ HALF = [torch.bfloat16, torch.float16]
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 ROWS = [1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65]
 # (columns, depth): those of real layers, and ragged ones: fewer groups of rows than multiprocessors, uneven tiles,
-# tails of a chunk and of a slice of the depth, warps and blocks with unequal parts of it; then sizes that our kernels
-# leave to cuBLAS.
+# tails of a chunk and of a slice of the depth, warps and blocks with unequal parts of it, little more than a ring has;
+# then sizes that our kernels leave to cuBLAS.
 OURS = [
     (6144, 1024), (1024, 3072), (4096, 4096), (8, 64), (40, 128), (264, 544), (264, 576), (1000, 2112), (4104, 4160),
-    (72, 14336), (9000, 320), (1088, 5120), (1048, 2048),
+    (72, 14336), (9000, 320), (1088, 5120), (1048, 2048), (8456, 2048),
 ]  # fmt: skip
 OTHERS = [(100, 64), (64, 100), (63, 40)]
 LARGE = [(28672, 4096), (8192, 5120), (33000, 1024)]

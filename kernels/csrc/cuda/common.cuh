@@ -250,6 +250,10 @@ __device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t b
       "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
+// Brings contiguous bytes (a multiple of 16) as far as the L2.
+__device__ inline void prefetch_bulk(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
 // Orders earlier plain accesses to shared memory before later bulk copies into it.
 __device__ inline void fence_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif

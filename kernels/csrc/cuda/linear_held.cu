@@ -13,8 +13,9 @@
 // are in an order that depends on N and K alone: a row's result feels neither the other rows nor their number, nor who
 // drew what.
 //
-// x is loaded behind all the weights that are on their way: that is why matrices between small and large, and those of
-// several such loads, are left to linear.cu, whose x comes with the weights.
+// x is loaded behind all the weights that are on their way; more of them come as far as the L2 meanwhile. That is why
+// matrices between small and large, and those of several such loads, are left to linear.cu, whose x comes with the
+// weights.
 #include <algorithm>
 
 #include "linear.cuh"
@@ -287,6 +288,9 @@ struct Block : Thread<Plan> {
     uint32_t phase = 1;
 #pragma unroll 1
     for (int g = 0; g < groups || dealt(); ++g) {
+      // The ring is full until x has come from the L2, and memory would rest: as many rows of weights come that far.
+      if (g == plan.stages && lane < min(kTokens, (groups - g) * kGroup))
+        prefetch_bulk(from + (first + g) * step, bytes);
       if (g == early) begin_launch();
       int group = first + g;
       if (g >= groups) group = rank == 0 ? __shfl_sync(~0u, next, 0) : hear(g);
