@@ -31,7 +31,7 @@ def copy(pool: Tensor, count: int) -> Row:
 def copy_rows() -> list[Row]:
     pool = ops.empty_cache(1024, 32, 8, 16, 128, torch.bfloat16, "cuda")
     pool.view(len(pool), -1).normal_()
-    return [copy(pool, count) for count in (1, 8, 256)]
+    return [copy(pool, count) for count in (1, 8, 32, 256)]
 
 
 def swap_rows() -> list[Row]:

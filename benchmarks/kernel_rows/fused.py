@@ -63,8 +63,9 @@ def rope_write(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: tor
 
 
 def fused_rows() -> list[Row]:
+    """Of a step's tokens: some decodes, half of a budget, all of it."""
     rows = []
-    for tokens in (1, 32, 256, 4096):
+    for tokens in (1, 32, 256, 4096, 8192):
         rows += [rms_norm(tokens, 4096, adds) for adds in (True, False)]
         rows += [silu_and_mul(tokens, 14336), rope_write(tokens, 32, 8, 128)]
         rows += [rope_write(tokens, 32, 8, 128, dtype) for dtype in (torch.int8, torch.float8_e4m3fn)]
