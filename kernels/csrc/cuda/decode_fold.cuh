@@ -68,11 +68,15 @@ __device__ inline FoldItem part_of(const FoldItem& all, int n, int queries) {
           all.runs, all.shared_runs, {}};
 }
 
-// Before anything of the decode kernel is read. The next kernel may begin, and finds the counter as it was.
-__device__ inline void begin_fold(const AttentionArgs& a) {
+// Before anything of the decode kernel is read. The next kernel may begin, and finds the counter as it was. Blocks without
+// anything to fold end at once, but for the first: the next kernel relies on it having waited for the decode kernel.
+__device__ inline bool begin_fold(const AttentionArgs& a, const FoldItem& item) {
+  const bool first = blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0;
+  if (item.chunks <= 1 && !first) return false;
   wait_for_previous_kernel();
   launch_next_kernel();
-  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0) a.header->next_decode = 0;
+  if (first && threadIdx.x == 0) a.header->next_decode = 0;
+  return item.chunks > 1;
 }
 
 // All threads of a block fold one row of all parts of a sequence, or of every gridDim.z-th one.
@@ -81,8 +85,7 @@ __global__ void __launch_bounds__(256, 2) fold_kernel(const __grid_constant__ At
   __shared__ float4 outputs[kFoldGroups][D / 4];
   __shared__ float2 sums[kFoldGroups];
   const FoldItem all = a.folds[blockIdx.x];
-  begin_fold(a);
-  if (all.chunks <= 1) return;
+  if (!begin_fold(a, all)) return;
   const int queries = part_queries(a), group = a.heads / a.kv_heads;
   const int head = blockIdx.y / a.partial_rows, row = blockIdx.y % a.partial_rows;
   for (int part = blockIdx.z; part * queries < all.queries; part += gridDim.z) {
@@ -98,10 +101,10 @@ template <class T, int D, int kRows>
 __global__ void __launch_bounds__(128, 128 % (D / 4) == 0 ? 6 : 5)
     fold_wide_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
   const FoldItem all = a.folds[blockIdx.x];
-  begin_fold(a);
+  if (!begin_fold(a, all)) return;
   const int mine = blockIdx.y * kRows + threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
   const int head = mine / a.partial_rows, row = mine % a.partial_rows;
-  if (all.chunks <= 1 || head >= a.kv_heads || int(threadIdx.x) >= kRows * (D / 4)) return;
+  if (head >= a.kv_heads || int(threadIdx.x) >= kRows * (D / 4)) return;
   const int queries = part_queries(a), group = a.heads / a.kv_heads;
 #pragma unroll 1
   for (int part = 0; part * queries < all.queries; ++part) {
@@ -158,9 +161,8 @@ __global__ void __launch_bounds__(kFewThreads, 1024 / kFewThreads)
   const int head = mine / a.partial_rows, row = mine % a.partial_rows, group = a.heads / a.kv_heads;
   const Partials partials(a, it, head, row, column, merges);
   const int count = partials.count(), merged = partials.merged;
-  const bool real = it.chunks > 1 && head < a.kv_heads && row < it.queries * group;
-  begin_fold(a);
-  if (!real) return;
+  const bool real = head < a.kv_heads && row < it.queries * group;
+  if (!begin_fold(a, it) || !real) return;
   if (count > kFewPartials || partials.runs() > kFoldGroups) {
 #pragma unroll 1
     for (int i = 0; i < kFewColumns; i += 4)
