@@ -88,20 +88,21 @@ def in_progress(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> list[st
     return [job for job, (owner, status, n) in states if owner == own_id and status == "running" and int(n or 0) > 10]
 
 
-def caught(queue: Queue, worker: WorkerProcess, victim: str) -> tuple[list[str], list[str]]:
+def caught(queue: Queue, worker: WorkerProcess, victim: str, enough: int = 4) -> tuple[list[str], list[str]]:
     """All jobs, and those that the worker is well into. A GPU may end all before one looks: then they come again."""
-    for attempt in range(5):
+    for attempt in range(20):
         jobs = submit_all(queue, f"{victim}-{attempt}")
         hit: list[str] = []
 
         def is_busy_or_done(jobs: list[str] = jobs, hit: list[str] = hit) -> bool:
             hit[:] = in_progress(worker, queue, jobs)
-            return len(hit) >= 8 or all(JobStatus(status or "").is_terminal for (status,) in queue.fields(jobs, "st"))
+            ended = (JobStatus(status or "").is_terminal for (status,) in queue.fields(jobs, "st"))
+            return len(hit) >= enough or all(ended)
 
         until(is_busy_or_done)
-        if len(hit) >= 8:
+        if len(hit) >= enough:
             return jobs, hit
-    raise AssertionError("the worker was never seen with eight jobs in progress")
+    raise AssertionError(f"the worker was never seen with {enough} jobs in progress")
 
 
 def serves(worker: WorkerProcess) -> bool:

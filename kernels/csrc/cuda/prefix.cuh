@@ -15,13 +15,13 @@ inline bool prefix_merges_runs(const Device& device, int head_dim, float softcap
 }
 
 // How many of the multiprocessors work at `tiles` tiles of prefixes, of a chunk each, while the others stream what decodes
-// read. A tile keeps the tensor cores as busy as so many tokens keep the memory, more where warps take items alone. Beside
-// streams that go on for long tiles wait for memory, too: they are better done soon, and on more.
-constexpr int kTokensPerTile = 600, kAloneTokensPerTile = 1800, kLongStream = 3000;  // tokens a tile
+// read. As long as a tile takes, a multiprocessor's share of the memory's speed brings some 800 tokens; but streams keep the
+// memory busy without a third of the multiprocessors, and tiles that end last hold up everything, so they get more. Where
+// warps take items alone and go on for long, tiles are better done soon: beside such streams they take longer.
+constexpr int kTokensPerTile = 1800, kLongStream = 3000;
 __device__ inline int prefix_share(int tiles, int decode_tokens, bool alone, int multiprocessors) {
   if (alone && decode_tokens / kLongStream >= tiles) return multiprocessors * 2 / 3;
-  const int streams = decode_tokens / (alone ? kAloneTokensPerTile : kTokensPerTile);
-  return max(1, int(int64_t(multiprocessors) * tiles / (tiles + streams)));
+  return max(1, int(int64_t(multiprocessors) * tiles / (tiles + decode_tokens / kTokensPerTile)));
 }
 
 }  // namespace octavo
