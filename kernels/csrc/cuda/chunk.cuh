@@ -90,7 +90,11 @@ struct State {
 __device__ inline int prefix_blocks(const AttentionArgs& a, int multiprocessors) {
   const int items = a.header->prefix_items, runs = a.header->prefix_runs;
   if (items == 0) return 0;
-  const int most = prefix_share(items + (kRun - 1) * runs, a.header->decode_tokens, a.header->alone, multiprocessors);
+  const int all = items + (kRun - 1) * runs, tokens = a.header->decode_tokens;
+  // Streams keep the memory busy without a third of the multiprocessors, and tiles that end last hold up everything: up to
+  // there they have as many as if warps took items alone.
+  const int most = max(prefix_share(all, tokens, a.header->alone, multiprocessors),
+                       min(prefix_share(all, tokens, true, multiprocessors), multiprocessors * 2 / 3));
   const int tiles = (runs > 0 ? runs : items) * a.kv_heads, rounds = (tiles + most - 1) / most;
   return (tiles + rounds - 1) / rounds;
 }

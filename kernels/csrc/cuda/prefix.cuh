@@ -14,14 +14,14 @@ inline bool prefix_merges_runs(const Device& device, int head_dim, float softcap
   return runs_hopper_code(device) && merges_shared_runs(head_dim) && softcap <= 0.0f;
 }
 
-// How many of the multiprocessors work at `tiles` tiles of prefixes, of a chunk each, while the others stream what decodes
-// read. As long as a tile takes, a multiprocessor's share of the memory's speed brings some 800 tokens; but streams keep the
-// memory busy without a third of the multiprocessors, and tiles that end last hold up everything, so they get more. Where
-// warps take items alone and go on for long, tiles are better done soon: beside such streams they take longer.
-constexpr int kTokensPerTile = 1800, kLongStream = 3000;
+// Of the multiprocessors, so many for `tiles` tiles of prefixes, of a chunk each, that the others, which stream what decodes
+// read, end with them: a tile keeps the tensor cores as busy as so many tokens keep the memory, more where warps take items
+// alone. Those that go on for long slow tiles down, which are then better done soon.
+constexpr int kTokensPerTile = 600, kAloneTokensPerTile = 1800, kLongStream = 3000;
 __device__ inline int prefix_share(int tiles, int decode_tokens, bool alone, int multiprocessors) {
   if (alone && decode_tokens / kLongStream >= tiles) return multiprocessors * 2 / 3;
-  return max(1, int(int64_t(multiprocessors) * tiles / (tiles + decode_tokens / kTokensPerTile)));
+  const int streams = decode_tokens / (alone ? kAloneTokensPerTile : kTokensPerTile);
+  return max(1, int(int64_t(multiprocessors) * tiles / (tiles + streams)));
 }
 
 }  // namespace octavo
