@@ -288,8 +288,8 @@ struct Block : Thread<Plan> {
     uint32_t phase = 1;
 #pragma unroll 1
     for (int g = 0; g < groups || dealt(); ++g) {
-      // The ring is full until x has come from the L2, and memory would rest: as many rows of weights come that far. Not
-      // of small matrices, whose blocks may begin two on a multiprocessor: the code alone made them slower.
+      // The ring is full until x has come from the L2, and memory would rest: as many rows of weights come that far. What
+      // clusters of one block take mostly fits into the ring.
       if (kCluster > 1 && g == plan.stages && lane < min(kTokens, (groups - g) * kGroup))
         prefetch_bulk(from + (first + g) * step, bytes);
       if (g == early) begin_launch();
