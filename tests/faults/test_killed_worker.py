@@ -22,11 +22,13 @@ JOBS = 200
 # with room for all jobs at once, the worker that is not killed could take every one, or end them before the kill
 FLAGS = {"model": "demo", "num_blocks": 2048, "max_running": 16, "threads": 1, "token_budget": 512}
 KINDS = {"cpu": {"device": "cpu"}, "cpu-int8": {"device": "cpu", "kv_dtype": "int8"}, "cuda": {"device": "cuda"}}
+# a GPU would end the jobs of the others while they are submitted
+TIMES_AS_LONG = {"cpu": 1, "cpu-int8": 1, "cuda": 8}
 
 Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
 
 
-def submit_all(queue: Queue, tenant: str) -> list[str]:
+def submit_all(queue: Queue, tenant: str, times_as_long: int) -> list[str]:
     """Greedy and seeded, alone and in twos, of many lengths; for every tenant the same."""
     return [
         queue.submit(
@@ -34,7 +36,7 @@ def submit_all(queue: Queue, tenant: str) -> list[str]:
             seed=number,
             tenant=tenant,
             sampling={
-                "max_tokens": 40 + number % 50,
+                "max_tokens": times_as_long * (40 + number % 50),
                 "temperature": (0.0, 0.9)[number % 2],
                 "top_p": 0.95,
                 "n": 2 if number % 10 == 3 else 1,
@@ -52,10 +54,11 @@ def answers(results: list[Result]) -> Answers:
 
 @dataclass
 class Scene:
-    """Two real workers, the queue they serve, and what they answered undisturbed."""
+    """Two real workers, the queue they serve, how long its jobs are, and what they answered undisturbed."""
 
     queue: Queue
     workers: list[WorkerProcess]
+    times_as_long: int
     undisturbed: Answers
 
 
@@ -77,8 +80,9 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             assert info.stats["kv_dtype"] == flags.get("kv_dtype", "bfloat16")
             assert info.numerics.endswith("deterministic") == (request.param == "cuda")
         queue = known_queue(connection)
-        undisturbed = [queue.wait(job, 60) for job in submit_all(queue, "undisturbed")]
-        yield Scene(queue, workers, answers(undisturbed))
+        times_as_long = TIMES_AS_LONG[request.param]
+        undisturbed = [queue.wait(job, 60) for job in submit_all(queue, "undisturbed", times_as_long)]
+        yield Scene(queue, workers, times_as_long, answers(undisturbed))
 
 
 def in_progress(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> list[str]:
@@ -86,23 +90,6 @@ def in_progress(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> list[st
     own_id = worker.id
     states = zip(jobs, queue.fields(jobs, "wid", "st", "n"), strict=True)
     return [job for job, (owner, status, n) in states if owner == own_id and status == "running" and int(n or 0) > 10]
-
-
-def caught(queue: Queue, worker: WorkerProcess, victim: str, enough: int = 4) -> tuple[list[str], list[str]]:
-    """All jobs, and those that the worker is well into. A GPU may end all before one looks: then they come again."""
-    for attempt in range(20):
-        jobs = submit_all(queue, f"{victim}-{attempt}")
-        hit: list[str] = []
-
-        def is_busy_or_done(jobs: list[str] = jobs, hit: list[str] = hit) -> bool:
-            hit[:] = in_progress(worker, queue, jobs)
-            ended = (JobStatus(status or "").is_terminal for (status,) in queue.fields(jobs, "st"))
-            return len(hit) >= enough or all(ended)
-
-        until(is_busy_or_done)
-        if len(hit) >= enough:
-            return jobs, hit
-    raise AssertionError(f"the worker was never seen with {enough} jobs in progress")
 
 
 def serves(worker: WorkerProcess) -> bool:
@@ -116,7 +103,14 @@ def test_a_kill_in_mid_run_changes_no_byte_of_any_stream(scene: Scene, victim: s
     queue, worker = scene.queue, scene.workers[0]
     until(lambda: serves(worker), 60)
     pid = worker.engine_pid if victim == "engine" else worker.pid
-    jobs, hit = caught(queue, worker, victim)
+    jobs = submit_all(queue, victim, scene.times_as_long)
+    hit: list[str] = []
+
+    def is_busy() -> bool:
+        hit[:] = in_progress(worker, queue, jobs)
+        return len(hit) >= 8
+
+    until(is_busy)
     os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
     orphans = {job: queue.stored(job) for job in hit if not queue.status(job).is_terminal}
