@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import BusyLoadingError, OutOfMemoryError
 
 from octavo import wire
 from octavo.connection import answered, connect, connect_listener, default_url, redacted
@@ -343,6 +343,10 @@ class AsyncClient:
         """What redis-py raises, as what this package raises."""
         try:
             yield
+        except BusyLoadingError as error:
+            raise ServerUnavailable(
+                f"the Redis server at {redacted(self._url)} is still loading what it holds: try again in a few seconds"
+            ) from error
         except LOST as error:
             raise ServerUnavailable(
                 f"cannot reach the Redis server at {redacted(self._url)} ({error}): start one with `octavo up`, "

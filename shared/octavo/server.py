@@ -94,7 +94,8 @@ class EmbeddedServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Start and wait until it answers. Raises ServerUnavailable with the server's own words if it does not."""
+        """Start and wait until it takes commands, however long it reads its append-only file. Raises ServerUnavailable
+        with the server's own words if it does not."""
         if self._process is not None:
             return
         attempts = 3 if self._port is None else 1  # somebody else may take a free port before the server does
@@ -148,7 +149,7 @@ class EmbeddedServer:
                 preexec_fn=die_with_parent(),
                 start_new_session=True,  # Ctrl-C ends the parent, which then stops the server last
             )
-        self._wait_until_it_answers(port, log)
+        self._wait_until_it_serves(port, log)
 
     def _directory(self) -> Path:
         if self._data_dir is not None:
@@ -170,16 +171,19 @@ class EmbeddedServer:
         }
         return [word for name, value in options.items() for word in (f"--{name}", value)]
 
-    def _wait_until_it_answers(self, port: int, log: Path) -> None:
+    def _wait_until_it_serves(self, port: int, log: Path) -> None:
         assert self._process is not None
         deadline = time.monotonic() + _START_TIMEOUT_S
         with redis.Redis(host="127.0.0.1", port=port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0)) as probe:
             while self._process.poll() is None and time.monotonic() < deadline:
                 try:
-                    if probe.info("server")["process_id"] == self._process.pid:
-                        return
+                    info = probe.info("server", "persistence")  # one of the few commands that loading does not refuse
+                    if info["process_id"] == self._process.pid:
+                        if not info["loading"]:
+                            return
+                        deadline = time.monotonic() + _START_TIMEOUT_S  # a long file is no reason to give up
                 except (redis.RedisError, KeyError):
-                    pass  # not listening yet, or still loading its append-only file
+                    pass  # not listening yet
                 time.sleep(0.01)
         self.kill()
         last_words = " / ".join(log.read_text(errors="replace").splitlines()[-3:])

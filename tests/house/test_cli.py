@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cli_driver import Cli
+from loading_server import loading_server
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -163,6 +164,13 @@ def test_doctor_names_the_next_step_when_there_is_no_server(cli: Cli) -> None:
     assert redis["state"] == "error"
     assert "octavo up" in redis["next_step"]
     assert "secret" not in json.dumps(findings)
+
+
+def test_doctor_asks_for_patience_while_the_server_loads(cli: Cli, tmp_path: Path) -> None:
+    with loading_server(tmp_path) as url:
+        findings = {finding["name"]: finding for finding in cli.json("doctor", "--redis-url", url)["findings"]}
+    assert findings["redis"]["state"] == "warning"
+    assert "still loading" in findings["redis"]["found"]
 
 
 def test_batch_answers_both_kinds_of_lines_and_reports_bad_ones(cli: Cli, tmp_path: Path) -> None:

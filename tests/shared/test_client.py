@@ -13,6 +13,7 @@ from typing import Any
 import fake_worker as fake
 import pytest
 import redis.asyncio
+from loading_server import loading_server
 
 from octavo import (
     AsyncClient,
@@ -259,6 +260,14 @@ async def test_an_unreachable_server_is_a_clear_error_without_the_password() -> 
             with pytest.raises(ServerUnavailable, match="octavo up") as caught:
                 await use
             assert "hunter2" not in str(caught.value)
+
+
+async def test_a_server_that_is_still_loading_is_not_one_to_start(tmp_path: Path) -> None:
+    with loading_server(tmp_path) as url:
+        async with AsyncClient(url) as client:
+            for use in (client.models(), client.submit("a", model="toy"), anext(client.events(NOBODY))):
+                with pytest.raises(ServerUnavailable, match="still loading"):
+                    await use
 
 
 async def test_streams_outlive_restarts_of_the_server(tmp_path: Path) -> None:

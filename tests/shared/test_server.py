@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from octavo import server as server_module
 from octavo.errors import ServerUnavailable
@@ -39,6 +41,20 @@ def test_what_was_written_survives_a_kill_when_there_is_a_data_dir(tmp_path: Pat
         assert server.pid != pid
         with redis.Redis.from_url(url) as connection:
             assert connection.get("k") == b"v"
+
+
+def test_it_has_not_started_before_everything_is_there_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_START_TIMEOUT_S", 1.5)
+    program = tmp_path / "slow-server"  # which needs two seconds for what it reads, and answers after each 1,024 writes
+    program.write_text(f'#!/bin/sh\nexec {server_module.find_binary()} "$@" --key-load-delay 20\n')
+    program.chmod(0o755)
+    with EmbeddedServer(data_dir=tmp_path / "data", binary=program) as server:
+        with redis.Redis.from_url(server.url) as connection:
+            for _ in range(24):
+                connection.eval("for i = 1, 1000 do redis.call('INCR', 'count') end", 0)
+        server.restart()
+        with redis.Redis.from_url(server.url, retry=Retry(NoBackoff(), 0)) as connection:
+            assert connection.get("count") == b"24000"
 
 
 def test_it_dies_with_a_parent_that_was_killed() -> None:

@@ -107,7 +107,7 @@ def _kernels() -> list[Finding]:
 def _redis(url: str) -> Finding:
     try:
         with connect_sync(url) as connection:
-            server = dict(connection.info("server"))
+            server = dict(connection.info("server", "persistence"))  # INFO is answered while the server loads, too
     except (RedisError, ValueError) as error:
         step = "octavo up   (or set REDIS_URL to a running server)"
         return Finding("redis", "error", f"{redacted(url)} cannot be reached ({type(error).__name__})", step)
@@ -117,6 +117,9 @@ def _redis(url: str) -> Finding:
     compatible = tuple(int(part) for part in str(server["redis_version"]).split(".")[:2])
     if compatible < _LEAST_SERVER:
         return Finding("redis", "error", found, "octavo needs Redis 7.0 or newer, or Valkey")
+    if server["loading"]:
+        step = "wait; services and workers go on by themselves"
+        return Finding("redis", "warning", f"{found} is still loading what it holds", step)
     return Finding("redis", "ok", found)
 
 

@@ -1,0 +1,47 @@
+"""A server that is still reading what it held."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from octavo.server import EmbeddedServer, find_binary
+
+WRITES = 200_000
+DELAY_US = "20"  # a write, and what a sleep takes beside: some 15 s in all
+
+
+@contextmanager
+def loading_server(folder: Path) -> Iterator[str]:
+    """The address of a server that is there and refuses almost every command for as long as a test takes."""
+    with EmbeddedServer(data_dir=folder) as full, redis.Redis.from_url(full.url) as connection:
+        url, port = full.url, full.url.rsplit(":", 1)[1].split("/")[0]
+        for _ in range(WRITES // 1000):
+            connection.eval("for i = 1, 1000 do redis.call('INCR', 'count') end", 0)
+    options = ["--port", port, "--dir", str(folder), "--appendonly", "yes", "--key-load-delay", DELAY_US]
+    with subprocess.Popen([str(find_binary()), *options], stdout=subprocess.DEVNULL) as process:
+        try:
+            _wait_until_it_loads(url)
+            yield url
+        finally:
+            process.kill()
+
+
+def _wait_until_it_loads(url: str) -> None:
+    deadline = time.monotonic() + 10
+    with redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)) as connection:
+        while True:
+            try:
+                assert connection.info("persistence")["loading"]
+            except redis.ConnectionError:
+                assert time.monotonic() < deadline, "the server does not listen"
+                time.sleep(0.01)
+            else:
+                return
