@@ -48,7 +48,7 @@ def test_run_searches_with_beams_and_says_how_far_it_is(cli: Cli) -> None:
     (job,) = cli.json("jobs", "ls", "--limit", "1")["jobs"]
     events = [json.loads(line) for line in cli("jobs", "tail", job["id"], "--json").splitlines()]
     assert "".join("".join(event["chunk"]["texts"]) for event in events if event["chunk"]) + "\n" == text
-    process = cli.start("run", "JULIET:", "--beams", "32", "--max-tokens", "800")
+    process = cli.start("run", "JULIET:", "--beams", "64", "--max-tokens", "1000")
     job_id = eventually(lambda: next((j["id"] for j in cli.json("jobs", "ls", "--status", "running")["jobs"]), None))
     follower = cli.start("jobs", "tail", job_id, "--json")
     assert follower.stdout is not None
