@@ -9,10 +9,10 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from redis.exceptions import BusyLoadingError, OutOfMemoryError
+from redis.exceptions import OutOfMemoryError
 
 from octavo import wire
-from octavo.connection import answered, connect, connect_listener, default_url, redacted
+from octavo.connection import answered, connect, connect_listener, default_url, outage
 from octavo.errors import JobFailed, JobNotFound, OctavoError, QueueFull, ServerUnavailable, WorkerNotFound
 from octavo.fleet import live_workers
 from octavo.jobs import list_dead_letters, list_jobs, read_info, read_result, read_submission, remove_dead_letters
@@ -343,15 +343,8 @@ class AsyncClient:
         """What redis-py raises, as what this package raises."""
         try:
             yield
-        except BusyLoadingError as error:
-            raise ServerUnavailable(
-                f"the Redis server at {redacted(self._url)} is still loading what it holds: try again in a few seconds"
-            ) from error
         except LOST as error:
-            raise ServerUnavailable(
-                f"cannot reach the Redis server at {redacted(self._url)} ({error}): start one with `octavo up`, "
-                "or point REDIS_URL at the one to use"
-            ) from error
+            raise ServerUnavailable(outage(self._url, error)) from error
         except OutOfMemoryError as error:
             raise QueueFull("the server's memory is full: try again later, or raise its maxmemory") from error
 

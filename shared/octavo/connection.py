@@ -118,6 +118,16 @@ def is_final(error: Exception) -> bool:
     return type(error) is redis.ResponseError and ("user_script" in str(error) or str(error).startswith("WRONGTYPE"))
 
 
+def outage(url: str, error: Exception) -> str:
+    """Why the server at `url` does not serve, and what to do about it."""
+    if isinstance(error, redis.BusyLoadingError):
+        return f"the Redis server at {redacted(url)} is still loading what it holds: it serves again in a while"
+    return (
+        f"cannot reach the Redis server at {redacted(url)} ({error}): start one with `octavo up`, or point REDIS_URL "
+        "at the one to use"
+    )
+
+
 def default_url() -> str:
     """`REDIS_URL`, else the service that runs on this machine, else the usual address."""
     if url := os.environ.get("REDIS_URL"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from loading_server import loading_server
 from queue_client import Queue, expected, known_queue, until
 
 from octavo.models import JobStatus
@@ -204,8 +205,15 @@ def test_worker_waits_for_a_server_that_is_not_there_yet(tmp_path: Path, start_w
         url = server.url
         server.stop()
         worker = start_worker(url=url.replace("redis://", "redis://:hunter2@"))
-        until(lambda: "no Redis server at redis://***@127.0.0.1" in worker.log)
+        until(lambda: "cannot reach the Redis server at redis://***@127.0.0.1" in worker.log)
         assert "hunter2" not in worker.log
+        assert worker.process.poll() is None
+
+
+def test_worker_waits_for_a_server_that_still_loads(tmp_path: Path, start_worker):
+    with loading_server(tmp_path / "data") as url:
+        worker = start_worker(url=url)
+        until(lambda: "still loading" in worker.log)
         assert worker.process.poll() is None
 
 

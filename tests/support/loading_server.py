@@ -15,7 +15,7 @@ from redis.retry import Retry
 from octavo.server import EmbeddedServer, find_binary
 
 WRITES = 200_000
-DELAY_US = "20"  # a write, and what a sleep takes beside: some 15 s in all
+DELAY_US = "100"  # a write, and what a sleep takes beside: some 30 s in all
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from octavo import wire
-from octavo.connection import connect, redacted
+from octavo.connection import connect, outage
 from octavo.fleet import describe_mix, live_workers, mixed_numerics
 from octavo.models import ModelCard, WorkerInfo
 from octavo.protocol import Cell, run
@@ -266,10 +266,7 @@ class Supervisor:
             try:
                 await self._connection.ping()
             except (RedisError, OSError) as error:
-                log.warning(
-                    "no Redis server at %s (%s), trying again: start one, or set --redis-url",
-                    redacted(self._settings.redis_url), type(error).__name__,
-                )  # fmt: skip
+                log.warning("trying again: %s", outage(self._settings.redis_url, error))
                 await asyncio.sleep(_CONNECT_RETRY_S)
             else:
                 return
