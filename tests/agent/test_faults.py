@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from killable_server import killable_server
 from loading_server import loading_server
 from queue_client import Queue, expected, known_queue, until
 
@@ -152,7 +153,7 @@ def test_cancel_between_two_owners(queue: Queue, start_worker):
 
 
 def test_server_killed_and_restarted_in_mid_run(tmp_path: Path, start_worker):
-    with EmbeddedServer(data_dir=tmp_path / "data") as server, redis.Redis.from_url(server.url) as connection:
+    with killable_server(tmp_path) as server, redis.Redis.from_url(server.url) as connection:
         queue = known_queue(connection)
         workers = [start_worker(SLOW, url=server.url, lease=2.0).wait_ready() for _ in range(2)]
         jobs = submit_many(queue, 16, 250)

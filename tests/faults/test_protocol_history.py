@@ -18,11 +18,12 @@ import history_worker
 import pytest
 import redis.asyncio
 from history import Accepted, History, violations
+from killable_server import killable_server
 
 from octavo import AsyncClient, JobRequest, SamplingParams, ServerUnavailable
 from octavo.connection import connect
 from octavo.models import Chunk, JobStatus, Terminal, Usage
-from octavo.server import EmbeddedServer, die_with_parent
+from octavo.server import die_with_parent
 from octavo.streams import parse_entries
 
 
@@ -137,9 +138,9 @@ async def collect(connection: redis.asyncio.Redis, history: History, fleet: Flee
 @pytest.mark.timeout(180)
 async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: Path) -> None:
     random.seed(20)
-    data, logs = tmp_path / "data", tmp_path / "logs"
+    logs = tmp_path / "logs"
     logs.mkdir()
-    with EmbeddedServer(data_dir=data) as server:
+    with killable_server(tmp_path) as server:
         async with AsyncClient(server.url) as client, connect(server.url) as connection:
             await fake.register(connection)
             history = await submit(client, 600, 32)

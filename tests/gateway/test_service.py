@@ -16,12 +16,14 @@ import httpx
 import openai
 import psutil
 import pytest
+import redis
+from killable_server import killable_server
 from scripted_worker import MODEL, ScriptedWorker, whole_text
 from sse import read_events
 from waiting import until
 
 from octavo import AsyncClient
-from octavo.server import EmbeddedServer
+from octavo.keys import Keys
 from octavo_gateway.auth import Keyring
 
 HELLO = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
@@ -203,14 +205,14 @@ async def test_without_a_server_everything_says_so(own_gateway):
 
 
 async def test_a_server_that_restarts_loses_nothing(own_gateway, tmp_path):
-    with EmbeddedServer(data_dir=tmp_path) as server:
+    with killable_server(tmp_path) as server, redis.Redis.from_url(server.url) as connection:
         url = own_gateway(redis_url=server.url)
         async with httpx.AsyncClient(base_url=url, timeout=20) as http:
             async with ScriptedWorker(server.url):
                 pass
             job = (await http.post("/v1/jobs", json={**HELLO_JOB, "sampling": {"max_tokens": 4}})).json()
             reading = asyncio.create_task(_texts(http, job["links"]["stream"]))
-            await asyncio.sleep(1.2)  # let the append-only file reach the disk
+            await until(lambda: connection.hget(Keys().job(job["id"]), "gw"))  # the gateway is following it
             server.kill()
             assert (await http.post("/v1/jobs", json=HELLO_JOB)).status_code == 503
             server.start()

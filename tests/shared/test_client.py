@@ -13,6 +13,7 @@ from typing import Any
 import fake_worker as fake
 import pytest
 import redis.asyncio
+from killable_server import killable_server
 from loading_server import loading_server
 
 from octavo import (
@@ -31,7 +32,6 @@ from octavo import (
 )
 from octavo.connection import connect
 from octavo.protocol import run
-from octavo.server import EmbeddedServer
 
 NOBODY = "g00_00000000000000000000000000"
 
@@ -271,7 +271,7 @@ async def test_a_server_that_is_still_loading_is_not_one_to_start(tmp_path: Path
 
 
 async def test_streams_outlive_restarts_of_the_server(tmp_path: Path) -> None:
-    with EmbeddedServer(data_dir=tmp_path) as server:
+    with killable_server(tmp_path) as server:
         async with AsyncClient(server.url) as client, connect(server.url) as connection:
             await fake.register(connection)
             job = await client.submit("hi", model="toy", max_tokens=40, seed=5)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from killable_server import server_program
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -44,14 +45,13 @@ def test_what_was_written_survives_a_kill_when_there_is_a_data_dir(tmp_path: Pat
 
 
 def test_it_has_not_started_before_everything_is_there_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_START_TIMEOUT_S", 1.5)
-    program = tmp_path / "slow-server"  # which needs two seconds for what it reads, and answers after each 1,024 writes
-    program.write_text(f'#!/bin/sh\nexec {server_module.find_binary()} "$@" --key-load-delay 20\n')
-    program.chmod(0o755)
+    # It needs two seconds for what it reads, and answers after each 1,024 writes.
+    program = server_program(tmp_path, "--key-load-delay", "20", "--appendfsync", "no")
     with EmbeddedServer(data_dir=tmp_path / "data", binary=program) as server:
         with redis.Redis.from_url(server.url) as connection:
             for _ in range(24):
                 connection.eval("for i = 1, 1000 do redis.call('INCR', 'count') end", 0)
+        monkeypatch.setattr(server_module, "_START_TIMEOUT_S", 1.5)
         server.restart()
         with redis.Redis.from_url(server.url, retry=Retry(NoBackoff(), 0)) as connection:
             assert connection.get("count") == b"24000"

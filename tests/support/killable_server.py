@@ -1,0 +1,24 @@
+"""A server to be killed, of which a test says that nothing it has answered is lost."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from octavo.server import EmbeddedServer, find_binary
+
+
+def killable_server(folder: Path) -> EmbeddedServer:
+    """It hands every write to the kernel, which outlives the process, before it answers. One that syncs every second
+    holds writes back for as long as the disk is busy with a sync: on a slow one, a kill loses them (docs/protocol.md).
+    """
+    return EmbeddedServer(data_dir=folder / "data", binary=server_program(folder, "--appendfsync", "no"))
+
+
+def server_program(folder: Path, *options: str) -> Path:
+    """The server with options that come after those of `EmbeddedServer`, and hence win."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "server"
+    program.write_text(f'#!/bin/sh\nexec {find_binary()} "$@" {shlex.join(options)}\n')
+    program.chmod(0o755)
+    return program
