@@ -99,7 +99,7 @@ class Subscriber:
         self._cell = cell
         self._readers: dict[str, list[_Reader]] = {}
         self._expected: dict[str, _Reader] = {}
-        self._hearing = False
+        self._hearing = self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
@@ -137,7 +137,8 @@ class Subscriber:
             self._unregister(reader)
 
     async def close(self) -> None:
-        """Stop listening. Streams that are still open get no more live events."""
+        """Stop listening. Streams that are still open get no more live events, and send nothing when they are left."""
+        self._closed = True
         tasks = [task for task in (self._listening, self._polling, *self._tasks) if task is not None]
         for task in tasks:
             task.cancel()
@@ -221,7 +222,7 @@ class Subscriber:
         if readers:
             return
         del self._readers[reader.job_id]
-        if reader.begun and not reader.ended:
+        if reader.begun and not reader.ended and not self._closed:
             task = asyncio.create_task(self._detach(reader.job_id))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -206,6 +206,17 @@ def told(tokens: int, attempt: int = 1) -> Progress:
     return Progress(attempt=attempt, tokens=tokens, score=-1.5, finished=2, text="so far")
 
 
+async def test_a_stream_that_is_left_after_its_client_sends_nothing(redis_url: str, connection: Any) -> None:
+    async with AsyncClient(redis_url) as client:
+        job = await client.submit("a", model=fake.MODEL, max_tokens=9)
+        await append(connection, await claimed(connection), 0, [7])
+        stream = job.events()
+        await anext(stream)
+    before = asyncio.all_tasks()
+    await stream.aclose()
+    assert asyncio.all_tasks() == before
+
+
 async def test_progress_reaches_readers_and_changes_nothing_of_the_stream(
     client: AsyncClient, connection: redis.asyncio.Redis
 ) -> None:
