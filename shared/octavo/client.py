@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 from redis.exceptions import OutOfMemoryError
 
 from octavo import wire
-from octavo.connection import answered, connect, connect_listener, default_url, outage
+from octavo.connection import LOST, answered, connect, connect_listener, default_url, outage
 from octavo.errors import JobFailed, JobNotFound, OctavoError, QueueFull, ServerUnavailable, WorkerNotFound
 from octavo.fleet import live_workers
 from octavo.jobs import list_dead_letters, list_jobs, read_info, read_result, read_submission, remove_dead_letters
@@ -34,7 +34,8 @@ from octavo.models import (
 from octavo.pins import announce, build_pin, drop_pin, list_pins, store_pin
 from octavo.protocol import Call, Cell, Enqueued, Limits, Retention, run, run_many
 from octavo.requests import Prompt, RequestFields, build_request
-from octavo.subscriber import LOST, Subscriber
+from octavo.submissions import Submissions
+from octavo.subscriber import Subscriber
 
 DEFAULT_TENANT = "default"
 _BATCH = 64
@@ -67,7 +68,8 @@ class AsyncClient:
         self._cell = Cell(self._keys)
         self._redis = connect(self._url)
         self._listener = connect_listener(self._url)
-        self._subscriber = Subscriber(self._redis, self._listener, self._cell)
+        self._submissions = Submissions(self._redis, self._listener, self._retention.result_s)
+        self._subscriber = Subscriber(self._redis, self._listener, self._cell, self._submissions)
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,6 +82,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Disconnect. Jobs go on."""
         await self._subscriber.close()
+        await self._submissions.close()
         await self._listener.aclose()
         await self._redis.aclose()
 
@@ -168,6 +171,8 @@ class AsyncClient:
                 with self._errors():
                     if isinstance(answer, Exception):
                         raise answer
+                    if answer.created and isinstance(call, Call):
+                        self._submissions.keep(answer.job_id, call)
                     answers.append(AsyncJob(self, answer.job_id, created=answer.created))
             except OctavoError as error:
                 answers.append(error)
@@ -201,18 +206,19 @@ class AsyncClient:
                 async for _ in events:
                     pass
         async with self._asking():
-            result = await read_result(self._redis, job_id)
+            result = await self._found(job_id, lambda: read_result(self._redis, job_id))
         assert result is not None, "a stream ends after its job"
         return result
 
     async def info(self, job_id: str) -> JobInfo:
         """Where a job stands. Raises JobNotFound."""
         async with self._asking():
-            return await read_info(self._redis, job_id)
+            return await self._found(job_id, lambda: read_info(self._redis, job_id))
 
     async def cancel(self, job_id: str) -> JobStatus:
         """Ask for a job's end. A queued one is over at once (CANCELLED), a running one (RUNNING) within a step or
         two, one that has ended stays as it is. Raises JobNotFound."""
+        self._submissions.forget(job_id)
         status = await self._run(self._cell.cancel(job_id))
         if status is None:
             raise JobNotFound(f"no job {job_id}: it never existed or its result has expired")
@@ -331,6 +337,15 @@ class AsyncClient:
     async def _run(self, call: Call[T]) -> T:
         with self._errors():
             return await run(self._redis, call)
+
+    async def _found(self, job_id: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` gives, also of a job that the server has forgotten."""
+        try:
+            return await ask()
+        except JobNotFound:
+            if not await self._submissions.restore(job_id):
+                raise
+            return await ask()
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:

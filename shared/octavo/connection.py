@@ -18,6 +18,9 @@ from redis.retry import Retry
 
 from octavo import local
 
+# What a lost connection raises, or a server that does not answer.
+LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
+
 DEFAULT_URL = "redis://localhost:6379"
 ANSWER_TIMEOUT_S = 10.0  # above every blocking command that octavo sends
 _POOL = 16

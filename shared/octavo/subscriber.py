@@ -19,18 +19,17 @@ from typing import Any
 
 import redis.asyncio
 from redis.asyncio.client import PubSub
-from redis.exceptions import ConnectionError, RedisError, TimeoutError
+from redis.exceptions import ConnectionError, RedisError
 
 from octavo import wire
-from octavo.connection import answered
+from octavo.connection import LOST, answered
 from octavo.errors import JobNotFound, MalformedMessage
 from octavo.jobs import locate
 from octavo.keys import Keys
 from octavo.models import Event, JobStatus
 from octavo.protocol import Cell, run
 from octavo.streams import PAGE, events_of_result, page_query, parse_entries, parse_entry
-
-LOST = (ConnectionError, TimeoutError, OSError)
+from octavo.submissions import Submissions
 
 _PROGRESS = b"progress"  # in place of an entry's id: not part of the stream
 _BUFFER_ENTRIES = 256
@@ -90,13 +89,17 @@ class _Reader:
 
 
 class Subscriber:
-    """The streams of one process. `commands` is its pool, `listener` a client whose connections never retry."""
+    """The streams of one process. `commands` is its pool, `listener` a client whose connections never retry;
+    `submissions` may restore jobs that the server has forgotten."""
 
-    def __init__(self, commands: redis.asyncio.Redis, listener: redis.asyncio.Redis, cell: Cell) -> None:
+    def __init__(
+        self, commands: redis.asyncio.Redis, listener: redis.asyncio.Redis, cell: Cell, submissions: Submissions
+    ) -> None:
         self.id = secrets.token_hex(8)
         self._commands = commands
         self._listener = listener
         self._cell = cell
+        self._submissions = submissions
         self._readers: dict[str, list[_Reader]] = {}
         self._expected: dict[str, _Reader] = {}
         self._hearing = self._closed = False
@@ -193,8 +196,9 @@ class Subscriber:
     async def _snapshot(self, reader: _Reader) -> tuple[bool, list[Event]]:
         """Whether the job has ended, and a page of its stream. The order matters: attach before reading, so that
         what comes later is heard; status before reading, so that an ended job shows its end if it has one."""
-        if await run(self._commands, self._cell.attach(reader.job_id, self.id)) is None:
-            raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
+        while await run(self._commands, self._cell.attach(reader.job_id, self.id)) is None:
+            if not await self._submissions.restore(reader.job_id):
+                raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
         pipeline = self._commands.pipeline(transaction=False)
         pipeline.hmget(reader.keys.job(reader.job_id), "st", "pg")
         pipeline.xrange(*page_query(reader.job_id, reader.offset))

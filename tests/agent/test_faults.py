@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from killable_server import killable_server
+import waiting
+from killable_server import forgotten_by, killable_server
 from loading_server import loading_server
-from queue_client import Queue, expected, known_queue, until
+from queue_client import MODEL, Queue, expected, known_queue, until
 
+from octavo import AsyncClient
+from octavo.client import AsyncJob
 from octavo.models import JobStatus
 from octavo.protocol import run_sync
 from octavo.server import EmbeddedServer
@@ -164,6 +168,39 @@ def test_server_killed_and_restarted_in_mid_run(tmp_path: Path, start_worker):
         assert_undisturbed(queue, jobs, 250)
         assert {crashes(queue, job) for job in jobs} == {0}, "an outage of the server is nobody's crash"
         assert all(worker.process.poll() is None for worker in workers)
+
+
+async def test_server_that_forgets_its_last_second(tmp_path: Path, start_worker):
+    """Also jobs that were accepted in it, and ends that were told; readers notice nothing of it."""
+    with killable_server(tmp_path) as server, redis.Redis.from_url(server.url) as connection:
+        queue = known_queue(connection)
+        workers = [start_worker(SLOW, url=server.url).wait_ready() for _ in range(2)]
+        async with AsyncClient(server.url) as client:
+
+            async def submit(count: int, max_tokens: int) -> list[tuple[AsyncJob, asyncio.Task[list[int]], list[int]]]:
+                """Jobs, what their readers hear, and what they should."""
+                jobs = []
+                for number in range(count):
+                    fields = {"seed": number, "max_tokens": max_tokens, "ignore_eos": True, "follow": number % 2 == 0}
+                    job = await client.submit([10 + number, 5, 6], model=MODEL, **fields)
+                    wanted = expected([10 + number, 5, 6], max_tokens, seed=number)
+                    jobs.append((job, asyncio.create_task(heard(job)), wanted))
+                return jobs
+
+            jobs = await submit(8, 250) + await submit(4, 50)
+            await waiting.until(lambda: all(queue.stored(job.id) > 10 for job, *_ in jobs))
+            with forgotten_by(server, tmp_path):
+                jobs += await submit(6, 200)
+                await waiting.until(lambda: all(queue.stored(job.id) > 40 for job, *_ in jobs))
+                await asyncio.gather(*(reader for _, reader, _ in jobs[8:12]))  # those have ended
+            for job, reader, wanted in jobs:
+                assert await asyncio.wait_for(reader, 30) == wanted
+                assert list((await job.result(timeout=30)).token_ids) == wanted
+        until(lambda: [worker.info().stats["running"] for worker in workers] == [0, 0])
+
+
+async def heard(job: AsyncJob) -> list[int]:
+    return [token async for event in job.stream() for token in event.token_ids]
 
 
 def test_tokens_that_the_server_lost_are_sent_again(queue: Queue, start_worker):

@@ -17,7 +17,7 @@ import openai
 import psutil
 import pytest
 import redis
-from killable_server import killable_server
+from killable_server import forgotten_by, killable_server
 from scripted_worker import MODEL, ScriptedWorker, whole_text
 from sse import read_events
 from waiting import until
@@ -218,6 +218,19 @@ async def test_a_server_that_restarts_loses_nothing(own_gateway, tmp_path):
             server.start()
             async with ScriptedWorker(server.url):
                 assert await asyncio.wait_for(reading, 15) == whole_text(4)
+
+
+async def test_a_server_that_forgets_a_job_hears_of_it_again(own_gateway, tmp_path):
+    with killable_server(tmp_path) as server:
+        url = own_gateway(redis_url=server.url)
+        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+            async with ScriptedWorker(server.url):
+                pass
+            with forgotten_by(server, tmp_path):
+                reply = await http.post("/v1/jobs", json={**HELLO_JOB, "sampling": {"max_tokens": 4}})
+                assert reply.status_code == 202
+            async with ScriptedWorker(server.url):
+                assert await asyncio.wait_for(_texts(http, reply.json()["links"]["stream"]), 15) == whole_text(4)
 
 
 HELLO_JOB = {"model": MODEL, "prompt": "hello"}

@@ -1,8 +1,11 @@
-"""A server to be killed, of which a test says that nothing it has answered is lost."""
+"""Servers to be killed: one that loses nothing it has answered, or as much as the test says."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from octavo.server import EmbeddedServer, find_binary
@@ -13,6 +16,19 @@ def killable_server(folder: Path) -> EmbeddedServer:
     holds writes back for as long as the disk is busy with a sync: on a slow one, a kill loses them (docs/protocol.md).
     """
     return EmbeddedServer(data_dir=folder / "data", binary=server_program(folder, "--appendfsync", "no"))
+
+
+@contextmanager
+def forgotten_by(server: EmbeddedServer, folder: Path) -> Iterator[None]:
+    """What a `killable_server(folder)` is told inside is gone afterwards: it is killed at the end and comes back with
+    what it knew at the beginning, as after a loss of power."""
+    log, kept = folder / "data" / "appendonlydir", folder / "kept"
+    shutil.copytree(log, kept)
+    yield
+    server.kill()
+    shutil.rmtree(log)
+    kept.rename(log)
+    server.start()
 
 
 def server_program(folder: Path, *options: str) -> Path:

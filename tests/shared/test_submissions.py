@@ -1,0 +1,138 @@
+"""Jobs that a server has accepted and then forgets; the real server, killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import fake_worker as fake
+import pytest
+import redis.asyncio
+from killable_server import forgotten_by, killable_server
+
+from octavo import AsyncClient, JobNotFound, submissions
+from octavo.client import AsyncJob
+from octavo.connection import connect
+from octavo.protocol import Retention
+from octavo.server import EmbeddedServer
+
+
+@asynccontextmanager
+async def service(
+    folder: Path, retention: Retention | None = None
+) -> AsyncIterator[tuple[EmbeddedServer, AsyncClient, redis.asyncio.Redis]]:
+    with killable_server(folder) as server:
+        async with AsyncClient(server.url, retention=retention) as client, connect(server.url) as connection:
+            await fake.register(connection)
+            yield server, client, connection
+
+
+async def submit(client: AsyncClient, prompt: str, **fields: object) -> AsyncJob:
+    return await client.submit(prompt, model=fake.MODEL, max_tokens=20, seed=3, **fields)
+
+
+async def tokens(job: AsyncJob) -> list[int]:
+    return [token async for event in job.stream() for token in event.token_ids]
+
+
+def expected(prompt: str) -> list[int]:
+    request = fake.JobRequest(model=fake.MODEL, prompt=prompt)
+    return [fake.token_of(request, 3, i) for i in range(20)]
+
+
+async def listed(client: AsyncClient, count: int) -> set[str]:
+    """The ids of all jobs, once there are so many."""
+    async with asyncio.timeout(10):
+        while len(jobs := await client.jobs()) < count:  # noqa: ASYNC110 - the server is another process
+            await asyncio.sleep(0.02)
+    return {job.id for job in jobs}
+
+
+@pytest.mark.parametrize("follow", [False, True])
+async def test_its_readers_do_not_notice(tmp_path: Path, follow: bool) -> None:
+    async with service(tmp_path) as (server, client, connection):
+        with forgotten_by(server, tmp_path):
+            job = await submit(client, "a", follow=follow)
+            reader = asyncio.create_task(tokens(job))
+            async with fake.fake_worker(connection, delay=0.01):
+                while (await job.info()).tokens < 5:  # noqa: ASYNC110 - the server is another process
+                    await asyncio.sleep(0.01)
+        assert not reader.done()
+        async with fake.fake_worker(connection):
+            assert await asyncio.wait_for(reader, 10) == expected("a")
+            result = await job.result(timeout=5)
+        assert list(result.token_ids) == expected("a")
+
+
+async def test_it_has_them_again_although_nobody_asks(tmp_path: Path) -> None:
+    async with service(tmp_path) as (server, client, _):
+        with forgotten_by(server, tmp_path):
+            jobs = [await submit(client, str(i)) for i in range(70)]
+            cancelled = await submit(client, "no more")
+            await cancelled.cancel()
+        assert await listed(client, len(jobs)) == {job.id for job in jobs}
+        with pytest.raises(JobNotFound):
+            await cancelled.info()
+
+
+@pytest.mark.parametrize("ask", ["info", "result", "stream"])
+async def test_whoever_asks_at_once_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+    monkeypatch.setattr(submissions, "_PING_S", 60.0)
+    async with service(tmp_path) as (server, client, connection):
+        with forgotten_by(server, tmp_path):
+            job = await submit(client, "a")
+        async with fake.fake_worker(connection):
+            if ask == "info":
+                assert (await job.info()).id == job.id
+            elif ask == "result":
+                assert list((await job.result(timeout=10)).token_ids) == expected("a")
+            else:
+                assert await asyncio.wait_for(tokens(job), 10) == expected("a")
+
+
+async def test_what_it_still_knows_is_not_made_again(tmp_path: Path) -> None:
+    async with service(tmp_path) as (server, client, connection):
+        async with fake.fake_worker(connection):
+            job = await submit(client, "a")
+            await job.result(timeout=10)
+        before = await job.info()
+        server.restart()
+        other = await submit(client, "b")
+        await asyncio.sleep(2.5)  # two pings
+        assert await job.info() == before
+        assert await listed(client, 2) == {job.id, other.id}
+        assert await client.queue_depths() == {fake.MODEL: 1}
+
+
+async def test_what_was_written_long_ago_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submissions, "_WRITTEN_S", 0.1)
+    monkeypatch.setattr(submissions, "_PING_S", 0.05)
+    async with service(tmp_path) as (server, client, _):
+        before = asyncio.all_tasks()
+        with forgotten_by(server, tmp_path):
+            job = await submit(client, "a")
+            async with asyncio.timeout(5):
+                while asyncio.all_tasks() != before:  # noqa: ASYNC110 - nobody keeps it
+                    await asyncio.sleep(0.02)
+        with pytest.raises(JobNotFound):
+            await job.info()
+        again = await submit(client, "b")  # and so on with the next one
+        with forgotten_by(server, tmp_path):
+            later = await submit(client, "c")
+        assert {again.id, later.id} <= await listed(client, 2)
+
+
+async def test_what_may_have_expired_is_not_made_again(tmp_path: Path) -> None:
+    async with service(tmp_path, Retention(stream_s=1, result_s=1, idempotency_s=1)) as (server, client, connection):
+        job = await submit(client, "a")
+        async with fake.fake_worker(connection):
+            await job.result(timeout=10)
+        await asyncio.sleep(1.2)
+        await client.reap()
+        server.restart()
+        await asyncio.sleep(1.5)  # a ping, which does not come back
+        with pytest.raises(JobNotFound):
+            await job.info()
+        assert await client.jobs() == []
