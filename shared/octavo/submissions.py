@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import redis
 import redis.asyncio
 
-from octavo.connection import LOST, answered
+from octavo.connection import answered
 from octavo.errors import OctavoError
 from octavo.protocol import Call, Enqueued, run, run_many
 
 _WRITTEN_S = 5.0  # a busy disk delays a write by two seconds at most, and its sync comes within another
+_PATIENCE_S = 60.0  # how long one is kept that a server which came back refuses: it may not know the model yet
 _PING_S = 1.0
 _PAUSE_S = 0.2
 _BATCH = 64
@@ -27,7 +29,8 @@ _BATCH = 64
 class _Submission:
     call: Call[Enqueued]
     accepted_at: float
-    sent_at: float  # for the last time
+    keep_until: float
+    doubted: bool  # whether the server knows it
 
 
 class Submissions:
@@ -40,12 +43,15 @@ class Submissions:
         self._lifetime_s = lifetime_s
         self._kept: dict[str, _Submission] = {}  # by job id
         self._watching: asyncio.Task[None] | None = None
+        self._connected = False
+        self._wanted = asyncio.Event()
 
     def keep(self, job_id: str, call: Call[Enqueued]) -> None:
         """`call` has just made the job."""
         now = asyncio.get_running_loop().time()
-        self._kept[job_id] = _Submission(call, now, now)
-        if self._watching is None or self._watching.done():
+        self._kept[job_id] = _Submission(call, now, now + _WRITTEN_S, doubted=not self._connected)
+        self._wanted.set()
+        if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
 
     def forget(self, job_id: str) -> None:
@@ -54,14 +60,12 @@ class Submissions:
 
     async def restore(self, job_id: str) -> bool:
         """The server does not know a job: whether it does now, because it was one of these."""
-        submission = self._kept.get(job_id)
-        if submission is None or self._may_have_expired(submission):
-            return False
-        try:
-            enqueued = await run(self._commands, submission.call)
-        except OctavoError:  # its place may have been taken: it is as if it had never been
-            return False
-        return enqueued.job_id == job_id
+        while (submission := self._kept.get(job_id)) is not None and not self._may_have_expired(submission):
+            try:
+                return (await run(self._commands, submission.call)).job_id == job_id
+            except OctavoError:
+                await asyncio.sleep(_PAUSE_S)
+        return False
 
     async def close(self) -> None:
         """What is still kept is nobody's concern from here on."""
@@ -70,34 +74,47 @@ class Submissions:
             await asyncio.gather(self._watching, return_exceptions=True)
 
     async def _watch(self) -> None:
-        lost = False
-        while self._kept:
+        while True:
             try:
                 async with self._listener.client() as connection:  # one, so that its loss shows
-                    while self._kept:
-                        if lost:
-                            await self._submit_again()
-                        lost = False
+                    while True:
                         asked_at = asyncio.get_running_loop().time()
                         async with answered():
                             await connection.ping()
-                        self._forget_before(asked_at - _WRITTEN_S)
-                        await asyncio.sleep(_PING_S)
-            except LOST:
-                lost = True
+                        self._connected = True
+                        await self._submit_again()
+                        self._forget_until(asked_at)
+                        await self._rest()
+            except (redis.RedisError, OSError):
+                self._doubt()
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _submit_again(self) -> None:
-        now = asyncio.get_running_loop().time()
-        kept = [submission for submission in self._kept.values() if not self._may_have_expired(submission)]
-        for start in range(0, len(kept), _BATCH):
-            batch = kept[start : start + _BATCH]
-            await run_many(self._commands, [submission.call for submission in batch])
-            for submission in batch:
-                submission.sent_at = now
+    async def _rest(self) -> None:
+        if self._kept:
+            await asyncio.sleep(_PING_S)
+        else:
+            self._wanted.clear()
+            await self._wanted.wait()
 
-    def _forget_before(self, moment: float) -> None:
-        for job_id in [job_id for job_id, submission in self._kept.items() if submission.sent_at <= moment]:
+    def _doubt(self) -> None:
+        self._connected = False
+        now = asyncio.get_running_loop().time()
+        for submission in self._kept.values():
+            submission.doubted, submission.keep_until = True, now + _PATIENCE_S
+
+    async def _submit_again(self) -> None:
+        """What the server may have forgotten. It is asked again next time if the server refuses it now."""
+        doubted = [one for one in self._kept.values() if one.doubted and not self._may_have_expired(one)]
+        for start in range(0, len(doubted), _BATCH):
+            batch = doubted[start : start + _BATCH]
+            outcomes = await run_many(self._commands, [one.call for one in batch])
+            now = asyncio.get_running_loop().time()
+            for one, outcome in zip(batch, outcomes, strict=True):
+                if not isinstance(outcome, Exception):
+                    one.doubted, one.keep_until = False, now + _WRITTEN_S
+
+    def _forget_until(self, moment: float) -> None:
+        for job_id in [job_id for job_id, one in self._kept.items() if one.keep_until <= moment]:
             del self._kept[job_id]
 
     def _may_have_expired(self, submission: _Submission) -> bool:

@@ -199,6 +199,17 @@ async def test_server_that_forgets_its_last_second(tmp_path: Path, start_worker)
         until(lambda: [worker.info().stats["running"] for worker in workers] == [0, 0])
 
 
+async def test_server_that_forgets_everything_hears_of_models_and_jobs_again(tmp_path: Path, start_worker):
+    with killable_server(tmp_path) as server:
+        async with AsyncClient(server.url) as client:
+            with forgotten_by(server, tmp_path):
+                worker = start_worker(SLOW, url=server.url).wait_ready()
+                job = await client.submit(list(PROMPT), model=MODEL, seed=1, max_tokens=60, ignore_eos=True)
+            assert await asyncio.wait_for(heard(job), 30) == expected(list(PROMPT), 60)
+            assert [card.name for card in await client.models()] == [MODEL]
+            assert "has forgotten the model demo" in worker.log
+
+
 async def heard(job: AsyncJob) -> list[int]:
     return [token async for event in job.stream() for token in event.token_ids]
 

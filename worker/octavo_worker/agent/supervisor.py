@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from octavo import wire
-from octavo.connection import connect, outage
+from octavo.connection import answered, connect, outage
 from octavo.fleet import describe_mix, live_workers, mixed_numerics
 from octavo.models import ModelCard, WorkerInfo
 from octavo.protocol import Cell, run
@@ -42,6 +42,7 @@ from octavo_worker.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 _CONNECT_RETRY_S = 3.0
+_KNOWN_EVERY_S = 1.0
 _REAP_EVERY_S = 0.25  # what a takeover waits beyond the lease
 _FLUSH_S = 1.0
 _ENGINE_EXIT_S = 3.0
@@ -169,6 +170,7 @@ class Supervisor:
                 self._agent.publisher.run(),
                 self._agent.progress.run(),
                 self._reap(),
+                self._stay_known(),
                 self._watch(),
                 self._inbox.run(),
             )
@@ -271,14 +273,17 @@ class Supervisor:
             else:
                 return
 
-    async def _register(self, ready: Ready) -> None:
-        card = ModelCard(
+    def _card(self, ready: Ready) -> ModelCard:
+        return ModelCard(
             name=self._model,
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
             has_tokenizer=self._prompts.tokenizer is not None,
             created_at=time.time(),
         )
+
+    async def _register(self, ready: Ready) -> None:
+        card = self._card(ready)
         while True:
             try:
                 await run(self._connection, self._cell.register_model(card))
@@ -288,6 +293,19 @@ class Supervisor:
                 break
         if not self._heartbeat.is_alive:
             self._heartbeat.start()
+
+    async def _stay_known(self) -> None:
+        """A server that came back without its data refuses jobs for a model until it hears of it again."""
+        while True:
+            await asyncio.sleep(_KNOWN_EVERY_S)
+            if self._limits is None:
+                continue
+            with contextlib.suppress(RedisError, OSError):
+                async with answered():
+                    known = await self._connection.hexists(self._cell.keys.models, self._model)
+                if not known:
+                    log.warning("the server has forgotten the model %s: telling it again", self._model)
+                    await run(self._connection, self._cell.register_model(self._card(self._limits)))
 
     async def _compare_rounding(self) -> None:
         """Warn when workers of this model round differently; whoever starts last says it."""
