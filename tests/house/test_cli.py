@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from cli_driver import Cli
 from loading_server import loading_server
+
+from octavo.server import EmbeddedServer
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -171,6 +174,20 @@ def test_doctor_asks_for_patience_while_the_server_loads(cli: Cli, tmp_path: Pat
         findings = {finding["name"]: finding for finding in cli.json("doctor", "--redis-url", url)["findings"]}
     assert findings["redis"]["state"] == "warning"
     assert "still loading" in findings["redis"]["found"]
+
+
+def test_doctor_tells_whether_the_server_keeps_jobs(cli: Cli, tmp_path: Path) -> None:
+    with EmbeddedServer(data_dir=tmp_path) as server, redis.Redis.from_url(server.url) as connection:
+
+        def finding() -> dict[str, str]:
+            found = cli.json("doctor", "--redis-url", server.url)["findings"]
+            return next(finding for finding in found if finding["name"] == "safety")
+
+        assert finding()["state"] == "ok"
+        connection.config_set("maxmemory-policy", "allkeys-lru")
+        assert (finding()["state"], finding()["next_step"]) == ("warning", "set maxmemory-policy noeviction")
+        connection.config_set("appendonly", "no")
+        assert (finding()["state"], finding()["next_step"]) == ("warning", "set appendonly yes")
 
 
 def test_batch_answers_both_kinds_of_lines_and_reports_bad_ones(cli: Cli, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from redis.exceptions import RedisError
@@ -51,7 +51,7 @@ def doctor(
         _python(),
         *_guard("torch", _torch),
         *_guard("kernels", _kernels),
-        _redis(redis_url or default_url()),
+        *_redis(redis_url or default_url()),
         *_workers(redis_url or default_url()),
         _model(model),
         _disk(),
@@ -104,23 +104,33 @@ def _kernels() -> list[Finding]:
     return [Finding("kernels", "ok", f"built; CPU instructions in use: {level}")]
 
 
-def _redis(url: str) -> Finding:
+def _redis(url: str) -> list[Finding]:
     try:
         with connect_sync(url) as connection:
-            server = dict(connection.info("server", "persistence"))  # INFO is answered while the server loads, too
+            server = dict(connection.info("server", "persistence", "memory"))  # answered while it loads, too
     except (RedisError, ValueError) as error:
         step = "octavo up   (or set REDIS_URL to a running server)"
-        return Finding("redis", "error", f"{redacted(url)} cannot be reached ({type(error).__name__})", step)
+        return [Finding("redis", "error", f"{redacted(url)} cannot be reached ({type(error).__name__})", step)]
     name = "valkey" if "valkey_version" in server else "redis"
     version = str(server.get("valkey_version") or server["redis_version"])
     found = f"{name} {version} at {redacted(url)}"
     compatible = tuple(int(part) for part in str(server["redis_version"]).split(".")[:2])
     if compatible < _LEAST_SERVER:
-        return Finding("redis", "error", found, "octavo needs Redis 7.0 or newer, or Valkey")
+        return [Finding("redis", "error", found, "octavo needs Redis 7.0 or newer, or Valkey")]
     if server["loading"]:
         step = "wait; services and workers go on by themselves"
-        return Finding("redis", "warning", f"{found} is still loading what it holds", step)
-    return Finding("redis", "ok", found)
+        return [Finding("redis", "warning", f"{found} is still loading what it holds", step)]
+    return [Finding("redis", "ok", found), _safety(server)]
+
+
+def _safety(server: dict[str, Any]) -> Finding:
+    """Whether the server keeps jobs, by its INFO."""
+    if not server.get("aof_enabled"):
+        return Finding("safety", "warning", "all jobs are gone when the server's process ends", "set appendonly yes")
+    if (policy := server.get("maxmemory_policy")) != "noeviction":
+        found = f"the server drops jobs when its memory is full ({policy})"
+        return Finding("safety", "warning", found, "set maxmemory-policy noeviction")
+    return Finding("safety", "ok", "the server writes jobs down, and drops none when its memory is full")
 
 
 def _workers(url: str) -> list[Finding]:
