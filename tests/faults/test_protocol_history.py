@@ -18,7 +18,7 @@ import history_worker
 import pytest
 import redis.asyncio
 from history import Accepted, History, violations
-from killable_server import killable_server
+from killable_server import forgotten_by, killable_server
 
 from octavo import AsyncClient, JobRequest, SamplingParams, ServerUnavailable
 from octavo.connection import connect
@@ -84,13 +84,13 @@ async def fleet_of(url: str, folder: Path, size: int, *options: str) -> AsyncIte
         fleet.stop()
 
 
-async def submit(client: AsyncClient, count: int, length: int) -> History:
-    requests = [
-        JobRequest(model=fake.MODEL, prompt=f"p{i}", sampling=SamplingParams(max_tokens=length, seed=i))
-        for i in range(count)
-    ]
-    jobs = await client.submit_many(requests, tenant="t", idempotency_keys=[f"k{i}" for i in range(count)])
-    tokens = [[fake.token_of(request, i, k) for k in range(length)] for i, request in enumerate(requests)]
+async def submit(client: AsyncClient, count: int, length: int, first: int = 0) -> History:
+    requests = {
+        i: JobRequest(model=fake.MODEL, prompt=f"p{i}", sampling=SamplingParams(max_tokens=length, seed=i))
+        for i in range(first, first + count)
+    }
+    jobs = await client.submit_many([*requests.values()], tenant="t", idempotency_keys=[f"k{i}" for i in requests])
+    tokens = [[fake.token_of(request, i, k) for k in range(length)] for i, request in requests.items()]
     return History({job.id: want for job, want in zip(jobs, tokens, strict=True)})  # type: ignore[union-attr]
 
 
@@ -172,6 +172,37 @@ async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: P
     assert statuses.count("completed") > 500
     assert statuses.count("cancelled") > 0
     assert len({write.job_id for write in fleet.writes() if write.attempt > 1}) > 50
+
+
+@pytest.mark.timeout(120)
+async def test_a_server_that_forgets_its_last_second_is_not_noticed(tmp_path: Path) -> None:
+    """Jobs that it had accepted in it, tokens and ends: all are there again, and only workers know that of before."""
+    random.seed(22)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with killable_server(tmp_path) as server:
+        async with AsyncClient(server.url) as client, connect(server.url) as connection:
+            await fake.register(connection)
+            history = await submit(client, 60, 40)
+            readers = [asyncio.create_task(listen(client, job, history.heard)) for job in history.reference]
+            async with fleet_of(server.url, logs, 3) as fleet:
+                await busy(client, 30)
+                for round_ in range(4):
+                    with forgotten_by(server, tmp_path):
+                        more = await submit(client, 30, 12, first=1000 * (1 + round_))
+                        history.reference |= more.reference
+                        readers += [asyncio.create_task(listen(client, job, history.heard)) for job in more.reference]
+                        fleet.kill_one()
+                        await asyncio.sleep(random.uniform(0.5, 1.5))
+                    await asyncio.sleep(random.uniform(0.2, 1.0))
+                await asyncio.gather(*readers)
+                async with asyncio.timeout(60):
+                    while not all([(await client.info(job)).status.is_terminal for job in history.reference]):  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+            await collect(connection, history, fleet)
+    assert [problem for problem in violations(history) if not problem.startswith("one_owner")] == []
+    # and it was a real test: tokens were stored twice
+    assert any(problem.startswith("one_owner") for problem in violations(history))
 
 
 @pytest.mark.timeout(60)
