@@ -59,7 +59,7 @@ class _Reader:
     def offer(self, entry_id: bytes, payload: bytes) -> None:
         if entry_id == _PROGRESS:
             self.progress = payload
-            self._wake()
+            self.wake()
             return
         if self.behind:
             return
@@ -68,14 +68,14 @@ class _Reader:
             return
         self.live.append((entry_id, payload))
         self.progress = None  # what it foretold is here
-        self._wake()
+        self.wake()
 
     def fall_behind(self) -> None:
         self.behind = True
         self.live.clear()
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(None)
 
@@ -140,8 +140,10 @@ class Subscriber:
             self._unregister(reader)
 
     async def close(self) -> None:
-        """Stop listening. Streams that are still open get no more live events, and send nothing when they are left."""
+        """Stop listening. Whoever still waits for an event gets a RuntimeError; streams that are left send nothing."""
         self._closed = True
+        for reader in [reader for readers in self._readers.values() for reader in readers]:
+            reader.wake()
         tasks = [task for task in (self._listening, self._polling, *self._tasks) if task is not None]
         for task in tasks:
             task.cancel()
@@ -149,6 +151,8 @@ class Subscriber:
 
     async def _follow(self, reader: _Reader) -> AsyncGenerator[Event, None]:
         while True:
+            if self._closed:
+                raise RuntimeError(f"the client was closed while it followed job {reader.job_id}, which goes on")
             if reader.behind:
                 for event in await self._catch_up(reader):
                     yield event

@@ -206,6 +206,17 @@ def told(tokens: int, attempt: int = 1) -> Progress:
     return Progress(attempt=attempt, tokens=tokens, score=-1.5, finished=2, text="so far")
 
 
+async def test_a_reader_is_told_that_its_client_was_closed(redis_url: str, connection: Any) -> None:
+    async with AsyncClient(redis_url) as client:
+        job = await client.submit("a", model=fake.MODEL, max_tokens=9)
+        readers = [asyncio.create_task(collected(job.events())) for _ in range(2)]
+        await append(connection, await claimed(connection), 0, [7])
+        await asyncio.sleep(0.2)  # they wait for the next token
+    for reader in readers:
+        with pytest.raises(RuntimeError, match="closed while it followed"):
+            await asyncio.wait_for(reader, 5)
+
+
 async def test_a_stream_that_is_left_after_its_client_sends_nothing(redis_url: str, connection: Any) -> None:
     async with AsyncClient(redis_url) as client:
         job = await client.submit("a", model=fake.MODEL, max_tokens=9)
