@@ -160,6 +160,7 @@ class AsyncClient:
             return error
 
     async def _enqueue_all(self, calls: Sequence[Call[Enqueued] | OctavoError]) -> list[AsyncJob | OctavoError]:
+        self._submissions.begin()
         with self._errors():
             sent: list[Call[Enqueued]] = [call for call in calls if isinstance(call, Call)]
             outcomes = await run_many(self._redis, sent)

@@ -46,13 +46,16 @@ class Submissions:
         self._connected = False
         self._wanted = asyncio.Event()
 
+    def begin(self) -> None:
+        """Jobs are about to be submitted: from now on, or soon, the loss of the connection shows."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
     def keep(self, job_id: str, call: Call[Enqueued]) -> None:
         """`call` has just made the job."""
         now = asyncio.get_running_loop().time()
         self._kept[job_id] = _Submission(call, now, now + _WRITTEN_S, doubted=not self._connected)
         self._wanted.set()
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._watch())
 
     def forget(self, job_id: str) -> None:
         """Nobody wants the job any more."""
