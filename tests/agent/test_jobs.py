@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -154,6 +155,13 @@ def test_tokens_after_a_stop_string_are_ignored_and_the_engine_is_told_once():
     assert item.chunk.text == "one "
     assert item.chunk.finish_reason == "stop"
     assert len(item.chunk.token_ids) == told.index(True) + 1
+
+
+def test_the_engine_tells_two_claims_of_a_job_apart_whatever_the_server_says_of_attempts():
+    job = new_job(1)
+    again = ActiveJob(replace(job.claim, token="another"))
+    assert (again.claim.job_id, again.claim.attempt) == (job.claim.job_id, job.claim.attempt)
+    assert again.request_id != job.request_id
 
 
 def test_a_cancelled_job_sends_nothing_new_but_settles_what_may_be_stored():

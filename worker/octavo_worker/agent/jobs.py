@@ -90,7 +90,7 @@ class ActiveJob:
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.request_id = f"{claim.job_id}#{claim.attempt}"
+        self.request_id = f"{claim.job_id}#{claim.token}"  # a server that forgets counts an attempt twice
         self.prompt: list[int] = []
         self.sequences: list[GeneratedSequence] = []
         self.stored = 0  # tokens that the server holds, by its last reply
