@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,11 +42,16 @@ _POLL_BATCH = 200
 
 @dataclass(eq=False)
 class _Reader:
-    """One consumer of one stream. `behind`: something is missing, read the stream from `offset`."""
+    """One consumer of one stream. `behind`: something is missing, read the stream from `read`.
+
+    `offset` counts what the consumer has and `read` what was read of the stream. They are the same but after
+    `start_over`, until all is read again that is `known` of each sequence.
+    """
 
     keys: Keys
     job_id: str
-    offset: int
+    first: int
+    turn: int = 0  # how often it was read from the beginning
     behind: bool = True
     ended: bool = False
     live: deque[tuple[bytes, bytes]] = field(default_factory=deque)
@@ -55,6 +60,35 @@ class _Reader:
     begun: bool = False
     poll_at: float = 0.0
     poll_every: float = _POLL_S[0]
+
+    def __post_init__(self) -> None:
+        self.offset = self.read = self.first
+        self.heard: Counter[int] = Counter()  # tokens of each sequence
+        self.known: Counter[int] = Counter()
+
+    def take(self, event: Event) -> Event | None:
+        """What the consumer does not have of the next event of the stream."""
+        self.read = event.offset
+        if event.chunk is None:
+            return event
+        index, count = event.chunk.index, len(event.chunk.token_ids)
+        if not self.known:
+            self.heard[index] += count
+            self.offset = event.offset
+            return event
+        known = min(self.known[index], count)
+        self.known -= Counter({index: known})
+        self.heard[index] += count - known
+        self.offset += count - known
+        return Event(offset=self.offset, chunk=event.chunk.after(known)) if known < count else None
+
+    def start_over(self) -> None:
+        """A server that comes back may have forgotten tokens. If their job was begun anew, those of each sequence are
+        the same, but between those of several sequences the order may be another one."""
+        if len(self.heard) > 1:
+            self.read, self.known = self.first, self.heard.copy()
+            self.turn += 1
+        self.fall_behind()
 
     def offer(self, entry_id: bytes, payload: bytes) -> None:
         if entry_id == _PROGRESS:
@@ -131,7 +165,6 @@ class Subscriber:
             self._register(reader)
         try:
             async for event in self._follow(reader):
-                reader.offset = event.offset
                 reader.ended = event.end is not None
                 yield event
                 if reader.ended:
@@ -154,16 +187,20 @@ class Subscriber:
             if self._closed:
                 raise RuntimeError(f"the client was closed while it followed job {reader.job_id}, which goes on")
             if reader.behind:
+                turn = reader.turn
                 for event in await self._catch_up(reader):
-                    yield event
+                    if reader.turn != turn:
+                        break
+                    if new := reader.take(event):
+                        yield new
             elif reader.live:
-                event = parse_entry(*reader.live.popleft(), reader.offset)
-                if event.end is None and event.offset <= reader.offset:
+                event = parse_entry(*reader.live.popleft(), reader.read)
+                if event.end is None and event.offset <= reader.read:
                     continue  # known already
-                if event.offset - len(event.token_ids) != reader.offset:
+                if event.offset - len(event.token_ids) != reader.read:
                     reader.fall_behind()
-                else:
-                    yield event
+                elif new := reader.take(event):
+                    yield new
             elif reader.progress is not None:
                 told, reader.progress = wire.decode_progress(reader.progress), None
                 yield Event(offset=reader.offset, progress=told)
@@ -205,17 +242,17 @@ class Subscriber:
                 raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
         pipeline = self._commands.pipeline(transaction=False)
         pipeline.hmget(reader.keys.job(reader.job_id), "st", "pg")
-        pipeline.xrange(*page_query(reader.job_id, reader.offset))
+        pipeline.xrange(*page_query(reader.job_id, reader.read))
         async with answered():
             (status, reader.progress), entries = await pipeline.execute()
-        return status is not None and JobStatus(status.decode()).is_terminal, parse_entries(entries, reader.offset)
+        return status is not None and JobStatus(status.decode()).is_terminal, parse_entries(entries, reader.read)
 
     async def _from_result(self, reader: _Reader) -> list[Event]:
         """What is left of a job whose stream has expired."""
         data: Any = await self._commands.get(reader.keys.result(reader.job_id))
         if data is None:
             raise JobNotFound(f"job {reader.job_id} has ended and its tokens have expired")
-        return events_of_result(*wire.decode_result(data), after=reader.offset)
+        return events_of_result(*wire.decode_result(data), after=reader.read)
 
     def _register(self, reader: _Reader) -> None:
         self._readers.setdefault(reader.job_id, []).append(reader)
@@ -263,15 +300,15 @@ class Subscriber:
                 await channel.ping()
             elif message["type"] == "subscribe":
                 self._hearing = True
-                self._fall_behind()  # whatever was published before this moment went unheard
+                self._start_over()  # whatever was published before this moment went unheard
             elif message["type"] == "message":
                 self._deliver(message["data"])
             quiet = message is None
 
-    def _fall_behind(self) -> None:
+    def _start_over(self) -> None:
         for readers in self._readers.values():
             for reader in readers:
-                reader.fall_behind()
+                reader.start_over()
 
     def _deliver(self, data: bytes) -> None:
         with suppress(MalformedMessage):  # a stranger on the channel: the poll makes up for it
@@ -305,5 +342,5 @@ class Subscriber:
         for reader, (status, tokens) in zip(readers, states, strict=True):
             reader.poll_every = min(2 * reader.poll_every, _POLL_S[1])
             reader.poll_at = now + reader.poll_every
-            if status is None or JobStatus(status.decode()).is_terminal or int(tokens) != reader.offset:
+            if status is None or JobStatus(status.decode()).is_terminal or int(tokens) != reader.read:
                 reader.fall_behind()

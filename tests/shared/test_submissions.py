@@ -12,10 +12,10 @@ import pytest
 import redis.asyncio
 from killable_server import forgotten_by, killable_server
 
-from octavo import AsyncClient, JobNotFound, submissions
+from octavo import AsyncClient, JobNotFound, JobStatus, submissions
 from octavo.client import AsyncJob
 from octavo.connection import connect
-from octavo.protocol import Retention
+from octavo.protocol import Claim, Retention, run
 from octavo.server import EmbeddedServer
 
 
@@ -64,6 +64,45 @@ async def test_its_readers_do_not_notice(tmp_path: Path, follow: bool) -> None:
             assert await asyncio.wait_for(reader, 10) == expected("a")
             result = await job.result(timeout=5)
         assert list(result.token_ids) == expected("a")
+
+
+async def test_sequences_may_come_in_another_order_the_second_time(tmp_path: Path) -> None:
+    heard: dict[int, list[int]] = {0: [], 1: []}
+    offsets = [0]
+
+    async def listen(job: AsyncJob) -> None:
+        async for event in job.events():
+            heard[event.index] += event.token_ids
+            offsets.append(event.offset)
+
+    async with service(tmp_path) as (server, client, connection):
+        with forgotten_by(server, tmp_path):
+            job = await client.submit("a", model=fake.MODEL, max_tokens=5, n=2)
+            reader = asyncio.create_task(listen(job))
+            await write(connection, (0, [1, 2, 3]), (1, [11]))
+            while len(offsets) < 3:  # noqa: ASYNC110 - the server is another process
+                await asyncio.sleep(0.01)
+        await listed(client, 1)
+        claim = await write(connection, (0, [1]), (1, [11, 12, 13]), (0, [2, 3, 4, 5]), (1, [14, 15]))
+        terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=10))
+        assert await run(connection, fake.CELL.finish(job.id, claim.token, terminal, b"unused"))
+        await asyncio.wait_for(reader, 10)
+    assert heard == {0: [1, 2, 3, 4, 5], 1: [11, 12, 13, 14, 15]}
+    assert offsets == sorted(offsets)
+    assert offsets[-1] == 10
+
+
+async def write(connection: redis.asyncio.Redis, *chunks: tuple[int, list[int]]) -> Claim:
+    """Claims the job that waits and stores these tokens of these sequences."""
+    call = fake.CELL.claim(fake.MODEL, "w", max_jobs=1, max_tokens=99, lease_ms=60_000, idle=True)
+    (claim,) = (await run(connection, call)).jobs
+    offset = 0
+    for index, tokens in chunks:
+        chunk = fake.chunk_of(tokens, last=False).model_copy(update={"index": index})
+        (reply,) = await run(connection, fake.CELL.append([fake.Append(claim.job_id, claim.token, offset, chunk)]))
+        assert reply.state == "ok"
+        offset = reply.offset
+    return claim
 
 
 async def test_it_has_them_again_although_nobody_asks(tmp_path: Path) -> None:
