@@ -19,6 +19,11 @@ from octavo.protocol import Claim, Retention, run
 from octavo.server import EmbeddedServer
 
 
+@pytest.fixture(autouse=True)
+def pings_follow_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submissions, "_PING_S", 0.1)
+
+
 @asynccontextmanager
 async def service(
     folder: Path, retention: Retention | None = None
@@ -121,7 +126,7 @@ async def test_one_that_is_refused_at_first_is_submitted_until_it_is_taken(tmp_p
         with forgotten_by(server, tmp_path):
             await fake.register(connection, "late")
             job = await client.submit("a", model="late")
-        await asyncio.sleep(1.5)  # a ping and an answer that there is no such model
+        await asyncio.sleep(0.5)  # pings, and answers that there is no such model
         assert await client.jobs() == []
         await fake.register(connection, "late")
         assert await listed(client, 1) == {job.id}
@@ -150,7 +155,7 @@ async def test_what_it_still_knows_is_not_made_again(tmp_path: Path) -> None:
         before = await job.info()
         server.restart()
         other = await submit(client, "b")
-        await asyncio.sleep(2.5)  # two pings
+        await asyncio.sleep(0.5)  # pings
         assert await job.info() == before
         assert await listed(client, 2) == {job.id, other.id}
         assert await client.queue_depths() == {fake.MODEL: 1}
@@ -158,11 +163,11 @@ async def test_what_it_still_knows_is_not_made_again(tmp_path: Path) -> None:
 
 async def test_what_was_written_long_ago_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submissions, "_WRITTEN_S", 0.1)
-    monkeypatch.setattr(submissions, "_PING_S", 0.05)
     async with service(tmp_path) as (server, client, _):
         with forgotten_by(server, tmp_path):
             job = await submit(client, "a")
-            await asyncio.sleep(1.0)
+            while client._submissions._kept:  # noqa: ASYNC110 - until it has been a while
+                await asyncio.sleep(0.02)
         with pytest.raises(JobNotFound):
             await job.info()
         again = await submit(client, "b")  # and so on with the next one
@@ -179,7 +184,7 @@ async def test_what_may_have_expired_is_not_made_again(tmp_path: Path) -> None:
         await asyncio.sleep(1.2)
         await client.reap()
         server.restart()
-        await asyncio.sleep(1.5)  # a ping, which does not come back
+        await asyncio.sleep(0.5)  # pings, of which the first does not come back
         with pytest.raises(JobNotFound):
             await job.info()
         assert await client.jobs() == []
