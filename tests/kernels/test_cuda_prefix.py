@@ -153,11 +153,37 @@ def test_runs_of_several_groups_and_what_does_not_merge():
     batch.check(softcap=2.0)  # by the kernel that merges nothing
 
 
-def merges_runs(batch: Grouped, tiles: int) -> bool:
-    """Whether runs are merged for so many tiles of rows, as on Hopper, or none elsewhere."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("prefixes", "members", "pairs"),
+    [
+        ([1536], [(0, 1540 + i, 1) for i in range(50)], True),
+        ([4608], [(0, 4620 + i, 1) for i in range(33)] + [LONG], True),  # runs, and a chunk beside them
+        ([1536, 512], [(i % 3 // 2, 1540 + i, 1) for i in range(150)], True),  # four tiles and two
+        ([1536, 512], [(i % 2, 1540 + i, 1) for i in range(100 + 2 * 20)], False),  # three and three
+    ],
+)
+def test_tiles_in_pairs(monkeypatch, prefixes, members, pairs, head_dim, dtype):
+    """Two blocks bring keys and values for each other where every group has an even number of tiles of rows."""
+    monkeypatch.setattr(AttentionPlan, "few_rows", 0)
+    batch = Grouped(prefixes, members, heads=8, kv_heads=2, head_dim=head_dim, dtype=dtype)
+    batch.q[::3] *= 8
+    batch.check()
+    assert header(batch)[-2] == (pairs and torch.cuda.get_device_capability()[0] == 9)
+    first = batch.attend()
+    assert all(torch.equal(batch.attend(), first) for _ in range(10))
+
+
+def header(batch: Grouped) -> list[int]:
     plan = batch.plan(shared_prefixes=True)
     plan.update(batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens)
-    return int(plan._header[-1]) == (tiles if torch.cuda.get_device_capability()[0] == 9 else 0)
+    return plan._header.tolist()
+
+
+def merges_runs(batch: Grouped, tiles: int) -> bool:
+    """Whether runs are merged for so many tiles of rows, as on Hopper, or none elsewhere."""
+    return header(batch)[-1] == (tiles if torch.cuda.get_device_capability()[0] == 9 else 0)
 
 
 @pytest.mark.parametrize("block", [32, 128])

@@ -85,6 +85,7 @@ struct PlanHeader {
   int decode_tokens;  // that the decode items cover
   int runs, first_run;  // so many times kRun items, from `first_run` on, are a run of chunks of one sequence
   int alone;            // whether the items are so many and so short that warps take them alone
+  int prefix_pairs;     // whether prefix items come in pairs with the same keys and values
   int prefix_runs;      // so many prefix items, which come first, are runs of kRun chunks
 };
 

@@ -86,7 +86,7 @@ struct State {
 };
 
 // How many multiprocessors work at the tiles of prefixes. Work that does not come out even is given to fewer; runs, which
-// take longest, come first.
+// take longest, come first. Pairs have two multiprocessors each.
 __device__ inline int prefix_blocks(const AttentionArgs& a, int multiprocessors) {
   const int items = a.header->prefix_items, runs = a.header->prefix_runs;
   if (items == 0) return 0;
@@ -95,8 +95,9 @@ __device__ inline int prefix_blocks(const AttentionArgs& a, int multiprocessors)
   // there they have as many as if warps took items alone.
   const int most = max(prefix_share(all, tokens, a.header->alone, multiprocessors),
                        min(prefix_share(all, tokens, true, multiprocessors), multiprocessors * 2 / 3));
-  const int tiles = (runs > 0 ? runs : items) * a.kv_heads, rounds = (tiles + most - 1) / most;
-  return (tiles + rounds - 1) / rounds;
+  const int width = a.header->prefix_pairs ? 2 : 1, wide = max(1, most / width);
+  const int tiles = (runs > 0 ? runs : items) * a.kv_heads / width, rounds = (tiles + wide - 1) / wide;
+  return (tiles + rounds - 1) / rounds * width;
 }
 
 // One query row of a tile: the token it comes from, its place among the sequence's packed rows (token x grouped head),

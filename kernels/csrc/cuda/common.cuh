@@ -256,6 +256,24 @@ __device__ inline void prefetch_bulk(const void* global, uint32_t bytes) {
 }
 // Orders earlier plain accesses to shared memory before later bulk copies into it.
 __device__ inline void fence_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Orders the making of barriers before `cluster_arrive`.
+__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Tells the cluster that this block's barriers are there, and waits for the others'.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Arrives at the barrier that another block of the cluster has at this address. What the thread has read before is read; what
+// it has written is not published, which would take a fence of the whole GPU each time.
+__device__ inline void barrier_arrive_in(int rank, uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
 #endif
 
 // Warps of a block that have different work may share its registers out unevenly, in fours; only in code for 90a.
@@ -332,6 +350,23 @@ cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, 
   cudaLaunchConfig_t config{};
   config.gridDim = grid, config.blockDim = dim3(threads), config.dynamicSmemBytes = shared_bytes;
   config.stream = stream, config.attrs = &overlap, config.numAttrs = device.major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// Launches blocks in clusters of `cluster`; they may begin before the stream's previous kernel has ended.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int bytes,
+                            cudaStream_t stream, const Arguments&... arguments) {
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster, attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks), config.blockDim = dim3(threads), config.dynamicSmemBytes = bytes;
+  config.stream = stream, config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

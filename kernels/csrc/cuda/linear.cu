@@ -130,7 +130,7 @@ struct Block : Portion {
   __device__ void init_barriers() const {
     for (int s = 0; s < cut.stages; ++s) barrier_init(full(s), 1), barrier_init(empty(s), kConsumers);
     for (int i = 0; i < L::kInboxes; ++i) barrier_init(received(i), 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    publish_barriers();
   }
 
   // Which chunk of which tile a stage is loaded with.

@@ -16,9 +16,6 @@ cudaError_t linear_held(const LinearArgs&, const Device&, cudaStream_t);
 
 #if OCTAVO_BULK_COPY
 
-// Tells the cluster that this block's barriers are there (which a fence has published), and waits for the others'.
-__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // Stores v in another block's shared memory, at the same address as in this one's, and tells that block's barrier.
 __device__ inline void send(uint32_t address, uint32_t barrier, int rank, float4 v) {
   asm volatile(
@@ -74,23 +71,6 @@ __device__ inline float4 load4(const void* base, int64_t at) {
 
 inline bool aligned(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
-}
-
-// Launches blocks in clusters of `cluster`; they may begin before the stream's previous kernel has ended.
-template <class... Parameters, class... Arguments>
-cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int bytes,
-                            cudaStream_t stream, const Arguments&... arguments) {
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = cluster, attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks), config.blockDim = dim3(threads), config.dynamicSmemBytes = bytes;
-  config.stream = stream, config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 }  // namespace octavo

@@ -114,7 +114,7 @@ struct Block : Thread<Plan> {
     for (int i = 0; i < plan.stages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), kWarps);
     for (int i = 0; i < kInboxes && kCluster > 1; ++i) barrier_init(received(i), 1);
     for (int i = 0; i < kDraws && dealt() > 0; ++i) barrier_init(telling(i), 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    publish_barriers();
     fence_bulk();
   }
 

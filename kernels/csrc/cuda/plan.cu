@@ -157,6 +157,7 @@ struct Group {
 // with the rows of all runs.
 struct GroupTotals {
   int items, tiles, runs, run_rows;
+  int odd;  // groups whose tiles of rows are
 };
 
 // Finds each group's rows and its first sequence.
@@ -176,6 +177,7 @@ __device__ void gather_groups(const PlanArgs& a, GroupTotals& totals) {
     atomicAdd(&totals.items, mine.items);
     atomicAdd(&totals.tiles, mine.row_tiles * mine.chunks);
     atomicAdd(&totals.runs, mine.run_tiles(true).count());
+    atomicAdd(&totals.odd, mine.row_tiles % 2);
     if (mine.row_tiles > 0) atomicAdd(&totals.run_rows, mine.rows * mine.runs(true));
   }
   __syncthreads();
@@ -264,8 +266,10 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   const bool in_runs = tiles_run(a, groups, all.prefix, tokens, alone);
   const int prefix_runs = in_runs ? groups.runs : 0;
   const int prefix_items = prefix_runs + (a.groups ? list_groups(a, starts, in_runs, prefix_runs) : 0);
+  // Neighbours in the list then have the same chunk.
+  const bool in_pairs = a.run_multiprocessors > 0 && prefix_items > 0 && groups.odd == 0 && all.prefix == 0;
   if (threadIdx.x == 0)
-    *a.header = {items, all.tiles, prefix_items + all.prefix, 0, tokens, runs, few, alone, prefix_runs};
+    *a.header = {items, all.tiles, prefix_items + all.prefix, 0, tokens, runs, few, alone, in_pairs, prefix_runs};
   for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {};
 
   if (all.tiles > 0) {

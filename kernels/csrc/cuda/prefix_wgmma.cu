@@ -6,8 +6,10 @@
 // results keep their bits. A block takes a whole multiprocessor, but only so many of them work as tensor cores are needed
 // (`prefix_blocks`): on the others the decode kernel streams what the sequences do not share.
 //
-// All that comes out of the L2 counts, as that stream does, too. So where there are enough, items are runs of chunks, merged
-// as the fold would: queries are read once for them, and one result is written and folded instead of each chunk's.
+// All that comes out of the L2 counts, as that stream does, too. So two blocks of a cluster work at tiles with the same keys
+// and values, and each brings half of these for both, where every group has an even number of tiles of rows. And items are
+// runs of chunks, where there are enough, merged as the fold would: queries are read once for them, and one result is
+// written and folded instead of each chunk's.
 #include "buffer_ring.cuh"
 #include "chunk.cuh"
 #include "prefix.cuh"
@@ -26,6 +28,7 @@ constexpr int kSlices = 4, kKeys = kSlices * kSlice;  // of one tile
 constexpr int kPerLane = kChunk / kLanes / kKeys;     // tiles
 constexpr int kTiles = kLanes * kPerLane;
 constexpr int kStages = 4, kQueryStages = 2;
+constexpr int kPair = 2;  // blocks of a cluster
 constexpr int kColumns = map_columns(64);  // as for 128
 static_assert(kPerLane == 2 && kTiles % (2 * kStages) == 0 && prefix_rows(64) == kTileRows && prefix_rows(128) == kTileRows);
 
@@ -56,19 +59,23 @@ struct Rings {
         tiles(shared + Layout<D>::kBarriersAt + 8 * 2 * kQueryStages * kConsumers, kStages) {}
 };
 
-// The items of a block: every so many'th of the list, for one KV head each.
+// The items of a block: every so many'th of the list, or one of every so many'th pair of the list, for one KV head each.
 struct Work {
   const AttentionArgs& a;
-  const int step, runs;
+  const int pairs;       // 1: items of a pair are worked at together; 0: each alone
+  const int step, runs;  // in pairs, if they are
   const int rounds;
 
   __device__ Work(const AttentionArgs& args)
-      : a(args), step(prefix_blocks(a, gridDim.x)), runs(a.header->prefix_runs * a.kv_heads),
-        rounds(int(blockIdx.x) < step ? (a.header->prefix_items * a.kv_heads - int(blockIdx.x) + step - 1) / step : 0) {}
-  __device__ int index(int round) const { return int(blockIdx.x) + round * step; }
+      : a(args), pairs(a.header->prefix_pairs), step(prefix_blocks(a, gridDim.x) >> pairs),
+        runs(a.header->prefix_runs * a.kv_heads >> pairs),
+        rounds(place() < step ? ((a.header->prefix_items * a.kv_heads >> pairs) - place() + step - 1) / step : 0) {}
+  __device__ int place() const { return int(blockIdx.x) >> pairs; }
+  __device__ int rank() const { return int(blockIdx.x) & pairs; }
+  __device__ int index(int round) const { return place() + round * step; }
   __device__ int head(int round) const { return index(round) % a.kv_heads; }
   __device__ int chunks(int round) const { return index(round) < runs ? kRun : 1; }
-  __device__ const PrefixItem& item(int round) const { return a.prefix[index(round) / a.kv_heads]; }
+  __device__ const PrefixItem& item(int round) const { return a.prefix[(index(round) / a.kv_heads << pairs) + rank()]; }
   // With runs there is one stage of queries.
   __device__ int query_stage(int round) const { return runs > 0 ? 0 : round % kQueryStages; }
   __device__ uint32_t query_phase(int round) const { return (runs > 0 ? round : round / kQueryStages) & 1; }
@@ -105,6 +112,7 @@ struct TileLoader {
     if (work.rounds == 0) return;
     constexpr int boxes = kSlices * L::kParts;
     static_assert(boxes <= 32);
+    const bool brings = lane < boxes && (work.pairs == 0 || lane / (boxes / kPair) == work.rank());
     const int slice = lane % kSlices, part = lane / kSlices % L::kParts;
     const uint32_t mine = tiles + (part * kKeys + slice * kSlice) * kColumns * 2;
     auto bring_none = [&] {
@@ -126,8 +134,9 @@ struct TileLoader {
           barrier_wait(ring.empty_now(), ring.parity ^ 1);
           if (lane == 0) barrier_expect(ring.full_now(), L::kTileBytes);
           __syncwarp();
-          if (lane < boxes)
-            copy_box(mine + ring.stage * L::kTileBytes, map, part, token, of_head, from, ring.full_now());
+          const uint32_t to = mine + ring.stage * L::kTileBytes;
+          if (brings && work.pairs == 0) copy_box(to, map, part, token, of_head, from, ring.full_now());
+          else if (brings) copy_box_to_pair(to, map, part, token, of_head, from, ring.full_now());
           ring.advance();
         }
       }
@@ -200,7 +209,7 @@ struct Consumer {
   using L = Layout<D>;
   const AttentionArgs& a;
   const uint32_t shared;
-  const int warpgroup, lane;
+  const int warpgroup, lane, pairs;
   const float unit;
   const Rings<D> rings;
   const uint32_t my_queries;         // of this warpgroup in the first stage, over 16
@@ -210,12 +219,20 @@ struct Consumer {
   State<D, 2> st, sum;               // of the lane at hand, and of those before it
 
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
-      : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32), unit(score_unit(args)),
-        rings(base, warpgroup), my_queries(uniform((base + warpgroup * kRows * kColumns * 2) / 16)) {}
+      : a(args), shared(base), warpgroup(threadIdx.x / kWarpgroup - 1), lane(threadIdx.x % 32),
+        pairs(args.header->prefix_pairs), unit(score_unit(args)), rings(base, warpgroup),
+        my_queries(uniform(units(base + warpgroup * kRows * kColumns * 2))) {}
 
   __device__ void release(uint32_t barrier) {
     __syncwarp();
     if (lane == 0) barrier_arrive_once(barrier);
+  }
+  // Of a pair, either brings half of the tile: both wait for both.
+  __device__ void release_tile(int n) {
+    const uint32_t barrier = rings.tiles.empty + 8 * (n % kStages);
+    if (pairs == 0) return release(barrier);
+    __syncwarp();
+    if (lane < kPair) barrier_arrive_in(lane, barrier);
   }
   __device__ float (&scores())[kSlices * 8] { return reinterpret_cast<float(&)[kSlices * 8]>(s); }
   __device__ float (&outputs())[D / 2] { return reinterpret_cast<float(&)[D / 2]>(st.o); }
@@ -227,7 +244,7 @@ struct Consumer {
   __device__ int first_row() const { return threadIdx.x / 32 * 16 - kWarpgroup / 2; }  // of the tile, of this warp's
 
   __device__ void score(int query_stage, int n) {
-    const uint32_t k = uniform(keys(n) / 16);
+    const uint32_t k = uniform(units(keys(n)));
     const uint32_t q = my_queries + query_stage * (L::kQueryBytes / 16);
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
@@ -239,7 +256,7 @@ struct Consumer {
     products_commit();
   }
   __device__ void add_values(const uint32_t (&weights)[kSlices * 4], int n) {
-    const uint32_t v = uniform(values(n) / 16);
+    const uint32_t v = uniform(units(values(n)));
 #pragma unroll
     for (int j = 0; j < kSlices; ++j)
       wgmma_transposed(T{}, outputs(), weights + 4 * j, operand<128>(v + j * 128, kKeys * kColumns * 2));
@@ -417,7 +434,7 @@ struct Consumer {
     } else {
       st.l[0] = l[0], st.l[1] = l[1];
     }
-    release(rings.tiles.empty + 8 * (n % kStages));
+    release_tile(n);
     const bool ends = i + 1 == kPerLane && n + 1 == kTiles;  // the next tile is of another chunk
     if (ends && turn.waits) barrier_wait(rings.queries.full + 8 * turn.next_stage, turn.next_phase);
     products_begin();
@@ -464,6 +481,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   using L = Layout<D>;
   const uint32_t shared = shared_address(block_memory());
   const Rings<D> rings(shared);
+  const int pairs = a.header->prefix_pairs;
   if (threadIdx.x == 0) {
     for (int consumer = 0; consumer < kConsumers; ++consumer)
       for (int i = 0; i < kQueryStages; ++i) {
@@ -471,10 +489,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         barrier_init(queries.full + 8 * i, 32), barrier_init(queries.empty + 8 * i, 4);
       }
     for (int i = 0; i < kStages; ++i)
-      barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers);
-    fence_bulk();
+      barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers << pairs);
+    fence_bulk(), publish_barriers();
   }
   __syncthreads();
+  if (pairs) cluster_arrive(), cluster_wait();
   const int warp = threadIdx.x / 32;
   auto go_on = [] { wait_for_previous_kernel(), launch_next_kernel(); };
   if (warp < 4) {
@@ -494,6 +513,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     go_on();
     Consumer<T, D>(a, shared).run(Work(a));
   }
+  __syncwarp();
+  if (a.header->prefix_pairs) cluster_arrive(), cluster_wait();  // the other one may still tell of what it has read
 #endif
 }
 
@@ -504,9 +525,7 @@ cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t st
   if (error == cudaSuccess) error = describe_cache(values, a, a.cache.kv_stride, kSlice);
   if (error != cudaSuccess) return error;
   auto kernel = prefix_wgmma_kernel<T, D>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<D>::kBytes);
-  if (error != cudaSuccess) return error;
-  return launch_after(kernel, dim3(device.multiprocessors), kThreads, Layout<D>::kBytes, stream, a, keys, values);
+  return launch_clusters(kernel, kPair, device.multiprocessors, kThreads, Layout<D>::kBytes, stream, a, keys, values);
 }
 
 }  // namespace

@@ -23,6 +23,8 @@ __device__ inline uint64_t operand(uint32_t units, uint32_t columns = 16) {
   static_assert(row == 128 || row == 64);
   return uint64_t(units + (columns / 16 << 16)) | uint64_t(8 * row / 16 | (row == 128 ? 1u : 2u) << 30) << 32;
 }
+// An address over 16 as descriptors have room for it: in a cluster, it also tells the block.
+__device__ inline uint32_t units(uint32_t address) { return (address & 0x3ffff) / 16; }
 // Tells the compiler that all lanes hold the same value: descriptors are then made once a warp.
 __device__ inline uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
 
@@ -146,6 +148,15 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int col
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2,%3,%4,%5,%6}], "
       "[%7];" ::"r"(shared),
       "l"(&map), "r"(0), "r"(column), "r"(token), "r"(head), "r"(block), "r"(barrier)
+      : "memory");
+}
+// The same for both blocks of a cluster of two, each of which has the bytes reported to its own barrier.
+__device__ inline void copy_box_to_pair(uint32_t shared, const CUtensorMap& map, int column, int token, int head,
+                                        int block, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%2,%3,%4,%5,%6}], [%7], %8;" ::"r"(shared),
+      "l"(&map), "r"(0), "r"(column), "r"(token), "r"(head), "r"(block), "r"(barrier), "h"(uint16_t(3))
       : "memory");
 }
 
