@@ -30,7 +30,7 @@ class _Submission:
     call: Call[Enqueued]
     accepted_at: float
     keep_until: float
-    doubted: bool  # whether the server knows it
+    doubted: bool  # the server may have forgotten it
 
 
 class Submissions:

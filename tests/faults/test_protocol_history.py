@@ -18,7 +18,7 @@ import history_worker
 import pytest
 import redis.asyncio
 from history import Accepted, History, violations
-from killable_server import forgotten_by, killable_server
+from killable_server import forgotten_by, killable_service
 
 from octavo import AsyncClient, JobRequest, SamplingParams, ServerUnavailable
 from octavo.connection import connect
@@ -38,6 +38,9 @@ class Fleet:
     started: int = 0
     kills: int = 0
     pauses: int = 0
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
 
     def start(self) -> None:
         self.started += 1
@@ -138,32 +141,28 @@ async def collect(connection: redis.asyncio.Redis, history: History, fleet: Flee
 @pytest.mark.timeout(180)
 async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: Path) -> None:
     random.seed(20)
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    with killable_server(tmp_path) as server:
-        async with AsyncClient(server.url) as client, connect(server.url) as connection:
-            await fake.register(connection)
-            history = await submit(client, 600, 32)
-            readers = [asyncio.create_task(listen(client, job, history.heard)) for job in history.reference]
-            reaper = asyncio.create_task(reap(client))
-            cancelled = random.sample(sorted(history.reference), 20)
-            async with fleet_of(server.url, logs, 4) as fleet:
-                await busy(client, 48)
-                restarts = 0
-                for round_ in range(12):
-                    fleet.kill_one()
-                    if round_ % 4 == 1:
-                        await fleet.pause_one()
-                    if round_ % 4 == 3:
-                        server.restart()
-                        restarts += 1
-                    if round_ == 2:
-                        await asyncio.gather(*(client.cancel(job) for job in cancelled))
-                    await asyncio.sleep(random.uniform(0.2, 0.8))
-                disturbed = sum(not reader.done() for reader in readers)
-                await asyncio.gather(*readers)
-            reaper.cancel()
-            await collect(connection, history, fleet)
+    async with killable_service(tmp_path) as (server, client, connection):
+        history = await submit(client, 600, 32)
+        readers = [asyncio.create_task(listen(client, job, history.heard)) for job in history.reference]
+        reaper = asyncio.create_task(reap(client))
+        cancelled = random.sample(sorted(history.reference), 20)
+        async with fleet_of(server.url, tmp_path / "logs", 4) as fleet:
+            await busy(client, 48)
+            restarts = 0
+            for round_ in range(12):
+                fleet.kill_one()
+                if round_ % 4 == 1:
+                    await fleet.pause_one()
+                if round_ % 4 == 3:
+                    server.restart()
+                    restarts += 1
+                if round_ == 2:
+                    await asyncio.gather(*(client.cancel(job) for job in cancelled))
+                await asyncio.sleep(random.uniform(0.2, 0.8))
+            disturbed = sum(not reader.done() for reader in readers)
+            await asyncio.gather(*readers)
+        reaper.cancel()
+        await collect(connection, history, fleet)
     assert violations(history) == []
     # and it was a real test
     statuses = list(history.statuses.values())
@@ -178,28 +177,24 @@ async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: P
 async def test_a_server_that_forgets_its_last_second_is_not_noticed(tmp_path: Path) -> None:
     """Jobs that it had accepted in it, tokens and ends: all are there again, and only workers know that of before."""
     random.seed(22)
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    with killable_server(tmp_path) as server:
-        async with AsyncClient(server.url) as client, connect(server.url) as connection:
-            await fake.register(connection)
-            history = await submit(client, 60, 40)
-            readers = [asyncio.create_task(listen(client, job, history.heard)) for job in history.reference]
-            async with fleet_of(server.url, logs, 3) as fleet:
-                await busy(client, 30)
-                for round_ in range(4):
-                    with forgotten_by(server, tmp_path):
-                        more = await submit(client, 30, 12, first=1000 * (1 + round_))
-                        history.reference |= more.reference
-                        readers += [asyncio.create_task(listen(client, job, history.heard)) for job in more.reference]
-                        fleet.kill_one()
-                        await asyncio.sleep(random.uniform(0.5, 1.5))
-                    await asyncio.sleep(random.uniform(0.2, 1.0))
-                await asyncio.gather(*readers)
-                async with asyncio.timeout(60):
-                    while not all([(await client.info(job)).status.is_terminal for job in history.reference]):  # noqa: ASYNC110
-                        await asyncio.sleep(0.1)
-            await collect(connection, history, fleet)
+    async with killable_service(tmp_path) as (server, client, connection):
+        history = await submit(client, 60, 40)
+        readers = [asyncio.create_task(listen(client, job, history.heard)) for job in history.reference]
+        async with fleet_of(server.url, tmp_path / "logs", 3) as fleet:
+            await busy(client, 30)
+            for round_ in range(4):
+                with forgotten_by(server, tmp_path):
+                    more = await submit(client, 30, 12, first=1000 * (1 + round_))
+                    history.reference |= more.reference
+                    readers += [asyncio.create_task(listen(client, job, history.heard)) for job in more.reference]
+                    fleet.kill_one()
+                    await asyncio.sleep(random.uniform(0.5, 1.5))
+                await asyncio.sleep(random.uniform(0.2, 1.0))
+            await asyncio.gather(*readers)
+            async with asyncio.timeout(60):
+                while not all([(await client.info(job)).status.is_terminal for job in history.reference]):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        await collect(connection, history, fleet)
     assert [problem for problem in violations(history) if not problem.startswith("one_owner")] == []
     # and it was a real test: tokens were stored twice
     assert any(problem.startswith("one_owner") for problem in violations(history))

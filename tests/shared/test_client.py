@@ -13,7 +13,8 @@ from typing import Any
 import fake_worker as fake
 import pytest
 import redis.asyncio
-from killable_server import killable_server
+from fake_worker import expected
+from killable_server import killable_service
 from loading_server import loading_server
 
 from octavo import (
@@ -47,11 +48,6 @@ async def connection(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 async def client(redis_url: str, connection: redis.asyncio.Redis) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(redis_url) as opened:
         yield opened
-
-
-def expected(prompt: str, seed: int, count: int) -> list[int]:
-    request = JobRequest(model=fake.MODEL, prompt=prompt)
-    return [fake.token_of(request, seed, i) for i in range(count)]
 
 
 async def tokens(stream: Any) -> list[int]:
@@ -271,30 +267,23 @@ async def test_a_server_that_is_still_loading_is_not_one_to_start(tmp_path: Path
 
 
 async def test_streams_outlive_restarts_of_the_server(tmp_path: Path) -> None:
-    with killable_server(tmp_path) as server:
-        async with AsyncClient(server.url) as client, connect(server.url) as connection:
-            await fake.register(connection)
-            job = await client.submit("hi", model="toy", max_tokens=40, seed=5)
-            reader = asyncio.create_task(tokens(job.stream()))
-            (claim,) = (
-                await fake.run(
-                    connection,
-                    fake.CELL.claim("toy", "w", max_jobs=1, max_tokens=99, lease_ms=60_000, idle=True),
-                )
-            ).jobs
-            want = expected("hi", 5, 40)
-            for offset in range(40):
-                if offset % 10 == 5:
-                    server.restart()
-                chunk = fake.chunk_of([want[offset]], last=offset == 39)
-                call = fake.CELL.append([fake.Append(job.id, claim.token, offset, chunk)])
-                (reply,) = await fake.run(connection, call)
-                assert (reply.state, reply.offset) == ("ok", offset + 1)
-                await asyncio.sleep(0.01)
-            server.restart()
-            terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=40))
-            assert await fake.run(connection, fake.CELL.finish(job.id, claim.token, terminal, b"unused"))
-            assert await asyncio.wait_for(reader, 10) == want
+    async with killable_service(tmp_path) as (server, client, connection):
+        job = await client.submit("hi", model="toy", max_tokens=40, seed=5)
+        reader = asyncio.create_task(tokens(job.stream()))
+        claim = await fake.claimed(connection)
+        want = expected("hi", 5, 40)
+        for offset in range(40):
+            if offset % 10 == 5:
+                server.restart()
+            chunk = fake.chunk_of([want[offset]], last=offset == 39)
+            call = fake.CELL.append([fake.Append(job.id, claim.token, offset, chunk)])
+            (reply,) = await fake.run(connection, call)
+            assert (reply.state, reply.offset) == ("ok", offset + 1)
+            await asyncio.sleep(0.01)
+        server.restart()
+        terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=40))
+        assert await fake.run(connection, fake.CELL.finish(job.id, claim.token, terminal, b"unused"))
+        assert await asyncio.wait_for(reader, 10) == want
 
 
 def test_importing_octavo_imports_nothing_heavy() -> None:

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import fake_worker as fake
 import pytest
 import redis.asyncio
-from killable_server import forgotten_by, killable_server
+from killable_server import forgotten_by, killable_service
 
 from octavo import AsyncClient, JobNotFound, JobStatus, submissions
 from octavo.client import AsyncJob
-from octavo.connection import connect
 from octavo.protocol import Claim, Retention, run
-from octavo.server import EmbeddedServer
 
 
 @pytest.fixture(autouse=True)
 def pings_follow_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submissions, "_PING_S", 0.1)
-
-
-@asynccontextmanager
-async def service(
-    folder: Path, retention: Retention | None = None
-) -> AsyncIterator[tuple[EmbeddedServer, AsyncClient, redis.asyncio.Redis]]:
-    with killable_server(folder) as server:
-        async with AsyncClient(server.url, retention=retention) as client, connect(server.url) as connection:
-            await fake.register(connection)
-            yield server, client, connection
 
 
 async def submit(client: AsyncClient, prompt: str, **fields: object) -> AsyncJob:
@@ -40,11 +26,6 @@ async def submit(client: AsyncClient, prompt: str, **fields: object) -> AsyncJob
 
 async def tokens(job: AsyncJob) -> list[int]:
     return [token async for event in job.stream() for token in event.token_ids]
-
-
-def expected(prompt: str) -> list[int]:
-    request = fake.JobRequest(model=fake.MODEL, prompt=prompt)
-    return [fake.token_of(request, 3, i) for i in range(20)]
 
 
 async def listed(client: AsyncClient, count: int) -> set[str]:
@@ -57,7 +38,7 @@ async def listed(client: AsyncClient, count: int) -> set[str]:
 
 @pytest.mark.parametrize("follow", [False, True])
 async def test_its_readers_do_not_notice(tmp_path: Path, follow: bool) -> None:
-    async with service(tmp_path) as (server, client, connection):
+    async with killable_service(tmp_path) as (server, client, connection):
         with forgotten_by(server, tmp_path):
             job = await submit(client, "a", follow=follow)
             reader = asyncio.create_task(tokens(job))
@@ -66,9 +47,9 @@ async def test_its_readers_do_not_notice(tmp_path: Path, follow: bool) -> None:
                     await asyncio.sleep(0.01)
         assert not reader.done()
         async with fake.fake_worker(connection):
-            assert await asyncio.wait_for(reader, 10) == expected("a")
+            assert await asyncio.wait_for(reader, 10) == fake.expected("a", 3, 20)
             result = await job.result(timeout=5)
-        assert list(result.token_ids) == expected("a")
+        assert list(result.token_ids) == fake.expected("a", 3, 20)
 
 
 async def test_sequences_may_come_in_another_order_the_second_time(tmp_path: Path) -> None:
@@ -80,7 +61,7 @@ async def test_sequences_may_come_in_another_order_the_second_time(tmp_path: Pat
             heard[event.index] += event.token_ids
             offsets.append(event.offset)
 
-    async with service(tmp_path) as (server, client, connection):
+    async with killable_service(tmp_path) as (server, client, connection):
         with forgotten_by(server, tmp_path):
             job = await client.submit("a", model=fake.MODEL, max_tokens=5, n=2)
             reader = asyncio.create_task(listen(job))
@@ -99,8 +80,7 @@ async def test_sequences_may_come_in_another_order_the_second_time(tmp_path: Pat
 
 async def write(connection: redis.asyncio.Redis, *chunks: tuple[int, list[int]]) -> Claim:
     """Claims the job that waits and stores these tokens of these sequences."""
-    call = fake.CELL.claim(fake.MODEL, "w", max_jobs=1, max_tokens=99, lease_ms=60_000, idle=True)
-    (claim,) = (await run(connection, call)).jobs
+    claim = await fake.claimed(connection)
     offset = 0
     for index, tokens in chunks:
         chunk = fake.chunk_of(tokens, last=False).model_copy(update={"index": index})
@@ -111,7 +91,7 @@ async def write(connection: redis.asyncio.Redis, *chunks: tuple[int, list[int]])
 
 
 async def test_it_has_them_again_although_nobody_asks(tmp_path: Path) -> None:
-    async with service(tmp_path) as (server, client, _):
+    async with killable_service(tmp_path) as (server, client, _):
         with forgotten_by(server, tmp_path):
             jobs = [await submit(client, str(i)) for i in range(70)]
             cancelled = await submit(client, "no more")
@@ -122,7 +102,7 @@ async def test_it_has_them_again_although_nobody_asks(tmp_path: Path) -> None:
 
 
 async def test_one_that_is_refused_at_first_is_submitted_until_it_is_taken(tmp_path: Path) -> None:
-    async with service(tmp_path) as (server, client, connection):
+    async with killable_service(tmp_path) as (server, client, connection):
         with forgotten_by(server, tmp_path):
             await fake.register(connection, "late")
             job = await client.submit("a", model="late")
@@ -135,20 +115,20 @@ async def test_one_that_is_refused_at_first_is_submitted_until_it_is_taken(tmp_p
 @pytest.mark.parametrize("ask", ["info", "result", "stream"])
 async def test_whoever_asks_at_once_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
     monkeypatch.setattr(submissions, "_PING_S", 60.0)
-    async with service(tmp_path) as (server, client, connection):
+    async with killable_service(tmp_path) as (server, client, connection):
         with forgotten_by(server, tmp_path):
             job = await submit(client, "a")
         async with fake.fake_worker(connection):
             if ask == "info":
                 assert (await job.info()).id == job.id
             elif ask == "result":
-                assert list((await job.result(timeout=10)).token_ids) == expected("a")
+                assert list((await job.result(timeout=10)).token_ids) == fake.expected("a", 3, 20)
             else:
-                assert await asyncio.wait_for(tokens(job), 10) == expected("a")
+                assert await asyncio.wait_for(tokens(job), 10) == fake.expected("a", 3, 20)
 
 
 async def test_what_it_still_knows_is_not_made_again(tmp_path: Path) -> None:
-    async with service(tmp_path) as (server, client, connection):
+    async with killable_service(tmp_path) as (server, client, connection):
         async with fake.fake_worker(connection):
             job = await submit(client, "a")
             await job.result(timeout=10)
@@ -163,7 +143,7 @@ async def test_what_it_still_knows_is_not_made_again(tmp_path: Path) -> None:
 
 async def test_what_was_written_long_ago_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submissions, "_WRITTEN_S", 0.1)
-    async with service(tmp_path) as (server, client, _):
+    async with killable_service(tmp_path) as (server, client, _):
         with forgotten_by(server, tmp_path):
             job = await submit(client, "a")
             while client._submissions._kept:  # noqa: ASYNC110 - until it has been a while
@@ -177,7 +157,11 @@ async def test_what_was_written_long_ago_is_not_kept(tmp_path: Path, monkeypatch
 
 
 async def test_what_may_have_expired_is_not_made_again(tmp_path: Path) -> None:
-    async with service(tmp_path, Retention(stream_s=1, result_s=1, idempotency_s=1)) as (server, client, connection):
+    async with killable_service(tmp_path, Retention(stream_s=1, result_s=1, idempotency_s=1)) as (
+        server,
+        client,
+        connection,
+    ):
         job = await submit(client, "a")
         async with fake.fake_worker(connection):
             await job.result(timeout=10)

@@ -9,6 +9,7 @@ from typing import Any
 import fake_worker as fake
 import pytest
 import redis.asyncio
+from fake_worker import claimed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -40,14 +41,6 @@ async def listening(client: AsyncClient) -> None:
         await asyncio.sleep(0.002)
     await job.cancel()
     await collected(job.events())
-
-
-async def claimed(connection: redis.asyncio.Redis) -> Claim:
-    claims = await run(
-        connection, fake.CELL.claim(fake.MODEL, "w", max_jobs=1, max_tokens=99, lease_ms=9000, idle=True)
-    )
-    (claim,) = claims.jobs
-    return claim
 
 
 async def append(connection: redis.asyncio.Redis, claim: Claim, start: int, tokens: Sequence[int]) -> None:

@@ -23,6 +23,12 @@ def token_of(request: JobRequest, seed: int, position: int) -> int:
     return int.from_bytes(digest) >> 1
 
 
+def expected(prompt: str, seed: int, count: int) -> list[int]:
+    """The tokens of a job."""
+    request = JobRequest(model=MODEL, prompt=prompt)
+    return [token_of(request, seed, i) for i in range(count)]
+
+
 def text_of(token: int) -> str:
     return f"{token:x} "
 
@@ -36,6 +42,13 @@ def chunk_of(tokens: list[int], *, last: bool) -> Chunk:
 async def register(connection: redis.asyncio.Redis, model: str = MODEL) -> None:
     card = ModelCard(name=model, max_model_len=512, vocab_size=256, has_tokenizer=False, created_at=1.0)
     await run(connection, CELL.register_model(card))
+
+
+async def claimed(connection: redis.asyncio.Redis) -> Claim:
+    """The one job that waits."""
+    call = CELL.claim(MODEL, "w", max_jobs=1, max_tokens=99, lease_ms=60_000, idle=True)
+    (claim,) = (await run(connection, call)).jobs
+    return claim
 
 
 async def generate(connection: redis.asyncio.Redis, claim: Claim, *, delay: float, step: int) -> None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import fake_worker as fake
+import redis.asyncio
+
+from octavo import AsyncClient
+from octavo.connection import connect
+from octavo.protocol import Retention
 from octavo.server import EmbeddedServer, find_binary
 
 
@@ -16,6 +22,17 @@ def killable_server(folder: Path) -> EmbeddedServer:
     holds writes back for as long as the disk is busy with a sync: on a slow one, a kill loses them (docs/protocol.md).
     """
     return EmbeddedServer(data_dir=folder / "data", binary=server_program(folder, "--appendfsync", "no"))
+
+
+@asynccontextmanager
+async def killable_service(
+    folder: Path, retention: Retention | None = None
+) -> AsyncIterator[tuple[EmbeddedServer, AsyncClient, redis.asyncio.Redis]]:
+    """Such a server that knows the fake worker's model, a client of it, and a connection."""
+    with killable_server(folder) as server:
+        async with AsyncClient(server.url, retention=retention) as client, connect(server.url) as connection:
+            await fake.register(connection)
+            yield server, client, connection
 
 
 @contextmanager
