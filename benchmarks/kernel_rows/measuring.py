@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ READ, COPY, MATMUL = 4.55e12, 4.25e12, 775e12  # bytes/s, bytes/s, FLOP/s
 LINK = 55e9  # bytes/s between host and device, each way
 COLD_BYTES = 4 * 60e6
 WARM_SECONDS = 0.05
+REPLAY_SECONDS = 1e-3
 
 
 @dataclass
@@ -39,13 +41,15 @@ def row(operation: str, shape: str, seconds: float, floor: float, peer: tuple[st
 
 def measure(calls: list[Callable[[], object]], replays: int = 15) -> float:
     """Median seconds of one call: the calls are captured in one graph, which is replayed, at first without being timed:
-    a GPU that had nothing to do takes a while to be at its full speed."""
+    a GPU that had nothing to do takes a while to be at its full speed. Calls that take little are made several times, one
+    round after another: the start of a graph takes as long as many a kernel."""
     return measure_by_turns({"": calls}, replays)[""]
 
 
 def measure_by_turns(rivals: dict[str, list[Callable[[], object]]], replays: int = 15) -> dict[str, float]:
     """What `measure` says of each of several, whose replays take turns: under long products a GPU lowers its clock by a
     fifth within a tenth of a second, so that whoever is timed later seems slower."""
+    rivals = {name: calls * ceil(REPLAY_SECONDS / _seconds(_capture(calls))) for name, calls in rivals.items()}
     graphs = {name: _capture(calls) for name, calls in rivals.items()}
     awake = time.perf_counter() + WARM_SECONDS
     while time.perf_counter() < awake:
@@ -57,13 +61,17 @@ def measure_by_turns(rivals: dict[str, list[Callable[[], object]]], replays: int
         for name, graph in graphs.items():
             if len(graphs) > 1:
                 graph.replay()  # in the caches lies what another has left there
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            seconds[name].append(begin.elapsed_time(end) / 1e3 / len(rivals[name]))
+            seconds[name].append(_seconds(graph) / len(rivals[name]))
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def _seconds(graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3
 
 
 def _capture(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
