@@ -102,7 +102,7 @@ struct PlanArgs {
   GroupState* group_states;  // [sequence_capacity]
   GroupRow* rows;            // of all groups: kSplitRows or decode_rows a sequence, whichever is more
   int few_rows;              // a group with more rows than these goes to the prefix kernel, if items have eight rows
-  int single_chunks;         // that are kept out of runs, for the end of a launch
+  int run_blocks;            // of the decode kernel, each of which has as many runs
   int alone_items;           // from so many on warps take short ones alone
   int run_multiprocessors;   // those of a chip whose prefix kernel merges runs; otherwise 0
   int decode_capacity, extend_capacity, sequence_capacity;

@@ -236,6 +236,14 @@ __device__ inline uint64_t read_once_policy() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
+// What the next kernel reads: streams pass it by in the L2.
+__device__ inline void store_kept(float* to, const float4& x) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
+               "f"(x.w), "l"(policy)
+               : "memory");
+}
 // Copies contiguous bytes (a multiple of 16) and reports them to the barrier.
 __device__ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
@@ -256,6 +264,8 @@ __device__ inline void prefetch_bulk(const void* global, uint32_t bytes) {
 }
 // Orders earlier plain accesses to shared memory before later bulk copies into it.
 __device__ inline void fence_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#else
+__device__ inline void store_kept(float* to, const float4& x) { *reinterpret_cast<float4*>(to) = x; }
 #endif
 
 // Warps of a block that have different work may share its registers out unevenly, in fours; only in code for 90a.

@@ -255,7 +255,7 @@ class Exchange {
 template <int D>
 __device__ void write_partial(const AttentionArgs& a, int head, const QueryRow& to, int column, const Folded& f) {
   const int64_t at = partial_row(a, to.slot, head) + to.row;
-  *reinterpret_cast<float4*>(a.partial + at * D + column) = f.o;
+  store_kept(a.partial + at * D + column, f.o);
   if (column == 0) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(f.m, f.l);
 }
 

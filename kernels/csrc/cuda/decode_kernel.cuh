@@ -171,6 +171,7 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
   if constexpr (supplies<C, D, R>) {
     static_assert(sizeof(Handover<T, D>) * kWarps <= Exchange<D, R>::kBytes);
     const bool alone = a.header->alone;
+    if (alone && a.prefix && comes_too_late(a, resident)) return wait_for_previous_kernel();
     if (threadIdx.x / 32 >= kWarps) {
       give_registers<kSupplierRegisters>();
       if (alone) supply_alone<T, D>(a, shared, stages_alone(a, stages), resident);

@@ -28,6 +28,15 @@ __device__ inline int stages_alone(const AttentionArgs& a, int stages) {
   return a.prefix && a.header->prefix_items > 0 ? min(stages, kStagesBesideTiles) : stages;
 }
 
+// Whether a block found room only when all items had been handed out, which all of its threads ask. It holds up the fold,
+// which may begin to wait for it now. No part of the kernel, whose registers would be missing elsewhere.
+__device__ __noinline__ bool comes_too_late(const AttentionArgs& a, int resident) {
+  const int owners = owning_blocks(a, resident);
+  if (int(blockIdx.x) < owners) return false;
+  launch_next_kernel();
+  return __syncthreads_and(__ldcg(&a.header->next_decode) + owners * kWarps >= a.header->decode_items * a.kv_heads);
+}
+
 // What a warp and its supplier have in shared memory besides slices: their barriers, and what comes with an item. Every
 // lane tells what it has read or written, because a lane that spoke for all would vouch only for itself.
 template <class T, int D>

@@ -6,10 +6,10 @@ namespace {
 
 constexpr int kThreads = 512;
 
-// Chunks of a run go to one block, so as many as this for each block, of two on a multiprocessor, stay single: the blocks
-// end together. Runs are for where as many chunks would be in them, and for sequences of so many query rows, whose partial
-// results are large.
-constexpr int kTailChunks = 6, kRunRows = 4;
+// Chunks of a run go to one block, so each block, of two on a multiprocessor, has as many runs as the others, and as many as
+// this or more stay single: the blocks end together. Runs are for sequences of so many query rows, whose partial results are
+// large.
+constexpr int kTailChunks = 4, kRunRows = 4;
 
 // Long items stay with blocks: one that a warp begins last would keep all others waiting.
 constexpr int kAloneTokens = 320, kAloneItems = 1;  // on average; for each block
@@ -255,7 +255,8 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   const bool fits = all.slots <= a.decode_capacity && all.tiles <= a.extend_capacity;
   if (!fits) __trap();  // the caller sized the lists: never answer with part of the keys
   // Given to the first that can have them.
-  const int runs = all.full < 2 * a.single_chunks ? 0 : min(all.runs, (all.full - a.single_chunks) / kRun);
+  const int rounds = max(0, all.full * a.kv_heads / a.run_blocks - kTailChunks) / kRun;
+  const int runs = min(all.runs, rounds * a.run_blocks / a.kv_heads);
   if (a.groups) gather_groups(a, groups);
   __syncthreads();
   const int few = groups.items, items = few + all.full + all.rest, tokens = decode_tokens + few * kChunk;
@@ -326,7 +327,7 @@ cudaError_t plan_attention(const PlanArgs& args, cudaStream_t stream) {
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   PlanArgs a = args;
   const int blocks = 2 * device.multiprocessors;
-  a.single_chunks = kTailChunks * blocks / a.kv_heads, a.alone_items = kAloneItems * blocks / a.kv_heads;
+  a.run_blocks = blocks, a.alone_items = kAloneItems * blocks / a.kv_heads;
   a.run_multiprocessors = prefix_merges_runs(device, a.head_dim) ? device.multiprocessors : 0;
   return launch_after(plan_kernel, dim3(1), kThreads, 0, stream, a);
 }
