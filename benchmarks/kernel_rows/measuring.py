@@ -41,8 +41,8 @@ def row(operation: str, shape: str, seconds: float, floor: float, peer: tuple[st
 
 def measure(calls: list[Callable[[], object]], replays: int = 15) -> float:
     """Median seconds of one call: the calls are captured in one graph, which is replayed, at first without being timed:
-    a GPU that had nothing to do takes a while to be at its full speed. Calls that take little are made several times, one
-    round after another: the start of a graph takes as long as many a kernel."""
+    a GPU that had nothing to do takes a while to be at its full speed. Calls that take little are made several times,
+    one round after another: the start of a graph takes as long as many a kernel."""
     return measure_by_turns({"": calls}, replays)[""]
 
 
