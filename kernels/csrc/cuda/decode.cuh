@@ -137,38 +137,44 @@ __device__ void finish(CellState<D, R>& st) {
   st.finish();
 }
 
-// What the fold gathers of one row: `column` is the first of the thread's four columns.
+// What is gathered of one row: N times four columns, `apart` from each other where they are written.
+template <int N>
 struct Folded {
   float m, l;
-  float4 o;
+  float4 o[N];
 
-  __device__ void clear() { m = kNoScore, l = 0.0f, o = make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
-  __device__ void add(float weight, float sum, const float4& x) {
-    l = __fmaf_rn(sum, weight, l);
-    o.x = __fmaf_rn(x.x, weight, o.x), o.y = __fmaf_rn(x.y, weight, o.y);
-    o.z = __fmaf_rn(x.z, weight, o.z), o.w = __fmaf_rn(x.w, weight, o.w);
+  __device__ void clear() {
+    m = kNoScore, l = 0.0f;
+#pragma unroll
+    for (int n = 0; n < N; ++n) o[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
-  __device__ void scale(float by) {
-    l = __fmul_rn(l, by);
-    o.x = __fmul_rn(o.x, by), o.y = __fmul_rn(o.y, by), o.z = __fmul_rn(o.z, by), o.w = __fmul_rn(o.w, by);
+  // Joins later keys: their maximum and sum, and what `columns` gives for each four.
+  template <class F>
+  __device__ void join(float2 sums, F&& columns) {  // as State::join does
+    const float top = fmaxf(m, sums.x), before = fast_exp2(__fsub_rn(m, top)), weight = fast_exp2(__fsub_rn(sums.x, top));
+    m = top, l = __fmaf_rn(sums.y, weight, __fmul_rn(l, before));
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const float4 x = columns(n);
+      o[n].x = __fmaf_rn(x.x, weight, __fmul_rn(o[n].x, before)), o[n].y = __fmaf_rn(x.y, weight, __fmul_rn(o[n].y, before));
+      o[n].z = __fmaf_rn(x.z, weight, __fmul_rn(o[n].z, before)), o[n].w = __fmaf_rn(x.w, weight, __fmul_rn(o[n].w, before));
+    }
   }
-  // Joins later keys: their maximum and sum, and `x`.
-  __device__ void join(float2 sums, const float4& x) {  // as State::join does
-    const float top = fmaxf(m, sums.x);
-    scale(fast_exp2(__fsub_rn(m, top)));
-    add(fast_exp2(__fsub_rn(sums.x, top)), sums.y, x);
-    m = top;
+  __device__ void join(const Folded& later) {
+    join(make_float2(later.m, later.l), [&](int n) { return later.o[n]; });
   }
-  __device__ void join(const Folded& later) { join(make_float2(later.m, later.l), later.o); }
 };
 
-template <class T>
-__device__ void write_folded(const AttentionArgs& a, int query_row, int head, int row, int column, const Folded& f) {
+template <class T, int N>
+__device__ void write_folded(const AttentionArgs& a, int query_row, int head, int row, int column, const Folded<N>& f,
+                             int apart = 4) {
   const int group = a.heads / a.kv_heads, query_head = head * group + row % group;
   const float factor = normaliser(a, query_head, f.m, f.l);
   T* out = static_cast<T*>(a.out) + int64_t(query_row + row / group) * a.out_stride + query_head * a.head_dim + column;
-  *reinterpret_cast<uint2*>(out) =
-      make_uint2(pack<T>(f.o.x * factor, f.o.y * factor), pack<T>(f.o.z * factor, f.o.w * factor));
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+    *reinterpret_cast<uint2*>(out + n * apart) =
+        make_uint2(pack<T>(f.o[n].x * factor, f.o[n].y * factor), pack<T>(f.o[n].z * factor, f.o[n].w * factor));
 }
 
 // The states of an item's warps become one: each warp leaves its own in shared memory, and after a barrier all threads
@@ -210,25 +216,29 @@ class Exchange {
             *at(warp, row, k * 16 + half * 8 + lane / 4) = st.o[r][k][2 * half + i];
       }
   }
-  // A thread has four columns of at most so many rows.
-  static constexpr int kMine = (kRows * (D / 4) + kWarps * 32 - 1) / (kWarps * 32);
+  // A thread has so many times four columns of a row, `kApart` from each other because neighbours read neighbouring banks,
+  // and joins at most kFours of them at once.
+  static constexpr int kMine = (kRows * (D / 4) + kWarps * 32 - 1) / (kWarps * 32), kApart = D / kMine;
+  static constexpr int kFours = kMine < 4 ? kMine : 4;
+  static_assert(D % (4 * kMine) == 0 && kMine % kFours == 0);
 
-  // Calls take(n, row, column, Folded) for the thread's n-th four columns, of rows below `rows`.
+  // Calls take(row, first column, Folded) for what the thread has of rows below `rows`.
   template <class F>
   __device__ void join(int rows, F&& take) const {
+    const int row = thread_index() / (kApart / 4);
+    if (row >= rows) return;
 #pragma unroll
-    for (int n = 0; n < kMine; ++n) {
-      const int i = thread_index() + n * kWarps * 32, row = i / (D / 4), column = i % (D / 4) * 4;
-      if (i >= rows * (D / 4)) break;
-      float2 sum[kWarps];
-      float4 x[kWarps];
+    for (int first = 0; first < kMine; first += kFours) {
+      const int column = thread_index() % (kApart / 4) * 4 + first * kApart;
+      const auto columns = [&](int warp, int n) {
+        return *reinterpret_cast<const float4*>(at(warp, row, column + n * kApart));
+      };
+      Folded<kFours> f{sums(0, row).x, sums(0, row).y, {}};
 #pragma unroll
-      for (int warp = 0; warp < kWarps; ++warp)
-        sum[warp] = sums(warp, row), x[warp] = *reinterpret_cast<const float4*>(at(warp, row, column));
-      Folded f{sum[0].x, sum[0].y, x[0]};
+      for (int n = 0; n < kFours; ++n) f.o[n] = columns(0, n);
 #pragma unroll
-      for (int warp = 1; warp < kWarps; ++warp) f.join(sum[warp], x[warp]);
-      take(n, row, column, f);
+      for (int warp = 1; warp < kWarps; ++warp) f.join(sums(warp, row), [&](int n) { return columns(warp, n); });
+      take(row, column, f);
     }
   }
 
@@ -251,11 +261,12 @@ class Exchange {
   }
 };
 
-// Leaves four columns of a row for the fold.
-template <int D>
-__device__ void write_partial(const AttentionArgs& a, int head, const QueryRow& to, int column, const Folded& f) {
+// Leaves columns of a row for the fold.
+template <int D, int N>
+__device__ void write_partial(const AttentionArgs& a, int head, const QueryRow& to, int column, const Folded<N>& f, int apart) {
   const int64_t at = partial_row(a, to.slot, head) + to.row;
-  store_kept(a.partial + at * D + column, f.o);
+#pragma unroll
+  for (int n = 0; n < N; ++n) store_kept(a.partial + at * D + column + n * apart, f.o[n]);
   if (column == 0) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(f.m, f.l);
 }
 
@@ -282,9 +293,9 @@ struct Partials {
     const int64_t first = partial_row(a, it.first_slot, head) + row;
     sums = reinterpret_cast<const float2*>(a.partial_sums) + first, columns = a.partial + first * width + column;
   }
-  __device__ Folded at(int chunk) const {
+  __device__ Folded<1> at(int chunk) const {
     const float2 sum = __ldcg(sums + chunk * step);
-    return {sum.x, sum.y, __ldcg(reinterpret_cast<const float4*>(columns + chunk * step * width))};
+    return {sum.x, sum.y, {__ldcg(reinterpret_cast<const float4*>(columns + chunk * step * width))}};
   }
   __device__ int count() const { return chunks - merged * (kRun - 1); }
   __device__ int runs() const { return (chunks + kRun - 1) / kRun; }
@@ -296,11 +307,11 @@ struct Partials {
   __device__ void fold(int first, int last, F&& take) const {
     const int end = min(last * kRun, chunks), size = group_size();
     int left = size;
-    Folded run, group;
+    Folded<1> run, group;
     run.clear(), group.clear();
 #pragma unroll 1
     for (int chunk = first * kRun; chunk < end;) {
-      Folded x[kAtOnce];
+      Folded<1> x[kAtOnce];
       int next = chunk;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -336,15 +347,15 @@ __device__ void fold_row(const AttentionArgs& a, const FoldItem& it, int head, i
   const Partials partials(a, it, head, row, column, merges);
   const int runs = partials.runs(), size = partials.group_size();
   for (int n = part; part < kAtOnce && n * size < runs; n += kAtOnce)
-    partials.fold<4>(n * size, min((n + 1) * size, runs), [&](const Folded& f) {
-      outputs[n][column / 4] = f.o;
+    partials.fold<4>(n * size, min((n + 1) * size, runs), [&](const Folded<1>& f) {
+      outputs[n][column / 4] = f.o[0];
       if (column == 0) sums[n] = make_float2(f.m, f.l);
     });
   __syncthreads();
   if (part > 0) return;
-  Folded f;
+  Folded<1> f;
   f.clear();
-  for (int n = 0; n * size < runs; ++n) f.join(sums[n], outputs[n][column / 4]);
+  for (int n = 0; n * size < runs; ++n) f.join(sums[n], [&](int) { return outputs[n][column / 4]; });
   write_folded<T>(a, it.query_row, head, row, column, f);
 }
 

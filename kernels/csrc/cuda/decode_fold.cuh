@@ -8,18 +8,18 @@ namespace {
 
 // One thread folds its columns alone.
 template <int kAtOnce>
-__device__ Folded fold_columns(const Partials& partials) {
-  Folded all;
+__device__ Folded<1> fold_columns(const Partials& partials) {
+  Folded<1> all;
   all.clear();
-  partials.fold<kAtOnce>(0, partials.runs(), [&](const Folded& group) { all.join(group); });
+  partials.fold<kAtOnce>(0, partials.runs(), [&](const Folded<1>& group) { all.join(group); });
   return all;
 }
 
 // The same for few partial results of which the first are merged runs, with no branch between a load and the next.
 constexpr int kFewMerged = 6;
-__device__ inline Folded fold_few_merged(const Partials& partials) {
+__device__ inline Folded<1> fold_few_merged(const Partials& partials) {
   const int count = partials.count(), merged = partials.merged;
-  Folded x[kFewMerged], all;
+  Folded<1> x[kFewMerged], all;
 #pragma unroll
   for (int i = 0; i < kFewMerged; ++i) {
     x[i].clear();
@@ -29,7 +29,7 @@ __device__ inline Folded fold_few_merged(const Partials& partials) {
 #pragma unroll
   for (int i = 0; i < kFewMerged; ++i) {
     if (i < merged || (i - merged) % kRun == kRun - 1 || i + 1 >= count || i + 1 == kFewMerged) {
-      Folded group;
+      Folded<1> group;
       group.clear();
       group.join(x[i]), all.join(group);
     } else {
@@ -41,8 +41,8 @@ __device__ inline Folded fold_few_merged(const Partials& partials) {
 
 // The same for at most two runs of which nothing is merged yet, with no branch between a load and the next. What is not
 // there weighs nothing.
-__device__ inline Folded fold_few(const Partials& partials) {
-  Folded x[2][kRun], all;
+__device__ inline Folded<1> fold_few(const Partials& partials) {
+  Folded<1> x[2][kRun], all;
 #pragma unroll
   for (int c = 0; c < 2 * kRun; ++c) {
     x[c / kRun][c % kRun].clear();
@@ -51,7 +51,7 @@ __device__ inline Folded fold_few(const Partials& partials) {
   all.clear();
 #pragma unroll
   for (int run = 0; run < 2; ++run) {
-    Folded group;
+    Folded<1> group;
     group.clear();
 #pragma unroll
     for (int c = 1; c < kRun; ++c) x[run][0].join(x[run][c]);
@@ -126,30 +126,20 @@ __global__ void __launch_bounds__(128, 128 % (D / 4) == 0 ? 6 : 5)
 constexpr int kFewColumns = 8, kFewPartials = 5;
 constexpr int kFewThreads = 256;  // half as many blocks as of 128, whose start takes as long as their work
 
-struct FoldedFew {
-  float m, l, o[kFewColumns];
+using FoldedFew = Folded<kFewColumns / 4>;
 
-  __device__ void load(const float2* sums, const float* columns) {
-    const float2 sum = __ldcg(sums);
-    m = sum.x, l = sum.y;
+__device__ inline void load(FoldedFew& x, const float2* sums, const float* columns) {
+  const float2 sum = __ldcg(sums);
+  x.m = sum.x, x.l = sum.y;
 #pragma unroll
-    for (int i = 0; i < kFewColumns; i += 4) {
-      const float4 x = __ldcg(reinterpret_cast<const float4*>(columns + i));
-      o[i] = x.x, o[i + 1] = x.y, o[i + 2] = x.z, o[i + 3] = x.w;
-    }
-  }
-  __device__ void join(const FoldedFew& later) {  // as Folded::join
-    const float top = fmaxf(m, later.m), before = fast_exp2(__fsub_rn(m, top)), weight = fast_exp2(__fsub_rn(later.m, top));
-    m = top, l = __fmaf_rn(later.l, weight, __fmul_rn(l, before));
+  for (int n = 0; n < kFewColumns / 4; ++n) x.o[n] = __ldcg(reinterpret_cast<const float4*>(columns) + n);
+}
+// What joining it to nothing makes of it: no negative zeros.
+__device__ inline void settle(FoldedFew& x) {
 #pragma unroll
-    for (int i = 0; i < kFewColumns; ++i) o[i] = __fmaf_rn(later.o[i], weight, __fmul_rn(o[i], before));
-  }
-  // What joining it to nothing makes of it: no negative zeros.
-  __device__ void settle() {
-#pragma unroll
-    for (int i = 0; i < kFewColumns; ++i) o[i] = __fadd_rn(o[i], 0.0f);
-  }
-};
+  for (float4& o : x.o)
+    o = make_float4(__fadd_rn(o.x, 0.0f), __fadd_rn(o.y, 0.0f), __fadd_rn(o.z, 0.0f), __fadd_rn(o.w, 0.0f));
+}
 
 template <class T, int D>
 __global__ void __launch_bounds__(kFewThreads, 1024 / kFewThreads)
@@ -175,7 +165,7 @@ __global__ void __launch_bounds__(kFewThreads, 1024 / kFewThreads)
   const float* columns = partials.columns;
 #pragma unroll
   for (int i = 0; i < kFewPartials; ++i) {
-    if (i < count) x[i].load(sums, columns);
+    if (i < count) load(x[i], sums, columns);
     const int64_t rows = i < merged ? kRun * partials.step : partials.step;
     sums += rows, columns += rows * D;
   }
@@ -186,15 +176,17 @@ __global__ void __launch_bounds__(kFewThreads, 1024 / kFewThreads)
 #pragma unroll
       for (int i = first + 1; i < kFewPartials && i < first + kRun; ++i)
         if (i < count) x[first].join(x[i]);
-  x[0].settle();
+  settle(x[0]);
 #pragma unroll
   for (int i = 1; i < kFewPartials; ++i)
-    if (i < count && (i <= merged || i == merged + kRun)) x[i].settle(), x[0].join(x[i]);
+    if (i < count && (i <= merged || i == merged + kRun)) settle(x[i]), x[0].join(x[i]);
   const int query_head = head * group + row % group;
   const float factor = normaliser(a, query_head, x[0].m, x[0].l);
   T* out = static_cast<T*>(a.out) + int64_t(it.query_row + row / group) * a.out_stride + query_head * D + column;
-  const auto pair = [&](int i) { return pack<T>(x[0].o[i] * factor, x[0].o[i + 1] * factor); };
-  *reinterpret_cast<uint4*>(out) = make_uint4(pair(0), pair(2), pair(4), pair(6));
+  const auto pair = [&](float low, float high) { return pack<T>(low * factor, high * factor); };
+  const float4 &first = x[0].o[0], &second = x[0].o[1];
+  *reinterpret_cast<uint4*>(out) =
+      make_uint4(pair(first.x, first.y), pair(first.z, first.w), pair(second.x, second.y), pair(second.z, second.w));
 }
 
 template <class T, int D>

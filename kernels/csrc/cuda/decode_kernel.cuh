@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
     const int head = index % a.kv_heads, rows = row_count(done, group);
     const Exchange<D, R> exchange(shared + kWarps * stages * stage_bytes);
     bool more = true;
-    [[maybe_unused]] Folded merged[merges_runs<C, D> ? Exchange<D, R>::kMine : 1];  // the chunks of a run until now
+    [[maybe_unused]] Folded<Exchange<D, R>::kFours> merged;  // the chunks of a run until now
 #pragma unroll 1
     for (int c = 0, last = false; !last; ++c) {
       const int end = min(range.end, (done.chunk + c + 1) * kChunk);
@@ -280,17 +280,20 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
         if (more) read_item(), queries = read_queries([] {});
       }
       sync_warps();
-      exchange.join(rows, [&](int i, int row, int column, Folded f) {
+      exchange.join(rows, [&](int row, int column, auto f) {
         if constexpr (merges_runs<C, D>) {
           if (c > 0) {
-            merged[i].join(f);
-            f = merged[i];
+            merged.join(f);
+            f = merged;
           }
-          merged[i] = f;
+          merged = f;
           if (!last) return;
         }
-        if (done.chunks != 1) return write_partial<D>(a, head, row_of(a, done, row, group), column, f);
-        with_result_type<T, C>(a, [&](auto tag) { write_folded<decltype(tag)>(a, done.query_row, head, row, column, f); });
+        constexpr int apart = Exchange<D, R>::kApart;
+        if (done.chunks != 1) return write_partial<D>(a, head, row_of(a, done, row, group), column, f, apart);
+        with_result_type<T, C>(a, [&](auto tag) {
+          write_folded<decltype(tag)>(a, done.query_row, head, row, column, f, apart);
+        });
       });
     }
     if (!more) break;

@@ -184,9 +184,10 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     st.l[0] = warp_sum<4>(st.l[0]);
     exchange.leave(st);
     __syncthreads();
-    exchange.join(group, [&](int, int row, int column, const Folded& f) {
-      if (it.chunks != 1) write_partial<D>(a, head, row_of(a, it, row, group), column, f);
-      else write_folded<T>(a, it.query_row, head, row, column, f);
+    exchange.join(group, [&](int row, int column, const auto& f) {
+      constexpr int apart = Exchange<D, 1>::kApart;
+      if (it.chunks != 1) write_partial<D>(a, head, row_of(a, it, row, group), column, f, apart);
+      else write_folded<T>(a, it.query_row, head, row, column, f, apart);
     });
     if (it.chunks == 1) continue;  // the next item's barrier comes before anything that was read here is overwritten
     __syncthreads();
