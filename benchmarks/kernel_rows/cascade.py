@@ -31,7 +31,9 @@ def cascade(count: int, prefix: int, suffix: int, heads: int, kv_heads: int, hea
         plan.update(lengths, starts, torch.zeros_like(lengths), torch.full_like(lengths, prefix))
 
         def call(layer: int) -> None:
-            ops.paged_attention(q, cache.pool[:, layer], tables, lengths, starts, out, head_dim**-0.5, block, plan=plan)
+            ops.paged_attention(
+                q, cache.pool[:, layer], tables, lengths, starts, out, head_dim**-0.5, block, plan=plan, settled=True
+            )
 
         return measure([lambda i=i: call(i) for i in range(layers)])
 

@@ -65,8 +65,14 @@ class Grouped:
         )  # fmt: skip
 
     def call(self, plan: AttentionPlan, out: Tensor, **options) -> Tensor:
+        self.update(plan)
+        return self.call_again(plan, out, **options)
+
+    def update(self, plan: AttentionPlan) -> None:
+        plan.update(self.context_lens, self.query_start, self.groups, self.prefix_lens)
+
+    def call_again(self, plan: AttentionPlan, out: Tensor, **options) -> Tensor:
         lengths = (self.context_lens, self.query_start)
-        plan.update(*lengths, self.groups, self.prefix_lens)
         return ops.paged_attention(
             self.q, self.cache[:, 1], self.tables, *lengths, out, 0.125, self.block, plan=plan, **options
         )
@@ -156,7 +162,7 @@ def test_runs_of_several_groups_and_what_does_not_merge():
 def merges_runs(batch: Grouped, tiles: int) -> bool:
     """Whether runs are merged for so many tiles of rows, as on Hopper, or none elsewhere."""
     plan = batch.plan(shared_prefixes=True)
-    plan.update(batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens)
+    batch.update(plan)
     return int(plan._header[-1]) == (tiles if torch.cuda.get_device_capability()[0] == 9 else 0)
 
 
@@ -207,8 +213,41 @@ def test_prompts_behind_a_prefix_are_full_tiles():
     batch = Grouped([2048], [(0, 2048 + 64, 64)] * 12, heads=4, kv_heads=4)
     plan = batch.plan(shared_prefixes=True)
     batch.call(plan, torch.empty_like(batch.q))
-    prefix_items = int(plan._header[2])
+    prefix_items = int(plan._header[3])
     assert prefix_items == 6 * 2048 // chunk_tokens()
+
+
+@pytest.mark.parametrize("few_rows", [0, 1000])
+@pytest.mark.parametrize("head_dim", [96, 128])
+def test_settled_keys_are_read_early_and_no_others(monkeypatch, few_rows, head_dim):
+    """The kernel before attention writes the queries' own tokens, where there was nothing yet."""
+    monkeypatch.setattr(AttentionPlan, "few_rows", few_rows)
+    members = [(0, 2049 + 7 * i, 1) for i in range(24)] + [(-1, 700, 1), (-1, 5, 1), (0, 2060, 3)]
+    batch = Grouped([2048], members, head_dim=head_dim)
+    expected, plan = batch.attend(), batch.plan(shared_prefixes=True)
+    batch.update(plan)
+    own = [(row, length - 1 - i) for row, (_, length, queries) in enumerate(members) for i in range(queries)]
+    slots = torch.stack([batch.tables[row, at // 16].long() * 16 + at % 16 for row, at in own])
+    k, v = (torch.stack([of[row][at] for row, at in own]).cuda() for of in (batch.keys, batch.values))
+    nothing = torch.full_like(k, float("nan"))
+    for _ in range(20):
+        ops.write_kv(nothing, nothing, batch.cache[:, 1], slots)
+        ops.write_kv(k, v, batch.cache[:, 1], slots)
+        assert torch.equal(batch.call_again(plan, torch.zeros_like(batch.q), settled=True), expected)
+
+
+@pytest.mark.parametrize("few_rows", [0, 1000])
+@pytest.mark.parametrize("count", [4, 40, 300])
+def test_calls_one_after_the_other(monkeypatch, count, few_rows):
+    """As the layers of a model: each begins before the one before has ended, and all give the same."""
+    monkeypatch.setattr(AttentionPlan, "few_rows", few_rows)
+    batch = Grouped([2048], [(0, 2050 + i, 1) for i in range(count)], heads=16, kv_heads=4)
+    expected, plan = batch.attend(shared_prefixes=False), batch.plan(shared_prefixes=True)
+    outs = [torch.full_like(batch.q, float("nan")) for _ in range(30)]
+    batch.update(plan)
+    for out in outs:
+        batch.call_again(plan, out, settled=True)
+    assert all(torch.equal(out, expected) for out in outs)
 
 
 @pytest.mark.parametrize("few_rows", [0, 1000])

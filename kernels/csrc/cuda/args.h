@@ -80,6 +80,7 @@ struct alignas(16) FoldItem {
 };
 
 struct PlanHeader {
+  int tiles_left;  // of a launch of the prefix kernel, whose registers do without an address if it comes first; zero between
   int decode_items, extend_items, prefix_items;
   int next_decode;  // how many items of a launch have been handed out beyond those of each block; zero between
   int decode_tokens;  // that the decode items cover

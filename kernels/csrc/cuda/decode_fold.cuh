@@ -68,6 +68,15 @@ __device__ inline FoldItem part_of(const FoldItem& all, int n, int queries) {
           all.runs, all.shared_runs, {}};
 }
 
+// What a block folds; tiles have ended then. It comes while their end is asked for.
+__device__ inline FoldItem item_after_tiles(const AttentionArgs& a) {
+  const FoldItem item = a.folds[blockIdx.x];
+  if (a.prefix) {
+    if (threadIdx.x == 0) wait_for_tiles(a);
+    __syncthreads();
+  }
+  return item;
+}
 // Before anything of the decode kernel is read. The next kernel may begin, and finds the counter as it was. Blocks without
 // anything to fold end at once, but for the first: the next kernel relies on it having waited for the decode kernel.
 __device__ inline bool begin_fold(const AttentionArgs& a, const FoldItem& item) {
@@ -84,7 +93,7 @@ template <class T, int D>
 __global__ void __launch_bounds__(256, 2) fold_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
   __shared__ float4 outputs[kFoldGroups][D / 4];
   __shared__ float2 sums[kFoldGroups];
-  const FoldItem all = a.folds[blockIdx.x];
+  const FoldItem all = item_after_tiles(a);
   if (!begin_fold(a, all)) return;
   const int queries = part_queries(a), group = a.heads / a.kv_heads;
   const int head = blockIdx.y / a.partial_rows, row = blockIdx.y % a.partial_rows;
@@ -100,7 +109,7 @@ __global__ void __launch_bounds__(256, 2) fold_kernel(const __grid_constant__ At
 template <class T, int D, int kRows>
 __global__ void __launch_bounds__(128, 128 % (D / 4) == 0 ? 6 : 5)
     fold_wide_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
-  const FoldItem all = a.folds[blockIdx.x];
+  const FoldItem all = item_after_tiles(a);
   if (!begin_fold(a, all)) return;
   const int mine = blockIdx.y * kRows + threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
   const int head = mine / a.partial_rows, row = mine % a.partial_rows;
@@ -145,7 +154,7 @@ template <class T, int D>
 __global__ void __launch_bounds__(kFewThreads, 1024 / kFewThreads)
     fold_few_kernel(const __grid_constant__ AttentionArgs a, Merges merges) {
   constexpr int threads = D / kFewColumns;
-  const FoldItem it = a.folds[blockIdx.x];
+  const FoldItem it = item_after_tiles(a);
   const int mine = blockIdx.y * (kFewThreads / threads) + threadIdx.x / threads;
   const int column = threadIdx.x % threads * kFewColumns;
   const int head = mine / a.partial_rows, row = mine % a.partial_rows, group = a.heads / a.kv_heads;

@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
   if constexpr (supplies<C, D, R>) {
     static_assert(sizeof(Handover<T, D>) * kWarps <= Exchange<D, R>::kBytes);
     const bool alone = a.header->alone;
-    if (alone && a.prefix && comes_too_late(a, resident)) return wait_for_previous_kernel();
+    if (alone && a.prefix && comes_too_late(a, resident)) return;
     if (threadIdx.x / 32 >= kWarps) {
       give_registers<kSupplierRegisters>();
       if (alone) supply_alone<T, D>(a, shared, stages_alone(a, stages), resident);
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
   Feeder<C, D> feeder(a, queue);
 #if OCTAVO_BULK_COPY
   // Parts of a split query are left out: what is before one of them may be of another.
-  if (a.settled && !a.prefix && a.partial_rows == group) {
+  if (a.settled && !beside_tiles(a) && a.partial_rows == group) {
     const int settled = feeder.next.context - feeder.next.queries;
     ring.fill_settled(feeder, settled);
   }
@@ -228,13 +228,11 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
       return queries;
     }
   };
-  // After the prefix kernel there is nothing to wait for: its blocks let this one begin when the queries and keys were
-  // there, and nothing of theirs is read here.
   auto queries = read_queries([&] {
-    if (!a.prefix) wait_for_previous_kernel();
+    if (!beside_tiles(a)) wait_for_previous_kernel();
     launch_next_kernel();
   });
-  if (!works) return wait_for_previous_kernel();
+  if (!works) return;
   for (int n = 0;; ++n) {
     [[maybe_unused]] int later = 0;
 #if OCTAVO_BULK_COPY
@@ -298,7 +296,6 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
     }
     if (!more) break;
   }
-  if (a.prefix) wait_for_previous_kernel();  // so that the fold, which waits for this kernel, finds both's results
 }
 
 template <class T, class C, int D, int R>

@@ -25,15 +25,14 @@ constexpr int kTakerRegisters = 200, kSupplierRegisters = 56;
 // what tiles of prefixes ask for: two slices of each warp keep the memory as busy beside them as three.
 constexpr int kStagesBesideTiles = 2;
 __device__ inline int stages_alone(const AttentionArgs& a, int stages) {
-  return a.prefix && a.header->prefix_items > 0 ? min(stages, kStagesBesideTiles) : stages;
+  return beside_tiles(a) ? min(stages, kStagesBesideTiles) : stages;
 }
 
-// Whether a block found room only when all items had been handed out, which all of its threads ask. It holds up the fold,
-// which may begin to wait for it now. No part of the kernel, whose registers would be missing elsewhere.
+// Whether a block found room only when all items had been handed out, which all of its threads ask: it would hold up the
+// fold. No part of the kernel, whose registers would be missing elsewhere.
 __device__ __noinline__ bool comes_too_late(const AttentionArgs& a, int resident) {
   const int owners = owning_blocks(a, resident);
   if (int(blockIdx.x) < owners) return false;
-  launch_next_kernel();
   return __syncthreads_and(__ldcg(&a.header->next_decode) + owners * kWarps >= a.header->decode_items * a.kv_heads);
 }
 
@@ -97,10 +96,10 @@ class Supplier {
     while (known < kPlaced) prepare();
     if (any) adopt();
     // No more before the previous kernel has ended, because the queries would queue behind it.
-    const bool settled = a.settled && !a.prefix && a.partial_rows == group && slice < slices &&
+    const bool settled = a.settled && !beside_tiles(a) && a.partial_rows == group && slice < slices &&
                          begin + kSlice <= item.context - item.queries;
     if (settled) feed();
-    if (!a.prefix) wait_for_previous_kernel();
+    if (!beside_tiles(a)) wait_for_previous_kernel();
     launch_next_kernel();
     prepare();
     for (int i = settled; i < link.stages && slice < slices; ++i) feed();
@@ -197,7 +196,6 @@ __device__ void supply_alone(const AttentionArgs& a, char* memory, int stages, i
   Supplier<T, D> supplier(a, Link<T, D>(memory, warp, stages), warp, resident);
   sync_roles();
   supplier.supply();
-  if (a.prefix) wait_for_previous_kernel();  // so that the fold, which waits for this kernel, finds both's results
 }
 
 // A sequence of one chunk needs no fold. `token` and `query_head`: those of the thread's row.

@@ -110,14 +110,15 @@ __device__ Sequence describe(const PlanArgs& a, int s) {
   q.rest = q.context % kChunk != 0 || q.context == 0;
   if (q.parts > 1 && a.prefix) {
     q.own = (rows + prefix_rows(a.head_dim) - 1) / prefix_rows(a.head_dim);
-    q.shared = (q.context - q.queries + 1) / kChunk;
+    q.shared = (q.context - q.queries) / kChunk;
   }
   q.may_run = q.parts == 1 && a.window == 0 && a.head_dim <= kRunDim && a.decode_rows >= kRunRows;
   q.group = a.groups ? a.groups[s] : -1;
   if (q.group < 0 || q.group >= a.sequences || a.window > 0) return q;
-  // Every query sees the whole prefix, and a sequence of one chunk, which needs no fold, has nothing to share.
-  const int prefix = a.prefix_lens[q.group];
-  if (q.chunks > 1 && prefix <= q.context - q.queries + 1) q.joint = max(prefix, 0) / kChunk;
+  // What a prefix kernel reads is older than the queries, and a sequence of one chunk, which needs no fold, has nothing to
+  // share.
+  const int chunks = max(a.prefix_lens[q.group], 0) / kChunk;
+  if (q.chunks > 1 && chunks * kChunk <= q.context - q.queries) q.joint = chunks;
   q.shared = max(q.shared, q.joint);
   return q;
 }
@@ -266,7 +267,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   const int prefix_runs = in_runs ? groups.runs : 0;
   const int prefix_items = prefix_runs + (a.groups ? list_groups(a, starts, in_runs, prefix_runs) : 0);
   if (threadIdx.x == 0)
-    *a.header = {items, all.tiles, prefix_items + all.prefix, 0, tokens, runs, few, alone, prefix_runs};
+    *a.header = {0, items, all.tiles, prefix_items + all.prefix, 0, tokens, runs, few, alone, prefix_runs};
   for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {};
 
   if (all.tiles > 0) {

@@ -147,6 +147,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
   using Load = Loader<T, D>;
   constexpr int C = columns<D>, kPair = kCapped && D <= 128 ? 1 : 2;  // slices whose scores are computed together
   const int warp = threadIdx.x / 32, first = warp % row_warps<D> * 16, column = warp / row_warps<D> * C;
+  if (leaves_without_tiles(a)) return;
 #if OCTAVO_BULK_COPY
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; ++i) {
@@ -157,10 +158,13 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
   }
   __syncthreads();
 #endif
-  wait_for_previous_kernel();
-  launch_next_kernel();
   const int group = a.heads / a.kv_heads;
   const int total = (a.header->prefix_items + a.header->prefix_runs * (kRun - 1)) * a.kv_heads;
+  wait_for_previous_kernel();
+  if (threadIdx.x == 0) {
+    if (blockIdx.x == 0) begin_tiles(a, total);
+    launch_next_kernel();
+  }
   const float unit = score_unit(a);
   Ring<T, D> ring{shared_address(shared), shared_address(full), shared_address(empty), stages};
   // Where there is room, the lanes done so far lie in shared memory: registers are what hides latencies here.
@@ -219,6 +223,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
 #if !OCTAVO_BULK_COPY
   wait_copies<0>();
 #endif
+  __syncthreads();
+  if (threadIdx.x == 0 && int(blockIdx.x) < total) end_tiles(a, (total - 1 - int(blockIdx.x)) / int(gridDim.x) + 1);
 }
 
 template <class T, int D>

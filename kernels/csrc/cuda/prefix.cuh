@@ -14,6 +14,43 @@ inline bool prefix_merges_runs(const Device& device, int head_dim, float softcap
   return runs_hopper_code(device) && merges_shared_runs(head_dim) && softcap <= 0.0f;
 }
 
+// Whether the prefix kernel has tiles. If it has, the decode kernel runs beside them and waits for nothing: their blocks let
+// it begin when queries and keys are there, and it reads nothing of theirs. The fold, which waits for the decode kernel, hears
+// from them when they have ended. If it has none, it lets the decode kernel begin at once and ends when what comes before both
+// has ended.
+__device__ inline bool beside_tiles(const AttentionArgs& a) { return a.prefix && a.header->prefix_items > 0; }
+__device__ inline bool leaves_without_tiles(const AttentionArgs& a) {
+  if (beside_tiles(a)) return false;
+  launch_next_kernel();
+  if (blockIdx.x == 0) wait_for_previous_kernel();
+  return true;
+}
+#if OCTAVO_BULK_COPY
+__device__ inline void add_tiles_left(const AttentionArgs& a, int tiles) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(&a.header->tiles_left), "r"(tiles) : "memory");
+}
+#endif
+// Of one thread of the prefix kernel, before the decode kernel may begin: so many will be ended.
+__device__ inline void begin_tiles([[maybe_unused]] const AttentionArgs& a, [[maybe_unused]] int tiles) {
+#if OCTAVO_BULK_COPY
+  add_tiles_left(a, tiles);
+  __threadfence();
+#endif
+}
+// Of one thread of those that have written the results of so many.
+__device__ inline void end_tiles([[maybe_unused]] const AttentionArgs& a, [[maybe_unused]] int tiles) {
+#if OCTAVO_BULK_COPY
+  add_tiles_left(a, -tiles);
+#endif
+}
+__device__ inline void wait_for_tiles([[maybe_unused]] const AttentionArgs& a) {
+#if OCTAVO_BULK_COPY
+  int left;
+  do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(left) : "l"(&a.header->tiles_left) : "memory");
+  while (left != 0);
+#endif
+}
+
 // Of the multiprocessors, so many for `tiles` tiles of prefixes, of a chunk each, that the others, which stream what decodes
 // read, end with them: a tile keeps the tensor cores as busy as so many tokens keep the memory, more where warps take items
 // alone. Those that go on for long slow tiles down, which are then better done soon.

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kWarpgroup = 128;                      // threads
 constexpr int kConsumers = 2;                        // warpgroups
-constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup, kConsumerWarps = kConsumers * kWarpgroup / 32;
 constexpr int kRows = 64;                            // of one consumer
 constexpr int kTileRows = kConsumers * kRows;
 constexpr int kSlices = 4, kKeys = kSlices * kSlice;  // of one tile
@@ -451,6 +451,8 @@ struct Consumer {
     float old_weight[2], weight[2];
     join_sums(old_weight, weight), join_outputs(old_weight, weight);
     finish(turn.before, turn.of_before);
+    __syncwarp();
+    if (lane == 0) end_tiles(a, work.rounds);  // this warp's part
   }
 };
 
@@ -462,6 +464,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                         const __grid_constant__ CUtensorMap values) {
 #if OCTAVO_WGMMA
   using L = Layout<D>;
+  if (leaves_without_tiles(a)) return;
   const uint32_t shared = shared_address(block_memory());
   const Rings<D> rings(shared);
   if (threadIdx.x == 0) {
@@ -476,12 +479,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   const int warp = threadIdx.x / 32;
-  auto go_on = [] { wait_for_previous_kernel(), launch_next_kernel(); };
+  // The fold waits for every warp of every tile.
+  auto go_on = [&] {
+    wait_for_previous_kernel();
+    if (threadIdx.x == kWarpgroup) {
+      if (blockIdx.x == 0) begin_tiles(a, a.header->prefix_items * a.kv_heads * kConsumerWarps);
+      launch_next_kernel();
+    }
+    __syncwarp();
+  };
   if (warp < 4) {
     give_registers<40>();
     if (warp < 2) {
-      TileLoader<D> loader(a);  // the lists and tables were there before the previous kernel began
-      go_on();
+      TileLoader<D> loader(a);  // the lists and tables were there before the previous kernel began, and so may be the keys
+      if (!a.settled) go_on();
       if (warp == 0) loader.run(keys, shared + L::kKeysAt, rings.tiles, false);
       else loader.run(values, shared + L::kValuesAt, rings.tiles, true);
     } else {
