@@ -4,6 +4,8 @@ usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY
 
 CUDA graphs, compilation and chunked prefill are as vLLM chooses them; its prefix cache is emptied before every run, as
 octavo's engine begins every run with an empty one. MEMORY is the share of the GPU's memory that it may use.
+
+Random weights are drawn as octavo draws its own: at the limit of its power a GPU's speed depends on the values.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 from octavo_worker.bench.workloads import Work
+from octavo_worker.model.weights import RandomWeights
 from peers.base import refuse, serve
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read when vLLM is imported
@@ -36,6 +41,16 @@ llm = vllm.LLM(
     gpu_memory_utilization=float(memory),
     disable_log_stats=True,
 )
+
+
+def draw_weights(decoder: torch.nn.Module) -> None:
+    source = RandomWeights(seed=0, norm_scale=1.0, device=next(decoder.parameters()).device)
+    for name, parameter in decoder.named_parameters():
+        source.read(name, parameter.data)
+
+
+if load_format == "dummy":
+    llm.apply_model(draw_weights)
 
 
 def run(work: list[Work]) -> int:

@@ -285,8 +285,8 @@ __device__ inline void give_registers() {
 
 // Programmatic dependent launch; nothing on chips before Hopper. A kernel first waits, then lets the next one begin, so
 // what lies before a kernel's own wait runs after all but the last of its predecessors have ended. Norms let the next
-// one begin at once, so that a product's weights are on their way while its rows are normalised: what follows them reads
-// nothing before its wait that is younger than the step's first kernels.
+// one begin at once, so that a product's weights are on their way while its rows are normalised, and so does a prefix
+// kernel without tiles: what follows them reads nothing before its wait that is younger than the step's first kernels.
 __device__ inline void launch_next_kernel() {
 #if OCTAVO_BULK_COPY
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
