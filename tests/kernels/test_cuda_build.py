@@ -43,15 +43,18 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def compile_like(source: str, build: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Compiles `source` with the flags that the build has for its kernels."""
+def compile_like(
+    build: Path, kernel: str, source: Path | None = None, architecture: str = "90a"
+) -> subprocess.CompletedProcess[str]:
+    """Compiles `source` (none: the kernel itself) with the flags that the build has for a kernel."""
     commands = json.loads((build / "compile_commands.json").read_text())
-    kernel = next(entry for entry in commands if entry["file"].endswith("norm.cu"))
-    (folder / "probe.cu").write_text(source)
-    words = shlex.split(kernel["command"])
-    words[words.index(kernel["file"])] = str(folder / "probe.cu")
+    entry = next(entry for entry in commands if Path(entry["file"]).name == kernel)
+    words = shlex.split(entry["command"])
+    words[words.index(entry["file"])] = str(source or entry["file"])
     words[words.index("-o") + 1] = os.devnull
-    return run(words, Path(kernel["directory"]))
+    generated = next(i for i, word in enumerate(words) if word.startswith("--generate-code"))
+    words[generated] = words[generated].replace("90a", architecture)
+    return run(words, Path(entry["directory"]))
 
 
 def test_every_kernel_compiles_without_warnings_and_spills(build: Path) -> None:
@@ -64,7 +67,17 @@ def test_every_kernel_compiles_without_warnings_and_spills(build: Path) -> None:
 
 @pytest.mark.parametrize(("source", "complaint"), [(SPILLS, "spill"), (WARNS, "unused")], ids=["spill", "warning"])
 def test_a_spill_or_a_warning_fails_the_build(build: Path, tmp_path: Path, source: str, complaint: str) -> None:
-    assert compile_like(RIGHT, build, tmp_path).returncode == 0
-    done = compile_like(source, build, tmp_path)
+    probe = tmp_path / "probe.cu"
+    probe.write_text(RIGHT)
+    assert compile_like(build, "norm.cu", probe).returncode == 0
+    probe.write_text(source)
+    done = compile_like(build, "norm.cu", probe)
     assert done.returncode != 0
     assert complaint in done.stderr
+
+
+@pytest.mark.parametrize("kernel", ["activation", "adjust", "linear", "logprobs", "norm", "plan", "sample", "step"])
+def test_kernels_fit_chips_whose_multiprocessors_hold_fewer_threads(build: Path, kernel: str) -> None:
+    """Those beside attention, which takes minutes; `make kernels` builds all for every chip."""
+    done = compile_like(build, f"{kernel}.cu", architecture="86")
+    assert done.returncode == 0, done.stderr[-4000:]
