@@ -137,7 +137,7 @@ __device__ void finish(CellState<D, R>& st) {
   st.finish();
 }
 
-// What is gathered of one row: N times four columns, `apart` from each other where they are written.
+// What is gathered of one row: N times four of its columns.
 template <int N>
 struct Folded {
   float m, l;

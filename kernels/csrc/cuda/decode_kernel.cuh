@@ -258,6 +258,7 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
     const Exchange<D, R> exchange(shared + kWarps * stages * stage_bytes);
     bool more = true;
     [[maybe_unused]] Folded<Exchange<D, R>::kFours> merged;  // the chunks of a run until now
+    static_assert(!merges_runs<C, D> || Exchange<D, R>::kFours == Exchange<D, R>::kMine);  // all that the thread has
 #pragma unroll 1
     for (int c = 0, last = false; !last; ++c) {
       const int end = min(range.end, (done.chunk + c + 1) * kChunk);
