@@ -105,16 +105,16 @@ def rope_attention(
     """`rope_write_kv`, then `paged_attention` of `q_out`, with their arguments; returns `out`.
 
     On CUDA one launch, with the same bits in `out` and in the cache, for few sequences of one token under a plan for
-    such; then the slots must be those of the tokens' positions in the block tables, and `q_out` is left alone. All but
-    `qkv` is read from before the stream's previous kernel has ended, keys and values of earlier tokens, too: they must
-    be older than it.
+    such; then the slots must be those of the tokens' positions in the block tables, and `q_out` is left alone. Under a
+    plan for one query a sequence all but `qkv` is read from before the stream's previous kernel has ended, keys and
+    values of earlier tokens, too: they must be older than it. Elsewhere sequences may share what one of them writes.
     """
     write = rope_write_kv.prepare(
         qkv, q_out, layer_cache, slots, positions, cos_sin, q_norm, k_norm, eps, block_size, interleaved, norm_offset
     )
     attention = paged_attention.prepare(
         q_out, layer_cache, block_tables, context_lens, query_start, out, scale, block_size, sliding_window, softcap,
-        sinks, plan, settled=True,
+        sinks, plan, settled=plan is not None and plan.one_query_each,
     )  # fmt: skip
     if plan is not None and plan.steps_alone and len(qkv) == len(context_lens):
         device = check_devices(write.tensors | attention.tensors)

@@ -100,9 +100,14 @@ class AttentionPlan:
         )  # fmt: skip
 
     @property
+    def one_query_each(self) -> bool:
+        """Whether no sequence has more queries: then none reads what another writes in the same call."""
+        return self.decodes and not self.extends and self.rows == self.group
+
+    @property
     def steps_alone(self) -> bool:
         """Whether it has nothing but sequences with one query each, in no groups: `decode_step` may take them."""
-        return self.decodes and not self.extends and not self.shared_prefixes and self.rows == self.group
+        return self.one_query_each and not self.shared_prefixes
 
     def arrivals(self) -> int:
         """Counters of `decode_step`, a sequence and KV head each, zero between launches."""

@@ -236,6 +236,28 @@ def test_settled_keys_are_read_early_and_no_others(monkeypatch, few_rows, head_d
         assert torch.equal(batch.call_again(plan, torch.zeros_like(batch.q), settled=True), expected)
 
 
+def test_a_beginning_that_the_same_call_writes(monkeypatch):
+    """Of prompts that come at once the first computes what all have in common, the others read it in the same step."""
+    monkeypatch.setattr(AttentionPlan, "few_rows", 0)
+    members = [(0, 2112, 2112)] + [(0, 2049 + 7 * i, 1 + i % 3) for i in range(24)]
+    batch = Grouped([2048], members)
+    expected, plan = batch.attend(), batch.plan(shared_prefixes=True)
+    batch.update(plan)
+    own = [(row, at) for row, (_, length, queries) in enumerate(members) for at in range(length - queries, length)]
+    slots = torch.stack([batch.tables[row, at // 16].long() * 16 + at % 16 for row, at in own])
+    k, v = (torch.stack([of[row][at] for row, at in own]).cuda() for of in (batch.keys, batch.values))
+    qkv = torch.cat([part.flatten(1) for part in (batch.q, k, v)], dim=1)
+    positions = torch.tensor([at for _, at in own], device="cuda")
+    nothing = torch.full_like(k, float("nan"))
+    for _ in range(20):
+        ops.write_kv(nothing, nothing, batch.cache[:, 1], slots)
+        out = ops.rope_attention(
+            qkv, torch.empty_like(batch.q), batch.cache[:, 1], slots, positions, None, batch.tables,
+            batch.context_lens, batch.query_start, torch.zeros_like(batch.q), 0.125, plan=plan,
+        )  # fmt: skip
+        assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("few_rows", [0, 1000])
 @pytest.mark.parametrize("count", [4, 40, 300])
 def test_calls_one_after_the_other(monkeypatch, count, few_rows):
