@@ -24,7 +24,7 @@ __device__ float block_sum(const float (&x)[V], float* scratch) {
   return warp_sum(sum);
 }
 
-// Of the largest, a multiprocessor holds: 2048 threads, but 1536 of smaller chips before Hopper.
+// How many of the largest blocks a multiprocessor holds: those of smaller chips before Hopper have room for 1,536 threads.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900
 constexpr int kBlocks = 1;
 #else
@@ -34,7 +34,8 @@ constexpr int kBlocks = 2;
 // A thread holds V vectors of 16 bytes. What bounds this is how many bytes are on their way and how many instructions a
 // row takes; with V up to 2, and 32 registers, a multiprocessor is full of threads.
 template <class T, int V, Kind kind>
-__global__ void __launch_bounds__(1024, V <= 2 && kind == Kind::rms ? kBlocks : 1) norm_kernel(const __grid_constant__ NormArgs a) {
+__global__ void __launch_bounds__(1024, V <= 2 && kind == Kind::rms ? kBlocks : 1)
+    norm_kernel(const __grid_constant__ NormArgs a) {
   constexpr int N = 16 / sizeof(T);
   __shared__ float scratch[2][V * 32];
   launch_next_kernel();
