@@ -44,6 +44,9 @@ __device__ Counts scan(Counts x, Counts& total) {
   __syncthreads();
   Counts before = {};
   total = {};
+#if !OCTAVO_BULK_COPY
+#pragma unroll 4  // older chips' code would spill registers
+#endif
   for (int i = 0; i < kThreads / 32; ++i) {
     if (i < warp) before = before + sums[i];
     total = total + sums[i];
@@ -196,18 +199,24 @@ __device__ bool tiles_run(const PlanArgs& a, const GroupTotals& totals, int own_
 // Lists what is computed for the rows of each group, runs before single chunks and all before what is listed otherwise, and
 // makes room for those rows; gives the number of single chunks' items.
 __device__ int list_groups(const PlanArgs& a, Counts* starts, bool in_runs, int runs) {
+  __shared__ int listed[kThreads], count;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Counts done = {};  // items, -, -, rows, tiles of single chunks, runs
   for (int base = 0; base < a.sequences; base += kThreads) {
     const Group mine(a, base + threadIdx.x);
+    if (threadIdx.x == 0) count = 0;
     Counts total;
     const Counts start = done + scan({mine.items, 0, 0, mine.rows, mine.chunk_tiles(in_runs).count(),
                                       mine.run_tiles(in_runs).count()}, total);
     starts[threadIdx.x] = start;
-    if (mine.rows > 0) a.group_states[base + threadIdx.x].next_row = start.slots;
+    if (mine.rows > 0) {
+      a.group_states[base + threadIdx.x].next_row = start.slots;
+      listed[atomicAdd(&count, 1)] = threadIdx.x;
+    }
     done = done + total;
     __syncthreads();
-    for (int i = warp; i < min(kThreads, a.sequences - base); i += kThreads / 32) {
+    for (int next = warp; next < count; next += kThreads / 32) {
+      const int i = listed[next];
       const Group g(a, base + i);
       const Counts at = starts[i];
       for (int n = lane; n < g.items; n += 32) {
@@ -238,6 +247,7 @@ __device__ void list_rows(const PlanArgs& a, const Sequence& q, int first_slot) 
 // fill the end of the launch. Extend tiles are sorted by the keys they see, most first.
 __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   __shared__ Counts starts[kThreads];
+  __shared__ Sequence sequences[kThreads];
   __shared__ int buckets[kBuckets], highest, decode_tokens;
   __shared__ GroupTotals groups;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -289,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     const Sequence mine = describe(a, base + threadIdx.x);
     Counts total;
     const Counts start = done + scan(mine.counts(), total);
-    starts[threadIdx.x] = start;
+    starts[threadIdx.x] = start, sequences[threadIdx.x] = mine;
     if (base + int(threadIdx.x) < a.sequences) {
       const int runs_of_mine = max(0, min(mine.possible_runs(), runs - start.runs));
       const int shared_runs = mine.joint > 0 && Group(a, mine.group).row_tiles > 0 && in_runs ? mine.joint / kRun : 0;
@@ -299,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     done = done + total;
     __syncthreads();
     for (int i = warp; i < min(kThreads, a.sequences - base); i += kThreads / 32) {
-      const Sequence q = describe(a, base + i);
+      const Sequence& q = sequences[i];
       const Counts at = starts[i];
       const int runs_before = min(at.runs, runs), merged = max(0, min(q.possible_runs(), runs - at.runs)) * kRun;
       for (int n = lane; n < (q.chunks - q.shared) * q.parts; n += 32) {  // parts of one chunk run side by side
