@@ -148,6 +148,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
   constexpr int C = columns<D>, kPair = kCapped && D <= 128 ? 1 : 2;  // slices whose scores are computed together
   const int warp = threadIdx.x / 32, first = warp % row_warps<D> * 16, column = warp / row_warps<D> * C;
   if (leaves_without_tiles(a)) return;
+  const int group = a.heads / a.kv_heads;
+  const int total = (a.header->prefix_items + a.header->prefix_runs * (kRun - 1)) * a.kv_heads;
 #if OCTAVO_BULK_COPY
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; ++i) {
@@ -155,16 +157,12 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
       barrier_init(shared_address(empty) + i * 8, kWarps * 32);
     }
     fence_bulk();
+    if (blockIdx.x == 0) begin_tiles(a, total);
   }
   __syncthreads();
 #endif
-  const int group = a.heads / a.kv_heads;
-  const int total = (a.header->prefix_items + a.header->prefix_runs * (kRun - 1)) * a.kv_heads;
   wait_for_previous_kernel();
-  if (threadIdx.x == 0) {
-    if (blockIdx.x == 0) begin_tiles(a, total);
-    launch_next_kernel();
-  }
+  launch_next_kernel();
   const float unit = score_unit(a);
   Ring<T, D> ring{shared_address(shared), shared_address(full), shared_address(empty), stages};
   // Where there is room, the lanes done so far lie in shared memory: registers are what hides latencies here.

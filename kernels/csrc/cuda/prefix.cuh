@@ -30,7 +30,8 @@ __device__ inline void add_tiles_left(const AttentionArgs& a, int tiles) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(&a.header->tiles_left), "r"(tiles) : "memory");
 }
 #endif
-// Of one thread of the prefix kernel, before the decode kernel may begin: so many will be ended.
+// Of one thread of the prefix kernel, before the decode kernel may begin: so many will be ended. Also before the kernel's
+// wait: all blocks of the fold before have heard of the end of theirs when they let the next kernel begin.
 __device__ inline void begin_tiles([[maybe_unused]] const AttentionArgs& a, [[maybe_unused]] int tiles) {
 #if OCTAVO_BULK_COPY
   add_tiles_left(a, tiles);

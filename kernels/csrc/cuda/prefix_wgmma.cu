@@ -477,16 +477,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers);
     fence_bulk();
   }
+  // The fold waits for every warp of every tile.
+  if (blockIdx.x == 0 && threadIdx.x == 32) begin_tiles(a, a.header->prefix_items * a.kv_heads * kConsumerWarps);
   __syncthreads();
   const int warp = threadIdx.x / 32;
-  // The fold waits for every warp of every tile.
   auto go_on = [&] {
     wait_for_previous_kernel();
-    if (threadIdx.x == kWarpgroup) {
-      if (blockIdx.x == 0) begin_tiles(a, a.header->prefix_items * a.kv_heads * kConsumerWarps);
-      launch_next_kernel();
-    }
-    __syncwarp();
+    launch_next_kernel();
   };
   if (warp < 4) {
     give_registers<40>();
