@@ -415,7 +415,7 @@ cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStrea
     return cudaErrorNotSupported;
   auto kernel = linear_kernel<T, kTokens, kChunk, kGated>;
   return launch_clusters(kernel, cut.cluster, cut.clusters * cut.cluster, kThreads,
-                         L{cut.tile_rows, cut.cluster, cut.stages}.bytes(), stream, a, cut, weights, x);
+                         L{cut.tile_rows, cut.cluster, cut.stages}.bytes(), 0, stream, a, cut, weights, x);
 }
 
 template <class T, bool kGated>

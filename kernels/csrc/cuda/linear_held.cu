@@ -48,6 +48,10 @@ constexpr int kRegisters = kTokens == 32 || kSteps == 8 ? 65536 / kThreads<kToke
                            : kTokens == 8               ? 80
                                                         : 104;
 
+// Percent of a multiprocessor's memory that are shared memory, of up to 16 rows. It has to be empty before it is divided
+// otherwise, so that blocks of two products meet there only if both want the same; and x needs some of the rest on its way.
+constexpr int kShare = 64;
+
 // How a launch goes about it.
 struct Plan {
   int cluster, clusters;
@@ -462,7 +466,7 @@ cudaError_t launch(const LinearArgs& a, Plan p, const Device& device, cudaStream
   const int bytes = Layout<kTokens, kCluster>::bytes(p);
   auto kernel = linear_held_kernel<T, kTokens, kSteps, kCluster>;
   const int threads = kThreads<kTokens, kSteps, kCluster>;
-  return launch_clusters(kernel, kCluster, p.clusters * kCluster, threads, bytes, stream, a, p);
+  return launch_clusters(kernel, kCluster, p.clusters * kCluster, threads, bytes, kTokens <= 16 ? kShare : 0, stream, a, p);
 }
 
 template <class T, int kTokens>
