@@ -53,7 +53,8 @@ struct Portion {
 // those of two tiles.
 template <int kTokens, int kChunk>
 struct Layout {
-  static constexpr int kRing = 1024, kInboxes = 2 * kTokens / kTokenTile;
+  static constexpr int kTokenTiles = (kTokens + kTokenTile - 1) / kTokenTile;
+  static constexpr int kRing = 1024, kInboxes = 2 * kTokenTiles;
   int tile_rows, cluster, stages;
 
   __host__ __device__ int stage_bytes() const { return (tile_rows + kTokens) * kChunk * 2; }
@@ -88,7 +89,7 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int row
 template <class T, int kTokens, int kChunk, bool kGated>
 struct Block : Portion {
   using L = Layout<kTokens, kChunk>;
-  static constexpr int kTokenTiles = kTokens / kTokenTile;
+  static constexpr int kTokenTiles = L::kTokenTiles;
 
   struct Tile {
     int box, boxes, groups;  // of the gate's
@@ -194,7 +195,7 @@ struct Block : Portion {
   // Multiplies one chunk, of which this warp takes every fourth step of the depth and every second group of rows.
   __device__ void multiply(int stage, int tile_groups, const uint32_t (&at)[kTiles],
                            float (&sums)[kTokenTiles][kTiles][4]) const {
-    const int first = warp % kRowWarps, row = lane & 7, quarter = lane >> 3, token = row + quarter % 2 * 8;
+    const int first = warp % kRowWarps, row = lane & 7, quarter = lane >> 3, token = (row + quarter % 2 * 8) % kTokens;
     const uint32_t x_at = stage_at(stage) + cut.tile_rows * kChunk * 2 + token * 128;
 #pragma unroll
     for (int step = 0; step < kChunk / (kStep * kDepthWarps); ++step) {
@@ -421,9 +422,13 @@ cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStrea
 template <class T, bool kGated>
 cudaError_t launch_tokens(const LinearArgs& a, const Device& device, cudaStream_t stream) {
   const Cut cut = cut_for(a, device);
+  const auto with_chunk = [&](auto chunk) {  // rows that are not there take longer than others: no more of them than need be
+    constexpr int kChunk = decltype(chunk)::value;
+    return a.rows > 8 ? launch<T, 16, kChunk, kGated>(a, cut, device, stream)
+                      : launch<T, 8, kChunk, kGated>(a, cut, device, stream);
+  };
   if (a.rows > 16) return launch<T, 32, 256, kGated>(a, cut, device, stream);
-  if (cut.tile_rows > 16) return launch<T, 16, 256, kGated>(a, cut, device, stream);
-  return launch<T, 16, 512, kGated>(a, cut, device, stream);
+  return cut.tile_rows > 16 ? with_chunk(std::integral_constant<int, 256>{}) : with_chunk(std::integral_constant<int, 512>{});
 }
 
 // Where this kernel was measured to be ahead of cuBLAS on an H200, or level with it: not with many rows on a matrix
