@@ -48,8 +48,9 @@ constexpr int kRegisters = kTokens == 32 || kSteps == 8 ? 65536 / kThreads<kToke
                            : kTokens == 8               ? 80
                                                         : 104;
 
-// Percent of a multiprocessor's memory that are shared memory, of up to 16 rows. It has to be empty before it is divided
-// otherwise, so that blocks of two products meet there only if both want the same; and x needs some of the rest on its way.
+// Percent of a multiprocessor's memory that products of up to 16 rows want to be shared memory. A multiprocessor divides it
+// anew only when it is empty, so blocks of two products meet there if both want the same; the rest is L1, which x passes on
+// its way into registers.
 constexpr int kShare = 64;
 
 // How a launch goes about it.
