@@ -422,13 +422,13 @@ cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStrea
 template <class T, bool kGated>
 cudaError_t launch_tokens(const LinearArgs& a, const Device& device, cudaStream_t stream) {
   const Cut cut = cut_for(a, device);
-  const auto with_chunk = [&](auto chunk) {  // rows that are not there take longer than others: no more of them than need be
-    constexpr int kChunk = decltype(chunk)::value;
-    return a.rows > 8 ? launch<T, 16, kChunk, kGated>(a, cut, device, stream)
-                      : launch<T, 8, kChunk, kGated>(a, cut, device, stream);
-  };
+  const bool narrow = cut.tile_rows <= 16;
   if (a.rows > 16) return launch<T, 32, 256, kGated>(a, cut, device, stream);
-  return cut.tile_rows > 16 ? with_chunk(std::integral_constant<int, 256>{}) : with_chunk(std::integral_constant<int, 512>{});
+  if (a.rows > 8 && narrow) return launch<T, 16, 512, kGated>(a, cut, device, stream);
+  if (a.rows > 8) return launch<T, 16, 256, kGated>(a, cut, device, stream);
+  // Rows that are not there take longer than others: no more of them than need be.
+  if (narrow) return launch<T, 8, 512, kGated>(a, cut, device, stream);
+  return launch<T, 8, 256, kGated>(a, cut, device, stream);
 }
 
 // Where this kernel was measured to be ahead of cuBLAS on an H200, or level with it: not with many rows on a matrix

@@ -477,7 +477,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers);
     fence_bulk();
   }
-  // The fold waits for every warp of every tile.
+  // The fold waits for every warp of every tile. Not the thread above, which has enough to do.
   if (blockIdx.x == 0 && threadIdx.x == 32) begin_tiles(a, a.header->prefix_items * a.kv_heads * kConsumerWarps);
   __syncthreads();
   const int warp = threadIdx.x / 32;
