@@ -31,6 +31,8 @@ LINEAR_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
 LINEAR_ROWS = 32  # cuBLAS takes products of more rows
 # What cuBLASLt chooses is 2 to 7 % faster over a decoder of 8B or 13B, with more rows or fewer weights slower (H200).
 LT_ROWS, LT_WEIGHTS = 112, 1 << 24
+# Products with more rows, square ones that are wider, or with other depths gain nothing by being cut (H200).
+SPLIT_ROWS, SPLIT_SQUARE, SPLIT_DEPTH = 384, 4096, 512
 
 
 def available() -> bool:
@@ -79,6 +81,29 @@ def linear(
             torch.mm(x, weight.t(), out=out)
         else:
             torch.addmm(bias if residual is None else residual, x, weight.t(), out=out)
+
+
+def parts_of(x: Tensor, weight: Tensor) -> int:
+    """Into how many parts along its depth a product of cuBLAS is cut best, if their sum costs little: where its tiles
+    of 128 x 128 results leave half of the multiprocessors idle, and the depth is worth it (see `SPLIT_ROWS`)."""
+    rows, (columns, depth) = len(x), weight.shape
+    if x.dtype not in LINEAR_DTYPES or not LINEAR_ROWS < rows <= SPLIT_ROWS or depth % SPLIT_DEPTH or columns % 8:
+        return 1
+    if depth < columns or depth == columns > SPLIT_SQUARE or (rows <= LT_ROWS and weight.numel() > LT_WEIGHTS):
+        return 1
+    room = _multiprocessors(x.device) // (-(-rows // 128) * -(-columns // 128))
+    return 4 if room >= 16 else 2 if room >= 2 else 1
+
+
+def linear_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
+    """The product by torch (cuBLAS), cut along the depth: float32 `[parts, rows, columns]`."""
+    cut = [tensor.unflatten(1, (parts, -1)) for tensor in (x, weight)]
+    return torch.bmm(cut[0].transpose(0, 1), cut[1].permute(1, 2, 0), torch.float32)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @contextmanager

@@ -66,6 +66,16 @@ def linear(
     return out
 
 
+def linear_parts(x: Tensor, weight: Tensor) -> Tensor | None:
+    """`x[T, K] @ weight[N, K].T` in parts along K: float32 `[P, T, N]`, whose sum it is. For what adds them on its way
+    (`rms_norm_of_sum`), where that is faster than `linear` with a residual: otherwise, as always on the CPU, None."""
+    float_type("x", x)
+    _, depth = rows_of("x", x)
+    check("weight", weight, x.dtype, (None, depth))
+    parts = cuda.parts_of(x, weight) if check_devices({"x": x, "weight": weight}).type == "cuda" else 1
+    return None if parts == 1 else cuda.linear_parts(x, weight, parts)
+
+
 def gated_linear(
     x: Tensor,
     weight: Tensor,

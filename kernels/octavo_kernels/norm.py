@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from octavo_kernels.call import address, check, float_type, output, rows_of, run
@@ -29,6 +30,31 @@ def rms_norm(
     run(
         "rms_norm", {"x": x, "weight": weight, "residual": residual, "out": out},
         dtype, x.data_ptr(), x.stride(0), address(residual), 0 if residual is None else residual.stride(0),
+        weight.data_ptr(), out.data_ptr(), out.stride(0), rows, width, eps, offset,
+    )  # fmt: skip
+    return out
+
+
+def rms_norm_of_sum(
+    parts: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    out: Tensor | None = None,
+    offset: float = 0.0,
+) -> Tensor:
+    """`residual[T, H]` += the sum of float32 `parts[P, T, H]`, in place and rounded once; then `rms_norm` of that.
+
+    On CUDA for 2 or 4 parts.
+    """
+    dtype = float_type("residual", residual)
+    rows, width = rows_of("residual", residual)
+    check("parts", parts, torch.float32, (None, rows, width))
+    check("weight", weight, residual.dtype, (width,))
+    out = output(out, residual, (rows, width))
+    run(
+        "rms_norm_of_sum", {"parts": parts, "residual": residual, "weight": weight, "out": out},
+        dtype, parts.data_ptr(), len(parts), parts.stride(0), parts.stride(1), residual.data_ptr(), residual.stride(0),
         weight.data_ptr(), out.data_ptr(), out.stride(0), rows, width, eps, offset,
     )  # fmt: skip
     return out

@@ -5,6 +5,8 @@ Pass float64 tensors to get an oracle. The cache here is simply K and V by slot:
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +14,11 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (offset + weight)
+
+
+def sum_of_parts(parts: Tensor) -> Tensor:
+    """One after the other, as `ops.rms_norm_of_sum` adds them."""
+    return reduce(torch.add, parts)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

@@ -212,6 +212,8 @@ def between() -> None:
             for residual in (None, data(3, width, dtype=dtype)):
                 ops.rms_norm(x, weight, 1e-5, residual=residual)
                 ops.layer_norm(x, weight, data(width, dtype=dtype), 1e-5, residual=residual)
+        for parts in (2, 4):
+            ops.rms_norm_of_sum(data(parts, 3, 200, dtype=F32), data(3, 200, dtype=dtype), data(200, dtype=dtype), 1e-5)
         many, weight = data(8500, 264, dtype=dtype), data(264, dtype=dtype)  # more than the chip has threads
         ops.rms_norm(many, weight, 1e-5)
         ops.layer_norm(many, weight, data(264, dtype=dtype), 1e-5)

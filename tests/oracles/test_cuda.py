@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 VOCAB, CONTEXT = 211, 2048
 COMMON = {
-    "vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "pad_token_id": None, "bos_token_id": None,
     "eos_token_id": None, "initializer_range": 0.2,
 }  # fmt: skip

@@ -101,6 +101,15 @@ void rms_norm(int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, int6
       norm_args(dtype, x, x_stride, residual, residual_stride, weight, 0, out, out_stride, rows, width, eps, offset));
 }
 
+void rms_norm_of_sum(int dtype, uintptr_t parts, int count, int64_t part_stride, int64_t row_stride, uintptr_t residual,
+                     int64_t residual_stride, uintptr_t weight, uintptr_t out, int64_t out_stride, int64_t rows, int width,
+                     float eps, float offset) {
+  NormArgs a = norm_args(dtype, parts, row_stride, residual, residual_stride, weight, 0, out, out_stride, rows, width, eps,
+                         offset);
+  a.parts = count, a.part_stride = part_stride;
+  launch_rms_norm(a);
+}
+
 void layer_norm(int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, int64_t residual_stride,
                 uintptr_t weight, uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t rows, int width,
                 float eps) {
@@ -141,6 +150,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("paged_attention", &paged_attention, free);
   m.def("linear", &linear, free);
   m.def("rms_norm", &rms_norm, free);
+  m.def("rms_norm_of_sum", &rms_norm_of_sum, free);
   m.def("layer_norm", &layer_norm, free);
   m.def("activation", &activation, free);
   m.def("sample", &sample, free);

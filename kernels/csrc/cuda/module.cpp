@@ -178,8 +178,9 @@ NormArgs norm_args(int dtype, Address x, int64_t x_stride, Address residual, int
                    Address bias, Address out, int64_t out_stride, int64_t rows, int width, float eps, float offset) {
   aligned("x", x, x_stride * item_size(dtype)), aligned("out", out, out_stride * item_size(dtype));
   aligned("residual", residual, residual_stride * item_size(dtype)), aligned("weight", weight), aligned("bias", bias);
-  return {Dtype(dtype), at<void>(x),    x_stride,      at<void>(residual), residual_stride, at<void>(weight),
-          at<void>(bias), at<void>(out), out_stride, rows,           width,           eps,            offset};
+  return {Dtype(dtype),     at<void>(x),    x_stride,      0,          0,    at<void>(residual), residual_stride,
+          at<void>(weight), at<void>(bias), at<void>(out), out_stride, rows, width,              eps,
+          offset};
 }
 
 LinearArgs linear_args(int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias,
@@ -241,6 +242,15 @@ PYBIND11_MODULE(_cuda, m) {
     check("rms_norm", rms_norm(norm_args(dtype, x, x_stride, residual, residual_stride, weight, 0, out, out_stride, rows,
                                          width, eps, offset),
                                stream_at(stream)));
+  });
+  m.def("rms_norm_of_sum", [](int dtype, Address parts, int count, int64_t part_stride, int64_t row_stride, Address residual,
+                              int64_t residual_stride, Address weight, Address out, int64_t out_stride, int64_t rows,
+                              int width, float eps, float offset, Address stream) {
+    aligned("parts", parts, row_stride * 4), aligned("parts", parts, part_stride * 4);
+    NormArgs a = norm_args(dtype, parts, row_stride, residual, residual_stride, weight, 0, out, out_stride, rows, width, eps,
+                           offset);
+    a.parts = count, a.part_stride = part_stride;
+    check("rms_norm_of_sum", rms_norm(a, stream_at(stream)));
   });
   m.def("layer_norm", [](int dtype, Address x, int64_t x_stride, Address residual, int64_t residual_stride,
                          Address weight, Address bias, Address out, int64_t out_stride, int64_t rows, int width,

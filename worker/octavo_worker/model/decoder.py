@@ -80,6 +80,8 @@ class Decoder:
         self.config = config
         self.weights = weights
         self.uniform = uniform
+        # Whether a block's last product may come in parts, which the next norm adds.
+        self.sums_parts = config.norm == "rms" and config.pre_norm and not uniform
         self.dtype = weights.embed.dtype
         self.device = weights.embed.device
         self.vocab_size = config.vocab_size
@@ -138,9 +140,12 @@ class Decoder:
             hidden.add_(self.weights.positions[batch.positions + self.config.position_offset])
 
     def _project(self, b: Buffers, x: Tensor, linear: Linear, post: Norm | None) -> Tensor | None:
-        """Adds a block's last product to the residual stream, or returns it if it is not to be added as it is."""
+        """Adds a block's last product to the residual stream, or returns what is still to be added: that product, or
+        float32 parts of it for the next norm."""
         multiplier = self.config.residual_multiplier
         if post is None and multiplier == 1.0:
+            if self.sums_parts and linear.bias is None and (parts := ops.linear_parts(x, linear.weight)) is not None:
+                return parts
             self._linear(Input(x), linear, b.hidden, residual=b.hidden)
             return None
         delta = self._linear(Input(x), linear, b.delta)
@@ -160,6 +165,9 @@ class Decoder:
             return b.hidden if delta is None else b.hidden.add_(delta)
         if delta is None:
             return self._norm(b.hidden, pre, b.normed)
+        if delta.dim() > b.hidden.dim():
+            c = self.config
+            return ops.rms_norm_of_sum(delta, b.hidden, pre.weight, c.norm_eps, out=b.normed, offset=c.norm_offset)
         return self._norm(delta, pre, b.normed, residual=b.hidden)
 
     def _norm(self, x: Tensor, norm: Norm, out: Tensor, residual: Tensor | None = None) -> Tensor:
