@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from engine_driver import Driver, expected_beams, expected_tokens, make_request
+from engine_driver import Driver, expected_beams, expected_tokens, make_request, prompt
 from fake_runner import DelayedRunner, FakeRunner, score
 
 from octavo_worker.engine.pipeline import Pipeline
@@ -59,6 +59,16 @@ def test_a_step_is_launched_before_the_result_of_the_one_before_it_is_asked_for(
     assert driver.tokens["a", 0] == expected_tokens(request, 0)
 
 
+def test_an_idle_device_begins_with_some_of_many_prompts():
+    driver = Driver.create(1024, device=Recorder, token_budget=8192, max_running=128)
+    for i in range(64):
+        driver.add(make_request(str(i), prompt(100, 101 * i), max_tokens=3))
+    driver.run()
+    first, second, *_ = driver.runner.launched
+    assert [len(step.tokens) for step in first.sequences] == [100] * 21  # 2,048 tokens or more
+    assert [len(step.tokens) for step in second.sequences] == [1] * 21 + [100] * 43
+
+
 def test_unknown_tokens_follow_the_samples_of_the_step_before():
     driver = recorded(token_budget=64)
     driver.add(make_request("a", range(5), n=2, max_tokens=6))
@@ -76,8 +86,8 @@ def test_who_ends_by_length_is_in_no_step_in_vain():
     computed = []
     for device in (FakeRunner, DelayedRunner):
         driver = Driver.create(61, 4, device=device, runner={"max_model_len": 24})
-        for name, prompt, limit in [("a", 5, 1), ("b", 6, 7), ("context", 10, 100), ("nothing", 9, 0)]:
-            driver.add(make_request(name, range(prompt), max_tokens=limit, n=2))
+        for name, length, limit in [("a", 5, 1), ("b", 6, 7), ("context", 10, 100), ("nothing", 9, 0)]:
+            driver.add(make_request(name, range(length), max_tokens=limit, n=2))
         driver.run()
         driver.runner.close()
         assert driver.reasons["context", 0] == "length"

@@ -45,6 +45,15 @@ def test_budget_is_filled_by_several_prompts_in_order():
     assert [len(step.samples) for step in plan.sequences] == [1, 1, 0]
 
 
+def test_prompts_beside_decodes_get_what_is_left_of_the_budget():
+    driver = Driver.create(1024, token_budget=8192, max_running=128)
+    driver.add(make_request("decoding", prompt(10)))
+    driver.step()
+    for i in range(64):
+        driver.add(make_request(str(i), prompt(100, 101 * i)))
+    assert [len(step.tokens) for step in driver.scheduler.plan().sequences] == [1] + [100] * 64
+
+
 def test_nobody_overtakes_a_head_that_does_not_fit():
     driver = Driver.create(11)
     driver.add(make_request("running", prompt(80), max_tokens=2))

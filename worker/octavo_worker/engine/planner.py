@@ -8,6 +8,10 @@ from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.roster import GroupTooLarge, Roster
 from octavo_worker.engine.sequence import Request, Sequence, State
 
+FIRST_TOKENS = 2048
+"""Prompt tokens that are enough for a step that begins while the device has nothing to do: it computes them while the
+next step is planned. Planning 8,192 tokens of many short prompts takes as long as computing hundreds."""
+
 
 class Planner:
     """Builds a step in this order:
@@ -56,10 +60,12 @@ class Planner:
         self._roster.make_way(plan)
         preemptions = self._residency.decisions.total()
         self._plan_decodes(plan)
-        self._plan_prompts(plan, admit=self._residency.decisions.total() == preemptions)
+        budget = self._token_budget - plan.num_decodes
+        least = 0 if ahead or plan.sequences else max(0, budget - FIRST_TOKENS)
+        self._plan_prompts(plan, budget, least, admit=self._residency.decisions.total() == preemptions)
         while not ahead and self._is_stuck(plan):
             self._give_way(plan)
-            self._plan_prompts(plan, admit=False)
+            self._plan_prompts(plan, budget, least, admit=False)
         self._leave_prompts(plan)
         return plan, self._planned
 
@@ -149,10 +155,11 @@ class Planner:
 
     # Prompts
 
-    def _plan_prompts(self, plan: StepPlan, *, admit: bool) -> None:
-        prefilling, budget = self._running.prefilling, self._token_budget - plan.num_decodes
+    def _plan_prompts(self, plan: StepPlan, budget: int, least: int, *, admit: bool) -> None:
+        """Spend `budget` tokens on prompts until no more than `least` are left."""
+        prefilling = self._running.prefilling
         position = 0
-        while budget > 0:
+        while budget > least:
             running = prefilling[position] if position < len(prefilling) else None
             waiting = self._roster.next() if admit else None
             if waiting is not None and (running is None or waiting.order < running.order):
