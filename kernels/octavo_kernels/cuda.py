@@ -33,6 +33,7 @@ LINEAR_ROWS = 32  # cuBLAS takes products of more rows
 LT_ROWS, LT_WEIGHTS = 112, 1 << 24
 # Products with more rows, square ones that are wider, or with other depths gain nothing by being cut (H200).
 SPLIT_ROWS, SPLIT_SQUARE, SPLIT_DEPTH = 384, 4096, 512
+SUMMED_COLUMNS = 8192  # of 16 bits, the most that the norm of a sum takes
 
 
 def available() -> bool:
@@ -87,7 +88,9 @@ def parts_of(x: Tensor, weight: Tensor) -> int:
     """Into how many parts along its depth a product of cuBLAS is cut best, if their sum costs little: where its tiles
     of 128 x 128 results leave half of the multiprocessors idle, and the depth is worth it (see `SPLIT_ROWS`)."""
     rows, (columns, depth) = len(x), weight.shape
-    if x.dtype not in LINEAR_DTYPES or not LINEAR_ROWS < rows <= SPLIT_ROWS or depth % SPLIT_DEPTH or columns % 8:
+    if x.dtype not in LINEAR_DTYPES or not LINEAR_ROWS < rows <= SPLIT_ROWS or depth % SPLIT_DEPTH:
+        return 1
+    if columns % 8 or columns > SUMMED_COLUMNS:
         return 1
     if depth < columns or depth == columns > SPLIT_SQUARE or (rows <= LT_ROWS and weight.numel() > LT_WEIGHTS):
         return 1

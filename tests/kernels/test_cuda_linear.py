@@ -63,7 +63,8 @@ def test_a_product_that_leaves_multiprocessors_idle_comes_in_parts(dtype, rows, 
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth"), [(32, 1024, 3072), (40, 3072, 1024), (400, 1024, 3072), (40, 64, 100)]
+    ("rows", "columns", "depth"),
+    [(32, 1024, 3072), (40, 3072, 1024), (400, 1024, 3072), (40, 64, 100), (120, 8448, 8704)],
 )
 def test_a_product_that_gains_nothing_by_it_does_not(rows, columns, depth):
     x, weight, *_ = make(rows, columns, depth, torch.bfloat16)
