@@ -14,16 +14,18 @@ namespace {
 
 constexpr int kLanes = 4;
 
-// Softmax state of one warp over C columns: a thread holds row lane / 4 (and, with R = 2, row lane / 4 + 8) of every
-// n-tile. `m` is in the log2 domain.
+// Softmax state of one warp's query rows over C columns, `m` in the log2 domain. R = 1, at most eight rows: chunk_few.cuh.
 template <int C, int R>
-struct State {
-  float m[R], l[R];
+struct State;
+
+// Sixteen rows: a thread holds rows lane / 4 and lane / 4 + 8 of every n-tile.
+template <int C>
+struct State<C, 2> {
+  float m[2], l[2];
   float o[C / 8][4];
 
   __device__ void clear() {
-#pragma unroll
-    for (int r = 0; r < R; ++r) m[r] = kNoScore, l[r] = 0.0f;
+    m[0] = m[1] = kNoScore, l[0] = l[1] = 0.0f;
 #pragma unroll
     for (int n = 0; n < C / 8; ++n) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
   }
@@ -31,57 +33,46 @@ struct State {
 #pragma unroll
     for (int n = 0; n < C / 8; ++n) o[n][2 * r] *= factor, o[n][2 * r + 1] *= factor;
   }
-  // Joins the keys of a later lane; `x(r, i)` is its i-th value of row r: m, l, then the columns.
-  template <class F>
-  __device__ void join(F&& x) {
+  // Joins the keys of a later lane.
+  __device__ void merge(const State& later) {
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const float high = x(r, 0), top = fmaxf(m[r], high);
-      const float old_weight = fast_exp2(__fsub_rn(m[r], top)), weight = fast_exp2(__fsub_rn(high, top));
-      m[r] = top, l[r] = __fmaf_rn(x(r, 1), weight, __fmul_rn(l[r], old_weight));
+    for (int r = 0; r < 2; ++r) {
+      const float top = fmaxf(m[r], later.m[r]);
+      const float old_weight = fast_exp2(__fsub_rn(m[r], top)), weight = fast_exp2(__fsub_rn(later.m[r], top));
+      m[r] = top, l[r] = __fmaf_rn(later.l[r], weight, __fmul_rn(l[r], old_weight));
 #pragma unroll
       for (int n = 0; n < C / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& value = o[n][2 * r + i];
-          value = __fmaf_rn(x(r, 2 + 2 * n + i), weight, __fmul_rn(value, old_weight));
-        }
+        for (int i = 2 * r; i < 2 * r + 2; ++i) o[n][i] = __fmaf_rn(later.o[n][i], weight, __fmul_rn(o[n][i], old_weight));
     }
   }
-  __device__ void merge(const State& later) {
-    join([&](int r, int i) { return i == 0 ? later.m[r] : i == 1 ? later.l[r] : later.o[(i - 2) / 2][2 * r + i % 2]; });
-  }
 
-  static constexpr int kFloats = R * (2 + C / 4);
+  static constexpr int kFloats = 2 * (2 + C / 4);
   __device__ void store(float* buffer) const {
     float* p = buffer + threadIdx.x % 32;
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < 2; ++r) {
       p[0] = m[r], p[32] = l[r], p += 64;
 #pragma unroll
       for (int n = 0; n < C / 8; ++n) p[0] = o[n][2 * r], p[32] = o[n][2 * r + 1], p += 64;
     }
   }
-  // The other way round: this is the later lane, and `x` gives those before.
-  template <class F>
-  __device__ void join_before(F&& x) {
+  // The other way round: this is the later lane, and those before are in `buffer`.
+  __device__ void follow(const float* buffer) {
+    const float* p = buffer + threadIdx.x % 32;
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const float before = x(r, 0), top = fmaxf(before, m[r]);
+    for (int r = 0; r < 2; ++r, p += kFloats / 2 * 32) {
+      const float before = p[0], top = fmaxf(before, m[r]);
       const float old_weight = fast_exp2(__fsub_rn(before, top)), weight = fast_exp2(__fsub_rn(m[r], top));
-      m[r] = top, l[r] = __fmaf_rn(l[r], weight, __fmul_rn(x(r, 1), old_weight));
+      m[r] = top, l[r] = __fmaf_rn(l[r], weight, __fmul_rn(p[32], old_weight));
 #pragma unroll
       for (int n = 0; n < C / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& value = o[n][2 * r + i];
-          value = __fmaf_rn(value, weight, __fmul_rn(x(r, 2 + 2 * n + i), old_weight));
+          value = __fmaf_rn(value, weight, __fmul_rn(p[(2 + 2 * n + i) * 32], old_weight));
         }
     }
-  }
-  __device__ void follow(const float* buffer) {
-    const float* p = buffer + threadIdx.x % 32;
-    join_before([&](int r, int i) { return p[(r * (2 + C / 4) + i) * 32]; });
   }
 };
 
@@ -93,8 +84,9 @@ __device__ inline int prefix_blocks(const AttentionArgs& a, int multiprocessors)
   const int all = items + (kRun - 1) * runs, tokens = a.header->decode_tokens;
   // Streams keep the memory busy without a third of the multiprocessors, and tiles that end last hold up everything: up to
   // there they have as many as if warps took items alone.
-  const int most = max(prefix_share(all, tokens, a.header->alone, multiprocessors),
-                       min(prefix_share(all, tokens, true, multiprocessors), multiprocessors * 2 / 3));
+  const int share = max(prefix_share(all, tokens, a.header->alone, multiprocessors),
+                        min(prefix_share(all, tokens, true, multiprocessors), multiprocessors * 2 / 3));
+  const int most = max(share, least_for_runs(runs * a.kv_heads, multiprocessors));
   const int tiles = (runs > 0 ? runs : items) * a.kv_heads, rounds = (tiles + most - 1) / most;
   return (tiles + rounds - 1) / rounds;
 }
@@ -184,8 +176,8 @@ struct Queries {
 };
 
 // Products of the query rows with N slices of 16 keys, `stride` bytes apart.
-template <class T, int D, int N, int R>
-__device__ void score(const Queries<T, D, R>& queries, uint32_t keys, int stride, float (&s)[N][2][4]) {
+template <class T, int D, int N>
+__device__ void score(const Queries<T, D, 2>& queries, uint32_t keys, int stride, float (&s)[N][2][4]) {
   const int lane = threadIdx.x % 32, row = (lane & 7) + (lane >> 4) * 8;
 #pragma unroll
   for (int i = 0; i < N; ++i)
@@ -223,27 +215,27 @@ constexpr float kSlack = 8.0f;
 
 // What the scores of N slices of 16 keys become: weights, as tensor-core fragments, and for each slice the factor that
 // earlier results must be multiplied with before its values are added. Where a warp has not `rescaled`, it is one.
-template <int R, int N>
+template <int N>
 struct Weights {
   uint32_t at[N][4];
-  float factor[N][R];
+  float factor[N][2];
   bool rescaled[N];
 };
 
 // Turns scores into weights, slice by slice, and adds them to the sums `l` that refer to the maxima `m`.
-template <class T, int R, int N>
-__device__ void soften(const float (&s)[N][2][4], float unit, float (&m)[R], float (&l)[R], Weights<R, N>& w) {
-  float high[N][R], shift[N][R];
+template <class T, int N>
+__device__ void soften(const float (&s)[N][2][4], float unit, float (&m)[2], float (&l)[2], Weights<N>& w) {
+  float high[N][2], shift[N][2];
 #pragma unroll
   for (int j = 0; j < N; ++j)
 #pragma unroll
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < 2; ++r)
       high[j][r] = quad_max(fmaxf(fmaxf(s[j][0][2 * r], s[j][0][2 * r + 1]), fmaxf(s[j][1][2 * r], s[j][1][2 * r + 1])));
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     bool rises = false;
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < 2; ++r) {
       const float top = __fmul_rn(high[j][r], unit);
       const bool mine = top > __fadd_rn(m[r], kSlack);
       w.factor[j][r] = mine ? fast_exp2(__fsub_rn(m[r], top)) : 1.0f;
@@ -254,9 +246,9 @@ __device__ void soften(const float (&s)[N][2][4], float unit, float (&m)[R], flo
   }
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    float p[2][4] = {};
+    float p[2][4];
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         p[i / 2][2 * r + i % 2] = fast_exp2(__fmaf_rn(s[j][i / 2][2 * r + i % 2], unit, -shift[j][r]));
@@ -264,25 +256,21 @@ __device__ void soften(const float (&s)[N][2][4], float unit, float (&m)[R], flo
       l[r] = __fmaf_rn(l[r], w.factor[j][r], sum);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      w.at[j][i] = i % 2 < R ? pack<T>(p[i / 2][i % 2 * 2], p[i / 2][i % 2 * 2 + 1]) : 0;
+    for (int i = 0; i < 4; ++i) w.at[j][i] = pack<T>(p[i / 2][i % 2 * 2], p[i / 2][i % 2 * 2 + 1]);
   }
 }
 
 // Adds N slices of 16 keys, of which the scores are known, to the state, one after the other; values lie `stride` bytes
 // apart. The state takes the columns from the 16-byte unit `first_unit` on.
-template <class T, int D, int C, int R, int N>
+template <class T, int D, int C, int N>
 __device__ void absorb(const float (&s)[N][2][4], float unit, uint32_t values, int stride, int first_unit,
-                       State<C, R>& st) {
-  Weights<R, N> w;
+                       State<C, 2>& st) {
+  Weights<N> w;
   soften<T>(s, unit, st.m, st.l, w);
   const int lane = threadIdx.x % 32, row = lane & 15;
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    if (w.rescaled[j]) {  // for the other rows the factor is exactly one
-#pragma unroll
-      for (int r = 0; r < R; ++r) st.scale(r, w.factor[j][r]);
-    }
+    if (w.rescaled[j]) st.scale(0, w.factor[j][0]), st.scale(1, w.factor[j][1]);  // for the other rows exactly one
 #pragma unroll
     for (int n = 0; n < C / 16; ++n) {
       uint32_t b[4];
@@ -298,12 +286,12 @@ __device__ inline int64_t partial_row(const AttentionArgs& a, int slot, int head
 }
 
 // Leaves the state of rows below `count` for the fold: C columns from `column` on. `locate` as for Queries.
-template <int D, int C, int R, class F>
-__device__ void write_partial(const AttentionArgs& a, int head, int count, int column, const State<C, R>& st,
+template <int D, int C, class F>
+__device__ void write_partial(const AttentionArgs& a, int head, int count, int column, const State<C, 2>& st,
                               F&& locate) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < 2; ++r) {
     if (lane / 4 + 8 * r >= count) continue;
     const QueryRow to = locate(lane / 4 + 8 * r);
     const int64_t at = partial_row(a, to.slot, head) + to.row;

@@ -6,7 +6,7 @@
 // each tile, where t = lane % 4, and the keys (or columns) g and g + 8, where g = lane / 4.
 #pragma once
 
-#include "chunk.cuh"
+#include "chunk_few.cuh"
 
 namespace octavo {
 namespace {
@@ -22,13 +22,6 @@ __device__ inline float shared_float(uint32_t address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
   return x;
-}
-
-// Transposes an 8 x 8 matrix of 16-bit values, of which a thread holds two of row g.
-__device__ inline uint32_t transpose(uint32_t pair) {
-  uint32_t out;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
-  return out;
 }
 
 // Of all lanes; none of x is negative.

@@ -158,6 +158,13 @@ __device__ inline void ldmatrix_transposed(uint32_t (&d)[4], uint32_t address) {
                : "memory");
 }
 
+// Transposes an 8 x 8 matrix of 16-bit values, of which a thread holds two of row g.
+__device__ inline uint32_t transpose(uint32_t pair) {
+  uint32_t out;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  return out;
+}
+
 // 16-byte asynchronous copy of one thread; `valid` false writes zeros.
 __device__ inline void copy16(uint32_t shared, const void* global, bool valid = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)

@@ -76,21 +76,46 @@ struct Sight {
 template <class C, int D, int R>
 using StateFor = std::conditional_t<is_scaled<C>, CellState<D, R>, State<D, R>>;
 
+// Values that no row sees, which may be anything, become zeros.
+template <int D>
+__device__ void clear_unseen(const DecodeItem& it, const Sight& sight, int token, uint32_t values) {
+  if (token + kSlice <= it.context && token >= sight.lowest) return;
+  clear_values<D>(values, kSlice, sight.lowest - token, it.context - token, threadIdx.x % 32, 32);
+  __syncwarp();
+}
+
 // One slice of 16 tokens, the first at position `token`.
-template <class T, int D, int R>
+template <class T, int D>
 __device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, uint32_t keys, int token,
-                       const Queries<T, D, R>& queries, State<D, R>& st) {
+                       const Queries<T, D, 2>& queries, State<D, 2>& st) {
   const uint32_t values = keys + slice_bytes<T, D>;
   const Sight sight(a, it);
-  if (token + kSlice > it.context || token < sight.lowest) {
-    clear_values<D>(values, kSlice, sight.lowest - token, it.context - token, threadIdx.x % 32, 32);
-    __syncwarp();
-  }
+  clear_unseen<D>(it, sight, token, values);
   float s[1][2][4];
   score<T, D, 1>(queries, keys, 0, s);
-  if (a.softcap > 0.0f) cap<R>(a, s[0]);
-  sight.mask<R>(a, group, token, s[0]);
-  absorb<T, D, D, R, 1>(s, score_unit(a), values, 0, 0, st);
+  if (a.softcap > 0.0f) cap<2>(a, s[0]);
+  sight.mask<2>(a, group, token, s[0]);
+  absorb<T, D, D, 1>(s, score_unit(a), values, 0, 0, st);
+}
+// The same for at most eight rows. `first`: of a state that nothing has been added to yet, and that need not be cleared.
+// `leave` is called when nothing more is read of the slice.
+struct Stay {
+  __device__ void operator()() const {}
+};
+template <class T, int D, bool first = false, class F = Stay>
+__device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, uint32_t keys, int token,
+                       const Queries<T, D, 1>& queries, State<D, 1>& st, const F& leave = {}) {
+  const uint32_t values = keys + slice_bytes<T, D>;
+  const Sight sight(a, it);
+  clear_unseen<D>(it, sight, token, values);
+  const SliceTiles<D> tiles(keys, values);
+  if constexpr (tiles.kHeld) leave();
+  float s[2][4];
+  score(queries, tiles, s);
+  if (a.softcap > 0.0f) cap<1>(a, s);
+  sight.mask<1>(a, group, token, s);
+  absorb<T, D, first>(s, score_unit(a), tiles, st);
+  if constexpr (!tiles.kHeld) leave();
 }
 
 // N slices of cells in eight bits, each as far from the one before as the lanes take turns.
@@ -183,13 +208,13 @@ template <int D, int R>
 class Exchange {
  public:
   static constexpr bool kPadded = D > 128;  // there is room for it
-  static constexpr int kRows = 8 * R, kWidth = D + 8 * kPadded;
+  static constexpr int kRows = 8 * R, kWidth = D + 4 * R * kPadded;
   static constexpr int kSumsAt = kRows * kWidth, kFloats = kSumsAt + 2 * kRows;  // of one warp
   static constexpr int kBytes = kWarps * kFloats * 4;
 
   __device__ explicit Exchange(void* memory) : buffer(static_cast<float*>(memory)) {}
 
-  __device__ void leave(const State<D, R>& st) const {
+  __device__ void leave(const State<D, 2>& st) const {
     const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -201,6 +226,11 @@ class Exchange {
             make_float2(st.o[n][2 * r], st.o[n][2 * r + 1]);
     }
   }
+  __device__ void leave(const State<D, 1>& st) const {
+    const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
+    if (lane % 4 == 0) sums(warp, lane / 4) = make_float2(st.m[0], st.l[0]);
+    leave_columns(0, st.o);
+  }
   __device__ void leave(const CellState<D, R>& st) const {
     const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
 #pragma unroll
@@ -209,12 +239,9 @@ class Exchange {
       for (int i = 0; i < 2; ++i) {
         const int row = 8 * r + lane % 4 * 2 + i;
         if (lane / 4 == 0) sums(warp, row) = make_float2(st.m[r][i], st.l[r][i]);
-#pragma unroll
-        for (int k = 0; k < D / 16; ++k)
-#pragma unroll
-          for (int half = 0; half < 2; ++half)
-            *at(warp, row, k * 16 + half * 8 + lane / 4) = st.o[r][k][2 * half + i];
       }
+#pragma unroll
+    for (int r = 0; r < R; ++r) leave_columns(r, st.o[r]);
   }
   // A thread has so many times four columns of a row, `kApart` from each other because neighbours read neighbouring banks,
   // and joins at most kFours of them at once.
@@ -252,12 +279,23 @@ class Exchange {
     return index;
   }
 
+  // Eight rows' outputs of which columns are the rows of tiles.
+  __device__ void leave_columns(int r, const float (&o)[D / 16][4]) const {
+    const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          *at(warp, 8 * r + lane % 4 * 2 + i, k * 16 + half * 8 + lane / 4) = o[k][2 * half + i];
+  }
   __device__ float2& sums(int warp, int row) const {
     return *reinterpret_cast<float2*>(buffer + warp * kFloats + kSumsAt + 2 * row);
   }
-  // Four rows that are written together lie in different banks.
+  // Four rows that are written together lie in different banks: neighbours, or with at most eight every other one.
   __device__ float* at(int warp, int row, int column) const {
-    return buffer + warp * kFloats + row * kWidth + (kPadded ? column : column ^ (row & 3) * 8);
+    return buffer + warp * kFloats + row * kWidth + (kPadded ? column : column ^ (row / (3 - R) & 3) * 8);
   }
 };
 

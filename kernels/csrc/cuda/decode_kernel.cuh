@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
       uint32_t keys[N];
       ring.wait(keys);
       if constexpr (is_scaled<C>) attend_cells<C>(a, it, group, keys, token, queries, st);
-      else attend<T, D, R>(a, it, group, keys[0], token, queries, st);
+      else attend<T, D>(a, it, group, keys[0], token, queries, st);
       ring.release(N);
       ring.fill(feeder, n);
       token += N * step;

@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, D <= 128 ? 2 : 1)
     for (int token = range.begin + warp * kSlice; token < range.end; token += kWarps * kSlice) {
       const uint32_t keys = slices.wait();
       if (token + kSlice >= it.context) patch<T, D>(keys, it.context - 1 - token, rows, group);
-      attend<T, D, 1>(a, it, group, keys, token, queries, st);
+      attend<T, D>(a, it, group, keys, token, queries, st);
       slices.release();
     }
     st.l[0] = warp_sum<4>(st.l[0]);

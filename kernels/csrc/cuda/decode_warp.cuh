@@ -198,14 +198,34 @@ __device__ void supply_alone(const AttentionArgs& a, char* memory, int stages, i
   supplier.supply();
 }
 
-// A sequence of one chunk needs no fold. `token` and `query_head`: those of the thread's row.
+// A sequence of one chunk needs no fold. `token` and `query_head`: those of the row lane / 4, below `rows` or not.
 template <class T, int D>
-__device__ void write_result(const AttentionArgs& a, int token, int query_head, const State<D, 1>& st) {
-  const float factor = normaliser(a, query_head, st.m[0], st.l[0]);
+__device__ void write_result(const AttentionArgs& a, int rows, int token, int query_head, const State<D, 1>& st) {
+  const bool real = threadIdx.x % 32 / 4 < rows;
+  const float2 factor = st.of_outputs(real ? normaliser(a, query_head, st.m[0], st.l[0]) : 0.0f);
   T* out = static_cast<T*>(a.out) + int64_t(token) * a.out_stride + query_head * D + threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int n = 0; n < D / 8; ++n)
-    *reinterpret_cast<uint32_t*>(out + n * 8) = pack<T>(st.o[n][0] * factor, st.o[n][1] * factor);
+  for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t pair = transpose(pack<T>(st.o[k][2 * half] * factor.x, st.o[k][2 * half + 1] * factor.y));
+      if (real) *reinterpret_cast<uint32_t*>(out + k * 16 + half * 8) = pair;
+    }
+}
+
+// Leaves rows below `rows` for the fold; `at`: where the partial result of row lane / 4 lies.
+template <int D>
+__device__ void write_partial(const AttentionArgs& a, int rows, int64_t at, const State<D, 1>& st) {
+  const int lane = threadIdx.x % 32;
+  if (lane % 4 == 0 && lane / 4 < rows) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(st.m[0], st.l[0]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = lane % 4 * 2 + i;
+    float* out = a.partial + __shfl_sync(~0u, at, row * 4) * D + lane / 4;
+    if (row < rows)
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) out[k * 16] = st.o[k][i], out[k * 16 + 8] = st.o[k][2 + i];
+  }
 }
 
 template <class T, int D>
@@ -224,27 +244,31 @@ __device__ void take_alone(const AttentionArgs& a, char* memory, int stages) {
     Queries<T, D, 1> queries([&](int row, int unit) { return link.query(row, unit); });
     barrier_arrive_once(link.read());
     const Range range = range_of(a, it);
-    State<D, 1> st, before;
+    State<D, 1> st, all;
 #pragma unroll 1
     for (int of = 0; of < kLanes; ++of) {
-      st.clear();
-#pragma unroll 1
-      for (int token = range.begin + of * kSlice; token < range.end; token += kLanes * kSlice) {
+      int token = range.begin + of * kSlice;
+      const auto take = [&](auto first) {
         barrier_wait(link.brought(), link.parity);
-        attend<T, D, 1>(a, it, group, link.slice(), token, queries, st);
-        barrier_arrive_once(link.taken());
+        attend<T, D, first>(a, it, group, link.slice(), token, queries, st, [&] { barrier_arrive_once(link.taken()); });
         link.advance();
-      }
+        token += kLanes * kSlice;
+      };
+      if (token < range.end) take(std::true_type{});
+      else st.clear();
+#pragma unroll 1
+      while (token < range.end) take(std::false_type{});
       finish(st);
-      if (of > 0)
-        st.join_before([&](int, int i) {
-          return i == 0 ? before.m[0] : i == 1 ? before.l[0] : before.o[(i - 2) / 2][i % 2];
-        });
-      before = st;
+      if (of > 0) all.join(st);
+      else all = st;
     }
     const int rows = row_count(it, group);
-    if (it.chunks != 1) write_partial<D>(a, head, rows, 0, st, [&](int row) { return row_of(a, it, row, group); });
-    else if (lane / 4 < rows) write_result<T, D>(a, it.query_row + token_of_row, head * group + head_of_row, st);
+    if (it.chunks != 1) {
+      const QueryRow to = lane / 4 < rows ? row_of(a, it, lane / 4, group) : QueryRow{};
+      write_partial<D>(a, rows, partial_row(a, to.slot, head) + to.row, all);
+    } else {
+      write_result<T, D>(a, rows, it.query_row + token_of_row, head * group + head_of_row, all);
+    }
   }
 }
 

@@ -12,7 +12,7 @@ constexpr int kThreads = 512;
 constexpr int kTailChunks = 4, kRunRows = 4;
 
 // Long items stay with blocks: one that a warp begins last would keep all others waiting.
-constexpr int kAloneTokens = 320, kAloneItems = 1;  // on average; for each block
+constexpr int kAloneTokens = 320, kAloneTokensBesideTiles = 256, kAloneItems = 1;  // on average; for each block
 
 struct Counts {
   int full, rest, tiles, slots;  // whole chunks and partial last ones of its own, extend tiles, chunks in all
@@ -192,7 +192,8 @@ __device__ bool tiles_run(const PlanArgs& a, const GroupTotals& totals, int own_
   const int tiles = totals.tiles + own_tiles, runs = totals.runs * a.kv_heads;
   if (a.run_multiprocessors == 0 || runs == 0) return false;
   const int blocks = prefix_share(tiles, tokens, alone, a.run_multiprocessors);
-  const int longer = (runs + blocks - 1) / blocks * kRun - (tiles * a.kv_heads + blocks - 1) / blocks;  // in tiles
+  const int of_runs = max(blocks, least_for_runs(runs, a.run_multiprocessors));
+  const int longer = (runs + of_runs - 1) / of_runs * kRun - (tiles * a.kv_heads + blocks - 1) / blocks;  // in tiles
   return longer * kRunsPerTile * prefix_rows(a.head_dim) <= totals.run_rows * a.kv_heads;
 }
 
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   __syncthreads();
   const int few = groups.items, items = few + all.full + all.rest, tokens = decode_tokens + few * kChunk;
   const bool alone = runs == 0 && a.decode_rows <= 8 && a.head_dim <= kRunDim && items >= a.alone_items &&
-                     tokens <= kAloneTokens * items;
+                     tokens <= (groups.tiles > 0 ? kAloneTokensBesideTiles : kAloneTokens) * items;
   const bool in_runs = tiles_run(a, groups, all.prefix, tokens, alone);
   const int prefix_runs = in_runs ? groups.runs : 0;
   const int prefix_items = prefix_runs + (a.groups ? list_groups(a, starts, in_runs, prefix_runs) : 0);

@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
 #pragma unroll
               for (int j = 0; j < kPair; ++j) cap<2>(a, s[j]);
             }
-            absorb<T, D, C, 2, kPair>(s, unit, keys + slice_bytes<T, D>, 2 * slice_bytes<T, D>, column / 8, st);
+            absorb<T, D, C, kPair>(s, unit, keys + slice_bytes<T, D>, 2 * slice_bytes<T, D>, column / 8, st);
           }
         }
         ring.release(loader);
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) prefix_kernel(const __grid_con
       else sum.merge(st);
 #endif
     }
-    write_partial<D, C, 2>(a, index % a.kv_heads, count, column, result, locate);
+    write_partial<D, C>(a, index % a.kv_heads, count, column, result, locate);
   }
 #if !OCTAVO_BULK_COPY
   wait_copies<0>();

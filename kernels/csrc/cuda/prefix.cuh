@@ -61,5 +61,10 @@ __device__ inline int prefix_share(int tiles, int decode_tokens, bool alone, int
   const int streams = decode_tokens / (alone ? kAloneTokensPerTile : kTokensPerTile);
   return max(1, int(int64_t(multiprocessors) * tiles / (tiles + streams)));
 }
+// Runs of tiles have so many at least, if that is one each: streams do without a third of the multiprocessors, and would wait
+// for the second of two runs.
+__device__ inline int least_for_runs(int runs, int multiprocessors) {
+  return runs <= multiprocessors * 2 / 3 ? runs : 0;
+}
 
 }  // namespace octavo

@@ -282,7 +282,7 @@ struct Consumer {
     const int row = lane & 15;
 #pragma unroll
     for (int j = 0; j < kSlices; ++j) {
-      Weights<2, 1> w;
+      Weights<1> w;
       soften<T>(reinterpret_cast<const float(&)[1][2][4]>(s[j]), unit, st.m, st.l, w);
       if (w.rescaled[0]) st.scale(0, w.factor[0][0]), st.scale(1, w.factor[0][1]);
       const uint32_t slice = values(n) + (j * kSlice + row) * (kColumns * 2);
@@ -330,7 +330,7 @@ struct Consumer {
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) run_outputs(n) = make_float4(sum.o[n][0], sum.o[n][1], sum.o[n][2], sum.o[n][3]);
   }
-  // As State::join_before.
+  // As State::follow.
   __device__ void join_run() {
     float old_weight[2], weight[2];
 #pragma unroll
