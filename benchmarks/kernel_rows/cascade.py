@@ -47,7 +47,7 @@ def cascade_rows() -> list[Row]:
         cascade(256, 2048, 128, 32, 8),
         cascade(256, 2048, 128, 40, 40),
         cascade(64, 8192, 256, 32, 8),
-        cascade(256, 2048, 1024, 32, 8),
+        *[cascade(256, 2048, suffix, 32, 8) for suffix in (256, 1024)],
         cascade(128, 2048, 512, 40, 40),
         *[cascade(count, 2048, 128, 32, 8) for count in (2, 4, 8, 16, 32, 64)],
         *[cascade(count, 16384, 256, 32, 8) for count in (2, 4, 8)],
