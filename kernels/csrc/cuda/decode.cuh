@@ -97,11 +97,11 @@ __device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, 
   sight.mask<2>(a, group, token, s[0]);
   absorb<T, D, D, 1>(s, score_unit(a), values, 0, 0, st);
 }
-// The same for at most eight rows. `first`: of a state that nothing has been added to yet, and that need not be cleared.
-// `leave` is called when nothing more is read of the slice.
 struct Stay {
   __device__ void operator()() const {}
 };
+// The same for at most eight rows. `first`: of a state that nothing has been added to yet, and that need not be cleared.
+// `leave` is called when nothing more is read of the slice.
 template <class T, int D, bool first = false, class F = Stay>
 __device__ void attend(const AttentionArgs& a, const DecodeItem& it, int group, uint32_t keys, int token,
                        const Queries<T, D, 1>& queries, State<D, 1>& st, const F& leave = {}) {
