@@ -53,6 +53,7 @@ def test_pieces_arrive_where_they_belong(
 ) -> None:
     monkeypatch.setattr(loading, "PIECE", 1000)
     checkpoint = StreamedCheckpoint.open(tmp_path)
+    torch.cuda._sleep(100_000_000)  # the zeros are not there yet when the pieces come
     fused = torch.zeros(310, 70, dtype=torch.bfloat16, device="cuda")
     converted = torch.zeros(9, 7, dtype=torch.bfloat16, device="cuda")
     vector = torch.zeros(5, device="cuda")

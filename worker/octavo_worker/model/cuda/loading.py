@@ -39,8 +39,9 @@ class Staging:
         self.buffer = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
         self.stream = torch.cuda.Stream(device)
 
-    def fill(self, file: int, begin: int, target: Tensor) -> None:
-        """Reads the bytes of `target[n]` (uint8) from the file at `begin` and starts their copy."""
+    def fill(self, file: int, begin: int, target: Tensor, usable: torch.cuda.Event) -> None:
+        """Reads the bytes of `target[n]` (uint8) from the file at `begin` and starts their copy, which waits until the
+        target is `usable`."""
         self.stream.synchronize()  # the copy before this one
         view, done = memoryview(self.buffer.numpy())[: len(target)], 0
         while done < len(target):
@@ -48,6 +49,7 @@ class Staging:
             if read == 0:
                 raise CheckpointError("a weights file is shorter than its header says; download it again.")
             done += read
+        self.stream.wait_event(usable)
         with torch.cuda.stream(self.stream):
             target.copy_(self.buffer[: len(target)], non_blocking=True)
 
@@ -78,9 +80,12 @@ class StreamedCheckpoint(Checkpoint):
             return
         self.unread.discard(name)
         self._prepare(target.device)
+        # The target's memory may have been another tensor's, or been filled, by work that is still under way.
+        usable = torch.cuda.current_stream(target.device).record_event()
         file, octets = self._open(self.files[name]), target.view(-1).view(torch.uint8)
         for at in range(0, len(octets), PIECE):
-            self._pieces.append(self._threads.submit(self._load, file, place.begin + at, octets[at : at + PIECE]))
+            piece = octets[at : at + PIECE]
+            self._pieces.append(self._threads.submit(self._load, file, place.begin + at, piece, usable))
 
     def finish(self, ignored: Iterable[str]) -> None:
         try:
@@ -94,10 +99,10 @@ class StreamedCheckpoint(Checkpoint):
                 os.close(descriptor)
         super().finish(ignored)
 
-    def _load(self, file: int, begin: int, target: Tensor) -> None:
+    def _load(self, file: int, begin: int, target: Tensor, usable: torch.cuda.Event) -> None:
         staging = self._idle.get()
         try:
-            staging.fill(file, begin, target)
+            staging.fill(file, begin, target, usable)
         finally:
             self._idle.put(staging)
 
