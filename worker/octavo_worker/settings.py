@@ -57,7 +57,7 @@ class WorkerSettings(BaseSettings):
     token_budget: int | None = Field(
         None,
         gt=0,
-        description="Most tokens in one step, more than --max-running; by default 512 on a CPU, 8192 on a GPU.",
+        description="Most prompt tokens in one step; by default 512 on a CPU, 8192 on a GPU.",
     )
     overlap: bool = Field(
         True,

@@ -60,7 +60,7 @@ Workloads = Annotated[str, typer.Option(help="Comma-separated names; the default
 Family = Annotated[str, typer.Option(help="cpu: small sets for a few cores; gpu: the published peer's sets.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Counted runs of each workload; the median is reported.")]
 MaxModelLen = Annotated[int, typer.Option(help="Longest sequence that must fit.")]
-TokenBudget = Annotated[int | None, typer.Option(help="Most tokens in one step; by default as the device.")]
+TokenBudget = Annotated[int | None, typer.Option(help="Most prompt tokens in one step; by default as the device.")]
 OnDevice = Annotated[Device, typer.Option(help="Where the model runs.")]
 InDtype = Annotated[Dtype, typer.Option(help="Type of weights and cache.")]
 CacheDtype = Annotated[KvDtype, typer.Option(help="Type of the KV cache; auto: as --dtype.")]

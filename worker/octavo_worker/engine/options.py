@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
-"""Tokens of one step by device: on a few CPU cores already 512 delay a running sequence's next token noticeably, a GPU
-is only busy with thousands."""
+"""Prompt tokens of one step by device: on a few CPU cores already 512 delay a running sequence's next token noticeably,
+a GPU is only busy with thousands."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,10 +16,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` is a folder or a hub id. Without `num_blocks` the KV cache takes `kv_cache_bytes`, without either the model
     decides from the memory that is free; on a GPU `gpu_memory` is the share of all its memory that may be in use.
-    `max_model_len` None is the model's own context. `token_budget` bounds the tokens of one step (None: as suits the
-    device), `max_running` the sequences in it; the budget must be the larger. With `overlap` steps are launched one
-    ahead where the device computes asynchronously; with `cuda_graphs` decode steps are replayed as one.
-    `host_cache_bytes` of CPU memory hold preempted sequences and what is left of those longer than the cache;
+    `max_model_len` None is the model's own context. `token_budget` bounds the prompts' tokens of one step (None: as
+    suits the device), `max_running` the sequences in it, each of which adds a token if it decodes. With `overlap` steps
+    are launched one ahead where the device computes asynchronously; with `cuda_graphs` decode steps are replayed as
+    one. `host_cache_bytes` of CPU memory hold preempted sequences and what is left of those longer than the cache;
     `preemption` "swap" and "recompute" overrule what is cheaper. `threads` None leaves the choice to torch. `kv_dtype`
     "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible. `check_integrity` verifies all
     block accounting whenever the engine falls idle. `deterministic` makes a GPU compute each sequence with the

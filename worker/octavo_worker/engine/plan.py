@@ -204,11 +204,11 @@ class ModelRunner(Protocol):
     """What the engine asks of a model. The attributes are fixed after construction.
 
     `num_blocks` and `num_host_blocks` (0: no swapping) count the null block 0, which is never handed out. `kv_dtype`
-    names the type of the KV cache, `numerics` what decides how the runner rounds. No plan has more tokens than
-    `token_budget`. `window`: tokens that a query sees in every layer, 0 if some layer sees all. `reads_host`: whether
-    it takes `cold` blocks. `speeds` is None if they were not measured, `shared_reading` if leading blocks are read once
-    for each sequence. `asynchronous` says that `launch` returns before the step is computed. Only then does the engine
-    run one step ahead, and only such a runner meets steps that follow others.
+    names the type of the KV cache, `numerics` what decides how the runner rounds. No plan has more tokens of prompts
+    than `token_budget`. `window`: tokens that a query sees in every layer, 0 if some layer sees all. `reads_host`:
+    whether it takes `cold` blocks. `speeds` is None if they were not measured, `shared_reading` if leading blocks are
+    read once for each sequence. `asynchronous` says that `launch` returns before the step is computed. Only then does
+    the engine run one step ahead, and only such a runner meets steps that follow others.
     """
 
     num_blocks: int

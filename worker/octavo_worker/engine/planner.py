@@ -19,10 +19,10 @@ class Planner:
     0. While requests of lower classes keep the head of the queue from a slot or from memory, the last of them gives
        way.
     1. Every decoding sequence gets its token, but a long one that has taken its share of the time rests while others
-       decode. `token_budget` exceeds the slots, so prompts never delay a decode and decodes always leave room for
-       prompts.
-    2. What is left of the budget goes to prompts in the order of (class, deadline, turn, index): those that run
-       continue, those that wait are admitted when their turn comes. Nobody overtakes a sequence that finds no slot or
+       decode. So prompts never delay a decode.
+    2. `token_budget` tokens more go to prompts in the order of (class, deadline, turn, index): those that run
+       continue, those that wait are admitted when their turn comes. Decodes take nothing of it: a prompt as long as
+       the budget would be two steps' work beside a single one. Nobody overtakes a sequence that finds no slot or
        no blocks. Admission takes the blocks of all present tokens, not of the output to come; but in the class batch
        short ones wait until there is room to grow in.
 
@@ -60,12 +60,11 @@ class Planner:
         self._roster.make_way(plan)
         preemptions = self._residency.decisions.total()
         self._plan_decodes(plan)
-        budget = self._token_budget - plan.num_decodes
-        least = 0 if ahead or plan.sequences else max(0, budget - FIRST_TOKENS)
-        self._plan_prompts(plan, budget, least, admit=self._residency.decisions.total() == preemptions)
+        least = 0 if ahead or plan.sequences else max(0, self._token_budget - FIRST_TOKENS)
+        self._plan_prompts(plan, least, admit=self._residency.decisions.total() == preemptions)
         while not ahead and self._is_stuck(plan):
             self._give_way(plan)
-            self._plan_prompts(plan, budget, least, admit=False)
+            self._plan_prompts(plan, least, admit=False)
         self._leave_prompts(plan)
         return plan, self._planned
 
@@ -155,9 +154,9 @@ class Planner:
 
     # Prompts
 
-    def _plan_prompts(self, plan: StepPlan, budget: int, least: int, *, admit: bool) -> None:
-        """Spend `budget` tokens on prompts until no more than `least` are left."""
-        prefilling = self._running.prefilling
+    def _plan_prompts(self, plan: StepPlan, least: int, *, admit: bool) -> None:
+        """Spend the budget on prompts until no more than `least` of it is left."""
+        prefilling, budget = self._running.prefilling, self._token_budget
         position = 0
         while budget > least:
             running = prefilling[position] if position < len(prefilling) else None

@@ -78,10 +78,6 @@ class Scheduler:
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if token_budget <= max_running:
-            raise ValueError(
-                f"token_budget ({token_budget}) must exceed max_running ({max_running}), or prompts would starve"
-            )
         capacity = Capacity(num_blocks - 1, block_size, max(0, num_host_blocks - 1) if reads_host else 0, window)
         self.residency = Residency(
             capacity, num_blocks, num_host_blocks, policy or PreemptionPolicy(), chunk=token_budget

@@ -139,7 +139,8 @@ class CudaRunner:
         self.numerics = numerics(model.device, model.dtype, self.kv_cache.dtype, uniform=model.uniform)
         model.bind(pools.blocks, block_size, max_model_len)
         device, blocks = model.device, -(-max_model_len // block_size)
-        words = Packer.capacity(max_running, token_budget, blocks)
+        self._tokens = tokens = token_budget + max_running  # the most in a step: of prompts, and one of each decode
+        words = Packer.capacity(max_running, tokens, blocks)
         self.shared_reading = _shared_reading(model, block_size, self.kv_cache.dtype)
         self._packer = Packer(
             rows=max_running,
@@ -151,15 +152,13 @@ class CudaRunner:
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
         self._tables = torch.zeros((max_running, blocks), dtype=torch.int32, device=device)
         self._sampled = torch.zeros(max_running, dtype=torch.int64, device=device)
-        self._inputs = StepInputs.allocate(max_running, token_budget, blocks, device)
+        self._inputs = StepInputs.allocate(max_running, tokens, blocks, device)
         self._swap = SwapStreams(self.kv_cache, self.host_cache)
-        self._plans = AttentionPlans(
-            model, max_running, token_budget, max_model_len, groups=self.shared_reading is not None
-        )
+        self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
         self._stream = torch.cuda.Stream(device)
         self._before: Slot | None = None  # of the step launched last
         self._sizes = batch_sizes(max_running)
-        self._prompt_sizes = prompt_sizes(max_running, token_budget if model.is_capturable else 0)
+        self._prompt_sizes = prompt_sizes(max_running, tokens if model.is_capturable else 0)
         self._graphs = StepGraphs(self._run) if graphs and model.is_capturable is not False else None
         torch.cuda.synchronize(device)
 
@@ -203,8 +202,8 @@ class CudaRunner:
             return StepUnderWay(None, [], swaps=[*swaps, self._stream.record_event()])
         slot = self._mailbox.take()
         packed = self._packer.pack(plan, slot.words)
-        if packed.tokens > self.token_budget:
-            raise ValueError(f"a step of {packed.tokens} tokens, but the runner was made for {self.token_budget}")
+        if packed.tokens > self._tokens:
+            raise ValueError(f"a step of {packed.tokens} tokens, but the runner was made for {self._tokens}")
         if packed.is_cold:
             self._swap.wait_out()
         count = sum(packed.samples)
