@@ -130,8 +130,9 @@ __global__ void __launch_bounds__(128, 128 % (D / 4) == 0 ? 6 : 5)
   }
 }
 
-// Of groups, whose sequences are in one part here, there are many rows and few partial results of each: what counts is how
-// many instructions a row takes. So a thread has eight columns, and all blocks of a large batch run at once: 64 registers.
+// Of a large batch, whose sequences are in one part here, there are many rows and, of groups or of runs, few partial results of
+// each: what counts is how many instructions a row takes. So a thread has eight columns, and all blocks run at once: 64
+// registers.
 constexpr int kFewColumns = 8, kFewPartials = 5;
 constexpr int kFewThreads = 256;  // half as many blocks as of 128, whose start takes as long as their work
 
@@ -206,7 +207,7 @@ cudaError_t launch_fold(const AttentionArgs& a, const Device& device, Merges mer
     return launch_after(fold_kernel<T, D>, dim3(a.sequences, rows, parts), 256, 0, stream, a, merges);
   const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
   if constexpr (merges_shared_runs(D))
-    if (a.prefix && parts == 1 && int(grid.x * grid.y) > 6 * device.multiprocessors)
+    if (merges.decodes && parts == 1 && int(grid.x * grid.y) > 6 * device.multiprocessors)
       return launch_after(fold_few_kernel<T, D>, dim3(grid.x, (grid.y + 3) / 4), kFewThreads, 0, stream, a, merges);
   return launch_after(fold_wide_kernel<T, D, kRows>, grid, 128, 0, stream, a, merges);
 }

@@ -9,7 +9,7 @@ constexpr int kThreads = 512;
 // Chunks of a run go to one block, so each block, of two on a multiprocessor, has as many runs as the others, and as many as
 // this or more stay single: the blocks end together. Runs are for sequences of so many query rows, whose partial results are
 // large.
-constexpr int kTailChunks = 4, kRunRows = 4;
+constexpr int kTailChunks = 3, kRunRows = 4;
 
 // Long items stay with blocks: one that a warp begins last would keep all others waiting.
 constexpr int kAloneTokens = 320, kAloneTokensBesideTiles = 256, kAloneItems = 1;  // on average; for each block
@@ -266,9 +266,10 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   }
   const bool fits = all.slots <= a.decode_capacity && all.tiles <= a.extend_capacity;
   if (!fits) __trap();  // the caller sized the lists: never answer with part of the keys
-  // Given to the first that can have them.
   const int rounds = max(0, all.full * a.kv_heads / a.run_blocks - kTailChunks) / kRun;
   const int runs = min(all.runs, rounds * a.run_blocks / a.kv_heads);
+  // Every sequence has its share of them: one of many single chunks would keep the fold waiting.
+  auto runs_of_first = [&](int possible) { return all.runs == 0 ? 0 : int(int64_t(possible) * runs / all.runs); };
   if (a.groups) gather_groups(a, groups);
   __syncthreads();
   const int few = groups.items, items = few + all.full + all.rest, tokens = decode_tokens + few * kChunk;
@@ -302,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     const Counts start = done + scan(mine.counts(), total);
     starts[threadIdx.x] = start, sequences[threadIdx.x] = mine;
     if (base + int(threadIdx.x) < a.sequences) {
-      const int runs_of_mine = max(0, min(mine.possible_runs(), runs - start.runs));
+      const int runs_of_mine = runs_of_first(start.runs + mine.possible_runs()) - runs_of_first(start.runs);
       const int shared_runs = mine.joint > 0 && Group(a, mine.group).row_tiles > 0 && in_runs ? mine.joint / kRun : 0;
       a.folds[base + threadIdx.x] = {start.slots, mine.chunks, mine.row, mine.queries, runs_of_mine, shared_runs, {}};
       if (mine.joint > 0) list_rows(a, mine, start.slots);
@@ -312,7 +313,8 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     for (int i = warp; i < min(kThreads, a.sequences - base); i += kThreads / 32) {
       const Sequence& q = sequences[i];
       const Counts at = starts[i];
-      const int runs_before = min(at.runs, runs), merged = max(0, min(q.possible_runs(), runs - at.runs)) * kRun;
+      const int runs_before = runs_of_first(at.runs);
+      const int merged = (runs_of_first(at.runs + q.possible_runs()) - runs_before) * kRun;
       for (int n = lane; n < (q.chunks - q.shared) * q.parts; n += 32) {  // parts of one chunk run side by side
         const int c = q.shared + n / q.parts, p = n % q.parts;
         const bool last = q.rest && c == q.chunks - 1;
