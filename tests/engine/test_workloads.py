@@ -107,7 +107,7 @@ def run_workload(
         clock=lambda: now,
         timer=lambda: next(ticks) / 100,
         policy=policy,
-        token_budget=max_running + rng.choice([1, 24, 248]),
+        token_budget=rng.choice([1, 24, max_running + 24, max_running + 248]),
         max_running=max_running,
         watermark=rng.choice([0.0, 0.1]),
     )
