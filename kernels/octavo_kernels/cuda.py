@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 TENSOR_CORE_HEAD_DIMS = (32, 64, 96, 128, 256)
 LINEAR_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
-LINEAR_ROWS = 32  # cuBLAS takes products of more rows
+LINEAR_ROWS = 32  # cuBLAS takes products of more rows, but for those with a gate
 # What cuBLASLt chooses is 2 to 7 % faster over a decoder of 8B or 13B, with more rows or fewer weights slower (H200).
 LT_ROWS, LT_WEIGHTS = 112, 1 << 24
 # Products with more rows, square ones that are wider, or with other depths gain nothing by being cut (H200).
@@ -158,7 +158,7 @@ def launch_linear(
     """Launches our matrix product, with what is before and behind it, where it is the faster one; returns whether it
     did: otherwise nothing was done."""
     rows, depth = x.shape
-    if _cuda is None or x.dtype not in LINEAR_DTYPES or not 0 < rows <= LINEAR_ROWS:
+    if _cuda is None or x.dtype not in LINEAR_DTYPES or not rows or (rows > LINEAR_ROWS and activation is None):
         return False
     return bool(
         _launch(

@@ -90,8 +90,9 @@ def gated_linear(
 ) -> Tensor:
     """`act_and_mul(linear(x, weight, bias), kind)`, `[T, I]`, for `weight[2I, K]` whose first half is the gate.
 
-    On CUDA one launch where `linear` is ours, with the same roundings, and not `uniform`. `scratch[T, 2I]` is where the
-    product goes if it has to be stored. `norm`, `normed` and `counter` as in `linear`.
+    If not `uniform`, on CUDA one launch with the same roundings where `linear` is ours, and on Hopper with more rows
+    where that is faster: there, too, weights must be older than the stream's previous kernel. `scratch[T, 2I]` is where
+    the product goes if it has to be stored. `norm`, `normed` and `counter` as in `linear`.
     """
     float_type("x", x)
     rows, depth = rows_of("x", x)

@@ -242,6 +242,12 @@ def linear() -> None:
             ops.linear(x, weight, bias, residual=data(rows, columns), uniform=True)
 
 
+def gated() -> None:
+    """Of one and two consumers, pairs with the same rows or the same weights, several tiles for a block."""
+    for rows, columns, depth in ((40, 272, 576), (100, 7424, 136), (129, 11424, 72), (1000, 6160, 136), (300, 80, 520)):
+        cuda.launch_linear(data(rows, depth), data(columns, depth), None, None, empty(rows, columns // 2), activation=0)
+
+
 def sample() -> None:
     rows = 6
     columns = [
@@ -283,7 +289,7 @@ def inputs() -> None:
 
 PIECES: dict[str, Callable[[], None]] = {
     piece.__name__: piece
-    for piece in (decode, many_decodes, decode_step, prefix, extend, cache, between, linear, sample, inputs)
+    for piece in (decode, many_decodes, decode_step, prefix, extend, cache, between, linear, gated, sample, inputs)
 }
 NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
 for family, members in (  # in parts, because racecheck takes its time

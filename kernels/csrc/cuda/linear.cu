@@ -450,11 +450,15 @@ cudaError_t linear(const LinearArgs& a, cudaStream_t stream) {
       !aligned(a.out, a.out_stride))
     return cudaErrorNotSupported;
   if (cudaError_t held = linear_held(a, device, stream); held != cudaErrorNotSupported) return held;
-  if (!worth(a) || a.depth % kSlab != 0) return cudaErrorNotSupported;
-  return with_half(a.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    return a.gated ? launch_tokens<T, true>(a, device, stream) : launch_tokens<T, false>(a, device, stream);
-  });
+  if (worth(a) && a.depth % kSlab == 0)
+    return with_half(a.dtype, [&](auto tag) {
+      using T = decltype(tag);
+      return a.gated ? launch_tokens<T, true>(a, device, stream) : launch_tokens<T, false>(a, device, stream);
+    });
+#if OCTAVO_HOPPER
+  if (a.gated) return linear_gated(a, device, stream);
+#endif
+  return cudaErrorNotSupported;
 }
 
 }  // namespace octavo

@@ -2,18 +2,13 @@
 // however many: every element of the output is one chain of tensor core products over the whole depth, in its order.
 // Tiles of several sizes fill the device; which is taken changes nothing, because their instructions differ only in how
 // many elements they compute. Hopper only. One warp copies, one or two warpgroups multiply 64 rows of x each.
-#include "tensor_map.cuh"
-#include "wgmma.cuh"
+#include "linear_tiles.cuh"
 
 namespace octavo {
 namespace {
 
-constexpr int kDepth = 64;    // of a stage: a row of 128 bytes in shared memory, its 16-byte units swizzled by the copy
-constexpr int kRows = 64;     // of x, for a warpgroup
-constexpr int kWarpgroup = 128;
-constexpr int kStep = 16;     // of the depth, what an instruction multiplies
-constexpr int kRowBytes = kDepth * 2;
-constexpr int kBand = 16;     // tiles of rows of x that are computed side by side, so that the L2 cache serves them
+constexpr int kStep = 16;  // of the depth, what an instruction multiplies
+constexpr int kBand = 16;  // tiles of rows of x that are computed side by side, so that the L2 cache serves them
 
 template <int kGroups, int kColumns>
 struct Shape {
@@ -156,16 +151,6 @@ __global__ void __launch_bounds__(Shape<kGroups, kColumns>::kThreads, Shape<kGro
     if (threadIdx.x == 0) block.load(x, weights);
   }
 #endif
-}
-
-// A row-major matrix of 16-bit elements, copied in boxes of `box` rows; what lies outside of it is copied as zeros.
-bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, int64_t depth, int64_t stride, int box) {
-  const TensorMapEncoder encode = tensor_map_encoder();
-  const cuuint64_t sizes[] = {cuuint64_t(depth), cuuint64_t(rows)}, strides[] = {cuuint64_t(stride) * 2};
-  const cuuint32_t boxes[] = {kDepth, cuuint32_t(box)}, steps[] = {1, 1};
-  return encode && encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(data), sizes, strides, boxes, steps,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 template <class T, int kGroups, int kColumns>
