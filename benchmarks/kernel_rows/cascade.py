@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernel_rows.decode import decode
 from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure, rotations, row
 from kernel_rows.paged import Cache
 from octavo_kernels import ops
@@ -45,6 +46,7 @@ def cascade(count: int, prefix: int, suffix: int, heads: int, kv_heads: int, hea
 def cascade_rows() -> list[Row]:
     return [
         cascade(256, 2048, 128, 32, 8),
+        decode("B256 L2176, nothing shared", [2176] * 256, 32, 8),
         cascade(256, 2048, 128, 40, 40),
         cascade(64, 8192, 256, 32, 8),
         *[cascade(256, 2048, suffix, 32, 8) for suffix in (256, 1024)],

@@ -1,11 +1,11 @@
-"""Products of few rows."""
+"""Products of few rows, and of any number with a gate."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from kernel_rows.measuring import READ, Row, bf16, measure_by_turns, row
+from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure_by_turns, rotations, row
 from octavo_kernels import ops
 
 # (N, K) of a layer's products in their order, how many layers, and of the head.
@@ -15,6 +15,7 @@ DECODERS = {
     "0.6B": ([(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)], 28, (151936, 1024)),
 }
 LINEAR_ROWS = (1, 2, 4, 8, 16, 32, 64)
+GATED_ROWS = (40, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 8192)
 
 
 def linear(shape: str, rows: int, weights: list[Tensor], calls: int = 1) -> Row:
@@ -41,4 +42,33 @@ def linear_rows() -> list[Row]:
             same = [part[i] for part in weights]
             rows += [linear(f"{columns} x {depth}", n, same, len(same)) for n in LINEAR_ROWS]
         rows += [linear(f"{head[0]} x {head[1]}", n, [last, last.clone()], 2) for n in LINEAR_ROWS]
+    return rows
+
+
+def gated(name: str, rows: int, weights: list[Tensor]) -> Row:
+    """The first half of a gated MLP; cuBLAS's product and the activation after it run by turns."""
+    columns, depth = weights[0].shape
+    x, middle = bf16(rows, depth), bf16(rows, columns)
+    out = bf16(rows, columns // 2)
+
+    def apart(weight: Tensor) -> None:
+        torch.mm(x, weight.T, out=middle)
+        ops.act_and_mul(middle, "silu", out=out)
+
+    rivals = {
+        "octavo": [lambda w=w: ops.gated_linear(x, w, "silu", out=out, scratch=middle) for w in weights],
+        "cuBLAS": [lambda w=w: apart(w) for w in weights],
+    }
+    seconds = measure_by_turns(rivals, replays=9)
+    floor = max(weights[0].nbytes / READ, 2 * rows * columns * depth / MATMUL)
+    peer = ("cuBLAS and the activation", seconds["cuBLAS"])
+    return row("gated linear", f"{rows} x {columns} x {depth} ({name})", seconds["octavo"], floor, peer)
+
+
+def gated_rows() -> list[Row]:
+    rows = []
+    for name, (layer, *_) in DECODERS.items():
+        columns, depth = layer[2]
+        weights = [bf16(columns, depth) for _ in range(rotations(2 * columns * depth, 2))]
+        rows += [gated(name, n, weights) for n in GATED_ROWS]
     return rows
