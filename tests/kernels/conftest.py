@@ -1,6 +1,6 @@
 """Every test that takes `level` runs on all instruction sets of this machine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -204,3 +204,22 @@ def assert_replays_follow_lengths(batch: Batch, chunks: int) -> None:
         assert torch.equal(out, replayed)
         assert not out.isnan().any()
     assert torch.equal(out, torch.zeros_like(out))
+
+
+def assert_a_graph_computes_the_same(chain: Callable[[Callable[[], None]], None], x: Tensor) -> None:
+    """Launches that follow each other, each of which may begin before the one before it has ended. `chain(settle)`
+    works on `x`, in place, and calls `settle` after every launch."""
+    start = torch.randn_like(x)
+    x.copy_(start)
+    chain(torch.cuda.synchronize)  # cuBLAS, which may take some of them, cannot begin in a graph
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain(lambda: None)
+    for _ in range(5):
+        x.copy_(start)
+        graph.replay()
+        replayed = x.clone()
+        x.copy_(start)
+        chain(torch.cuda.synchronize)
+        assert torch.equal(replayed, x)
+        start = x.clone().mul_(0.5)

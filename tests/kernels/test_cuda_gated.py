@@ -5,6 +5,8 @@ import torch
 
 from octavo_kernels import cuda, ops, reference
 
+from .conftest import assert_a_graph_computes_the_same
+
 pytestmark = pytest.mark.gpu
 
 HALF = [torch.bfloat16, torch.float16]
@@ -91,20 +93,7 @@ def test_a_chain_of_layers_in_a_graph(rows):
             settle()
 
     torch.manual_seed(rows)
-    start = torch.randn_like(x)
-    x.copy_(start)
-    chain(torch.cuda.synchronize)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chain(lambda: None)
-    for _ in range(5):
-        x.copy_(start)
-        graph.replay()
-        replayed = x.clone()
-        x.copy_(start)
-        chain(torch.cuda.synchronize)
-        assert torch.equal(replayed, x)
-        start = torch.randn_like(x)
+    assert_a_graph_computes_the_same(chain, x)
 
 
 def test_what_tiles_do_not_take_goes_another_way():
