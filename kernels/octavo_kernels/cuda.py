@@ -158,7 +158,8 @@ def launch_linear(
     """Launches our matrix product, with what is before and behind it, where it is the faster one; returns whether it
     did: otherwise nothing was done."""
     rows, depth = x.shape
-    if _cuda is None or x.dtype not in LINEAR_DTYPES or not rows or (rows > LINEAR_ROWS and activation is None):
+    taken = rows <= LINEAR_ROWS or (activation is not None and norm is None)
+    if _cuda is None or x.dtype not in LINEAR_DTYPES or not rows or not taken:
         return False
     return bool(
         _launch(
