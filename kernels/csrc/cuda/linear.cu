@@ -378,13 +378,8 @@ __global__ void __launch_bounds__(kThreads, kTokens < 32 ? 2 : 1) linear_kernel(
 // What lies outside of it is copied as zeros.
 inline bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, int64_t depth, int64_t stride,
                             int box_rows, int slabs) {
-  const TensorMapEncoder encode = tensor_map_encoder();
-  const cuuint64_t sizes[] = {kSlab, cuuint64_t(rows), cuuint64_t(depth / kSlab)};
-  const cuuint64_t strides[] = {cuuint64_t(stride) * 2, kSlab * 2};
-  const cuuint32_t box[] = {kSlab, cuuint32_t(box_rows), cuuint32_t(slabs)}, steps[] = {1, 1, 1};
-  return encode && encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(data), sizes, strides, box, steps,
-                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return describe_tensor<3>(map, data, {kSlab, cuuint64_t(rows), cuuint64_t(depth / kSlab)},
+                            {cuuint64_t(stride) * 2, kSlab * 2}, {kSlab, cuuint32_t(box_rows), cuuint32_t(slabs)});
 }
 
 // A narrow, deep matrix has too few rows for tiles that feed the tensor cores well: two blocks share them.

@@ -238,8 +238,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 // [gate; up] as [eights][gate, up][8][depth].
 bool describe_halves(CUtensorMap& map, const LinearArgs& a, int box) {
   const cuuint64_t row = cuuint64_t(a.weight_stride) * 2;
-  return describe_rows<4>(map, a.weight, {cuuint64_t(a.depth), 8, 2, cuuint64_t(a.columns / 16)},
-                          {row, row * (a.columns / 2), row * 8}, {kDepth, 8, 2, cuuint32_t(box / 16)});
+  return describe_tensor<4>(map, a.weight, {cuuint64_t(a.depth), 8, 2, cuuint64_t(a.columns / 16)},
+                            {row, row * (a.columns / 2), row * 8}, {kDepth, 8, 2, cuuint32_t(box / 16)});
 }
 
 constexpr int over(int n, int by) { return (n + by - 1) / by; }
