@@ -28,11 +28,14 @@ log = logging.getLogger(__name__)
 
 TENSOR_CORE_HEAD_DIMS = (32, 64, 96, 128, 256)
 LINEAR_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
-LINEAR_ROWS = 32  # cuBLAS takes products of more rows, but for those with a gate
+# Products of so many rows are ours on Hopper (of few, no row feels how many); cuBLAS takes more, if without a gate.
+FEW_ROWS, LINEAR_ROWS = 32, 64
 # What cuBLASLt chooses is 2 to 7 % faster over a decoder of 8B or 13B, with more rows or fewer weights slower (H200).
 LT_ROWS, LT_WEIGHTS = 112, 1 << 24
 # Products with more rows, square ones that are wider, or with other depths gain nothing by being cut (H200).
 SPLIT_ROWS, SPLIT_SQUARE, SPLIT_DEPTH = 384, 4096, 512
+# Parts of products with so many rows and weights at most are sooner done by our kernel (H200).
+OWN_PARTS = ((64, 1 << 24), (128, 1 << 22), (256, 3 << 20))
 SUMMED_COLUMNS = 8192  # of 16 bits, the most that the norm of a sum takes
 
 
@@ -85,10 +88,10 @@ def linear(
 
 
 def parts_of(x: Tensor, weight: Tensor) -> int:
-    """Into how many parts along its depth a product of cuBLAS is cut best, if their sum costs little: where its tiles
-    of 128 x 128 results leave half of the multiprocessors idle, and the depth is worth it (see `SPLIT_ROWS`)."""
+    """Into how many parts along its depth a product of dozens of rows is cut best, if their sum costs little: where
+    tiles of 128 x 128 results leave half of the multiprocessors idle, and the depth is worth it (see `SPLIT_ROWS`)."""
     rows, (columns, depth) = len(x), weight.shape
-    if x.dtype not in LINEAR_DTYPES or not LINEAR_ROWS < rows <= SPLIT_ROWS or depth % SPLIT_DEPTH:
+    if x.dtype not in LINEAR_DTYPES or not FEW_ROWS < rows <= SPLIT_ROWS or depth % SPLIT_DEPTH:
         return 1
     if columns % 8 or columns > SUMMED_COLUMNS:
         return 1
@@ -99,7 +102,15 @@ def parts_of(x: Tensor, weight: Tensor) -> int:
 
 
 def linear_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
-    """The product by torch (cuBLAS), cut along the depth: float32 `[parts, rows, columns]`."""
+    """The product, cut along the depth, by our kernel where it is the faster one: float32 `[parts, rows, columns]`."""
+    own = any(len(x) <= rows and weight.numel() <= weights for rows, weights in OWN_PARTS)
+    if own and supports_uniform(x.device):
+        out = torch.empty(parts, len(x), len(weight), dtype=torch.float32, device=x.device)
+        if _launch(
+            _cuda.linear_parts, x.device, LINEAR_DTYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(),
+            weight.stride(0), out.data_ptr(), len(x), *weight.shape, parts,
+        ):  # fmt: skip
+            return out
     cut = [tensor.unflatten(1, (parts, -1)) for tensor in (x, weight)]
     return torch.bmm(cut[0].transpose(0, 1), cut[1].permute(1, 2, 0), torch.float32)
 
@@ -158,8 +169,8 @@ def launch_linear(
     """Launches our matrix product, with what is before and behind it, where it is the faster one; returns whether it
     did: otherwise nothing was done."""
     rows, depth = x.shape
-    taken = rows <= LINEAR_ROWS or (activation is not None and norm is None)
-    if _cuda is None or x.dtype not in LINEAR_DTYPES or not rows or not taken:
+    most = FEW_ROWS if norm is not None else LINEAR_ROWS if activation is None else rows
+    if _cuda is None or x.dtype not in LINEAR_DTYPES or not 0 < rows <= most:
         return False
     return bool(
         _launch(

@@ -242,10 +242,16 @@ def linear() -> None:
             ops.linear(x, weight, bias, residual=data(rows, columns), uniform=True)
 
 
-def gated() -> None:
-    """Of one and two consumers, pairs with the same rows or the same weights, several tiles for a block."""
+def wide() -> None:
+    """Products of dozens of rows: of one and two consumers, pairs with the same rows or the same weights, several tiles
+    for a block; with a gate, without one, in parts."""
     for rows, columns, depth in ((40, 272, 576), (100, 7424, 136), (129, 11424, 72), (1000, 6160, 136), (300, 80, 520)):
         cuda.launch_linear(data(rows, depth), data(columns, depth), None, None, empty(rows, columns // 2), activation=0)
+    for rows, columns, depth in ((50, 272, 576), (64, 16000, 72), (33, 8, 520)):
+        x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
+        cuda.launch_linear(x, weight, bias, data(rows, columns), empty(rows, columns))
+    for rows, columns in ((40, 200), (150, 200)):
+        ops.linear_parts(data(rows, 512), data(columns, 512))
 
 
 def sample() -> None:
@@ -289,7 +295,7 @@ def inputs() -> None:
 
 PIECES: dict[str, Callable[[], None]] = {
     piece.__name__: piece
-    for piece in (decode, many_decodes, decode_step, prefix, extend, cache, between, linear, gated, sample, inputs)
+    for piece in (decode, many_decodes, decode_step, prefix, extend, cache, between, linear, wide, sample, inputs)
 }
 NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
 for family, members in (  # in parts, because racecheck takes its time

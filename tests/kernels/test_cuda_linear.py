@@ -53,10 +53,14 @@ def test_linear(dtype, rows, columns, depth):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize(("rows", "columns", "depth", "count"), [(40, 1024, 3072, 4), (200, 1000, 1536, 2)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "count"),
+    [(40, 1024, 3072, 4), (64, 4096, 4096, 2), (100, 1000, 1536, 4), (200, 1000, 1536, 2), (200, 4096, 4096, 2)],
+)
 def test_a_product_that_leaves_multiprocessors_idle_comes_in_parts(dtype, rows, columns, depth, count):
     x, weight, _, residual = make(rows, columns, depth, dtype)
     parts = ops.linear_parts(x, weight)
+    assert all(torch.equal(ops.linear_parts(x, weight), parts) for _ in range(20))
     assert parts.shape == (count, rows, columns)
     assert parts.dtype is torch.float32
     assert_product(parts.sum(0), x, weight)
@@ -100,10 +104,20 @@ def test_decode_sized_products_are_ours(rows, columns, depth):
     assert cuda.launch_linear(x, weight, bias, residual, torch.empty_like(residual))
 
 
+@pytest.mark.parametrize("rows", [cuda.FEW_ROWS + 1, cuda.LINEAR_ROWS])
+@pytest.mark.parametrize(
+    ("columns", "depth", "ours"),
+    [(6144, 1024, True), (6144, 4096, True), (28672, 4096, True), (1088, 5120, False), (8456, 2048, False)],
+)
+def test_products_of_dozens_of_rows_are_ours_where_tiles_fill_the_chip_or_all_is_soon_done(rows, columns, depth, ours):
+    x, weight, bias, residual = make(rows, columns, depth, torch.bfloat16)
+    assert cuda.launch_linear(x, weight, bias, residual, torch.empty_like(residual)) == ours
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(
     ("columns", "depth", "rows"),
-    [(72, 14336, 16), *((*shape, cuda.LINEAR_ROWS) for shape in [*OURS, *LARGE] if shape[1] < 14336)],
+    [(72, 14336, 16), *((*shape, cuda.FEW_ROWS) for shape in [*OURS, *LARGE] if shape[1] < 14336)],
 )
 def test_a_row_feels_neither_the_others_nor_their_number(dtype, columns, depth, rows):
     """From two to the most that our kernel takes: a batch that shrinks or grows leaves a sequence's bits alone."""
@@ -116,7 +130,7 @@ def test_a_row_feels_neither_the_others_nor_their_number(dtype, columns, depth, 
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(1024, 3072), (16384, 2048), (28672, 4096), (8192, 5120)])
-@pytest.mark.parametrize("rows", [1, 8, 9, 32])
+@pytest.mark.parametrize("rows", [1, 8, 9, 32, 50])
 def test_the_same_bits_run_to_run(rows, columns, depth):
     """Also where weights are read again and again into the same memory, from the device's or, those that fit into it,
     from the L2."""
@@ -181,7 +195,7 @@ def test_products_that_draw_follow_each_other_in_a_graph_and_beside_another_stre
             assert counter.item() == 0
 
 
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("rows", [1, 16, 50])
 def test_strided_arguments_and_nothing_beside_the_output(rows):
     wide_x, wide_weight = torch.randn(rows, 600, device="cuda").half(), torch.randn(200, 640, device="cuda").half()
     x, weight = wide_x[:, 40:552], wide_weight[8:, 64:576]
@@ -193,14 +207,15 @@ def test_strided_arguments_and_nothing_beside_the_output(rows):
     assert (out[:, 256:] == 7).all()
 
 
-def test_result_may_go_into_the_residual():
-    x, weight, _, residual = make(5, 1024, 2048, torch.bfloat16)
+@pytest.mark.parametrize("rows", [5, 50])
+def test_result_may_go_into_the_residual(rows):
+    x, weight, _, residual = make(rows, 1024, 2048, torch.bfloat16)
     expected = ops.linear(x, weight, residual=residual)
     assert ops.linear(x, weight, out=residual, residual=residual) is residual
     assert torch.equal(residual, expected)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 24])
+@pytest.mark.parametrize("rows", [1, 8, 24, 50])
 def test_a_chain_of_products_in_a_graph(rows):
     """Each product begins before the one whose result it reads has ended; the results are those of single calls."""
     weights = [torch.randn(n, k, device="cuda").bfloat16() / k**0.5 for n, k in ((3072, 1024), (1024, 3072))]

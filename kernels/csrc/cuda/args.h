@@ -259,6 +259,8 @@ cudaError_t carry(const int32_t* from, int32_t* to, int64_t words, cudaStream_t)
 cudaError_t swap_blocks(const void* source, void* target, int64_t block_bytes, const int64_t* pairs, int64_t count,
                         cudaStream_t);
 cudaError_t linear_uniform(const LinearArgs&, cudaStream_t);  // in builds for 90a, on Hopper
+// In builds for 90a: parts of the product along its depth, out being float32 [parts, rows, columns].
+cudaError_t linear_parts(const LinearArgs&, int parts, cudaStream_t);
 cudaError_t linear_row(const LinearArgs&, cudaStream_t);  // what `linear` does with one row: a kernel of its own
 cudaError_t linear(const LinearArgs&, cudaStream_t);  // cudaErrorNotSupported: launched nothing, another is to do it
 

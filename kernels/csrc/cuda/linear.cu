@@ -451,7 +451,7 @@ cudaError_t linear(const LinearArgs& a, cudaStream_t stream) {
       return a.gated ? launch_tokens<T, true>(a, device, stream) : launch_tokens<T, false>(a, device, stream);
     });
 #if OCTAVO_HOPPER
-  if (a.gated) return linear_gated(a, device, stream);
+  return linear_wide(a, device, stream);
 #endif
   return cudaErrorNotSupported;
 }

@@ -286,6 +286,13 @@ PYBIND11_MODULE(_cuda, m) {
                                      out_stride, rows, columns, depth);
     check("linear_uniform", linear_uniform(a, stream_at(stream)));
   });
+  m.def("linear_parts", [](int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address out,
+                           int rows, int columns, int depth, int parts, Address stream) {
+    const LinearArgs a = linear_args(dtype, x, x_stride, weight, weight_stride, 0, 0, 0, out, columns, rows, columns, depth);
+    const cudaError_t error = linear_parts(a, parts, stream_at(stream));
+    if (error != cudaErrorNotSupported) check("linear_parts", error);
+    return error == cudaSuccess;
+  });
 #endif
   m.def("sample", [](int dtype, Address logits, int64_t stride, int64_t rows, int vocab, Address seeds, Address indices,
                      Address positions, Address temperature, Address top_k, Address top_p, Address min_p, Address tokens,

@@ -50,6 +50,7 @@ __device__ inline void products_wait(float (&results)[N]) {
   kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3]), kind(d[i + 4]), kind(d[i + 5]), kind(d[i + 6]),         \
       kind(d[i + 7])
 #define OCTAVO_FLOATS_16(kind, d, i) OCTAVO_FLOATS_8(kind, d, i), OCTAVO_FLOATS_8(kind, d, i + 8)
+#define OCTAVO_FLOATS_24(kind, d, i) OCTAVO_FLOATS_16(kind, d, i), OCTAVO_FLOATS_8(kind, d, i + 16)
 #define OCTAVO_FLOATS_32(kind, d, i) OCTAVO_FLOATS_16(kind, d, i), OCTAVO_FLOATS_16(kind, d, i + 16)
 #define OCTAVO_FLOATS_48(kind, d, i) OCTAVO_FLOATS_32(kind, d, i), OCTAVO_FLOATS_16(kind, d, i + 32)
 #define OCTAVO_FLOATS_64(kind, d, i) OCTAVO_FLOATS_32(kind, d, i), OCTAVO_FLOATS_32(kind, d, i + 32)
@@ -58,6 +59,8 @@ __device__ inline void products_wait(float (&results)[N]) {
 #define OCTAVO_FLOATS_128(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_64(kind, d, i + 64)
 #define OCTAVO_NAMES_16                                                                                               \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define OCTAVO_NAMES_24                                                                                               \
+  OCTAVO_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
 #define OCTAVO_NAMES_32                                                                                               \
   OCTAVO_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define OCTAVO_NAMES_48                                                                                               \
@@ -107,6 +110,7 @@ __device__ inline void products_wait(float (&results)[N]) {
   OCTAVO_WGMMA_FIRST(T, NAME, 64, 32, 32, 33)                                                                         \
   OCTAVO_WGMMA_FIRST(T, NAME, 128, 64, 64, 65)                                                                        \
   OCTAVO_WGMMA_SUM(T, NAME, 32, 16, 16, 17)                                                                           \
+  OCTAVO_WGMMA_SUM(T, NAME, 48, 24, 24, 25)                                                                           \
   OCTAVO_WGMMA_SUM(T, NAME, 64, 32, 32, 33)                                                                           \
   OCTAVO_WGMMA_SUM(T, NAME, 96, 48, 48, 49)                                                                           \
   OCTAVO_WGMMA_SUM(T, NAME, 128, 64, 64, 65)                                                                          \
@@ -128,6 +132,7 @@ OCTAVO_WGMMA_TYPE(f16, "f16")
 #undef OCTAVO_NAMES_64
 #undef OCTAVO_NAMES_48
 #undef OCTAVO_NAMES_32
+#undef OCTAVO_NAMES_24
 #undef OCTAVO_NAMES_16
 #undef OCTAVO_FLOATS_128
 #undef OCTAVO_FLOATS_112
@@ -135,6 +140,7 @@ OCTAVO_WGMMA_TYPE(f16, "f16")
 #undef OCTAVO_FLOATS_64
 #undef OCTAVO_FLOATS_48
 #undef OCTAVO_FLOATS_32
+#undef OCTAVO_FLOATS_24
 #undef OCTAVO_FLOATS_16
 #undef OCTAVO_FLOATS_8
 
