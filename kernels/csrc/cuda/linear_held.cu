@@ -39,6 +39,11 @@ constexpr int kCollectors = kCluster == 1 && kTokens == 32 && kSteps <= 4 ? 2 : 
 template <int kTokens, int kSteps, int kCluster>
 constexpr int kThreads = (kWarps + 1 + kCollectors<kTokens, kSteps, kCluster>) * 32;
 
+// Whether blocks with many groups store those in pairs: of many rows what is stored is no little, and half a sector of memory
+// takes as long as a whole one. Small products are slower that way.
+template <int kTokens, int kCluster>
+constexpr bool may_pair = kTokens > 8 && kCluster == 1;
+
 // Registers of a thread. Of small matrices, blocks of two products that follow each other fit on a multiprocessor
 // together, so that the next one's weights are on their way while this one adds up: with 8 rows of x two of any kind,
 // with 16 one of few steps beside one of more.
@@ -83,8 +88,9 @@ __device__ inline float2 load2(const T* from) {
   return {to_float(v.at[0]), to_float(v.at[1])};
 }
 
-// One block's part. kTokens: rows of x, rounded up. kSteps: of the depth, that a warp holds at most.
-template <class T, int kTokens, int kSteps, int kCluster>
+// One block's part. kTokens: rows of x, rounded up. kSteps: of the depth, that a warp holds at most. kPaired: whether the
+// results of two groups that lie side by side are stored together.
+template <class T, int kTokens, int kSteps, int kCluster, bool kPaired>
 struct Block : Thread<Plan> {
   using L = Layout<kTokens, kCluster>;
   static constexpr int kTiles = (kTokens + 15) / 16;
@@ -346,6 +352,11 @@ struct Block : Thread<Plan> {
     const float y = is_silu ? activate<Activation::silu>(x) : activated_otherwise(a.activation, x);
     return y * to_float(from_float<T>(up));
   }
+  __device__ uint2 result(const Sink& to, float4 sum, uint2 addend) const {
+    if (a.bias) sum = sum + load4<T>(to.bias, 0);
+    if (a.residual) sum = sum + load4<T>(&addend, 0);
+    return make_uint2(pack<T>(sum.x, sum.y), pack<T>(sum.z, sum.w));
+  }
   __device__ void store(const Sink& to, float4 sum, uint2 addend) const {
     if (!to.real) return;
     if (a.gated) {
@@ -356,10 +367,16 @@ struct Block : Thread<Plan> {
       }
       *reinterpret_cast<uint32_t*>(to.out) = pack<T>(gated(gate.x, up.x), gated(gate.y, up.y));
     } else {
-      if (a.bias) sum = sum + load4<T>(to.bias, 0);
-      if (a.residual) sum = sum + load4<T>(&addend, 0);
-      *reinterpret_cast<uint2*>(to.out) = make_uint2(pack<T>(sum.x, sum.y), pack<T>(sum.z, sum.w));
+      *reinterpret_cast<uint2*>(to.out) = result(to, sum, addend);
     }
+  }
+  // Results of an even group wait for those of its neighbour: a lane stores all of one of the two groups' columns.
+  __device__ void store_paired(const Sink& to, uint2 before, uint2 now) const {
+    const bool second = lane % 2;
+    const uint2 sent = second ? before : now;
+    const uint2 got = make_uint2(__shfl_xor_sync(~0u, sent.x, 1), __shfl_xor_sync(~0u, sent.y, 1));
+    const uint4 whole = second ? make_uint4(got.x, got.y, now.x, now.y) : make_uint4(before.x, before.y, got.x, got.y);
+    if (to.real) *reinterpret_cast<uint4*>(to.out - (second ? 4 : kGroup)) = whole;
   }
 
   // The warps' sums of a quad, and those together.
@@ -391,6 +408,7 @@ struct Block : Thread<Plan> {
     wait_for_previous_kernel();
     float4 kept{};
     uint2 addends[kMine]{};
+    [[maybe_unused]] uint2 waiting[kMine];
     auto finish = [&](int g) {
       barrier_wait(received(g % kInboxes), g / kInboxes & 1);
       store(sinks[0], kept + inbox[g % kInboxes * L::kOwn], addends[0]);
@@ -414,8 +432,13 @@ struct Block : Thread<Plan> {
       if (g + 1 < groups || dealt()) tell(kDrained);
       mine[kMine - 1] = total(last);
       if constexpr (kCluster == 1) {
+        const bool even = (first + g) % 2 == 0;
 #pragma unroll
-        for (int i = 0; i < kMine; ++i) store(sinks[i], mine[i], addends[i]);
+        for (int i = 0; i < kMine; ++i) {
+          if (kPaired && even && g + 1 < groups) waiting[i] = result(sinks[i], mine[i], addends[i]);
+          else if (kPaired && !even && g > 0) store_paired(sinks[i], waiting[i], result(sinks[i], mine[i], addends[i]));
+          else store(sinks[i], mine[i], addends[i]);
+        }
       } else {
         const int slot = g % kInboxes;
         if (lane == 0) barrier_expect(received(slot), L::kOwn * 16);
@@ -432,12 +455,12 @@ struct Block : Thread<Plan> {
 
 #endif
 
-template <class T, int kTokens, int kSteps, int kCluster>
+template <class T, int kTokens, int kSteps, int kCluster, bool kPaired>
 __global__ void __maxnreg__((kRegisters<kTokens, kSteps, kCluster>))
     linear_held_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Plan plan) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(256) char shared[];
-  const Block<T, kTokens, kSteps, kCluster> block(a, plan, shared);
+  const Block<T, kTokens, kSteps, kCluster, kPaired> block(a, plan, shared);
   if (threadIdx.x == 0) block.init_barriers();
   __syncthreads();
   if constexpr (kCluster > 1) cluster_arrive();
@@ -465,7 +488,9 @@ cudaError_t launch(const LinearArgs& a, Plan p, const Device& device, cudaStream
   // A block alone has so little depth that groups come faster than they are drawn.
   if (kCluster > 1 && a.counter && p.groups / p.clusters >= kManyGroups) p.dealt = p.groups / p.clusters * 3 / 4;
   const int bytes = Layout<kTokens, kCluster>::bytes(p);
-  auto kernel = linear_held_kernel<T, kTokens, kSteps, kCluster>;
+  auto kernel = linear_held_kernel<T, kTokens, kSteps, kCluster, false>;
+  if constexpr (may_pair<kTokens, kCluster>)
+    if (!a.gated && own >= kManyGroups) kernel = linear_held_kernel<T, kTokens, kSteps, kCluster, true>;
   const int threads = kThreads<kTokens, kSteps, kCluster>;
   return launch_clusters(kernel, kCluster, p.clusters * kCluster, threads, bytes, kTokens <= 16 ? kShare : 0, stream, a, p);
 }
