@@ -71,6 +71,11 @@ def paged_attention(
             check_devices(tensors)
             plan = AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
             plan.update(context_lens, query_start)
+        if plan.shared_prefixes and not cuda.reads_prefixes_once(q.dtype, layer_cache.dtype, head_dim):
+            raise ValueError(
+                f"plan has shared prefixes, which need 16-bit q and a cache of its type, not {q.dtype} and "
+                f"{layer_cache.dtype}, and head_dim {head_dim} on tensor cores: make it without them"
+            )
         lengths = plan.arguments(sequences, heads, kv_heads, head_dim, sliding_window, settled)
     return Call(
         "paged_attention", tensors,

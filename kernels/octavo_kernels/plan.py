@@ -27,9 +27,8 @@ class AttentionPlan:
     then read once a group, where `reads_prefixes_once`. It adds a launch; it changes no bit of any result.
     """
 
-    # Groups of so few query rows, or twice as many where an item has sixteen, are computed as decodes are, others in
-    # tiles of their own kind, which suit many rows.
-    few_rows = 8
+    # Groups of so few query rows are computed as decodes are, others in tiles of their own kind, which suit many rows.
+    few_rows = 16
 
     def __init__(
         self,
@@ -159,13 +158,11 @@ class AttentionPlan:
 
     def _have_few(self, sequences: int) -> bool:
         """Whether no group of such a batch is ever given tiles: the most chunks that its members share are known."""
-        tile = _cuda.decode_item_rows(self.rows, sequences, self.shared_prefixes)
 
         def has_few(members: int) -> bool:
             rows = members * self.rows
-            items = -(-rows // tile) * (self.chunks // members)
-            few = rows <= _cuda.few_times * self.few_rows and items <= _cuda.few_items
-            return few or rows <= tile // 8 * self.few_rows
+            items = -(-rows // _cuda.decode_rows) * (self.chunks // members)
+            return rows <= self.few_rows or (rows <= _cuda.few_times * self.few_rows and items <= _cuda.few_items)
 
         return all(map(has_few, range(1, sequences + 1)))
 

@@ -138,6 +138,8 @@ def prefix() -> None:
         sequences = Sequences([1100 + 7 * i for i in range(count)], 2, 128, BF16, shared=64)
         sequences.attend([1] * count, heads, groups=(0,) * (count - 1) + (-1,), shared=1024)
         sequences.attend([1] * count, heads, groups=(0,) * (count - 1) + (-1,), shared=1024, softcap=20.0)
+    sequences = Sequences([912] * 24, 8, 128, BF16, shared=32)  # groups of sixteen rows, more than run side by side
+    sequences.attend([1] * 24, 32, groups=tuple(i // 4 for i in range(24)), shared=512)
     sequences = Sequences([520 + i for i in range(33)], 2, 128, BF16, shared=32)  # as many as make buffers go round
     sequences.attend([1] * 33, 8, groups=(0,) * 33, shared=512, softcap=20.0)
     for head_dim in cuda.TENSOR_CORE_HEAD_DIMS:

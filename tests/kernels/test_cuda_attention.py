@@ -164,9 +164,10 @@ def test_a_result_does_not_depend_on_the_batch(gpu_batch, heads, kv_heads):
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"),
-    [(64, 16, 128), (112, 16, 128), (160, 16, 128), (64, 16, 64), (64, 16, 96), (64, 16, 256)],
+    [(64, 16, 128), (112, 16, 128), (160, 16, 128), (64, 16, 64), (160, 16, 64), (64, 16, 96), (64, 16, 256)],
 )
-def test_many_long_sequences_are_as_each_alone(heads, kv_heads, head_dim):
+@pytest.mark.parametrize("max_queries", [1, 48])
+def test_many_long_sequences_are_as_each_alone(heads, kv_heads, head_dim, max_queries):
     """So many chunks that blocks merge runs of them, which nobody does for one sequence."""
     lengths = torch.tensor([2048, 2049, 4095, 4096, 700, 9000, 513, 10240, 2047, 1, 3000, 2560] * 4, dtype=torch.int32)
     cache = ops.empty_cache(2000, 1, kv_heads, 16, head_dim, torch.bfloat16, "cuda").normal_()
@@ -174,10 +175,16 @@ def test_many_long_sequences_are_as_each_alone(heads, kv_heads, head_dim):
     q = torch.randn(48, heads, head_dim).bfloat16().cuda()
 
     def attend(rows: slice) -> torch.Tensor:
-        count = len(lengths[rows])
+        count, contexts = len(lengths[rows]), lengths[rows].cuda()
         starts = torch.arange(count + 1, dtype=torch.int32, device="cuda")
         out = torch.full_like(q[rows], float("nan"))
-        return ops.paged_attention(q[rows], cache[:, 0], tables[rows], lengths[rows].cuda(), starts, out, 0.125, 16)
+        chunks = chunk_count(lengths[rows], [1] * count, heads // kv_heads)
+        plan = AttentionPlan(
+            sequences=count, tokens=count, chunks=chunks, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+            max_queries=max_queries,
+        )  # fmt: skip
+        plan.update(contexts, starts)
+        return ops.paged_attention(q[rows], cache[:, 0], tables[rows], contexts, starts, out, 0.125, 16, plan=plan)
 
     together = attend(slice(48))
     assert together.isfinite().all()

@@ -310,12 +310,40 @@ def test_graph_replay_with_changed_groups():
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (8, 1), (4, 2)])
-@pytest.mark.parametrize("few_rows", [0, 8])
-def test_groups_that_fill_one_item_of_sixteen_rows(monkeypatch, heads, kv_heads, few_rows):
+@pytest.mark.parametrize("few_rows", [0, 16])
+def test_groups_of_up_to_sixteen_rows(monkeypatch, heads, kv_heads, few_rows):
     monkeypatch.setattr(AttentionPlan, "few_rows", few_rows)
     for count in range(1, 17 * kv_heads // heads):
         members = [(0, 1030 + i, 1) for i in range(count)] + [(-1, 700, 1)]
         Grouped([1024], members, heads=heads, kv_heads=kv_heads).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", cuda.TENSOR_CORE_HEAD_DIMS)
+@pytest.mark.parametrize(("members", "queries"), [(3, 1), (4, 1), (7, 1), (3, 2)])
+def test_many_groups_of_few_rows(members, queries, head_dim, dtype):
+    """More items than run side by side: two tiles of eight rows share the keys of one, beside sequences alone."""
+    batch = [(g, 1500 + 3 * g + i, queries) for g in range(48) for i in range(members)] + [(-1, 700, 1)] * 40
+    grouped = Grouped([1040] * 48, batch, heads=16, kv_heads=4, head_dim=head_dim, dtype=dtype)
+    grouped.check()
+    first = grouped.attend()
+    assert all(torch.equal(grouped.attend(), first) for _ in range(5))
+
+
+def test_groups_of_few_rows_with_a_softcap_and_scores_that_rise():
+    grouped = Grouped([1040] * 48, [(g, 1500 + i, 1) for g in range(48) for i in range(4)], heads=16, kv_heads=4)
+    grouped.q[::3] *= 8
+    grouped.check()
+    grouped.check(softcap=2.0)
+
+
+def test_groups_need_a_cache_of_the_datas_type():
+    grouped = Grouped([1024], [(0, 1030, 1), (0, 1031, 1)])
+    plan = grouped.plan(shared_prefixes=True)
+    cache = ops.empty_cache(len(grouped.cache), 2, grouped.kv_heads, 16, grouped.q.shape[2], torch.int8, "cuda")
+    lengths, out = (grouped.context_lens, grouped.query_start), torch.empty_like(grouped.q)
+    with pytest.raises(ValueError, match="plan has shared prefixes"):
+        ops.paged_attention(grouped.q, cache[:, 1], grouped.tables, *lengths, out, 0.125, 16, plan=plan)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (8, 8, 64)])

@@ -21,16 +21,12 @@ inline constexpr int kDecodeRows = 16;  // query rows (tokens x grouped heads) o
 inline constexpr int kSplitRows = 128;
 inline constexpr int kSplitContext = 1024;
 
-// Groups of few query rows are the decode kernel's. Up to kFewTimes as many are few, too, as long as they come to kFewItems
-// items for each KV head: those run side by side, and what they read several times is little.
-inline constexpr int kFewTimes = 4, kFewItems = 20;
+// Groups of few query rows are the decode kernel's. Up to kFewTimes as many are few, too, as long as those of all such groups
+// come to kFewItems items for each KV head: they run side by side, and what they read several times is little.
+inline constexpr int kFewTimes = 2, kFewItems = 20;
 
-// Query rows of one item of the decode kernel. A sequence's own are `rows`; where those of all sequences fit one tensor-core
-// tile, those of a group share it.
-constexpr int decode_item_rows(int rows, int sequences, bool groups) {
-  const bool together = groups && rows > 1 && rows * sequences > 8 && rows * sequences <= kDecodeRows;
-  return rows <= 8 && !together ? 8 : kDecodeRows;
-}
+// Query rows of a tile of the decode kernel where a sequence has so many. Items of groups have up to kDecodeRows either way.
+constexpr int decode_tile_rows(int rows) { return rows <= 8 ? 8 : kDecodeRows; }
 
 // Query rows of a tile of the kernels for prompts: heads of 64 leave registers for three warpgroups.
 constexpr int extend_rows(int head_dim) { return head_dim == 64 ? 192 : 128; }
@@ -102,7 +98,7 @@ struct PlanArgs {
   PrefixItem* prefix;        // [decode_capacity]
   GroupState* group_states;  // [sequence_capacity]
   GroupRow* rows;            // of all groups: kSplitRows or decode_rows a sequence, whichever is more
-  int few_rows;              // a group with more rows than these goes to the prefix kernel, if items have eight rows
+  int few_rows;              // a group with more rows than these goes to the prefix kernel
   int run_blocks;            // of the decode kernel, each of which has as many runs
   int alone_items;           // from so many on warps take short ones alone
   int run_multiprocessors;   // those of a chip whose prefix kernel merges runs; otherwise 0

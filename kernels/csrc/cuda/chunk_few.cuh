@@ -43,6 +43,18 @@ struct State<C, 1> {
   }
 };
 
+// The k-th 16 dimensions of a slice's keys, or columns of its values, as the left operand of a tensor core instruction.
+template <int D>
+__device__ void read_keys(uint32_t keys, int k, uint32_t (&tile)[4]) {
+  const int lane = threadIdx.x % 32, row = lane & 15;
+  ldmatrix(tile, keys + row * (D * 2) + swizzle(D, row, 2 * k + (lane >> 4)) * 16);
+}
+template <int D>
+__device__ void read_values(uint32_t values, int k, uint32_t (&tile)[4]) {
+  const int lane = threadIdx.x % 32, row = (lane & 7) + (lane >> 4) * 8;
+  ldmatrix_transposed(tile, values + row * (D * 2) + swizzle(D, row, 2 * k + (lane >> 3 & 1)) * 16);
+}
+
 // Keys and values of a slice as fragments: read at once and held, or where registers are full read when they are needed.
 template <int D>
 struct SliceTiles {
@@ -52,25 +64,17 @@ struct SliceTiles {
   __device__ SliceTiles(uint32_t keys, uint32_t values) : keys_at(keys), values_at(values) {
     if constexpr (kHeld) {
 #pragma unroll
-      for (int k = 0; k < D / 16; ++k) read_keys(k, held_keys[k]);
+      for (int k = 0; k < D / 16; ++k) read_keys<D>(keys, k, held_keys[k]);
 #pragma unroll
-      for (int k = 0; k < D / 16; ++k) read_values(k, held_values[k]);
+      for (int k = 0; k < D / 16; ++k) read_values<D>(values, k, held_values[k]);
     }
-  }
-  __device__ void read_keys(int k, uint32_t (&tile)[4]) const {
-    const int lane = threadIdx.x % 32, row = lane & 15;
-    ldmatrix(tile, keys_at + row * (D * 2) + swizzle(D, row, 2 * k + (lane >> 4)) * 16);
-  }
-  __device__ void read_values(int k, uint32_t (&tile)[4]) const {
-    const int lane = threadIdx.x % 32, row = (lane & 7) + (lane >> 4) * 8;
-    ldmatrix_transposed(tile, values_at + row * (D * 2) + swizzle(D, row, 2 * k + (lane >> 3 & 1)) * 16);
   }
   // Adds the products of all keys with 16 dimensions of the query rows, the k-th of so many.
   template <class T>
   __device__ void score(int k, uint32_t q0, uint32_t q1, float (&s)[4]) const {
     if constexpr (kHeld) return mma<T>(s, held_keys[k], q0, q1);
     uint32_t tile[4];
-    read_keys(k, tile);
+    read_keys<D>(keys_at, k, tile);
     mma<T>(s, tile, q0, q1);
   }
   // Adds the products of the k-th 16 columns of all values with the rows' weights.
@@ -78,7 +82,7 @@ struct SliceTiles {
   __device__ void weigh(int k, const uint32_t (&weights)[2], float (&o)[4]) const {
     if constexpr (kHeld) return mma<T>(o, held_values[k], weights[0], weights[1]);
     uint32_t tile[4];
-    read_values(k, tile);
+    read_values<D>(values_at, k, tile);
     mma<T>(o, tile, weights[0], weights[1]);
   }
 };
@@ -88,6 +92,13 @@ __device__ inline void transpose_floats(float& x, float& y) {
   const uint32_t a = __float_as_uint(x), b = __float_as_uint(y);
   const uint32_t low = transpose(__byte_perm(a, b, 0x5410)), high = transpose(__byte_perm(a, b, 0x7632));
   x = __uint_as_float(__byte_perm(low, high, 0x5410)), y = __uint_as_float(__byte_perm(low, high, 0x7632));
+}
+
+// Scores of keys that are the rows of a tile, where they lie after `score` of chunk.cuh.
+__device__ inline void turn_scores(float (&sums)[4], float (&s)[2][4]) {
+  transpose_floats(sums[0], sums[1]), transpose_floats(sums[2], sums[3]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s[i / 2][i % 2] = sums[i], s[i / 2][2 + i % 2] = 0.0f;
 }
 
 // As `score` of chunk.cuh.
@@ -100,29 +111,41 @@ __device__ void score(const Queries<T, D, 1>& queries, const SliceTiles<D>& tile
     queries.fragment(k, q);
     tiles.template score<T>(k, q[0], q[2], sums);
   }
-  transpose_floats(sums[0], sums[1]), transpose_floats(sums[2], sums[3]);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) s[i / 2][i % 2] = sums[i], s[i / 2][2 + i % 2] = 0.0f;
+  turn_scores(sums, s);
 }
 
-// As `soften` of chunk.cuh; `first`: nothing has been added to the state yet, which is not read then.
-template <class T, int D, bool first>
-__device__ void soften(const float (&s)[2][4], float unit, State<D, 1>& st, uint32_t (&weights)[2]) {
-  const float high = fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1]));
+// What `soften` of chunk.cuh does, in steps. The largest of a thread's scores, and whether it is far above the maximum.
+__device__ inline float highest(const float (&s)[2][4]) { return fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1])); }
+template <int D>
+__device__ bool rises(float high, float unit, const State<D, 1>& st) {
+  return __fmul_rn(high, unit) > __fadd_rn(st.m[0], kSlack);
+}
+// Raises the maxima of those rows where some thread's rises, and gives the factor of what was there. `first`: nothing has been
+// added to the state yet, which is not read then.
+template <int D, bool first>
+__device__ float raise(float high, float unit, State<D, 1>& st) {
+  const float top = __fmul_rn(quad_max(high), unit);
   float factor = 1.0f;
-  if (first) st.m[0] = kNoScore;
-  // Rare after the first slice; each row decides for itself.
-  if (first || __any_sync(~0u, __fmul_rn(high, unit) > __fadd_rn(st.m[0], kSlack))) {
-    const float top = __fmul_rn(quad_max(high), unit);
-    if (top > __fadd_rn(st.m[0], kSlack)) factor = fast_exp2(__fsub_rn(st.m[0], top)), st.m[0] = top;
-    if (!first) st.scale(factor);
-  }
+  if (top > __fadd_rn(st.m[0], kSlack)) factor = fast_exp2(__fsub_rn(st.m[0], top)), st.m[0] = top;
+  if (!first) st.scale(factor);
+  return factor;
+}
+template <class T, int D, bool first>
+__device__ void weigh(const float (&s)[2][4], float unit, float factor, State<D, 1>& st, uint32_t (&weights)[2]) {
   float p[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) p[i] = fast_exp2(__fmaf_rn(s[i / 2][i % 2], unit, -st.m[0]));
   const float sum = __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3]));
   st.l[0] = first ? sum : __fmaf_rn(st.l[0], factor, sum);
   weights[0] = pack<T>(p[0], p[1]), weights[1] = pack<T>(p[2], p[3]);
+}
+template <class T, int D, bool first>
+__device__ void soften(const float (&s)[2][4], float unit, State<D, 1>& st, uint32_t (&weights)[2]) {
+  const float high = highest(s);
+  float factor = 1.0f;
+  if (first) st.m[0] = kNoScore;
+  if (first || __any_sync(~0u, rises(high, unit, st))) factor = raise<D, first>(high, unit, st);  // rare after the first slice
+  weigh<T, D, first>(s, unit, factor, st, weights);
 }
 
 // Adds a slice whose scores are known to the state.

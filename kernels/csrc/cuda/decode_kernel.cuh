@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "decode_fold.cuh"
+#include "decode_pair.cuh"
 #include "decode_warp.cuh"
 
 namespace octavo {
@@ -160,8 +161,8 @@ constexpr int blocks_that_fit = D > 128 ? 1 : 2;
 template <class C, int D, int R>
 constexpr bool supplies = OCTAVO_UNEVEN && fits_one_warp<C, D, R>;
 
-// R = 1: at most eight query rows; R = 2: at most sixteen.
-template <class T, class C, int D, int R>
+// R = 1: at most eight query rows of a sequence; R = 2: at most sixteen. kPairs: with R = 1, items of groups have sixteen, too.
+template <class T, class C, int D, int R, bool kPairs>
 __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_that_fit<D>)
     decode_kernel(const __grid_constant__ AttentionArgs a, const int stages, const int resident) {
   extern __shared__ __align__(128) char shared[];
@@ -257,6 +258,28 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
     const int head = index % a.kv_heads, rows = row_count(done, group);
     const Exchange<D, R> exchange(shared + kWarps * stages * stage_bytes);
     bool more = true;
+    if constexpr (kPairs) {
+      if (rows > 8) {
+        auto read_next = [&] {
+          index = queue.at(n + 1);
+          more = index < queue.total();
+          if (more) read_item(), queries = read_queries([] {});
+        };
+        auto all_slices = [&](auto&& attend_one) {
+          for (; token < range.end; token += step) {
+            uint32_t keys[1];
+            ring.wait(keys);
+            attend_one(keys[0]);
+            ring.release(1);
+            ring.fill(feeder, n);
+          }
+          if (OCTAVO_BULK_COPY && threadIdx.x == 0) queue.keep(n, later);
+        };
+        take_pair<T, D>(a, done, head, queries, exchange, all_slices, read_next);
+        if (!more) break;
+        continue;
+      }
+    }
     [[maybe_unused]] Folded<Exchange<D, R>::kFours> merged;  // the chunks of a run until now
     static_assert(!merges_runs<C, D> || Exchange<D, R>::kFours == Exchange<D, R>::kMine);  // all that the thread has
 #pragma unroll 1
@@ -318,7 +341,9 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   const int stages = stages_for(resident);
   if (stages < least) return cudaErrorInvalidValue;  // too little shared memory: plain kernels
   const int bytes = stages * ring_bytes + rest;
-  auto kernel = decode_kernel<T, C, D, R>;
+  auto kernel = decode_kernel<T, C, D, R, false>;
+  if constexpr (R == 1 && !is_scaled<C>)
+    if (a.rows) kernel = decode_kernel<T, C, D, R, true>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   const int threads = kWarps * 32 * (1 + (fits_one_warp<C, D, R> && runs_hopper_code(device)));
@@ -333,8 +358,7 @@ template <class T, class C>
 cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   auto run = [&](auto dim) {
     constexpr int D = decltype(dim)::value;
-    const int rows = decode_item_rows(a.partial_rows, a.sequences, a.rows);
-    return rows <= 8 ? launch<T, C, D, 1>(a, stream) : launch<T, C, D, 2>(a, stream);
+    return decode_tile_rows(a.partial_rows) <= 8 ? launch<T, C, D, 1>(a, stream) : launch<T, C, D, 2>(a, stream);
   };
   if constexpr (is_scaled<C>) return with_common_head_dim(a.head_dim, run);
   else return with_head_dim(a.head_dim, run);

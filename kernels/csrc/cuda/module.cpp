@@ -207,7 +207,6 @@ PYBIND11_MODULE(_cuda, m) {
   m.attr("header_bytes") = sizeof(PlanHeader);
   m.attr("decode_item_bytes") = sizeof(DecodeItem);
   m.attr("fold_item_bytes") = sizeof(FoldItem);
-  m.def("decode_item_rows", &decode_item_rows);
   m.def("extend_rows", &extend_rows);
   m.attr("group_row_bytes") = sizeof(GroupRow);
   m.attr("group_state_bytes") = sizeof(GroupState);

@@ -138,29 +138,31 @@ __device__ int bucket(int cost, int highest) {
   return kBuckets - 1 - int(int64_t(cost) * (kBuckets - 1) / max(highest, 1));
 }
 
-__device__ int item_rows(const PlanArgs& a) { return decode_item_rows(a.decode_rows, a.sequences, a.rows); }
-
-// What one group adds: rows to the list of rows, items of a few rows to the decode kernel or tiles to the prefix
-// kernel. Members whose prefix is shorter than a chunk have no rows here.
+// What one group adds: rows to the list of rows, items of a few rows, no more than `few_rows`, to the decode kernel or tiles
+// to the prefix kernel. Members whose prefix is shorter than a chunk have no rows here.
 struct Group {
-  int leader, rows, chunks, items, row_tiles;
+  int leader, rows, chunks, row_tiles;
+  bool few;
 
-  __device__ Group(const PlanArgs& a, int g) : leader(0), rows(0), chunks(0), items(0), row_tiles(0) {
+  __device__ Group(const PlanArgs& a, int g, int few_rows) : leader(0), rows(0), chunks(0), row_tiles(0), few(false) {
     if (g >= a.sequences || a.group_states[g].rows == 0) return;
     leader = a.group_states[g].leader, rows = a.group_states[g].rows, chunks = a.prefix_lens[g] / kChunk;
-    const int few = (rows + item_rows(a) - 1) / item_rows(a) * chunks;
-    if (rows <= item_rows(a) / 8 * a.few_rows || (rows <= kFewTimes * a.few_rows && few <= kFewItems)) items = few;
-    else row_tiles = (rows + prefix_rows(a.head_dim) - 1) / prefix_rows(a.head_dim);
+    few = rows <= few_rows;
+    if (!few) row_tiles = (rows + prefix_rows(a.head_dim) - 1) / prefix_rows(a.head_dim);
   }
+  // Of the decode kernel, with so many rows each.
+  __device__ int parts(int item_rows) const { return (rows + item_rows - 1) / item_rows; }
+  __device__ int items(int item_rows) const { return few ? parts(item_rows) * chunks : 0; }
   __device__ int runs(bool in_runs) const { return in_runs ? chunks / kRun : 0; }
   __device__ Tiles run_tiles(bool in_runs) const { return {row_tiles, runs(in_runs)}; }
   __device__ Tiles chunk_tiles(bool in_runs) const { return {row_tiles, chunks - kRun * runs(in_runs)}; }
 };
 
-// Of all groups: items of the decode kernel, tiles of the prefix kernel by the chunk, and items that are runs if there are,
-// with the rows of all runs.
+// Of all groups: items of the decode kernel with eight rows each and with kDecodeRows, tiles of the prefix kernel by the chunk,
+// and items that are runs if there are, with the rows of all runs.
 struct GroupTotals {
-  int items, tiles, runs, run_rows;
+  int narrow, wide, tiles, runs, run_rows;
+  int nearly_few, few_rows;  // items of groups with kFewTimes the few rows at most, and what is few here
 };
 
 // Finds each group's rows and its first sequence.
@@ -175,9 +177,16 @@ __device__ void gather_groups(const PlanArgs& a, GroupTotals& totals) {
   }
   __syncthreads();
   for (int g = threadIdx.x; g < a.sequences; g += kThreads) {
-    const Group mine(a, g);
+    const Group mine(a, g, kFewTimes * a.few_rows);
+    if (mine.rows > a.few_rows) atomicAdd(&totals.nearly_few, mine.items(kDecodeRows));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) totals.few_rows = (totals.nearly_few <= kFewItems ? kFewTimes : 1) * a.few_rows;
+  __syncthreads();
+  for (int g = threadIdx.x; g < a.sequences; g += kThreads) {
+    const Group mine(a, g, totals.few_rows);
     if (mine.rows == 0) continue;
-    atomicAdd(&totals.items, mine.items);
+    atomicAdd(&totals.narrow, mine.items(8)), atomicAdd(&totals.wide, mine.items(kDecodeRows));
     atomicAdd(&totals.tiles, mine.row_tiles * mine.chunks);
     atomicAdd(&totals.runs, mine.run_tiles(true).count());
     if (mine.row_tiles > 0) atomicAdd(&totals.run_rows, mine.rows * mine.runs(true));
@@ -199,15 +208,15 @@ __device__ bool tiles_run(const PlanArgs& a, const GroupTotals& totals, int own_
 
 // Lists what is computed for the rows of each group, runs before single chunks and all before what is listed otherwise, and
 // makes room for those rows; gives the number of single chunks' items.
-__device__ int list_groups(const PlanArgs& a, Counts* starts, bool in_runs, int runs) {
+__device__ int list_groups(const PlanArgs& a, Counts* starts, int few_rows, int item_rows, bool in_runs, int runs) {
   __shared__ int listed[kThreads], count;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Counts done = {};  // items, -, -, rows, tiles of single chunks, runs
   for (int base = 0; base < a.sequences; base += kThreads) {
-    const Group mine(a, base + threadIdx.x);
+    const Group mine(a, base + threadIdx.x, few_rows);
     if (threadIdx.x == 0) count = 0;
     Counts total;
-    const Counts start = done + scan({mine.items, 0, 0, mine.rows, mine.chunk_tiles(in_runs).count(),
+    const Counts start = done + scan({mine.items(item_rows), 0, 0, mine.rows, mine.chunk_tiles(in_runs).count(),
                                       mine.run_tiles(in_runs).count()}, total);
     starts[threadIdx.x] = start;
     if (mine.rows > 0) {
@@ -218,12 +227,12 @@ __device__ int list_groups(const PlanArgs& a, Counts* starts, bool in_runs, int 
     __syncthreads();
     for (int next = warp; next < count; next += kThreads / 32) {
       const int i = listed[next];
-      const Group g(a, base + i);
+      const Group g(a, base + i, few_rows);
       const Counts at = starts[i];
-      for (int n = lane; n < g.items; n += 32) {
-        const int row = n / g.chunks * item_rows(a);
-        a.decode[at.full + n] = {g.leader, n % g.chunks, at.slots + row, min(item_rows(a), g.rows - row),
-                                 g.chunks * kChunk, 0, 1, 0};
+      const int parts = g.parts(item_rows);
+      for (int n = lane; n < g.items(item_rows); n += 32) {  // those of one chunk side by side, so that memory is read once
+        const int row = n % parts * item_rows;
+        a.decode[at.full + n] = {g.leader, n / parts, at.slots + row, min(item_rows, g.rows - row), g.chunks * kChunk, 0, 1, 0};
       }
       const Tiles in_run = g.run_tiles(in_runs), single = g.chunk_tiles(in_runs);
       for (int n = lane; n < in_run.count(); n += 32)
@@ -272,12 +281,18 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   auto runs_of_first = [&](int possible) { return all.runs == 0 ? 0 : int(int64_t(possible) * runs / all.runs); };
   if (a.groups) gather_groups(a, groups);
   __syncthreads();
-  const int few = groups.items, items = few + all.full + all.rest, tokens = decode_tokens + few * kChunk;
-  const bool alone = runs == 0 && a.decode_rows <= 8 && a.head_dim <= kRunDim && items >= a.alone_items &&
-                     tokens <= (groups.tiles > 0 ? kAloneTokensBesideTiles : kAloneTokens) * items;
+  // Items of groups have eight rows where warps take them alone, or where all run side by side and are sooner done so.
+  const int own = all.full + all.rest, most = groups.narrow + own;
+  const bool alone = runs == 0 && a.decode_rows <= 8 && a.head_dim <= kRunDim && most >= a.alone_items &&
+                     decode_tokens + groups.narrow * kChunk <=
+                         (groups.tiles > 0 ? kAloneTokensBesideTiles : kAloneTokens) * most;
+  const bool narrow = a.decode_rows <= 8 && (alone || most * a.kv_heads <= a.run_blocks);
+  const int item_rows = narrow ? 8 : kDecodeRows, few = narrow ? groups.narrow : groups.wide;
+  const int items = few + own, tokens = decode_tokens + few * kChunk;
   const bool in_runs = tiles_run(a, groups, all.prefix, tokens, alone);
   const int prefix_runs = in_runs ? groups.runs : 0;
-  const int prefix_items = prefix_runs + (a.groups ? list_groups(a, starts, in_runs, prefix_runs) : 0);
+  const int prefix_items =
+      prefix_runs + (a.groups ? list_groups(a, starts, groups.few_rows, item_rows, in_runs, prefix_runs) : 0);
   if (threadIdx.x == 0)
     *a.header = {0, items, all.tiles, prefix_items + all.prefix, 0, tokens, runs, few, alone, prefix_runs};
   for (int s = a.sequences + threadIdx.x; s < a.sequence_capacity; s += kThreads) a.folds[s] = {};
@@ -304,7 +319,8 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
     starts[threadIdx.x] = start, sequences[threadIdx.x] = mine;
     if (base + int(threadIdx.x) < a.sequences) {
       const int runs_of_mine = runs_of_first(start.runs + mine.possible_runs()) - runs_of_first(start.runs);
-      const int shared_runs = mine.joint > 0 && Group(a, mine.group).row_tiles > 0 && in_runs ? mine.joint / kRun : 0;
+      const bool in_tiles = mine.joint > 0 && Group(a, mine.group, groups.few_rows).row_tiles > 0;
+      const int shared_runs = in_tiles && in_runs ? mine.joint / kRun : 0;
       a.folds[base + threadIdx.x] = {start.slots, mine.chunks, mine.row, mine.queries, runs_of_mine, shared_runs, {}};
       if (mine.joint > 0) list_rows(a, mine, start.slots);
     }
