@@ -15,6 +15,7 @@ DECODERS = {
     "0.6B": ([(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)], 28, (151936, 1024)),
 }
 LINEAR_ROWS = (1, 2, 4, 8, 16, 32, 64)
+PARTS_ROWS = (40, 64, 96, 128, 192, 256)
 GATED_ROWS = (40, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 8192)
 
 
@@ -42,6 +43,37 @@ def linear_rows() -> list[Row]:
             same = [part[i] for part in weights]
             rows += [linear(f"{columns} x {depth}", n, same, len(same)) for n in LINEAR_ROWS]
         rows += [linear(f"{head[0]} x {head[1]}", n, [last, last.clone()], 2) for n in LINEAR_ROWS]
+    return rows
+
+
+def summed(name: str, rows: int, weights: list[Tensor]) -> Row:
+    """A product that goes into the residual stream and the norm behind it, in parts where that is faster; cuBLAS's
+    product, which adds the residual, and the norm run by turns."""
+    columns, depth = weights[0].shape
+    x, out, residual, norm = bf16(rows, depth), bf16(rows, columns), bf16(rows, columns), bf16(columns)
+
+    def octavo(weight: Tensor) -> None:
+        if (parts := ops.linear_parts(x, weight)) is not None:
+            ops.rms_norm_of_sum(parts, residual, norm)
+        else:
+            ops.rms_norm(ops.linear(x, weight, residual=residual, out=out), norm)
+
+    def apart(weight: Tensor) -> None:
+        ops.rms_norm(torch.addmm(residual, x, weight.T, out=out), norm)
+
+    rivals = {"octavo": [lambda w=w: octavo(w) for w in weights], "cuBLAS": [lambda w=w: apart(w) for w in weights]}
+    seconds = measure_by_turns(rivals, replays=9)
+    floor = max(weights[0].nbytes / READ, 2 * rows * columns * depth / MATMUL)
+    peer = ("cuBLAS and the norm", seconds["cuBLAS"])
+    return row("linear + residual + rms_norm", f"{rows} x {columns} x {depth} ({name})", seconds["octavo"], floor, peer)
+
+
+def summed_rows() -> list[Row]:
+    rows = []
+    for name, (layer, *_) in DECODERS.items():
+        for columns, depth in (layer[1], layer[3]):
+            weights = [bf16(columns, depth) for _ in range(rotations(2 * columns * depth, 2))]
+            rows += [summed(name, n, weights) for n in PARTS_ROWS]
     return rows
 
 
