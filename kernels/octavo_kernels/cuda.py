@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 TENSOR_CORE_HEAD_DIMS = (32, 64, 96, 128, 256)
 LINEAR_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
-# Products of so many rows are ours on Hopper (of few, no row feels how many); cuBLAS takes more, if without a gate.
+# Up to so many rows products may be ours on Hopper (of few, no row feels how many), those with a gate with more, too.
 FEW_ROWS, LINEAR_ROWS = 32, 64
 # What cuBLASLt chooses is 2 to 7 % faster over a decoder of 8B or 13B, with more rows or fewer weights slower (H200).
 LT_ROWS, LT_WEIGHTS = 112, 1 << 24

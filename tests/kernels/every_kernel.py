@@ -249,7 +249,7 @@ def wide() -> None:
     for a block; with a gate, without one, in parts."""
     for rows, columns, depth in ((40, 272, 576), (100, 7424, 136), (129, 11424, 72), (1000, 6160, 136), (300, 80, 520)):
         cuda.launch_linear(data(rows, depth), data(columns, depth), None, None, empty(rows, columns // 2), activation=0)
-    for rows, columns, depth in ((50, 272, 576), (64, 16000, 72), (33, 8, 520)):
+    for rows, columns, depth in ((50, 33032, 520), (33, 6144, 2760)):
         x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
         cuda.launch_linear(x, weight, bias, data(rows, columns), empty(rows, columns))
     for rows, columns in ((40, 200), (150, 200)):

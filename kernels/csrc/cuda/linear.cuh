@@ -13,7 +13,7 @@ constexpr int kStep = 32;       // of the depth, what a warp multiplies at once
 
 // cudaErrorNotSupported: launched nothing, linear.cu is to do it.
 cudaError_t linear_held(const LinearArgs&, const Device&, cudaStream_t);
-// The same, in builds for 90a, of a gate or of up to 64 rows: torch is to do it.
+// The same, in builds for 90a, of a gate or of large weights and up to 64 rows: torch is to do it.
 cudaError_t linear_wide(const LinearArgs&, const Device&, cudaStream_t);
 
 #if OCTAVO_BULK_COPY

@@ -365,14 +365,14 @@ cudaError_t launch_gated(const LinearArgs& a, const Device& device, cudaStream_t
   return worth ? best.launch(a, 1, device, stream) : cudaErrorNotSupported;
 }
 
-// Ahead of cuBLAS on an H200 up to 64 rows, of which one consumer has all, where little of the room for them is empty or all
-// takes few microseconds.
+// Ahead of cuBLAS on an H200 up to 64 rows, of which one consumer has all, where there is a lot to read and little of the room
+// for results is empty. Of small matrices some are faster by themselves, but a decoder's layers one after the other are not.
 template <class T>
 cudaError_t launch_plain(const LinearArgs& a, const Device& device, cudaStream_t stream) {
   if (a.rows > kRows) return cudaErrorNotSupported;
   const Choice best = best_of<T, Ending::plain, Shape<1, 224, false>, Shape<1, 160, false>, Shape<1, 128, false>,
                               Shape<1, 96, false>, Shape<1, 64, false>, Shape<1, 48, false>>(a, 1, device);
-  const bool worth = double(kRows) * a.columns >= 0.85 * best.room || best.clocks <= 4500;
+  const bool worth = int64_t(a.columns) * a.depth >= 1 << 24 && double(kRows) * a.columns >= 0.85 * best.room;
   return worth ? best.launch(a, 1, device, stream) : cudaErrorNotSupported;
 }
 
