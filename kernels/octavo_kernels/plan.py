@@ -24,7 +24,8 @@ class AttentionPlan:
     `uniform`: every query is computed as those of prompts are, so that a row's bits do not depend on how many queries
     its sequence has in the batch; decodes are slower that way. It reads no prefix once for a group.
     `shared_prefixes`: whether `update` may be told of groups of sequences that share their leading blocks, which are
-    then read once a group, where `reads_prefixes_once`. It adds a launch; it changes no bit of any result.
+    then read once a group; only for caches that `reads_prefixes_once` tells of, `paged_attention` raises ValueError for
+    others. It adds a launch; it changes no bit of any result.
     """
 
     # Groups of so few query rows are computed as decodes are, others in tiles of their own kind, which suit many rows.
