@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -46,9 +48,29 @@ def linear_rows() -> list[Row]:
     return rows
 
 
+Product = Callable[[Tensor], object]
+
+
+def beside_cublas(
+    operation: str, name: str, rows: int, weights: list[Tensor], octavo: Product, apart: Product, peer: str
+) -> Row:
+    """A product with each of `weights` and what follows it; cuBLAS's product and what follows it, `apart`, run by
+    turns."""
+    columns, depth = weights[0].shape
+    calls = {"octavo": octavo, "cuBLAS": apart}
+    rivals = {rival: [lambda w=w, call=call: call(w) for w in weights] for rival, call in calls.items()}
+    seconds = measure_by_turns(rivals, replays=9)
+    floor = max(weights[0].nbytes / READ, 2 * rows * columns * depth / MATMUL)
+    shape = f"{rows} x {columns} x {depth} ({name})"
+    return row(operation, shape, seconds["octavo"], floor, (peer, seconds["cuBLAS"]))
+
+
+def weights_of(columns: int, depth: int) -> list[Tensor]:
+    return [bf16(columns, depth) for _ in range(rotations(2 * columns * depth, 2))]
+
+
 def summed(name: str, rows: int, weights: list[Tensor]) -> Row:
-    """A product that goes into the residual stream and the norm behind it, in parts where that is faster; cuBLAS's
-    product, which adds the residual, and the norm run by turns."""
+    """Into the residual stream, with the norm behind it: in parts where that is faster."""
     columns, depth = weights[0].shape
     x, out, residual, norm = bf16(rows, depth), bf16(rows, columns), bf16(rows, columns), bf16(columns)
 
@@ -61,46 +83,36 @@ def summed(name: str, rows: int, weights: list[Tensor]) -> Row:
     def apart(weight: Tensor) -> None:
         ops.rms_norm(torch.addmm(residual, x, weight.T, out=out), norm)
 
-    rivals = {"octavo": [lambda w=w: octavo(w) for w in weights], "cuBLAS": [lambda w=w: apart(w) for w in weights]}
-    seconds = measure_by_turns(rivals, replays=9)
-    floor = max(weights[0].nbytes / READ, 2 * rows * columns * depth / MATMUL)
-    peer = ("cuBLAS and the norm", seconds["cuBLAS"])
-    return row("linear + residual + rms_norm", f"{rows} x {columns} x {depth} ({name})", seconds["octavo"], floor, peer)
+    return beside_cublas("linear + residual + rms_norm", name, rows, weights, octavo, apart, "cuBLAS and the norm")
 
 
 def summed_rows() -> list[Row]:
     rows = []
     for name, (layer, *_) in DECODERS.items():
-        for columns, depth in (layer[1], layer[3]):
-            weights = [bf16(columns, depth) for _ in range(rotations(2 * columns * depth, 2))]
+        for weights in (weights_of(*layer[1]), weights_of(*layer[3])):
             rows += [summed(name, n, weights) for n in PARTS_ROWS]
     return rows
 
 
 def gated(name: str, rows: int, weights: list[Tensor]) -> Row:
-    """The first half of a gated MLP; cuBLAS's product and the activation after it run by turns."""
+    """The first half of a gated MLP."""
     columns, depth = weights[0].shape
     x, middle = bf16(rows, depth), bf16(rows, columns)
     out = bf16(rows, columns // 2)
+
+    def octavo(weight: Tensor) -> None:
+        ops.gated_linear(x, weight, "silu", out=out, scratch=middle)
 
     def apart(weight: Tensor) -> None:
         torch.mm(x, weight.T, out=middle)
         ops.act_and_mul(middle, "silu", out=out)
 
-    rivals = {
-        "octavo": [lambda w=w: ops.gated_linear(x, w, "silu", out=out, scratch=middle) for w in weights],
-        "cuBLAS": [lambda w=w: apart(w) for w in weights],
-    }
-    seconds = measure_by_turns(rivals, replays=9)
-    floor = max(weights[0].nbytes / READ, 2 * rows * columns * depth / MATMUL)
-    peer = ("cuBLAS and the activation", seconds["cuBLAS"])
-    return row("gated linear", f"{rows} x {columns} x {depth} ({name})", seconds["octavo"], floor, peer)
+    return beside_cublas("gated linear", name, rows, weights, octavo, apart, "cuBLAS and the activation")
 
 
 def gated_rows() -> list[Row]:
     rows = []
     for name, (layer, *_) in DECODERS.items():
-        columns, depth = layer[2]
-        weights = [bf16(columns, depth) for _ in range(rotations(2 * columns * depth, 2))]
+        weights = weights_of(*layer[2])
         rows += [gated(name, n, weights) for n in GATED_ROWS]
     return rows
