@@ -1,4 +1,4 @@
-"""Products of few rows, and of any number with a gate."""
+"""Products of few rows, of dozens with the norm behind them, and of any number with a gate."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ DECODERS = {
 LINEAR_ROWS = (1, 2, 4, 8, 16, 32, 64)
 PARTS_ROWS = (40, 64, 96, 128, 192, 256)
 GATED_ROWS = (40, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 8192)
+
+Product = Callable[[Tensor], object]
 
 
 def linear(shape: str, rows: int, weights: list[Tensor], calls: int = 1) -> Row:
@@ -46,9 +48,6 @@ def linear_rows() -> list[Row]:
             rows += [linear(f"{columns} x {depth}", n, same, len(same)) for n in LINEAR_ROWS]
         rows += [linear(f"{head[0]} x {head[1]}", n, [last, last.clone()], 2) for n in LINEAR_ROWS]
     return rows
-
-
-Product = Callable[[Tensor], object]
 
 
 def beside_cublas(

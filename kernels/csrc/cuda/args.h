@@ -25,9 +25,6 @@ inline constexpr int kSplitContext = 1024;
 // come to kFewItems items for each KV head: they run side by side, and what they read several times is little.
 inline constexpr int kFewTimes = 2, kFewItems = 20;
 
-// Query rows of a tile of the decode kernel where a sequence has so many. Items of groups have up to kDecodeRows either way.
-constexpr int decode_tile_rows(int rows) { return rows <= 8 ? 8 : kDecodeRows; }
-
 // Query rows of a tile of the kernels for prompts: heads of 64 leave registers for three warpgroups.
 constexpr int extend_rows(int head_dim) { return head_dim == 64 ? 192 : 128; }
 

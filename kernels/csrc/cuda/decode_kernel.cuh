@@ -358,7 +358,7 @@ template <class T, class C>
 cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   auto run = [&](auto dim) {
     constexpr int D = decltype(dim)::value;
-    return decode_tile_rows(a.partial_rows) <= 8 ? launch<T, C, D, 1>(a, stream) : launch<T, C, D, 2>(a, stream);
+    return a.partial_rows <= 8 ? launch<T, C, D, 1>(a, stream) : launch<T, C, D, 2>(a, stream);
   };
   if constexpr (is_scaled<C>) return with_common_head_dim(a.head_dim, run);
   else return with_head_dim(a.head_dim, run);

@@ -39,11 +39,6 @@ constexpr int kCollectors = kCluster == 1 && kTokens == 32 && kSteps <= 4 ? 2 : 
 template <int kTokens, int kSteps, int kCluster>
 constexpr int kThreads = (kWarps + 1 + kCollectors<kTokens, kSteps, kCluster>) * 32;
 
-// Whether blocks with many groups store those in pairs: of many rows what is stored is no little, and half a sector of memory
-// takes as long as a whole one. Small products are slower that way.
-template <int kTokens, int kCluster>
-constexpr bool may_pair = kTokens > 8 && kCluster == 1;
-
 // Registers of a thread. Of small matrices, blocks of two products that follow each other fit on a multiprocessor
 // together, so that the next one's weights are on their way while this one adds up: with 8 rows of x two of any kind,
 // with 16 one of few steps beside one of more.
@@ -489,7 +484,9 @@ cudaError_t launch(const LinearArgs& a, Plan p, const Device& device, cudaStream
   if (kCluster > 1 && a.counter && p.groups / p.clusters >= kManyGroups) p.dealt = p.groups / p.clusters * 3 / 4;
   const int bytes = Layout<kTokens, kCluster>::bytes(p);
   auto kernel = linear_held_kernel<T, kTokens, kSteps, kCluster, false>;
-  if constexpr (may_pair<kTokens, kCluster>)
+  // Of many rows what is stored is no little, and half a sector of memory takes as long as a whole one; small products are
+  // slower in pairs.
+  if constexpr (kTokens > 8 && kCluster == 1)
     if (!a.gated && own >= kManyGroups) kernel = linear_held_kernel<T, kTokens, kSteps, kCluster, true>;
   const int threads = kThreads<kTokens, kSteps, kCluster>;
   return launch_clusters(kernel, kCluster, p.clusters * kCluster, threads, bytes, kTokens <= 16 ? kShare : 0, stream, a, p);
