@@ -158,6 +158,13 @@ struct Block {
         ring.advance();
       }
     }
+    drain();
+  }
+  // Not before the other block has let go of all of this one's stages: an arrival at a block that has ended is a fault
+  // ("cluster target block not present"). It may overtake a barrier of the cluster that does not release. What the other block
+  // copies here has come, as all of it has been multiplied.
+  __device__ void drain() {
+    for (int i = 0; i < S::kStages; ++i) barrier_wait(ring.empty_now(), ring.parity ^ 1), ring.advance();
   }
 
   // Both blocks copy into both blocks' stages.
@@ -290,9 +297,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   } else {
     if constexpr (S::kConsumers == 2) give_registers<40>();
     if (threadIdx.x == 0) block.load(x, weights);
-    __syncwarp();
   }
-  cluster_arrive(), cluster_wait();  // the other block may have copied to this one, or told its barriers
 #endif
 }
 
