@@ -104,7 +104,7 @@ def parts_of(x: Tensor, weight: Tensor) -> int:
 def linear_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
     """The product, cut along the depth, by our kernel where it is the faster one: float32 `[parts, rows, columns]`."""
     own = any(len(x) <= rows and weight.numel() <= weights for rows, weights in OWN_PARTS)
-    if own and supports_uniform(x.device):
+    if own and runs_hopper_code(x.device):
         out = torch.empty(parts, len(x), len(weight), dtype=torch.float32, device=x.device)
         if _launch(
             _cuda.linear_parts, x.device, LINEAR_DTYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(),
@@ -136,7 +136,7 @@ def _cublaslt() -> Iterator[None]:
 def linear_uniform(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
     """With our kernel of which no row feels how many there are. Raises TypeError or ValueError for what it does not
     take, RuntimeError on chips that it is not for."""
-    if not supports_uniform(x.device):
+    if not runs_hopper_code(x.device):
         raise RuntimeError(f"uniform products need a Hopper GPU and kernels built for it, not {x.device}")
     if x.dtype not in LINEAR_DTYPES:
         raise TypeError(f"x must be bfloat16 or float16 for a uniform product, not {x.dtype}")
@@ -151,8 +151,8 @@ def linear_uniform(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
         )  # fmt: skip
 
 
-def supports_uniform(device: torch.device) -> bool:
-    """Whether there are uniform products for this GPU."""
+def runs_hopper_code(device: torch.device) -> bool:
+    """Whether this GPU runs what is built for Hopper alone: uniform products, and parts of others."""
     return _cuda is not None and hasattr(_cuda, "linear_uniform") and torch.cuda.get_device_capability(device)[0] == 9
 
 

@@ -238,7 +238,7 @@ def linear() -> None:
     for columns, depth in ((25352, 64), (16000, 2112)):  # of so many rows, some are drawn
         x, weight = data(9, depth), data(columns, depth)
         cuda.launch_linear(x, weight, None, None, empty(9, columns), counter=ints(0))
-    if cuda.supports_uniform(torch.device("cuda")):
+    if cuda.runs_hopper_code(torch.device("cuda")):
         for rows, columns, depth in ((1, 263, 520), (70, 40, 128), (300, 264, 520)):
             x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
             ops.linear(x, weight, bias, residual=data(rows, columns), uniform=True)

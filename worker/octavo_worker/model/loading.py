@@ -115,7 +115,7 @@ def check_block_size(block_size: int, device: torch.device) -> None:
 
 def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:
     """Raises `ModelError` where a GPU cannot compute each row as if it were alone."""
-    if not cuda.supports_uniform(device):
+    if not cuda.runs_hopper_code(device):
         raise ModelError(
             f"--deterministic needs a Hopper GPU, not {torch.cuda.get_device_name(device)}; leave it off, or give "
             "--device cpu."
