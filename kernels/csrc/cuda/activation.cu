@@ -33,7 +33,7 @@ cudaError_t launch(const ActivationArgs& args, cudaStream_t stream) {
   ActivationArgs a = args;
   for (; a.rows > 0; a.rows -= most) {
     const dim3 grid{unsigned((a.width + span - 1) / span), unsigned(a.rows < most ? a.rows : most), 1};
-    const cudaError_t error = launch_after(activation_kernel<T, kind>, grid, kThreads, 0, stream, a);
+    const cudaError_t error = launch_after(activation_kernel<T, kind>, {grid, kThreads}, stream, a);
     if (error != cudaSuccess) return error;
     a.x = static_cast<const T*>(a.x) + most * a.x_stride;
     a.out = static_cast<T*>(a.out) + most * a.out_stride;

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 4) adjust_kernel(const __grid_consta
 cudaError_t adjust(const AdjustArgs& a, cudaStream_t stream) {
   if (a.rows == 0) return cudaSuccess;
   const int blocks = a.allowed ? ((a.vocab + 31) / 32 + kMaskWords - 1) / kMaskWords : 1;
-  return launch_after(adjust_kernel, dim3(unsigned(blocks), unsigned(a.rows)), kThreads, 0, stream, a);
+  return launch_after(adjust_kernel, {dim3(unsigned(blocks), unsigned(a.rows)), kThreads}, stream, a);
 }
 
 }  // namespace octavo

@@ -46,7 +46,7 @@ cudaError_t copy_blocks(void* cache, int64_t block_bytes, const int64_t* pairs, 
   for (int64_t done = 0; done < count; done += most) {
     const dim3 grid{unsigned(slices), unsigned(std::min(most, count - done)), 1};
     const cudaError_t error =
-        launch_after(copy_kernel, grid, kCopyThreads, 0, stream, static_cast<char*>(cache), block_bytes, pairs + 2 * done);
+        launch_after(copy_kernel, {grid, kCopyThreads}, stream, static_cast<char*>(cache), block_bytes, pairs + 2 * done);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

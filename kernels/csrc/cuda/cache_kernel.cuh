@@ -248,7 +248,7 @@ cudaError_t launch_write(const WriteArgs& a, cudaStream_t stream) {
   const int64_t rounds = (a.tokens + most - 1) / most, step = (a.tokens + rounds - 1) / rounds;
   auto launch = [&](auto kernel) {
     const dim3 grid{unsigned((step * parts + kWriteWarps - 1) / kWriteWarps)};
-    return launch_after(kernel, grid, kWriteWarps * 32, 0, stream, a, query_parts, cache_parts, int(step));
+    return launch_after(kernel, {grid, kWriteWarps * 32}, stream, a, query_parts, cache_parts, int(step));
   };
   const bool norms = a.q_norm || a.k_norm;
   if constexpr (U == 8)

@@ -336,19 +336,34 @@ inline bool runs_hopper_code([[maybe_unused]] const Device& d) {
 #endif
 }
 
+struct Launch {
+  dim3 grid;
+  int threads, shared_bytes = 0;  // of a block; the latter beside its static variables
+  int cluster = 1;                // blocks, along x
+  int share = 0;  // percent of a multiprocessor's memory that are to be shared memory, the rest L1; 0: as the driver sees fit
+};
+
 // Launches a kernel that may begin before the previous one of the stream ends, where the device can do that. Such a
 // kernel calls `wait_for_previous_kernel` before it touches memory, and `launch_next_kernel` to let its successor begin.
 template <class... Parameters, class... Arguments>
-cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
-                         const Arguments&... arguments) {
+cudaError_t launch_after(void (*kernel)(Parameters...), const Launch& how, cudaStream_t stream, const Arguments&... arguments) {
   Device device;
-  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaError_t error = describe(device);
+  if (error == cudaSuccess && how.shared_bytes > 0)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attributes[3] = {};
+  int count = 0;
+  const auto ask = [&](cudaLaunchAttributeID id) -> cudaLaunchAttributeValue& {
+    attributes[count].id = id;
+    return attributes[count++].val;
+  };
+  if (device.major >= 9) ask(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
+  if (how.cluster > 1) ask(cudaLaunchAttributeClusterDimension).clusterDim = {unsigned(how.cluster), 1, 1};
+  if (how.share > 0) ask(cudaLaunchAttributePreferredSharedMemoryCarveout).sharedMemCarveout = how.share;
   cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(threads), config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream, config.attrs = &overlap, config.numAttrs = device.major >= 9 ? 1 : 0;
+  config.gridDim = how.grid, config.blockDim = dim3(how.threads), config.dynamicSmemBytes = how.shared_bytes;
+  config.stream = stream, config.attrs = attributes, config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -204,12 +204,12 @@ cudaError_t launch_fold(const AttentionArgs& a, const Device& device, Merges mer
   constexpr int kRows = 128 / (D / 4);
   const int rows = a.kv_heads * a.partial_rows, parts = a.extends && a.window == 0 ? kSplitRows / kDecodeRows : 1;
   if (a.sequences * rows <= (a.prefix ? 1024 : 512))
-    return launch_after(fold_kernel<T, D>, dim3(a.sequences, rows, parts), 256, 0, stream, a, merges);
+    return launch_after(fold_kernel<T, D>, {dim3(a.sequences, rows, parts), 256}, stream, a, merges);
   const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
   if constexpr (merges_shared_runs(D))
     if (merges.decodes && parts == 1 && int(grid.x * grid.y) > 6 * device.multiprocessors)
-      return launch_after(fold_few_kernel<T, D>, dim3(grid.x, (grid.y + 3) / 4), kFewThreads, 0, stream, a, merges);
-  return launch_after(fold_wide_kernel<T, D, kRows>, grid, 128, 0, stream, a, merges);
+      return launch_after(fold_few_kernel<T, D>, {dim3(grid.x, (grid.y + 3) / 4), kFewThreads}, stream, a, merges);
+  return launch_after(fold_wide_kernel<T, D, kRows>, {grid, 128}, stream, a, merges);
 }
 
 }  // namespace

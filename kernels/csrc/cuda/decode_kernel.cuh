@@ -340,14 +340,12 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   while (resident > 1 && stages_for(resident) < least) --resident;
   const int stages = stages_for(resident);
   if (stages < least) return cudaErrorInvalidValue;  // too little shared memory: plain kernels
-  const int bytes = stages * ring_bytes + rest;
   auto kernel = decode_kernel<T, C, D, R, false>;
   if constexpr (R == 1 && !is_scaled<C>)
     if (a.rows) kernel = decode_kernel<T, C, D, R, true>;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
   const int threads = kWarps * 32 * (1 + (fits_one_warp<C, D, R> && runs_hopper_code(device)));
-  error = launch_after(kernel, dim3(device.multiprocessors * resident), threads, bytes, stream, a, stages, resident);
+  const Launch how{dim3(device.multiprocessors * resident), threads, stages * ring_bytes + rest};
+  cudaError_t error = launch_after(kernel, how, stream, a, stages, resident);
   if (error != cudaSuccess) return error;
   const Merges merges{merges_runs<C, D>, prefix_merges_runs(device, D, a.softcap)};
   with_result_type<T, C>(a, [&](auto tag) { error = launch_fold<decltype(tag), D>(a, device, merges, stream); });

@@ -208,12 +208,8 @@ cudaError_t launch(const DecodeStepArgs& p, const Device& device, cudaStream_t s
   const int room = std::min(device.shared_per_multiprocessor / resident, device.shared_per_block) - reserved;
   const int stages = std::min((room - merge_bytes) / ring_bytes, kMaxStages);
   if (stages < 2) return cudaErrorNotSupported;
-  const int bytes = stages * ring_bytes + merge_bytes;
-  auto kernel = decode_step_kernel<T, D, norms>;
-  if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-      error != cudaSuccess)
-    return error;
-  return launch_after(kernel, dim3(device.multiprocessors * resident), kThreads, bytes, stream, p, stages);
+  const Launch how{dim3(device.multiprocessors * resident), kThreads, stages * ring_bytes + merge_bytes};
+  return launch_after(decode_step_kernel<T, D, norms>, how, stream, p, stages);
 }
 
 }  // namespace

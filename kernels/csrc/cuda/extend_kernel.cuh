@@ -367,11 +367,8 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   constexpr int tiles = is_scaled<C> ? 2 * key_bytes<D> : 0;
   constexpr int bytes = query_bytes<D> + tiles + kStages * 2 * raw_bytes<C, D>;
   if (bytes + 64 > device.shared_per_block) return cudaErrorInvalidValue;
-  auto kernel = extend_kernel<T, C, D>;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
   const int resident = D <= 128 && 2 * (bytes + 1088) <= device.shared_per_multiprocessor ? 2 : 1;
-  return launch_after(kernel, dim3(device.multiprocessors * resident), warps<D> * 32, bytes, stream, a);
+  return launch_after(extend_kernel<T, C, D>, {dim3(device.multiprocessors * resident), warps<D> * 32, bytes}, stream, a);
 }
 
 template <class T, class C>

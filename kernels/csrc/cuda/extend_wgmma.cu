@@ -561,11 +561,8 @@ cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t st
   cudaError_t error = describe_cache(keys, a, 0, box);
   if (error == cudaSuccess) error = describe_cache(values, a, a.cache.kv_stride, box);
   if (error != cudaSuccess) return error;
-  auto kernel = extend_wgmma_kernel<T, D>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<D>::kBytes);
-  if (error != cudaSuccess) return error;
-  return launch_after(kernel, dim3(device.multiprocessors), threads<D>, Layout<D>::kBytes, stream, a, keys, values,
-                      box);
+  const Launch how{dim3(device.multiprocessors), threads<D>, Layout<D>::kBytes};
+  return launch_after(extend_wgmma_kernel<T, D>, how, stream, a, keys, values, box);
 }
 
 }  // namespace

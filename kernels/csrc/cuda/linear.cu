@@ -7,6 +7,8 @@
 // rows as balance wants. Four of the warps share the depth in steps of 32. Their sums, and then those of the cluster's
 // blocks, are added in a fixed order, which depends on N and K alone: a row's result feels neither the other rows nor
 // their number, but for a row that is alone, which linear_row.cu takes. x comes through the ring, too.
+#include <algorithm>
+
 #include "linear.cuh"
 #include "tensor_map.cuh"
 
@@ -409,9 +411,9 @@ cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStrea
                        kChunk / kSlab) ||
       !describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, kTokens, kChunk / kSlab))
     return cudaErrorNotSupported;
-  auto kernel = linear_kernel<T, kTokens, kChunk, kGated>;
-  return launch_clusters(kernel, cut.cluster, cut.clusters * cut.cluster, kThreads,
-                         L{cut.tile_rows, cut.cluster, cut.stages}.bytes(), 0, stream, a, cut, weights, x);
+  const int bytes = L{cut.tile_rows, cut.cluster, cut.stages}.bytes();
+  const Launch how{dim3(cut.clusters * cut.cluster), kThreads, bytes, cut.cluster};
+  return launch_after(linear_kernel<T, kTokens, kChunk, kGated>, how, stream, a, cut, weights, x);
 }
 
 template <class T, bool kGated>

@@ -1,8 +1,6 @@
 // What the kernels for products of several rows have in common.
 #pragma once
 
-#include <algorithm>
-
 #include "activation.cuh"
 
 namespace octavo {
@@ -76,28 +74,6 @@ __device__ inline float4 load4(const void* base, int64_t at) {
 
 inline bool aligned(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
-}
-
-// Launches blocks in clusters of `cluster`; they may begin before the stream's previous kernel has ended. `share`: percent
-// of a multiprocessor's memory that are to be shared memory, the rest being L1; 0: as the driver sees fit.
-template <class... Parameters, class... Arguments>
-cudaError_t launch_clusters(void (*kernel)(Parameters...), int cluster, int blocks, int threads, int bytes, int share,
-                            cudaStream_t stream, const Arguments&... arguments) {
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[3] = {};
-  int count = 0;
-  const auto ask = [&](cudaLaunchAttributeID id) -> cudaLaunchAttributeValue& {
-    attributes[count].id = id;
-    return attributes[count++].val;
-  };
-  ask(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed = 1;
-  if (cluster > 1) ask(cudaLaunchAttributeClusterDimension).clusterDim = {unsigned(cluster), 1, 1};
-  if (share > 0) ask(cudaLaunchAttributePreferredSharedMemoryCarveout).sharedMemCarveout = share;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks), config.blockDim = dim3(threads), config.dynamicSmemBytes = bytes;
-  config.stream = stream, config.attrs = attributes, config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 }  // namespace octavo

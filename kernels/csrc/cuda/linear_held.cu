@@ -482,14 +482,14 @@ cudaError_t launch(const LinearArgs& a, Plan p, const Device& device, cudaStream
   if (p.stages < std::min(own, 2)) return cudaErrorNotSupported;
   // A block alone has so little depth that groups come faster than they are drawn.
   if (kCluster > 1 && a.counter && p.groups / p.clusters >= kManyGroups) p.dealt = p.groups / p.clusters * 3 / 4;
-  const int bytes = Layout<kTokens, kCluster>::bytes(p);
   auto kernel = linear_held_kernel<T, kTokens, kSteps, kCluster, false>;
   // Of many rows what is stored is no little, and half a sector of memory takes as long as a whole one; small products are
   // slower in pairs.
   if constexpr (kTokens > 8 && kCluster == 1)
     if (!a.gated && own >= kManyGroups) kernel = linear_held_kernel<T, kTokens, kSteps, kCluster, true>;
-  const int threads = kThreads<kTokens, kSteps, kCluster>;
-  return launch_clusters(kernel, kCluster, p.clusters * kCluster, threads, bytes, kTokens <= 16 ? kShare : 0, stream, a, p);
+  const int threads = kThreads<kTokens, kSteps, kCluster>, bytes = Layout<kTokens, kCluster>::bytes(p);
+  const Launch how{dim3(p.clusters * kCluster), threads, bytes, kCluster, kTokens <= 16 ? kShare : 0};
+  return launch_after(kernel, how, stream, a, p);
 }
 
 template <class T, int kTokens>

@@ -271,14 +271,8 @@ cudaError_t linear_row(const LinearArgs& a, cudaStream_t stream) {
   const int pieces = own * ((a.depth + plan.piece - 1) / plan.piece);
   plan.slots = std::min({(device.shared_per_block - bytes_of(plan, a.depth)) / (kWarps * plan.piece * 2), pieces, kMostSlots});
   if (plan.slots < std::min(pieces, 2)) return cudaErrorNotSupported;
-  const int bytes = bytes_of(plan, a.depth);
-  return with_half(a.dtype, [&](auto tag) {
-    auto kernel = linear_row_kernel<decltype(tag)>;
-    if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        error != cudaSuccess)
-      return error;
-    return launch_after(kernel, dim3(grid), kThreads, bytes, stream, a, plan);
-  });
+  const Launch how{dim3(grid), kThreads, bytes_of(plan, a.depth)};
+  return with_half(a.dtype, [&](auto tag) { return launch_after(linear_row_kernel<decltype(tag)>, how, stream, a, plan); });
 }
 
 }  // namespace octavo

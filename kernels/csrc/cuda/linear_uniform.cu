@@ -160,13 +160,10 @@ cudaError_t launch(const LinearArgs& a, cudaStream_t stream) {
   if (!describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, kGroups * kRows) ||
       !describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, kColumns))
     return cudaErrorInvalidValue;
-  auto kernel = linear_uniform_kernel<T, kGroups, kColumns>;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-  if (error != cudaSuccess) return error;
   const int row_tiles = (a.rows + kGroups * kRows - 1) / (kGroups * kRows);
   const int column_tiles = (a.columns + kColumns - 1) / kColumns;
-  return launch_after(kernel, dim3(row_tiles * column_tiles), S::kThreads, S::kBytes, stream, a, x, weights, row_tiles,
-                      column_tiles);
+  const Launch how{dim3(row_tiles * column_tiles), S::kThreads, S::kBytes};
+  return launch_after(linear_uniform_kernel<T, kGroups, kColumns>, how, stream, a, x, weights, row_tiles, column_tiles);
 }
 
 // The largest tile of which there is one for each multiprocessor, or the smallest.

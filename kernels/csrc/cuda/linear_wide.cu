@@ -5,6 +5,7 @@
 // weights or their rows of x: each copies half of those and the copy engine hands it to both. A block goes on to its next tile,
 // whose first stages arrive while the results of one are stored. Gate and up rows lie in shared memory by turns, eight of
 // each, so that both factors of a result are one thread's.
+#include <algorithm>
 #include <iterator>
 
 #include "buffer_ring.cuh"
@@ -327,8 +328,8 @@ cudaError_t launch(const LinearArgs& a, int parts, const Device& device, cudaStr
                              : describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, box);
   const Grid grid = grid_of<S>(a, parts);
   if (!described || !describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, grid.height / S::kWide)) return cudaErrorNotSupported;
-  return launch_clusters(linear_wide_kernel<T, S, ending>, kPair, kPair * std::min(grid.pairs(), pairs_at_once(device)),
-                         S::kThreads, S::kBytes, 0, stream, a, x, weights, grid);
+  const Launch how{dim3(kPair * std::min(grid.pairs(), pairs_at_once(device))), S::kThreads, S::kBytes, kPair};
+  return launch_after(linear_wide_kernel<T, S, ending>, how, stream, a, x, weights, grid);
 }
 
 // Tiles of one shape: results they have room for until the last round of pairs ends, and for about how many clocks they keep

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 2) logprobs_kernel(const __grid_cons
 cudaError_t logprobs(const LogprobArgs& a, cudaStream_t stream) {
   if (a.rows == 0) return cudaSuccess;
   return with_dtype(a.dtype, [&](auto tag) {
-    return launch_after(logprobs_kernel<decltype(tag)>, dim3(unsigned(a.rows)), kThreads, 0, stream, a);
+    return launch_after(logprobs_kernel<decltype(tag)>, {dim3(unsigned(a.rows)), kThreads}, stream, a);
   });
 }
 

@@ -162,10 +162,10 @@ cudaError_t launch(const NormArgs& a, cudaStream_t stream) {
     const int threads = ((vectors + held - 1) / held + 31) / 32 * 32;
     if (threads > 1024) return cudaErrorInvalidValue;
     const dim3 rows{unsigned(a.rows)};
-    if (held == 1) return launch_after(norm_kernel<T, 1, kind, kParts>, rows, threads, 0, stream, a);
+    if (held == 1) return launch_after(norm_kernel<T, 1, kind, kParts>, {rows, threads}, stream, a);
     if constexpr (kParts == 0) {
-      if (held == 2) return launch_after(norm_kernel<T, 2, kind, 0>, rows, threads, 0, stream, a);
-      return launch_after(norm_kernel<T, 4, kind, 0>, rows, threads, 0, stream, a);
+      if (held == 2) return launch_after(norm_kernel<T, 2, kind, 0>, {rows, threads}, stream, a);
+      return launch_after(norm_kernel<T, 4, kind, 0>, {rows, threads}, stream, a);
     }
     return cudaErrorInvalidValue;
   });

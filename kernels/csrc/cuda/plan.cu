@@ -359,7 +359,7 @@ cudaError_t plan_attention(const PlanArgs& args, cudaStream_t stream) {
   const int blocks = 2 * device.multiprocessors;
   a.run_blocks = blocks, a.alone_items = kAloneItems * blocks / a.kv_heads;
   a.run_multiprocessors = prefix_merges_runs(device, a.head_dim) ? device.multiprocessors : 0;
-  return launch_after(plan_kernel, dim3(1), kThreads, 0, stream, a);
+  return launch_after(plan_kernel, {dim3(1), kThreads}, stream, a);
 }
 
 }  // namespace octavo

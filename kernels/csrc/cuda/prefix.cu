@@ -234,11 +234,9 @@ cudaError_t launch(const AttentionArgs& a, cudaStream_t stream) {
   const int sums = device.major >= 9 ? kWarps * State<columns<D>, 2>::kFloats * 32 * 4 : 0;
   const int stages = std::min((room - sums) / Loader<T, D>::kStageBytes, kMaxStages);
   if (stages < 2) return cudaErrorInvalidConfiguration;
-  const int bytes = stages * Loader<T, D>::kStageBytes + sums;
   auto kernel = a.softcap > 0.0f ? prefix_kernel<T, D, true> : prefix_kernel<T, D, false>;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
-  return launch_after(kernel, dim3(device.multiprocessors), kWarps * 32, bytes, stream, a, stages);
+  const Launch how{dim3(device.multiprocessors), kWarps * 32, stages * Loader<T, D>::kStageBytes + sums};
+  return launch_after(kernel, how, stream, a, stages);
 }
 
 }  // namespace

@@ -511,10 +511,8 @@ cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t st
   cudaError_t error = describe_cache(keys, a, 0, kSlice);
   if (error == cudaSuccess) error = describe_cache(values, a, a.cache.kv_stride, kSlice);
   if (error != cudaSuccess) return error;
-  auto kernel = prefix_wgmma_kernel<T, D>;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<D>::kBytes);
-  if (error != cudaSuccess) return error;
-  return launch_after(kernel, dim3(device.multiprocessors), kThreads, Layout<D>::kBytes, stream, a, keys, values);
+  const Launch how{dim3(device.multiprocessors), kThreads, Layout<D>::kBytes};
+  return launch_after(prefix_wgmma_kernel<T, D>, how, stream, a, keys, values);
 }
 
 }  // namespace

@@ -102,25 +102,15 @@ template <class T>
 cudaError_t launch(const SampleArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  const unsigned parts = unsigned(parts_of(a, device));
+  const int parts = parts_of(a, device);
   // Blocks that all fit side by side are not to share a multiprocessor.
   const bool apart = parts <= 2 && parts * a.rows <= device.multiprocessors;
   constexpr int kReserved = 1024;  // bytes of each block
   const int available = device.shared_per_multiprocessor / (apart ? 1 : kBlocksPerMultiprocessor) - kReserved;
   const int held_bytes = (min(available, device.shared_per_block) - int(sizeof(Scratch))) / 16 * 16;
-  cudaError_t error = cudaFuncSetAttribute(sample_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, held_bytes);
-  if (error != cudaSuccess) return error;
   if (a.vocab > int64_t(kMostTokens) * parts) return cudaErrorInvalidValue;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {parts, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(parts, unsigned(a.rows)), config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = size_t(held_bytes), config.stream = stream;
-  config.attrs = attributes, config.numAttrs = device.major < 9 ? 0 : parts > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, sample_kernel<T>, a, held_bytes / 16);
+  const Launch how{dim3(unsigned(parts), unsigned(a.rows)), kThreads, held_bytes, parts};
+  return launch_after(sample_kernel<T>, how, stream, a, held_bytes / 16);
 }
 
 }  // namespace

@@ -280,17 +280,12 @@ template <class C, int N>
 cudaError_t launch(const AttentionArgs& a, bool decodes, bool extends, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  const int bytes = shared_bytes(a.head_dim), threads = kWarps * 32;
-  auto run = [&](auto kernel, int blocks) {
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return error == cudaSuccess ? launch_after(kernel, dim3(blocks), threads, bytes, stream, a) : error;
-  };
-  const int blocks = 4 * device.multiprocessors;
+  const Launch how{dim3(4 * device.multiprocessors), kWarps * 32, shared_bytes(a.head_dim)};
   cudaError_t error = cudaSuccess;
-  if (decodes) error = run(chunk_kernel<C, N>, blocks);
+  if (decodes) error = launch_after(chunk_kernel<C, N>, how, stream, a);
   if (decodes && error == cudaSuccess)
-    error = launch_after(fold_kernel, dim3(a.sequences, a.kv_heads * a.partial_rows), 128, 0, stream, a);
-  if (extends && error == cudaSuccess) error = run(tile_kernel<C, N>, blocks);
+    error = launch_after(fold_kernel, {dim3(a.sequences, a.kv_heads * a.partial_rows), 128}, stream, a);
+  if (extends && error == cudaSuccess) error = launch_after(tile_kernel<C, N>, how, stream, a);
   return error;
 }
 

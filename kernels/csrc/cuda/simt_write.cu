@@ -124,7 +124,7 @@ template <class C, int N>
 cudaError_t launch(const WriteArgs& a, cudaStream_t stream) {
   const int64_t rows = a.tokens * (a.heads + 2 * a.kv_heads);
   const int bytes = a.cos_sin ? kWarps * a.head_dim * int(sizeof(float)) : 0;
-  return launch_after(write_kernel<C, N>, dim3(unsigned((rows + kWarps - 1) / kWarps)), kWarps * 32, bytes, stream, a);
+  return launch_after(write_kernel<C, N>, {dim3(unsigned((rows + kWarps - 1) / kWarps)), kWarps * 32, bytes}, stream, a);
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ cudaError_t carry(const int32_t* from, int32_t* to, int64_t words, cudaStream_t 
 
 cudaError_t unpack_step(const StepArgs& a, cudaStream_t stream) {
   if (a.sequences == 0) return cudaSuccess;
-  return launch_after(unpack_kernel, dim3(unsigned(a.sequences)), kThreads, 0, stream, a);
+  return launch_after(unpack_kernel, {dim3(unsigned(a.sequences)), kThreads}, stream, a);
 }
 
 }  // namespace octavo
