@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 async def reap_forever(client: AsyncClient, metrics: Metrics) -> None:
     """Until cancelled. While the server is away it only tries again."""
     reachable = True
+    chance = random.Random()  # of its own: whoever has seeded the module's is left alone
     while True:
         try:
             metrics.jobs_reclaimed.inc(await client.reap())
@@ -28,4 +29,4 @@ async def reap_forever(client: AsyncClient, metrics: Metrics) -> None:
             if reachable:
                 log.warning("%s; trying again", error)
             reachable = False
-        await asyncio.sleep(INTERVAL_S * random.uniform(0.8, 1.2))  # gateways started together drift apart
+        await asyncio.sleep(INTERVAL_S * chance.uniform(0.8, 1.2))  # gateways started together drift apart
