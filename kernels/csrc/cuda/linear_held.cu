@@ -27,7 +27,7 @@ constexpr int kWarps = 10;  // that multiply; one more feeds
 constexpr int kStepBytes = kStep * 2;
 constexpr int kMostSteps = 64;  // of the depth, for one block; two share more
 constexpr int kMostRows = 32, kMostDepth = 5120;
-constexpr int kMostStages = 16;
+constexpr int kMostStages = 14;  // each with a named barrier, of which two of sixteen go elsewhere
 constexpr int kInboxes = 4;  // a group is stored when the next one has been sent, so nobody is further ahead
 constexpr int kDraws = 32;   // more than a block's copies are ahead of its stores, or of the cluster's other block's
 constexpr int kManyGroups = 24;  // of a cluster: with fewer, nothing is gained by drawing (measured on an H200)
@@ -67,7 +67,7 @@ struct Plan {
 template <int kTokens, int kCluster>
 struct Layout {
   static constexpr int kQuads = kTokens * 2, kOwn = kQuads / kCluster, kSumBytes = kQuads * 16;
-  static constexpr int kDrawn = 512, kTold = kDrawn + kDraws * 4, kTelling = kTold + kDraws * 4;
+  static constexpr int kDrawn = 256, kTold = kDrawn + kDraws * 4, kTelling = kTold + kDraws * 4;
   static constexpr int kSums = kTelling + kDraws * 8, kInbox = kSums + kWarps * kSumBytes;
   static constexpr int kRing = kInbox + (kCluster == 1 ? 0 : kInboxes * kOwn * 16);
   __host__ __device__ static int bytes(const Plan& p) { return kRing + p.stages * kGroup * p.pitch; }
@@ -92,8 +92,11 @@ struct Block : Thread<Plan> {
   static constexpr int kTeam = kCollectors<kTokens, kSteps, kCluster>;
   static constexpr int kMine = (L::kOwn + 31) / 32 / kTeam;  // quads that a lane stores
 
-  // Named barriers of those that multiply and those that collect: a group's sums are there, and have been read.
-  static constexpr int kSummed = 1, kDrained = 2, kSharing = (kWarps + kTeam) * 32;
+  // Named barriers, at which those that multiply only arrive: a group's sums are there, for those that collect; a stage
+  // has been read, for the one that feeds. What goes the other way goes by memory barriers, since racecheck does not
+  // follow two that both only arrive.
+  static constexpr int kSummed = 1, kSharing = (kWarps + kTeam) * 32;
+  static constexpr int kLeft = 2, kLending = (kWarps + 1) * 32;
 
   int rank;
   int first, groups;  // of the matrix's, dealt to this cluster
@@ -108,8 +111,8 @@ struct Block : Thread<Plan> {
   }
 
   __device__ uint32_t full(int stage) const { return base + 8 * stage; }
-  __device__ uint32_t empty(int stage) const { return base + 8 * (kMostStages + stage); }
-  __device__ uint32_t received(int inbox) const { return base + 8 * (2 * kMostStages + inbox); }
+  __device__ uint32_t received(int inbox) const { return base + 8 * (kMostStages + inbox); }
+  __device__ uint32_t drained() const { return base + 8 * (kMostStages + kInboxes); }  // of sums, by every lane that collects
   // What has been drawn, or -1 for nothing: for this block's warps, and for the cluster's other block.
   __device__ int* drawn(int g) const { return reinterpret_cast<int*>(shared + L::kDrawn) + g % kDraws; }
   __device__ int* told(int g) const { return reinterpret_cast<int*>(shared + L::kTold) + g % kDraws; }
@@ -117,7 +120,9 @@ struct Block : Thread<Plan> {
   __device__ int stage_at(int stage) const { return L::kRing + stage * kGroup * plan.pitch; }
 
   __device__ void init_barriers() const {
-    for (int i = 0; i < plan.stages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), kWarps);
+#pragma unroll  // all of them: everybody waits for this, and a loop would take longer
+    for (int i = 0; i < kMostStages; ++i) barrier_init(full(i), 1);
+    barrier_init(drained(), kTeam * 32);
     for (int i = 0; i < kInboxes && kCluster > 1; ++i) barrier_init(received(i), 1);
     for (int i = 0; i < kDraws && dealt() > 0; ++i) barrier_init(telling(i), 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -200,8 +205,9 @@ struct Block : Thread<Plan> {
     for (int g = 0; g < groups || dealt(); ++g) {
       barrier_wait(full(stage), phase);
       if (g >= groups && *drawn(g) < 0) {
-        barrier_sync(kDrained, kSharing);
-        tell(kSummed);
+        leave(stage, 0);
+        barrier_wait(drained(), (g - 1) & 1);
+        tell();
         break;
       }
       const char* at = shared + stage_at(stage) + weights;
@@ -213,7 +219,8 @@ struct Block : Thread<Plan> {
         if (s < mine.count) w[s] = *reinterpret_cast<const uint4*>(at + s * kStepBytes);
         loaded |= w[s].x;
       }
-      leave(stage, loaded);
+      // What is not filled again need not be given back. Two blocks do so all the same: they lack the registers to ask.
+      if (kCluster > 1 || g + plan.stages < groups) leave(stage, loaded);
       Sums sums = {}, others = {};
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
@@ -226,9 +233,9 @@ struct Block : Thread<Plan> {
       for (int m = 0; m < kTiles && kApart; ++m)
 #pragma unroll
         for (int i = 0; i < (kBoth ? 2 : 4); ++i) sums[m][i] += others[m][kBoth ? i + 2 : i];
-      if (g > 0) barrier_sync(kDrained, kSharing);
+      if (g > 0) barrier_wait(drained(), (g - 1) & 1);
       share(sums);
-      tell(kSummed);
+      tell();
       if (++stage == plan.stages) stage = 0, phase ^= 1;
     }
   }
@@ -236,8 +243,7 @@ struct Block : Thread<Plan> {
   // The stage may be filled again. An arrival may overtake loads that are under way, and what a bulk copy then brings
   // is not ordered behind them: they must have ended, as they have when something of each is known.
   __device__ void leave(int stage, uint32_t loaded) const {
-    __syncwarp();
-    if (lane == 0) barrier_arrive_once(empty(stage) + (loaded & nothing()));
+    barrier_arrive(kLeft + stage + __any_sync(~0u, (loaded & nothing()) != 0), kLending);
   }
 
   // Puts this warp's sums where another one adds them: [row of x][row of the weights].
@@ -250,9 +256,9 @@ struct Block : Thread<Plan> {
         to[(2 * m + half) * 32] = make_float2(sums[m][2 * half], sums[m][2 * half + 1]);
   }
 
-  __device__ void tell(int barrier) const {
+  __device__ void tell() const {
     __syncwarp();
-    barrier_arrive(barrier, kSharing);
+    barrier_arrive(kSummed, kSharing);
   }
 
   // 0 where nothing is drawn.
@@ -291,7 +297,6 @@ struct Block : Thread<Plan> {
       launch_next_kernel();
     };
     int stage = 0, next = 0;
-    uint32_t phase = 1;
 #pragma unroll 1
     for (int g = 0; g < groups || dealt(); ++g) {
       // The ring is full until x has come from the L2, and memory would rest: as many rows of weights come that far. What
@@ -302,7 +307,7 @@ struct Block : Thread<Plan> {
       int group = first + g;
       if (g >= groups) group = rank == 0 ? __shfl_sync(~0u, next, 0) : hear(g);
       if (dealt() && g + 1 >= groups && group >= 0 && rank == 0 && lane == 0) next = draw(g + 1);
-      barrier_wait(empty(stage), phase);
+      if (g >= plan.stages) barrier_sync(kLeft + stage, kLending);
       if (lane == 0) {
         if (g >= groups) *drawn(g) = group;
         if (group < 0) barrier_arrive_once(full(stage));
@@ -312,9 +317,10 @@ struct Block : Thread<Plan> {
       __syncwarp();
       if (lane < kGroup)
         copy_bulk(base + stage_at(stage) + lane * plan.pitch, from + group * step, bytes, full(stage), policy);
-      if (++stage == plan.stages) stage = 0, phase ^= 1;
+      if (++stage == plan.stages) stage = 0;
     }
     if (!dealt() && groups <= early) begin_launch();
+    for (int s = 0; s < min(plan.stages, groups) && kCluster > 1; ++s) barrier_sync(kLeft + s, kLending);
   }
 
   // The others': the sums of those warps, then of the cluster's blocks, and what is stored. Blocks of a cluster store
@@ -424,7 +430,7 @@ struct Block : Thread<Plan> {
       for (int i = 0; i < kMine - 1; ++i) mine[i] = total(load(sums + here + i * 32));
       if constexpr (kCluster > 1) theirs = total(load(sums + there));
       Quads last = load(sums + here + (kMine - 1) * 32);
-      if (g + 1 < groups || dealt()) tell(kDrained);
+      barrier_arrive_once(drained());
       mine[kMine - 1] = total(last);
       if constexpr (kCluster == 1) {
         const bool even = (first + g) % 2 == 0;
