@@ -116,9 +116,10 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _most_specific(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    # A field that takes several forms reports what is wrong with each; the deepest one is the form that was meant.
+    # A field that takes several forms reports what is wrong with each. Meant is one of the right type, or the deepest.
     field = errors[0]["loc"][:1]
-    return max((error for error in errors if error["loc"][:1] == field), key=lambda error: len(error["loc"]))
+    of_field = (error for error in errors if error["loc"][:1] == field)
+    return max(of_field, key=lambda error: (not error["type"].endswith("_type"), len(error["loc"])))
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:
@@ -148,10 +149,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
     async def _validation_error(request: Request, error: ValidationError | RequestValidationError) -> JSONResponse:
-        errors = error.errors()
-        if isinstance(error, RequestValidationError):  # loc starts with where: query, path, header
-            errors = [{**item, "loc": item["loc"][1:]} for item in errors]
-        return of_validation(errors).response()
+        if isinstance(error, ValidationError):
+            return of_validation(error.errors(include_url=False, include_context=False, include_input=False)).response()
+        # `loc` starts with where: query, path, header.
+        return of_validation([{**item, "loc": item["loc"][1:]} for item in error.errors()]).response()
 
     @app.exception_handler(HTTPException)
     async def _http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -21,6 +21,8 @@ MAX_PINS = 64  # of a model: every worker reports on all of them in each heartbe
 Priority = Literal["high", "normal", "batch"]
 FinishReason = Literal["stop", "length", "abort"]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
+# Of a sequence one error is enough: a request of a megabyte could have a million.
+TokenIds = Annotated[tuple[TokenId, ...], Field(fail_fast=True)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 ModelName = Annotated[str, StringConstraints(pattern=r"^[\w.:/@+-]{1,200}$")]
 Tenant = Annotated[str, StringConstraints(pattern=r"^[\w.@-]{1,64}$")]
@@ -58,7 +60,7 @@ class SamplingParams(Frozen):
     max_tokens: int | None = Field(256, ge=0, le=1 << 24)
     min_tokens: int = Field(0, ge=0, le=1 << 24)
     temperature: float = Field(1.0, ge=0.0, le=2.0)
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, lt=1 << 31)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     min_p: float = Field(0.0, ge=0.0, le=1.0)
     repetition_penalty: float = Field(1.0, gt=0.0, le=10.0)
@@ -67,8 +69,8 @@ class SamplingParams(Frozen):
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
         default_factory=dict, max_length=MAX_LOGIT_BIAS
     )
-    stop: tuple[StopString, ...] = Field((), max_length=MAX_STOP_STRINGS)
-    stop_token_ids: tuple[TokenId, ...] = Field((), max_length=MAX_STOP_STRINGS)
+    stop: tuple[StopString, ...] = Field((), max_length=MAX_STOP_STRINGS, fail_fast=True)
+    stop_token_ids: TokenIds = Field((), max_length=MAX_STOP_STRINGS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -135,8 +137,8 @@ class JobRequest(Frozen):
     """
 
     model: ModelName
-    prompt: str | tuple[TokenId, ...] | None = None
-    messages: tuple[Message, ...] | None = None
+    prompt: str | TokenIds | None = None
+    messages: Annotated[tuple[Message, ...], Field(fail_fast=True)] | None = None
     sampling: SamplingParams = SamplingParams()
     priority: Priority = "normal"
     add_special_tokens: bool = True
@@ -374,7 +376,7 @@ class PrefixPin(Frozen):
     model: ModelName
     tenant: Tenant
     system: str | None = None
-    prompt: str | tuple[TokenId, ...] | None = None
+    prompt: str | TokenIds | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:

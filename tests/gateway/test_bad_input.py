@@ -10,6 +10,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from scripted_worker import MODEL
 
 from octavo.models import JobRequest
@@ -51,9 +52,20 @@ def assert_refused(reply: httpx.Response, status: int, code: str | None, param: 
         (TEXT, text(prompt=[""]), 400, "invalid_value", "prompt.0"),
         (TEXT, text(prompt=[1, -2]), 400, "invalid_value", "prompt.1"),
         (TEXT, text(prompt=None), 400, "invalid_value", "prompt"),
+        (TEXT, text(prompt=["a"] * 257), 400, "invalid_value", "prompt"),
+        (TEXT, text(prompt=[[]]), 400, "invalid_value", "prompt.0"),
         (JOBS, job(prompt=""), 400, "invalid_value", None),
         (CHAT, chat(messages=[]), 400, "invalid_value", "messages"),
         (CHAT, chat(messages=[{"role": "king", "content": "x"}]), 400, "invalid_value", "messages.0.role"),
+        (CHAT, chat(messages=[*HELLO, {**HELLO[0], "refusal": "no"}]), 400, "invalid_value", "messages.1.refusal"),
+        (
+            CHAT,
+            chat(messages=[*HELLO, {**HELLO[0], "tool_calls": [{}]}]),
+            400,
+            "invalid_value",
+            "messages.1.tool_calls",
+        ),
+        (CHAT, chat(min_tokens=3, max_tokens=2), 400, "invalid_value", None),
         (CHAT, {"model": MODEL}, 400, "missing_required_parameter", "messages"),
         (CHAT, chat(temperature=-1), 400, "invalid_value", "temperature"),
         (CHAT, chat(temperature="hot"), 400, "invalid_value", "temperature"),
@@ -70,6 +82,7 @@ def assert_refused(reply: httpx.Response, status: int, code: str | None, param: 
         (CHAT, chat(audio={}), 400, "unknown_parameter", "audio"),
         (CHAT, chat(nonsense=1), 400, "unknown_parameter", "nonsense"),
         (TEXT, text(suffix="x"), 400, "unknown_parameter", "suffix"),
+        (TEXT, text(top_k=2**70), 400, "invalid_value", "top_k"),
         (TEXT, text(best_of=1, n=2), 400, "invalid_value", None),
         (TEXT, text(beam_width=1, n=2), 400, "invalid_value", None),
         (TEXT, text(beam_width=2, temperature=0.5), 400, "invalid_value", None),
@@ -87,6 +100,30 @@ def assert_refused(reply: httpx.Response, status: int, code: str | None, param: 
 async def test_refused_fields(http, worker, path, body, status, code, param):
     assert_refused(await http.post(path, json=body), status, code, param)
     assert (await http.get("/v1/jobs")).json()["data"] == []
+
+
+MANY = 10_000
+
+
+@pytest.mark.parametrize("bad", [-1, "", None, [], {}, [-1], 1.5], ids=repr)
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        (CompletionRequest, lambda many: text(prompt=many)),
+        (CompletionRequest, lambda many: text(stop=[7, *many])),
+        (CompletionRequest, lambda many: text(stop_token_ids=["x", *many])),
+        (ChatCompletionRequest, lambda many: chat(messages=many)),
+        (ChatCompletionRequest, lambda many: chat(messages=[{"role": "user", "content": many}])),
+        (JobRequest, lambda many: job(prompt=many)),
+        (JobRequest, lambda many: {"model": MODEL, "messages": many}),
+        (JobRequest, lambda many: job(sampling={"stop": [7, *many], "stop_token_ids": ["x", *many]})),
+    ],
+)
+def test_a_list_of_nothing_but_mistakes_is_not_listed(body, fields, bad):
+    """A body of a megabyte would have a million errors, which take ten seconds and gigabytes."""
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate_json(json.dumps(fields([bad] * MANY)))
+    assert caught.value.error_count() < 10
 
 
 DEEP = b'{"model":' * 100_000

@@ -72,6 +72,38 @@ async def test_continuous_usage_counts_up(ai, worker):
     assert usages == [1, 2, 3, 3]
 
 
+async def test_an_answer_is_part_of_the_next_request(ai, worker):
+    messages = [*HELLO]
+    for _ in range(2):
+        reply = await ai.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
+        messages += [reply.choices[0].message, {"role": "user", "content": "and then?"}]
+    messages[1] = messages[1].model_dump()
+    await ai.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
+    roles = [turn.role for turn in worker.seen[-1].messages]
+    assert roles == ["user", "assistant", "user", "assistant", "user"]
+    assert worker.seen[-1].messages[1].content == whole_text(2)
+
+
+async def test_null_is_as_good_as_absent(http, worker):
+    nothing = dict.fromkeys(
+        ["n", "stream", "stream_options", "temperature", "top_p", "logprobs", "priority", "ignore_eos", "stop", "seed"]
+    )
+    for path, prompt in (("chat/completions", {"messages": HELLO}), ("completions", {"prompt": "hello", "echo": None})):
+        for limit in ({}, {"max_tokens": None}):
+            reply = await http.post(f"/v1/{path}", json={"model": MODEL, **prompt, **nothing, **limit, "min_tokens": 1})
+            assert reply.status_code == 200, reply.text
+    plain, null = worker.seen[-2:]
+    assert plain == null
+    assert null.sampling.max_tokens == 16
+
+
+async def test_an_answer_may_have_to_be_long(ai, worker):
+    for limit in ({}, {"max_tokens": 400}):
+        await ai.chat.completions.create(model=MODEL, messages=HELLO, extra_body={"min_tokens": 300}, **limit)
+    assert [seen.sampling.min_tokens for seen in worker.seen] == [300, 300]
+    assert [seen.sampling.max_tokens for seen in worker.seen] == [None, 400]
+
+
 async def test_content_in_list_form(ai, worker):
     content = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     await ai.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": content}], max_tokens=1)

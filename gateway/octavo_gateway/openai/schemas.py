@@ -5,9 +5,10 @@ Fields that are absent here are refused by name: a parameter that is silently ig
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticUseDefault
 
 from octavo.models import (
     MAX_LOGIT_BIAS,
@@ -21,12 +22,25 @@ from octavo.models import (
     SamplingParams,
     StopString,
     TokenId,
+    TokenIds,
     Usage,
 )
 
 MAX_PROMPTS = 256
 
-TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
+T = TypeVar("T")
+
+
+def _default_for_null(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
+# OpenAI's API takes null for whatever may be left out.
+Nullable = Annotated[T, BeforeValidator(_default_for_null)]
+
+Prompt = Annotated[TokenIds, Field(min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -37,8 +51,8 @@ class _Body(BaseModel):
 class StreamOptions(_Body):
     """`continuous_usage_stats` adds usage to every chunk; a text prompt's tokens are known with the last one only."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: Nullable[bool] = False
+    continuous_usage_stats: Nullable[bool] = False
 
 
 class TextFormat(_Body):
@@ -51,8 +65,8 @@ class GenerationBody(_Body):
     """What chat and completions share."""
 
     model: ModelName
-    n: int = Field(1, ge=1, le=MAX_SEQUENCES)
-    stream: bool = False
+    n: Nullable[int] = Field(1, ge=1, le=MAX_SEQUENCES)
+    stream: Nullable[bool] = False
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0.0, le=2.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
@@ -61,7 +75,9 @@ class GenerationBody(_Body):
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
         None, max_length=MAX_LOGIT_BIAS
     )
-    stop: StopString | Annotated[tuple[StopString, ...], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: StopString | Annotated[tuple[StopString, ...], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = (
+        None
+    )
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     user: Annotated[str, StringConstraints(max_length=512)] | None = None
     metadata: (
@@ -79,12 +95,12 @@ class GenerationBody(_Body):
     beam_width: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
     length_penalty: float | None = Field(None, ge=-10.0, le=10.0)
     early_stopping: bool | Literal["never"] | None = None
-    ignore_eos: bool = False
-    stop_token_ids: Annotated[tuple[TokenId, ...], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    add_special_tokens: bool = True
-    priority: Priority = "normal"
+    ignore_eos: Nullable[bool] = False
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_STRINGS)] | None = None
+    include_stop_str_in_output: Nullable[bool] = False
+    skip_special_tokens: Nullable[bool] = True
+    add_special_tokens: Nullable[bool] = True
+    priority: Nullable[Priority] = "normal"
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
@@ -92,12 +108,13 @@ class GenerationBody(_Body):
             raise ValueError("stream_options needs stream: true")
         return self
 
-    def sampling(self, **extra: Any) -> SamplingParams:
-        """The sampling parameters; `extra` adds those that the two endpoints spell differently.
+    def sampling(self, *, max_tokens: int | None, **extra: Any) -> SamplingParams:
+        """The sampling parameters, with a limit or none; `extra` adds those that the two endpoints spell differently.
 
         Raises ValidationError for combinations that no single field shows.
         """
         given = {
+            "max_tokens": max_tokens,
             **{name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None},
             **{name: value for name, value in extra.items() if value is not None},
         }
@@ -130,7 +147,14 @@ class ChatMessage(_Body):
     """One turn. Content is text, or a list of text parts that are joined."""
 
     role: Literal["system", "user", "assistant", "tool", "developer"]
-    content: str | tuple[TextPart, ...]
+    content: str | Annotated[tuple[TextPart, ...], Field(fail_fast=True)]
+
+    # What the `openai` package sends along where an answer's message is part of the next request.
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
 
     def message(self) -> Message:
         parts = self.content
@@ -141,10 +165,10 @@ class ChatMessage(_Body):
 class ChatCompletionRequest(GenerationBody):
     """`POST /v1/chat/completions`. Without a limit the answer ends where the model ends it or the context is full."""
 
-    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1)]
+    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1, le=1 << 24)
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
-    logprobs: bool = False
+    logprobs: Nullable[bool] = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: TextFormat | None = None
 
@@ -158,12 +182,11 @@ class ChatCompletionRequest(GenerationBody):
         """The one job that answers this request. Raises ValidationError."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        sampling = self.sampling(logprobs=logprobs).model_copy(update={"max_tokens": limit})
         return [
             JobRequest(
                 model=self.model,
                 messages=tuple(message.message() for message in self.messages),
-                sampling=SamplingParams.model_validate(sampling.model_dump()),
+                sampling=self.sampling(max_tokens=limit, logprobs=logprobs),
                 priority=self.priority,
                 add_special_tokens=self.add_special_tokens,
                 metadata=self.metadata or {},
@@ -176,13 +199,13 @@ class CompletionRequest(GenerationBody):
 
     prompt: (
         Text
-        | TokenIds
-        | Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[tuple[TokenIds, ...], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Prompt
+        | Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[tuple[Prompt, ...], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
-    max_tokens: int | None = Field(16, ge=0, le=1 << 24)
+    max_tokens: Nullable[int] = Field(16, ge=0, le=1 << 24)
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    echo: bool = False
+    echo: Nullable[bool] = False
     best_of: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
 
     @model_validator(mode="after")
@@ -207,7 +230,7 @@ class CompletionRequest(GenerationBody):
         # The prompt's tokens come back with its log-probabilities; their text is what echo of token ids shows.
         wants_prompt = self.echo and (self.logprobs is not None or not isinstance(self.prompts[0], str))
         sampling = self.sampling(
-            max_tokens=16 if self.max_tokens is None else self.max_tokens,
+            max_tokens=self.max_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=(self.logprobs or 0) if wants_prompt else None,
             best_of=self.best_of,
