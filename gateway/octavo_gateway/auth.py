@@ -23,15 +23,20 @@ class Keyring:
     """The keys a gateway accepts, kept as digests. Without any, everybody is the tenant `default`."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
-        self._tenants = [(_digest(key), tenant) for tenant, key in pairs]
+        self._tenants = [(_digest(key.encode()), tenant) for tenant, key in pairs]
 
     @classmethod
     def load(cls, pairs: str | None, file: Path | None) -> Keyring:
-        """From `tenant:key,tenant:key` and from a file with one pair a line. Raises ValueError for anything else."""
-        lines = (pairs or "").split(",")
+        """From `tenant:key,tenant:key` and from a file with one pair a line. Raises ValueError for anything else, a
+        file that has none included: it may have been cut, and must not let everybody in."""
+        found = [_pair(text) for text in (pairs or "").split(",") if text.strip()]
         if file is not None:
-            lines += [line for line in file.read_text().splitlines() if not line.lstrip().startswith("#")]
-        return cls(_pair(line.strip()) for line in lines if line.strip())
+            lines = file.read_text(encoding="utf-8").splitlines()
+            in_file = [_pair(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+            if not in_file:
+                raise ValueError(f"{file} has no API keys: write one tenant:key a line, or leave the file out")
+            found += in_file
+        return cls(found)
 
     def tenant(self, authorization: str | None) -> str:
         """The tenant of an `Authorization` header. Raises ApiError 401."""
@@ -40,7 +45,7 @@ class Keyring:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise _unauthorized("no API key: send 'Authorization: Bearer <key>'", "missing_api_key")
-        presented = _digest(key.strip())
+        presented = _digest(key.strip().encode("latin-1"))  # the bytes as they came
         found = None
         for digest, tenant in self._tenants:  # always all of them: time must not tell which one matched
             if hmac.compare_digest(digest, presented):
@@ -50,17 +55,17 @@ class Keyring:
         return found
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _pair(text: str) -> tuple[str, str]:
-    tenant, separator, key = text.partition(":")
+    tenant, _, key = (part.strip() for part in text.partition(":"))
     try:
         _TENANT.validate_python(tenant)
     except ValidationError as error:
         raise ValueError("API keys are written tenant:key; a tenant is 1 to 64 of letters, digits and _.@-") from error
-    if not separator or not key:
+    if not key:
         raise ValueError(f"API keys are written tenant:key; tenant {tenant} has no key")
     return tenant, key
 

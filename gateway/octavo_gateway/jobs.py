@@ -65,8 +65,8 @@ async def index(
     gateway: Gateway = request.state.gateway
     if after is not None:
         _check_id(after)
-    jobs = await gateway.client.jobs(tenant=tenant, status=status, limit=limit, after=after)
-    return {"object": "list", "data": [job_json(info) for info in jobs], "has_more": len(jobs) == limit}
+    jobs = await gateway.client.jobs(tenant=tenant, status=status, limit=limit + 1, after=after)
+    return {"object": "list", "data": [job_json(info) for info in jobs[:limit]], "has_more": len(jobs) > limit}
 
 
 async def _own_job(request: Request, job_id: str, tenant: CurrentTenant) -> JobInfo:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from time import monotonic
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from octavo.models import WorkerInfo
 
@@ -128,9 +129,20 @@ class Metrics:
         """The text format, over all processes where `PROMETHEUS_MULTIPROC_DIR` is set."""
         if MULTIPROCESS_DIR not in os.environ:
             return generate_latest(self.registry)
+        _forget_the_dead(Path(os.environ[MULTIPROCESS_DIR]))
         everybody = CollectorRegistry()
         MultiProcessCollector(everybody)  # type: ignore[no-untyped-call]
         return generate_latest(everybody)
+
+
+def _forget_the_dead(folder: Path) -> None:
+    """Takes away the gauges of processes that were killed: their streams are not open any more."""
+    for file in folder.glob("gauge_live*_*.db"):
+        pid = int(file.stem.rpartition("_")[2])
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 class TokenClock:

@@ -25,7 +25,7 @@ MAILBOX_BYTES = 256 * 1024
 
 
 class Mailbox:
-    """Bytes that wait to be written to one client, at most about `limit` of them."""
+    """Bytes that wait for one client, at most about `limit` of them; `on_slow` hears when it is first waited for."""
 
     def __init__(self, on_slow: Callable[[], None], limit: int = MAILBOX_BYTES) -> None:
         self._parts: list[bytes] = []
@@ -34,6 +34,7 @@ class Mailbox:
         self._on_slow = on_slow
         self._waiting: asyncio.Future[None] | None = None
         self._room = asyncio.Event()
+        self._is_slow = False
         self.used = False
 
     def __bool__(self) -> bool:
@@ -46,7 +47,9 @@ class Mailbox:
         self.used = True
         self.wake()
         if self._size > self._limit:
-            self._on_slow()
+            if not self._is_slow:
+                self._is_slow = True
+                self._on_slow()
             self._room.clear()
             await self._room.wait()
 

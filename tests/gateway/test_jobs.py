@@ -237,6 +237,8 @@ async def test_list(http, worker):
     assert ([job["id"] for job in page["data"]], page["has_more"]) == (newest_first[:2], True)
     rest = (await http.get("/v1/jobs", params={"after": newest_first[1], "status": "completed"})).json()
     assert ([job["id"] for job in rest["data"]], rest["has_more"]) == (newest_first[2:], False)
+    whole = (await http.get("/v1/jobs", params={"limit": 5})).json()
+    assert ([job["id"] for job in whole["data"]], whole["has_more"]) == (newest_first, False)
     assert (await http.get("/v1/jobs", params={"status": "failed"})).json()["data"] == []
 
 

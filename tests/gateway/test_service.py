@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -34,22 +35,22 @@ HELLO = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
 
 async def test_keys_say_who_somebody_is(own_gateway, redis_url, tmp_path):
     file = tmp_path / "keys"
-    file.write_text("# partners\nglobex:g-key\n")
-    url = own_gateway(api_keys="acme:a-key, acme:a-second", api_keys_file=file)
+    file.write_text("# partners\n globex : g-ké\n", encoding="utf-8")
+    url = own_gateway(api_keys="acme:a-key, acme: a-second", api_keys_file=file)
     async with ScriptedWorker(redis_url) as worker, httpx.AsyncClient(base_url=url) as http:
 
         def ask(method: str, path: str, key: str, **request):
-            return http.request(method, path, headers={"Authorization": f"Bearer {key}"}, **request)
+            return http.request(method, path, headers={"Authorization": f"Bearer {key}".encode()}, **request)
 
         job = (await ask("POST", "/v1/jobs", "a-key", json={"model": MODEL, "prompt": "x"})).json()
         assert job["tenant"] == "acme"
         for path in (job["links"]["self"], job["links"]["result"], job["links"]["stream"]):
             assert (await ask("GET", path, "a-second")).status_code in (200, 202)
-            assert (await ask("GET", path, "g-key")).status_code == 404
-        assert (await ask("DELETE", job["links"]["self"], "g-key")).status_code == 404
+            assert (await ask("GET", path, "g-ké")).status_code == 404
+        assert (await ask("DELETE", job["links"]["self"], "g-ké")).status_code == 404
         assert len((await ask("GET", "/v1/jobs", "a-key")).json()["data"]) == 1
-        assert (await ask("GET", "/v1/jobs", "g-key")).json()["data"] == []
-        assert (await ask("POST", "/v1/completions", "g-key", json=HELLO)).status_code == 200
+        assert (await ask("GET", "/v1/jobs", "g-ké")).json()["data"] == []
+        assert (await ask("POST", "/v1/completions", "g-ké", json=HELLO)).status_code == 200
         assert worker.tenants == ["acme", "globex"]
         for path in ("/livez", "/readyz", "/metrics", "/docs", "/"):
             assert (await http.get(path)).status_code == 200
@@ -80,6 +81,14 @@ def test_malformed_keys_are_refused_at_the_start(text):
     assert "key)" not in str(caught.value)
 
 
+def test_a_file_that_lost_its_keys_lets_nobody_in(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# partners\n\n")
+    for pairs in (None, "acme:a-key"):
+        with pytest.raises(ValueError, match="keys has no API keys"):
+            Keyring.load(pairs, file)
+
+
 # Health, metrics, pages
 
 
@@ -90,6 +99,8 @@ async def test_ready_once_a_model_is_known(http, redis_url):
     assert "octavo worker" in reply.json()["reason"]
     async with ScriptedWorker(redis_url):
         assert (await http.get("/readyz")).json() == {"status": "ready"}
+        for path in ("/livez", "/readyz"):
+            assert (await http.head(path)).status_code == 200
 
 
 def sample(text: str, name: str, **labels: str) -> float:
@@ -300,7 +311,10 @@ async def test_sigterm_ends_job_streams_between_two_events_and_lets_requests_fin
 
 
 async def _submitted(http: httpx.AsyncClient) -> httpx.Response | None:
-    reply = await http.post("/v1/jobs", json=HELLO_JOB)
+    try:
+        reply = await http.post("/v1/jobs", json=HELLO_JOB)
+    except httpx.TransportError:  # of several processes none listens yet
+        return None
     return reply if reply.status_code == 202 else None
 
 
@@ -339,6 +353,36 @@ async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_pa
     finally:
         gateway.process.kill()
         gateway.process.wait()
+
+
+async def test_streams_of_a_process_that_was_killed_are_not_open(redis_url, tmp_path):
+    gateway = Process(redis_url, tmp_path / "log", "--workers", "2")
+    try:
+        url = await gateway.url()
+
+        async def open_streams() -> float:
+            async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+                return sample((await http.get("/metrics")).text, "octavo_sse_connections")
+
+        async with contextlib.AsyncExitStack() as streams, ScriptedWorker(redis_url, hold_after=1):
+            for _ in range(8):  # a connection each, so that both processes have some
+                http = await streams.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+                job = (await until(lambda http=http: _submitted(http), 30)).json()
+                await streams.enter_async_context(http.stream("GET", job["links"]["stream"]))
+            assert await open_streams() == 8
+            child = max(psutil.Process(gateway.process.pid).children(), key=lambda child: child.create_time())
+            child.kill()
+        await until(lambda: _is_zero(open_streams), 30)
+    finally:
+        gateway.process.kill()
+        gateway.process.wait()
+
+
+async def _is_zero(count: Callable[[], Awaitable[float]]) -> bool:
+    try:
+        return await count() == 0
+    except httpx.TransportError:
+        return False
 
 
 async def test_no_process_of_a_gateway_outlives_the_one_that_started_it(redis_url, tmp_path):

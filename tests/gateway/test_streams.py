@@ -28,6 +28,12 @@ async def test_a_full_mailbox_makes_its_own_stream_wait():
     assert slow == [1]
     assert mailbox.take() == b"x" * 10 + b"y"
     await asyncio.wait_for(putting, 1)
+    putting = asyncio.create_task(mailbox.put(b"z" * 11))
+    await asyncio.sleep(0.02)
+    assert not putting.done()
+    assert slow == [1]  # one client, however often it is waited for
+    mailbox.take()
+    await asyncio.wait_for(putting, 1)
 
 
 @pytest.mark.parametrize("early", [True, False])
