@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from octavo.cli.service import Plan, Service, gpus
+from octavo.cli.service import Plan, Service, gpus, is_free
 
 PLAN = Plan("demo", 3, "127.0.0.1", 8000, None)
 
@@ -41,3 +43,32 @@ def test_without_a_gpu_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch)
     workers = Service(PLAN, "redis://localhost", None).workers
     assert [worker.environment["OCTAVO_THREADS"] for worker in workers] == ["4", "4", "4"]
     assert all("CUDA_VISIBLE_DEVICES" not in worker.environment for worker in workers)
+
+
+def test_workers_may_all_be_elsewhere() -> None:
+    assert Service(replace(PLAN, workers=0), "redis://localhost", None).workers == []
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+    ],
+)
+def test_the_address_is_one_that_a_client_can_ask(host: str, url: str) -> None:
+    assert replace(PLAN, host=host).api_url == url
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_a_port_is_free_until_somebody_listens(host: str, family: socket.AddressFamily) -> None:
+    try:
+        taken = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    port = taken.getsockname()[1]
+    with taken:
+        assert not is_free(host, port)
+    assert is_free(host, port)

@@ -93,19 +93,28 @@ def _openai_body(line: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise InvalidRequest("body must be an object", param="body")
     fields = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
+    if fields.get("response_format") == {"type": "text"}:
+        del fields["response_format"]
     for name in _UNSUPPORTED:
         if fields.pop(name, None):
             raise InvalidRequest(f"{name} is not supported in batch files", param=name)
     if "max_completion_tokens" in fields:
         fields["max_tokens"] = fields.pop("max_completion_tokens")
+    fields.setdefault("max_tokens", 16 if url == _COMPLETION else None)
+    if isinstance(fields.get("seed"), int):
+        fields["seed"] %= 1 << 63
     if "messages" in fields:
         fields["messages"] = [_message(message) for message in fields["messages"]]
     return fields
 
 
 def _message(message: Any) -> Any:
-    """Content given as a list of text parts, as one string."""
-    if isinstance(message, dict) and isinstance(message.get("content"), list):
-        texts = [part.get("text", "") for part in message["content"] if isinstance(part, dict)]
-        return {**message, "content": "".join(texts)}
-    return message
+    """Without nulls, and with one string for a list of text parts."""
+    if not isinstance(message, dict):
+        return message
+    fields = {name: value for name, value in message.items() if value is not None}
+    if isinstance(parts := fields.get("content"), list):
+        if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+            raise InvalidRequest("content has a part that is not text, and nothing else is supported", param="messages")
+        fields["content"] = "".join(part.get("text", "") for part in parts)
+    return fields

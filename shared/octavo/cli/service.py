@@ -50,8 +50,8 @@ class Plan:
 
     @property
     def api_url(self) -> str:
-        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
-        return f"http://{host}:{self.port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 class Service:
@@ -95,6 +95,8 @@ class Service:
             time.sleep(0.2)
 
     def _ready(self) -> bool:
+        if not self.workers:  # others come from elsewhere, when they like
+            return _answers(f"{self.plan.api_url}/livez")
         pids = {worker.pid for worker in asyncio.run(live_workers(self.redis_url))}
         return all(child.pid in pids for child in self.workers) and _answers(f"{self.plan.api_url}/readyz")
 
@@ -168,18 +170,16 @@ def free_port() -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError:
+        return False
     return True
 
 
 def _threads(workers: int) -> int:
     """Threads of each worker's engine: the cores shared out, so that workers do not fight over them."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)
+    return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
 
 
 def _answers(url: str) -> bool:

@@ -1,0 +1,55 @@
+"""Lines of batch files mean what the endpoint that they name would make of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from octavo.cli.batch_lines import BatchLine, parse_line
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = {"role": "user", "content": "hello"}
+
+
+def line(url: str, **body: Any) -> BatchLine:
+    prompt = {"messages": [HELLO]} if url == CHAT else {"prompt": "hello"}
+    return parse_line(json.dumps({"url": url, "body": {**prompt, **body}}), 1, "demo")
+
+
+def test_limits_are_those_of_the_endpoints() -> None:
+    found = [line(url).request for url in (CHAT, TEXT)]
+    assert [request and request.sampling.max_tokens for request in found] == [None, 16]
+    plain = parse_line('{"prompt": "hello"}', 1, "demo").request
+    assert plain is not None
+    assert plain.sampling.max_tokens == 256
+
+
+def test_seeds_may_be_negative() -> None:
+    request = line(TEXT, seed=-1).request
+    assert request is not None
+    assert request.sampling.seed == (1 << 63) - 1
+
+
+def test_an_answer_is_part_of_the_next_request() -> None:
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "ha"}, {"type": "text", "text": "il"}]}
+    request = line(CHAT, messages=[HELLO, {**answer, "refusal": None, "tool_calls": None}, HELLO]).request
+    assert request is not None
+    assert request.messages is not None
+    assert [message.content for message in request.messages] == ["hello", "hail", "hello"]
+
+
+def test_text_is_the_format_that_there_is() -> None:
+    assert line(CHAT, response_format={"type": "text"}).error is None
+    error = line(CHAT, response_format={"type": "json_object"}).error
+    assert error is not None
+    assert error.param == "response_format"
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, "text", None])
+def test_what_is_no_text_is_refused_and_not_left_out(part: object) -> None:
+    found = line(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "see:"}, part]}])
+    assert found.request is None
+    assert found.error is not None
+    assert found.error.param == "messages"
