@@ -41,3 +41,9 @@ def test_what_ends_a_sequence(token, count, reason):
     assert rules.finish_reason(token, count) == reason
     assert rules.forbidden(2) == (7,)
     assert rules.forbidden(3) == ()
+
+
+@pytest.mark.parametrize(("asked", "resolved"), [(0.0, 0.0), (1e-45, 0.0), (1e-38, 0.0), (1e-30, 1e-30), (0.7, 0.7)])
+def test_temperatures_that_would_make_logits_infinite_are_zero(asked: float, resolved: float) -> None:
+    params = SamplingParams(temperature=asked)
+    assert resolve_sampling(params, seed=1, eos_token_ids=[], max_model_len=9).temperature == resolved

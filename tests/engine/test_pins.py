@@ -68,6 +68,18 @@ def test_a_name_that_is_pinned_again_moves_on():
     assert driver.scheduler.stats().pinned_blocks == 3
 
 
+def test_what_a_name_kept_before_and_what_others_keep_too_does_not_count_twice():
+    driver = Driver.create(31, 4)
+    for tokens in (SYSTEM, SYSTEM, list(range(700, 740)), SYSTEM):
+        pinned(driver, tokens=tokens)
+        assert "pin:system" in driver.started
+    pinned(driver, "longer", [*SYSTEM, *range(60, 80)])
+    assert "pin:longer" in driver.started
+    assert driver.scheduler.stats().pinned_blocks == 15
+    pinned(driver, "another", list(range(800, 804)))
+    assert "16 blocks pinned would be over half" in driver.failed["pin:another"].message
+
+
 def test_more_than_half_of_the_pool_is_refused():
     driver = Driver.create(17, 4)
     pinned(driver)

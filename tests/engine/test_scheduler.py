@@ -6,6 +6,8 @@ import pytest
 from engine_driver import Driver, assert_complete, expected_tokens, make_request, prompt
 from fake_runner import score
 
+from octavo_worker.messages import BeamOptions
+
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 255, 256, 257])
 def test_prompt_lengths_around_block_and_budget(length):
@@ -314,6 +316,7 @@ def test_max_tokens_zero_only_starts():
         ({"published": {0: [1, 10**9]}}, "invalid_request", "prompt"),
         ({"published": {0: [1, -1]}}, "invalid_request", "prompt"),
         ({"priority": 3}, "invalid_request", "priority"),
+        ({"beam": BeamOptions(8), "n": 9}, "invalid_request", "beam_width"),
     ],
 )
 def test_what_can_never_run_is_refused_and_costs_nothing(change, code, param):
@@ -324,6 +327,17 @@ def test_what_can_never_run_is_refused_and_costs_nothing(change, code, param):
     assert driver.failed["bad"].code == code
     assert driver.failed["bad"].param == param
     assert driver.runner.plans == 0
+
+
+def test_a_search_has_as_many_beams_as_tokens_that_go_on():
+    for width, ends, is_refused in ((5, [], False), (6, [], True), (4, [1, 9], False), (5, [1, 9], True)):
+        driver = Driver.create(200, runner={"vocab_size": 5})
+        beam = BeamOptions(width)
+        driver.add(make_request("a", [1, 2, 3], max_tokens=6, n=width, beam=beam, stop_token_ids=ends))
+        driver.run()
+        assert ("a" in driver.failed) == is_refused
+        if is_refused:
+            assert driver.failed["a"].param == "beam_width"
 
 
 def test_prompt_that_exactly_fits_the_pool_runs():

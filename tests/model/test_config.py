@@ -89,6 +89,14 @@ def test_gemma3_layers_rotate_with_their_own_frequencies() -> None:
     assert fastest["full_attention"] == pytest.approx(1_000_000 ** (-2 / 16))
 
 
+def test_a_window_counts_where_the_family_has_one() -> None:
+    windows = {layer.sliding_window for layer in described(MistralConfig(**SMALL, sliding_window=16)).layers}
+    assert windows == {16}
+    stray = LlamaConfig(**SMALL)
+    stray.sliding_window = 16
+    assert {layer.sliding_window for layer in described(stray).layers} == {0}
+
+
 def test_other_architectures_and_odd_variants_take_the_other_route() -> None:
     assert decoder_config(BloomConfig()) is None
     assert decoder_config(OPTConfig(word_embed_proj_dim=32, **SMALL)) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BloomConfig, LlamaConfig, MambaConfig, PreTrainedConfig, T5Config
+from transformers import BloomConfig, LlamaConfig, MambaConfig, MistralConfig, PreTrainedConfig, T5Config
 
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.model import ModelError, UnsupportedModel, load_runner
@@ -16,8 +16,8 @@ from octavo_worker.model.loading import choose_dtype
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # K and V, layers, KV heads, head size, tokens, float32
 
 
-def folder_of(tmp_path: Path, **differences: object) -> str:
-    config = LlamaConfig(
+def folder_of(tmp_path: Path, kind: type[PreTrainedConfig] = LlamaConfig, **differences: object) -> str:
+    config = kind(
         vocab_size=50,
         hidden_size=32,
         intermediate_size=40,
@@ -88,7 +88,7 @@ def test_long_sequences_may_fill_the_host_as_well(tmp_path: Path) -> None:
 
 
 def test_context_is_not_clamped_where_every_layer_slides(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, model_type="mistral", sliding_window=40)
+    folder = folder_of(tmp_path, MistralConfig, sliding_window=40)
     runner = load_runner(dummy(folder, num_blocks=5))
     assert (runner.window, runner.max_model_len) == (40, 256)
     roomy = load_runner(dummy(folder, max_running=3, token_budget=64))

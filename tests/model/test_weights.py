@@ -103,6 +103,21 @@ def test_tied_checkpoint_may_store_the_head_twice(tmp_path: Path) -> None:
     assert weights.head is weights.embed
 
 
+def test_a_head_that_differs_counts_whatever_the_config_says(tmp_path: Path) -> None:
+    config = LlamaConfig(**SMALL, tie_word_embeddings=True)
+    saved = checkpoint(tmp_path, config)
+    file = tmp_path / "model.safetensors"
+    head = saved["model.embed_tokens.weight"] + 1
+    save_file(load_file(file) | {"lm_head.weight": head}, file)
+    assert torch.equal(load(tmp_path, config).head, head)
+
+
+def test_other_files_beside_the_model_are_left_alone(tmp_path: Path) -> None:
+    checkpoint(tmp_path, LLAMA)
+    save_file({"lora.weight": torch.zeros(2)}, tmp_path / "adapter_model.safetensors")
+    load(tmp_path, LLAMA)
+
+
 def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path) -> None:
     saved = checkpoint(tmp_path, LLAMA)
     weights = load(tmp_path, LLAMA, torch.bfloat16)

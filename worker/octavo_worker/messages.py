@@ -70,7 +70,7 @@ class AddRequest(Message):
     request has ended or was aborted.
 
     With `sampling.beam` the sequences are the best ones found, sequence 0 the best of all. They have no tokens yet, and
-    all of theirs come at once at the end; there may be fewer than asked for only if the vocabulary is tiny.
+    all of theirs come at once at the end.
 
     The `prompt` are words of 32 bits, `array("I")`, which cross the socket as they lie in memory: there may be hundreds
     of thousands, and others wait while they are taken in.

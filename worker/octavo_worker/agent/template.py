@@ -76,17 +76,28 @@ class ChatTemplate:
         left, right = _unused_characters(message.content for message in messages)
         turns = [{"role": message.role, "content": self._fence(message.content, left, right)} for message in messages]
         try:
-            text = self._template.render(messages=turns, add_generation_prompt=True, tools=None, **self._variables)
+            text = self._template.render(
+                messages=turns, add_generation_prompt=True, tools=None, documents=None, **self._variables
+            )
         except TemplateFailed:
             raise
         except Exception as error:  # a template may fail in any way that Python can
             raise TemplateFailed(f"the model's chat template failed: {type(error).__name__}: {error}") from error
-        return _split(text, left, right)
+        return self._split(text, left, right)
 
     def _fence(self, content: str, left: str, right: str) -> str:
         if self._special is None:
             return content
         return self._special.sub(lambda match: f"{left}{match[0]}{right}", content)
+
+    def _split(self, text: str, left: str, right: str) -> list[Piece]:
+        """A template that cuts messages at a token may leave one side of its fence, which is dropped."""
+        if self._special is None:
+            return [(text, False)] if text else []
+        parts = re.split(f"{left}({self._special.pattern}){right}", text)
+        torn = re.compile(f"[{left}{right}]")
+        pieces = [(part, True) if n % 2 else (torn.sub("", part), False) for n, part in enumerate(parts)]
+        return [piece for piece in pieces if piece[0]]
 
 
 def _unused_characters(texts: Iterable[str]) -> tuple[str, str]:
@@ -96,14 +107,3 @@ def _unused_characters(texts: Iterable[str]) -> tuple[str, str]:
         return next(free), next(free)
     except StopIteration:
         raise TemplateFailed("the messages use every private-use character there is") from None
-
-
-def _split(text: str, left: str, right: str) -> list[Piece]:
-    pieces: list[Piece] = []
-    for part in text.split(left):
-        fenced, closed, rest = part.partition(right)
-        if closed:
-            pieces += [(fenced, True), (rest, False)]
-        else:
-            pieces.append((part, False))
-    return [piece for piece in pieces if piece[0]]

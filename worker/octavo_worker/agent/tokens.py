@@ -116,7 +116,9 @@ class Prompts:
         if not source:
             return None
         added = self.tokenizer.get_added_tokens_decoder().values()
-        variables = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
+        named = _read_json(folder / "special_tokens_map.json")
+        texts = {name: _token_text(config.get(name)) or _token_text(named.get(name)) for name in _SPECIAL_NAMES}
+        variables = {name: text for name, text in texts.items() if text}
         return ChatTemplate(source, special=[token.content for token in added if token.special], variables=variables)
 
 

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from octavo.models import SamplingParams
 from octavo_worker.messages import BeamOptions, EngineSampling
 
+COLDEST = 1e-30
+"""Temperatures below it mean 0: logits divided by them would be infinite."""
+
 
 def resolve_sampling(
     params: SamplingParams, *, seed: int, eos_token_ids: Iterable[int], max_model_len: int
@@ -28,7 +31,7 @@ def resolve_sampling(
         seed=seed,
         max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
         min_tokens=params.min_tokens,
-        temperature=0.0 if beam is not None else params.temperature,
+        temperature=0.0 if beam is not None or params.temperature < COLDEST else params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,

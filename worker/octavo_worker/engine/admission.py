@@ -51,8 +51,11 @@ def _bad_shape(request: AddRequest, limits: Limits) -> RequestFailed | None:
 def _bad_beams(request: AddRequest, limits: Limits) -> RequestFailed | None:
     assert request.sampling.beam is not None
     width, wanted = request.sampling.beam.width, len(request.sequences)
+    going_on = limits.vocab_size - sum(0 <= end < limits.vocab_size for end in set(request.sampling.stop_token_ids))
     message = None
-    if not wanted <= width <= limits.max_running:
+    if width > going_on:
+        message = f"beam_width is {width}: the vocabulary has only {going_on} tokens to go on with"
+    elif not wanted <= width <= limits.max_running:
         message = f"beam_width is {width}: use {wanted} (n) to {limits.max_running}, what this worker runs at once"
     elif any(sequence.tokens for sequence in request.sequences):
         message = "a beam search starts from its prompt: give no generated tokens"

@@ -27,7 +27,7 @@ class BeamGroup(Generic[M]):
     def __init__(self, search: BeamSearch, num_results: int) -> None:
         self.search = search
         self.members: list[M] = []
-        self._num_results = num_results
+        self.num_results = num_results
         self._candidates: dict[M, Sequence[Candidate]] = {}
 
     def offer(self, member: M, candidates: Sequence[Candidate]) -> bool:
@@ -42,7 +42,8 @@ class BeamGroup(Generic[M]):
         self._candidates.clear()
 
     def choose(self) -> list[tuple[M, int]]:
-        """The next live hypotheses, best first, as a member to continue and a token. None when the search is over."""
+        """The next live hypotheses, best first, as a member to continue and a token; nothing when the search is over.
+        Fewer than its width only if logits are not numbers."""
         members = self.members
         candidates = [self._candidates.pop(member) for member in members]
         choices = self.search.advance([member.output for member in members], candidates)
@@ -54,4 +55,4 @@ class BeamGroup(Generic[M]):
         return BeamProgress(request_id, list(tokens), score, self.search.num_finished)
 
     def results(self) -> list[Hypothesis]:
-        return self.search.results(self._num_results)
+        return self.search.results(self.num_results)

@@ -234,10 +234,9 @@ class Residency:
         """Keep the full blocks of a prefix. Whether they are all computed already. `ValueError` if that is too much."""
         digests = [self.cache.root(salt)]
         self.cache.extend_digests(digests, tokens)
-        if 2 * (self.pins.num_wanted + len(digests) - 1) > self.pool.total:
-            raise ValueError(
-                f"{len(digests) - 1} more blocks pinned would be over half of the pool's {self.pool.total}"
-            )
+        wanted = self.pins.num_wanted(name, digests[1:])
+        if 2 * wanted > self.pool.total:
+            raise ValueError(f"{wanted} blocks pinned would be over half of the pool's {self.pool.total}")
         return self.pins.pin(name, digests[1:])
 
     def _offer(self, block: int, digest: bytes) -> None:

@@ -26,10 +26,10 @@ class PinnedPrefixes:
         """The blocks that are held."""
         return list(self._held.values())
 
-    @property
-    def num_wanted(self) -> int:
-        """Blocks that are held when everything is in the cache."""
-        return len(self._wanted)
+    def num_wanted(self, name: str, digests: Sequence[bytes]) -> int:
+        """Blocks that are held when everything is in the cache, once `name` keeps the blocks with these digests."""
+        others = (kept for other, kept in self._names.items() if other != name)
+        return len(set(digests).union(*others))
 
     def pin(self, name: str, digests: Sequence[bytes]) -> bool:
         """Keep the blocks with these digests, instead of what `name` kept before. Whether all of them are here."""

@@ -24,6 +24,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
 }
 
+SLIDING = ("mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
+
 LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
 
 
@@ -175,8 +177,9 @@ def _gate(name: str) -> Activation:
 
 
 def _windows(config: ModelConfig) -> list[int]:
-    """Sliding window of each layer; a config without `layer_types` slides in every layer."""
-    window = getattr(config, "sliding_window", None) or 0
+    """Sliding window of each layer; a config without `layer_types` slides in every layer. Files of other families may
+    say something of a window, too, that nobody heeds."""
+    window = (getattr(config, "sliding_window", None) or 0) if config.model_type in SLIDING else 0
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     return [window if kind == "sliding_attention" else 0 for kind in types]
 

@@ -143,6 +143,10 @@ def load_transformers(
                 output_loading_info=True,
             )
             _check_report(report)
+    except KeyError as error:  # what it looks up is the name of our attention
+        raise UnsupportedModel(
+            f"{config.model_type!r} takes no attention from elsewhere in transformers: it cannot read a paged cache."
+        ) from error
     except (ValueError, OSError) as error:
         raise UnsupportedModel(
             f"transformers cannot load {config.model_type!r}: {str(error).splitlines()[0]}"

@@ -119,6 +119,8 @@ class WeightSource(Protocol):
 
     def prefix(self, candidates: Sequence[str], marker: str) -> str: ...
 
+    def __contains__(self, name: str) -> bool: ...
+
     def read(self, name: str, target: Tensor, transposed: bool = False) -> None: ...
 
     def finish(self, ignored: Iterable[str]) -> None: ...
@@ -141,8 +143,8 @@ class Checkpoint:
             names = json.loads((folder / INDEX).read_text())["weight_map"]
             files = {name: folder / file for name, file in names.items()}
         else:
-            files = {}
-            for file in sorted(folder.glob("*.safetensors")):
+            files, whole = {}, folder / "model.safetensors"  # others beside it are adapters and other forms of the same
+            for file in [whole] if whole.is_file() else sorted(folder.glob("*.safetensors")):
                 with safe_open(file, framework="pt") as tensors:
                     files |= dict.fromkeys(tensors.keys(), file)
         if not files:
@@ -156,6 +158,9 @@ class Checkpoint:
             if f"{candidate}{marker}" in self.files:
                 return candidate
         return candidates[0]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.files
 
     def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
         if name not in self.files:
@@ -190,6 +195,9 @@ class RandomWeights:
     def prefix(self, candidates: Sequence[str], marker: str) -> str:
         return candidates[0]
 
+    def __contains__(self, name: str) -> bool:
+        return False  # nothing that a model can do without
+
     def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
         if target.dim() == 1:
             target.fill_(0.0 if name.endswith(".bias") else self.norm_scale)
@@ -208,8 +216,7 @@ def load_weights(
     """All weights of the decoder in `dtype` on `device`. Raises `CheckpointError`, naming the tensor."""
     loader = _Loader(config, source, dtype, device)
     weights = loader.decoder()
-    tied_copy = (f"{loader.names.head}.weight",) if config.tied else ()
-    source.finish((*loader.names.ignored, *tied_copy))
+    source.finish(loader.names.ignored)
     return weights
 
 
@@ -229,8 +236,15 @@ class _Loader:
             positions=self._table(f"{self.root}{names.positions}", rows) if learned else None,
             layers=[self._layer(f"{self.root}{names.layer.format(i)}") for i in range(len(c.layers))],
             final_norm=self._norm(f"{self.root}{names.final_norm}"),
-            head=embed if c.tied else self._table(names.head, c.vocab_size),
+            head=self._head(embed),
         )
+
+    def _head(self, embed: Tensor) -> Tensor:
+        """Some checkpoints say that it is the embedding and have one all the same: mostly a copy, else it counts."""
+        if self.config.tied and f"{self.names.head}.weight" not in self.source:
+            return embed
+        head = self._table(self.names.head, self.config.vocab_size)
+        return embed if self.config.tied and torch.equal(head, embed) else head
 
     def _layer(self, at: str) -> LayerWeights:
         c, names = self.config, self.names
