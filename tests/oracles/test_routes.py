@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from octavo_worker.engine.options import ModelOptions
+from octavo_worker.model import load_runner
 from octavo_worker.model.loading import load_model
 from octavo_worker.model.runner import PagedRunner
 from octavo_worker.model.transformers_route import TransformersModel
@@ -14,7 +16,7 @@ from octavo_worker.model.transformers_route import TransformersModel
 from .conftest import Pair
 from .drive import Engine, request
 from .test_greedy import prompts
-from .zoo import GENERIC
+from .zoo import GENERIC, ROUTED, save
 
 
 @pytest.mark.parametrize("name", GENERIC)
@@ -30,3 +32,20 @@ def test_both_routes_agree(name: str, cpu_pair: Callable[[str], Pair]) -> None:
     for id, sequences in ours.logprobs.items():
         expected = [logprob.logprob for logprob in theirs.logprobs[id][0]]
         assert [logprob.logprob for logprob in sequences[0]] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_no_request_feels_the_others(name: str, tmp_path: Path) -> None:
+    """In bfloat16, where products round soonest: alone, together, and taken over in the middle."""
+    save(name, tmp_path)
+    options = ModelOptions(model=str(tmp_path), device="cpu", dtype="bfloat16", num_blocks=257, threads=2)
+    runner = load_runner(options)
+    requests = [request(str(i), prompts()[i], logprobs=0, temperature=1.0, seed=3) for i in range(6)]
+    together = Engine(runner).run(requests)
+    for asked in requests:
+        alone = Engine(runner).run([asked])
+        assert alone.tokens[asked.id] == together.tokens[asked.id]
+        assert alone.logprobs[asked.id] == together.logprobs[asked.id]
+        (tokens,) = alone.tokens[asked.id].values()
+        resumed = request(asked.id, list(asked.prompt), temperature=1.0, seed=3, resumed={0: tokens[:11]})
+        assert Engine(runner).run([resumed]).tokens[asked.id] == {0: tokens}

@@ -3,8 +3,12 @@ names and are recognised by what they compute."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from octavo_kernels import ops
 
@@ -22,7 +26,30 @@ class Linear(nn.Module):
         self.in_features, self.out_features = like.in_features, like.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias).unflatten(0, x.shape[:-1])
+        return _product(x, self.weight, self.bias)
+
+
+class Products(TorchFunctionMode):
+    """While it is on, products with matrices that are no layer of their own (routers, experts) are ours, too, because
+    torch rounds a row by how many there are. For CPUs."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is nn.functional.linear and not kwargs:
+            return _product(*args)
+        if func in _MATMULS and not kwargs and args[1].dim() == 2 and args[1].mT.is_contiguous():
+            return _product(args[0], args[1].mT)
+        return func(*args, **(kwargs or {}))
+
+
+_MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not x.numel():  # an expert that nobody asks
+        return x.new_empty(*x.shape[:-1], len(weight))
+    return ops.linear(x.reshape(-1, x.shape[-1]), weight, bias).unflatten(0, x.shape[:-1])
 
 
 class LayerNorm(nn.Module):
@@ -51,8 +78,12 @@ class RMSNorm(nn.Module):
 
 @torch.inference_mode()
 def substitute(model: nn.Module) -> None:
-    """Puts ours in the place of every layer that computes what ours does."""
+    """Puts ours in the place of every layer that computes what ours does. Experts' matrices that transformers keeps as
+    `[inputs, outputs]` are turned in memory, which no other code feels."""
     for parent in list(model.modules()):
+        if getattr(parent, "is_transposed", False):
+            for matrices in (p for p in parent.parameters(recurse=False) if p.dim() == 3):
+                matrices.data = matrices.data.mT.contiguous().mT
         for name, child in list(parent.named_children()):
             ours = _ours(child)
             if ours is not None:

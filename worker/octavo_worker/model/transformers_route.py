@@ -8,6 +8,7 @@ depends on values of tensors would have to, so a step that can be captured is th
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import common_window
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
-from octavo_worker.model.substitutes import substitute
+from octavo_worker.model.substitutes import Products, substitute
 
 NAME = "octavo_paged"
 
@@ -89,12 +90,13 @@ class TransformersModel:
 
     def forward(self, batch: Batch, rows: Tensor | None) -> Tensor:
         self.step.batch = batch
-        output = self.model(
-            input_ids=batch.token_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            logits_to_keep=0 if rows is None else rows,
-        )
+        with Products() if self.device.type == "cpu" else nullcontext():
+            output = self.model(
+                input_ids=batch.token_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                logits_to_keep=0 if rows is None else rows,
+            )
         return output.logits[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -128,19 +130,23 @@ def load_transformers(
 ) -> TransformersModel:
     """Loads `folder` (or, with a `dummy_seed`, random weights). Raises `UnsupportedModel` or `CheckpointError`."""
     AttentionInterface.register(NAME, paged_attention)
+    ways: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME}
+    if device.type == "cpu":
+        ways["experts_implementation"] = (
+            "eager"  # others multiply all experts' rows together, and round by their number
+        )
     try:
         if dummy_seed is not None:
             torch.manual_seed(dummy_seed)
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
+            model = AutoModelForCausalLM.from_config(config, **ways)
         else:
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=dtype,
-                attn_implementation=NAME,
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                **ways,
             )
             _check_report(report)
     except KeyError as error:  # what it looks up is the name of our attention
