@@ -678,3 +678,70 @@ def test_cancelling_a_damaged_job_ends_it(world: Any) -> None:
     assert world.run(world.cell.cancel(job_id)) is JobStatus.FAILED
     assert world.claim().jobs == ()
     assert len(world.redis.xrange("{c00}:dlq")) == 1
+
+
+def test_a_model_can_be_registered_while_memory_is_full(world):
+    world.redis.config_set("maxmemory", 1)
+    try:
+        world.know("toy")
+    finally:
+        world.redis.config_set("maxmemory", 0)
+
+
+def test_no_end_is_stored_before_its_tokens_are(world):
+    job_id = world.enqueue()
+    claim = world.claim_one()
+    world.append(claim, 0, [1, 2, 3])
+    world.redis.delete(world.keys.stream(job_id))  # the server forgets them
+    world.redis.hset(world.keys.job(job_id), "n", 0)
+    assert world.finish(claim, tokens=3, status=JobStatus.CANCELLED).state == "rewind"
+
+
+def test_a_stream_with_a_strange_entry_holds_up_nobody(world, request_of):
+    job_id, other = (world.enqueue(request_of(timeout_s=60)) for _ in range(2))
+    world.claim(max_jobs=2)
+    world.redis.xadd(world.keys.stream(job_id), {"somebody": "else's"})
+    world.run(world.cell.cancel(job_id))
+    world.lapse(job_id, due="D")
+    world.reap()
+    assert (world.status(job_id), world.status(other)) == ("cancelled", "running")
+    assert world.counters()["running"] == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("lane", None), ("qdl", "x"), ("dl", "x"), ("seed", "x"), ("n", "1.5")])
+def test_one_spoiled_field_does_not_block_the_queue(world, name, value):
+    spoiled, other = world.enqueue(), world.enqueue()
+    key = world.keys.job(spoiled)
+    world.redis.hdel(key, name)
+    if value is not None:
+        world.redis.hset(key, name, value)
+    assert other in {claim.job_id for claim in world.claim(max_jobs=5).jobs}
+
+
+def test_the_key_of_a_damaged_job_expires(world):
+    job_id = world.enqueue(key="k")
+    world.redis.hdel(world.keys.job(job_id), "bytes")
+    world.run(world.cell.cancel(job_id))
+    assert world.redis.ttl("{c00}:i:acme:k") > 0
+
+
+def test_a_clock_that_is_set_back_does_not_stop_takeovers(world):
+    now = int(world.redis.time()[0]) * 1000
+    later = {"run": world.redis.info("server")["run_id"], "at": now + 7_200_000, "grace": now + 7_203_000}
+    world.redis.hset("{c00}:reaper", mapping=later)  # what reap wrote at the server's start, before NTP set it back
+    job_id = world.enqueue()
+    world.claim_one()
+    world.lapse(job_id)
+    world.reap()
+    world.redis.hincrby("{c00}:reaper", "grace", -3100)  # 3.1 s later
+    world.reap()
+    assert world.status(job_id) == "queued"
+
+
+def test_a_repeated_claim_renews_the_lease(world):
+    job_id = world.enqueue()
+    call = world.cell.claim("toy", "w", max_jobs=1, max_tokens=99, lease_ms=5000, idle=True)
+    world.run(call)
+    world.lapse(job_id)
+    assert len(world.run(call).jobs) == 1
+    assert world.redis.zscore("{c00}:L", job_id) > 1

@@ -98,7 +98,10 @@ local before = redis.call('GET', key('c', token))
 if before then
   for id in string.gmatch(before, '%S+') do
     local job = fields(id, 'tok', 'crashes')
-    if job.tok == token and is_intact(id) then hand_out(id, tonumber(job.crashes) >= SUSPECT) end
+    if job.tok == token and is_intact(id) then
+      redis.call('ZADD', key('L'), NOW + lease_ms, id)
+      hand_out(id, tonumber(job.crashes) >= SUSPECT)
+    end
   end
   return out
 end

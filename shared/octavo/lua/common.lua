@@ -166,11 +166,10 @@ end
 -- The last entry. With a result, readers of a stream that is lost find everything there.
 local function write_end(id, entry, ending, result)
   local stream = key('t', id)
-  if not is_stream(stream) then
+  if redis.pcall('XADD', stream, entry, 'd', ending).err then  -- it is none, or has entries that are not ours
     set_aside(stream)
-    if result then return end
+    if not result then redis.call('XADD', stream, entry, 'd', ending) end
   end
-  redis.call('XADD', stream, entry, 'd', ending)
 end
 
 -- The one way a job ends. `result` false: without an owner there is nobody to make one, and readers rebuild it
@@ -248,20 +247,22 @@ end
 
 -- Damaged jobs: their hash lacks what every transition relies on, because something else wrote to this server.
 
-local WORDS = {'st', 'mdl', 'tn', 'cls', 'ret', 'body', 'seed'}
-local NUMBERS = {'n', 'ep', 'crashes', 'bytes', 'est', 'cost', 'ct'}
+local WORDS = {'st', 'mdl', 'tn', 'cls', 'ret', 'body'}
+local NUMBERS = {'n', 'ep', 'crashes', 'bytes', 'est', 'cost', 'ct', 'seed'}
 
 local function is_gone(id) return redis.call('EXISTS', key('j', id)) == 0 end
 
 -- Of a job that has not ended.
 local function is_intact(id)
-  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'ret', 'body', 'seed', unpack(NUMBERS))
+  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'ret', 'body', 'lane', 'dl', 'qdl', unpack(NUMBERS))
   for _, name in ipairs(WORDS) do
     if not job[name] then return false end
   end
   for _, name in ipairs(NUMBERS) do
-    if not tonumber(job[name]) then return false end
+    if not string.match(job[name] or '', '^%d+$') then return false end
   end
+  if (job.dl and not tonumber(job.dl)) or (job.qdl and not tonumber(job.qdl)) then return false end
+  if job.st == 'queued' and not job.lane then return false end
   return string.match(job.ret, '^%d+ %d+ %d+$') ~= nil
 end
 
@@ -275,7 +276,7 @@ end
 -- Ends a job that cannot be taken through `conclude`: what was in its place moves aside, readers find its end.
 -- `known` fills in for fields that are lost.
 local function end_damaged(id, known)
-  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid')
+  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem')
   for name, value in pairs(known) do job[name] = job[name] or value end
   local hash, stream, problem = key('j', id), key('t', id), {DAMAGED, DAMAGED_MESSAGE}
   if job.st == 'queued' and job.lane and job.mdl then leave_queue(id, job, 0) end
@@ -294,6 +295,7 @@ local function end_damaged(id, known)
     'err', cmsgpack.pack({1, 'x', unpack(problem)}))
   redis.call('EXPIRE', hash, ASIDE_S)
   redis.call('EXPIRE', stream, ASIDE_S)
+  if job.idem and job.tn then redis.call('EXPIRE', key('i', job.tn, job.idem), ASIDE_S) end
   redis.call('ZREM', key('L'), id)
   redis.call('ZREM', key('D'), id)
   redis.call('ZADD', key('jobs'), 0, id)

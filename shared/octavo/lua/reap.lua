@@ -9,7 +9,7 @@ local function due(set) return redis.call('ZRANGEBYSCORE', key(set), '-inf', NOW
 
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 local seen = redis.call('HMGET', key('reaper'), 'run', 'at', 'grace')
-local grace = tonumber(seen[3] or 0)
+local grace = math.min(tonumber(seen[3] or 0), NOW + GRACE_MS)  -- less if the clock was set back
 if seen[1] and (seen[1] ~= run or NOW - tonumber(seen[2]) > PAUSE_MS) then grace = NOW + GRACE_MS end
 redis.call('HSET', key('reaper'), 'run', run, 'at', NOW, 'grace', grace)
 

@@ -11,10 +11,9 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from octavo import wire
 from octavo.connection import is_final
 from octavo.errors import MalformedMessage
-from octavo.models import Event, JobError, JobRequest, JobStatus, Terminal
+from octavo.models import Event, JobError, JobRequest, JobStatus, Terminal, Usage
 from octavo.protocol import Call, Cell, Claims, HeartbeatReply, Unreadable, run
 from octavo.streams import read_stream
 from octavo_worker.agent.child import EngineProcess
@@ -78,6 +77,10 @@ class Agent:
     def take(self, claims: Claims) -> None:
         """Start what was claimed."""
         clock_offset = time.time() - claims.server_time
+        claimed = {claim.job_id for claim in claims.jobs}
+        for job in list(self._jobs.values()):
+            if job.claim.job_id in claimed:  # a server that forgets hands out what is ours: only the new claim counts
+                self._gone(job, "fenced")
         for claim in claims.jobs:
             log.info("job %s claimed, attempt %d, from token %d", claim.job_id, claim.attempt, claim.offset)
             job = ActiveJob(claim)
@@ -243,8 +246,8 @@ class Agent:
             code="malformed_message",
             message=f"this version cannot read the job: {broken.reason}; submit it again with a client of this version",
         )
-        terminal = Terminal(status=JobStatus.FAILED, error=error)
-        call = self._cell.finish(broken.job_id, broken.token, terminal, wire.encode_result(terminal, []))
+        terminal = Terminal(status=JobStatus.FAILED, error=error, usage=Usage(completion_tokens=broken.offset))
+        call = self._cell.finish(broken.job_id, broken.token, terminal, b"")
         await self._persist(call)
 
     # Ending a job

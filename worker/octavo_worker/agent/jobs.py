@@ -94,6 +94,7 @@ class ActiveJob:
         self.prompt: list[int] = []
         self.sequences: list[GeneratedSequence] = []
         self.stored = 0  # tokens that the server holds, by its last reply
+        self.is_restored = claim.offset == 0  # what earlier owners published is known here
         self.in_engine = False
         self.is_computed = False  # the engine has its prompt in memory
         self._tokenizer: Tokenizer | None = None
@@ -152,13 +153,17 @@ class ActiveJob:
 
     def restore(self, chunks: Iterable[Chunk]) -> None:
         """Continue after `chunks`, the stream as earlier owners left it. Raises MalformedMessage."""
+        chunks = list(chunks)
+        if (found := sum(len(chunk.token_ids) for chunk in chunks)) != self.claim.offset:
+            raise MalformedMessage(f"the stream has {found} of {self.claim.offset} tokens")
         if self._held_back:
-            self._earlier = list(chunks)
+            self._earlier = chunks
             if any(chunk.index >= self.claim.request.sampling.n for chunk in self._earlier):
                 raise MalformedMessage("the stream has tokens of a sequence that was not asked for")
             self.stored = sum(len(chunk.token_ids) for chunk in self._earlier)
         else:
             self._take_over(chunks)
+        self.is_restored = True
 
     def _take_over(self, chunks: Iterable[Chunk]) -> None:
         for chunk in chunks:
@@ -252,7 +257,7 @@ class ActiveJob:
         """The stream's last entry, once `is_over`."""
         usage = Usage(
             prompt_tokens=len(self.prompt),
-            completion_tokens=self._placed,
+            completion_tokens=self._placed if self.is_restored else self.claim.offset,
             cached_tokens=self._cached_tokens,
             recomputed_tokens=self._recomputed_tokens,
             restored_tokens=self._restored_tokens,

@@ -168,7 +168,9 @@ class Publisher:
 
     def _finish(self, job: ActiveJob) -> Call[FinishReply]:
         terminal = job.terminal()
-        result = wire.encode_result(terminal, job.result_chunks())
+        result = wire.encode_result(terminal, job.result_chunks()) if job.is_restored else b""
+        if len(result) > wire.MAX_BYTES:
+            result = b""  # nobody could read it: the stream has to do
         return self._cell.finish(job.claim.job_id, job.claim.token, terminal, result)
 
     def _appended(self, job: ActiveJob, reply: AppendReply) -> None:
