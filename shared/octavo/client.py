@@ -9,10 +9,10 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, RedisError
 
 from octavo import wire
-from octavo.connection import LOST, answered, connect, connect_listener, default_url, outage
+from octavo.connection import LOST, answered, connect, connect_listener, default_url, outage, redacted
 from octavo.errors import JobFailed, JobNotFound, OctavoError, QueueFull, ServerUnavailable, WorkerNotFound
 from octavo.fleet import live_workers
 from octavo.jobs import list_dead_letters, list_jobs, read_info, read_result, read_submission, remove_dead_letters
@@ -33,7 +33,7 @@ from octavo.models import (
 )
 from octavo.pins import announce, build_pin, drop_pin, list_pins, store_pin
 from octavo.protocol import Call, Cell, Enqueued, Limits, Retention, run, run_many
-from octavo.requests import Prompt, RequestFields, build_request
+from octavo.requests import Prompt, RequestFields, build_request, checked_tenant
 from octavo.submissions import Submissions
 from octavo.subscriber import Subscriber
 
@@ -112,7 +112,8 @@ class AsyncClient:
         idempotency_keys: Sequence[str] | None = None,
         follow: bool = False,
     ) -> list[AsyncJob | OctavoError]:
-        """Put many jobs into the queue in few round trips. A request that is refused has its error in its place.
+        """Put many jobs into the queue in few round trips. A request that is refused has its error in its place, and so
+        have those that are left when the server goes away after it has accepted others.
         `follow` says that the events of all of them are read next."""
         if idempotency_keys is not None and len(idempotency_keys) != len(requests):
             raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
@@ -120,7 +121,12 @@ class AsyncClient:
         for start in range(0, len(requests), _BATCH):
             batch = requests[start : start + _BATCH]
             keys = idempotency_keys[start : start + _BATCH] if idempotency_keys else [None] * len(batch)
-            answers += await self._submit_batch(batch, tenant, keys, follow)
+            try:
+                answers += await self._submit_batch(batch, tenant, keys, follow)
+            except ServerUnavailable as error:
+                if not answers:
+                    raise
+                return answers + [error] * (len(requests) - start)
         return answers
 
     async def _submit_batch(
@@ -150,7 +156,7 @@ class AsyncClient:
                 job_id,
                 request,
                 seed=secrets.randbits(63) if seed is None else seed,
-                tenant=tenant or self._tenant,
+                tenant=checked_tenant(tenant or self._tenant),
                 idempotency_key=idempotency_key,
                 limits=self._limits,
                 retention=self._retention,
@@ -277,7 +283,7 @@ class AsyncClient:
             pipeline.rpush(inbox, answer_id)
             pipeline.expire(inbox, 10)
             await pipeline.execute()
-            answer: Any = await self._redis.blpop([self._keys.answer(answer_id)], timeout=_ANSWER_S)
+            answer: Any = await self._listener.blpop([self._keys.answer(answer_id)], timeout=_ANSWER_S)
         if answer is None:
             raise WorkerNotFound(
                 f"worker {worker_id} did not answer within {_ANSWER_S:g} s: ask again once it has loaded"
@@ -363,6 +369,8 @@ class AsyncClient:
             raise ServerUnavailable(outage(self._url, error)) from error
         except OutOfMemoryError as error:
             raise QueueFull("the server's memory is full: try again later, or raise its maxmemory") from error
+        except RedisError as error:
+            raise ServerUnavailable(f"the Redis server at {redacted(self._url)} refuses this: {error}") from error
 
 
 class AsyncJob:

@@ -164,7 +164,10 @@ class Cell:
         """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
         exists already. Raises InvalidRequest here when the request is too large; the reply raises
         IdempotencyConflict, UnknownModel or QueueFull."""
-        body = wire.encode_request(request)
+        try:
+            body = wire.encode_request(request)
+        except (UnicodeError, OverflowError) as error:
+            raise InvalidRequest(f"the request cannot be written down ({error}): send valid Unicode") from None
         if len(body) > MAX_BODY_BYTES:
             raise InvalidRequest(
                 f"the request has {len(body)} bytes, the limit is {MAX_BODY_BYTES}: shorten the prompt"

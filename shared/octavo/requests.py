@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypedDict, Unpack
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from octavo.errors import InvalidRequest
-from octavo.models import JobRequest, Message, Priority, SamplingParams
+from octavo.models import JobRequest, Message, Priority, SamplingParams, Tenant
 
 Prompt = str | Sequence[int]
+_TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
 
 
 class SamplingFields(TypedDict, total=False):
@@ -70,6 +71,14 @@ def build_request(prompt: Prompt | JobRequest | None, **fields: Unpack[RequestFi
         )
     except ValidationError as error:
         raise invalid(error) from None  # the cause would quote the prompt
+
+
+def checked_tenant(name: str) -> str:
+    """Its colons would be those of key names. Raises InvalidRequest."""
+    try:
+        return _TENANT.validate_python(name)
+    except ValidationError as error:
+        raise InvalidRequest(f"tenant: {invalid(error).message}", param="tenant") from None
 
 
 def invalid(error: ValidationError) -> InvalidRequest:

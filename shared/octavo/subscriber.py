@@ -22,7 +22,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import ConnectionError, RedisError
 
 from octavo import wire
-from octavo.connection import LOST, answered
+from octavo.connection import answered, is_final
 from octavo.errors import JobNotFound, MalformedMessage
 from octavo.jobs import locate
 from octavo.keys import Keys
@@ -225,8 +225,8 @@ class Subscriber:
         while True:
             try:
                 snapshot = await self._snapshot(reader)
-            except LOST:
-                if loop.time() >= deadline:
+            except (RedisError, OSError) as error:
+                if loop.time() >= deadline or is_final(error):
                     raise
             else:
                 reader.begun = True
@@ -250,7 +250,10 @@ class Subscriber:
     async def _from_result(self, reader: _Reader) -> list[Event]:
         """What is left of a job whose stream has expired."""
         data: Any = await self._commands.get(reader.keys.result(reader.job_id))
-        if data is None:
+        if data is None:  # it ended without an owner: before `read`, if the server has forgotten tokens
+            last: Any = await self._commands.xrevrange(reader.keys.stream(reader.job_id), count=1)
+            if (events := parse_entries(last, reader.read)) and events[-1].end:
+                return events
             raise JobNotFound(f"job {reader.job_id} has ended and its tokens have expired")
         return events_of_result(*wire.decode_result(data), after=reader.read)
 
@@ -280,7 +283,7 @@ class Subscriber:
     async def _listen(self) -> None:
         backoff = _BACKOFF_S[0]
         while True:
-            with suppress(*LOST):
+            with suppress(RedisError, OSError):
                 async with self._listener.pubsub() as channel:
                     await channel.subscribe(self._cell.keys.channel(self.id))
                     await self._receive(channel)
@@ -330,7 +333,7 @@ class Subscriber:
                 if not reader.behind and not reader.live and now >= reader.poll_at
             ]
             for start in range(0, len(due), _POLL_BATCH):
-                with suppress(*LOST):
+                with suppress(RedisError, OSError):
                     await self._check(due[start : start + _POLL_BATCH], now)
 
     async def _check(self, readers: list[_Reader], now: float) -> None:

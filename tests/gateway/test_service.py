@@ -24,6 +24,7 @@ from sse import read_events
 from waiting import until
 
 from octavo import AsyncClient
+from octavo.connection import connect
 from octavo.keys import Keys
 from octavo_gateway.auth import Keyring
 
@@ -229,6 +230,26 @@ async def test_a_server_that_restarts_loses_nothing(own_gateway, tmp_path):
             server.start()
             async with ScriptedWorker(server.url):
                 assert await asyncio.wait_for(reading, 15) == whole_text(4)
+
+
+async def test_a_refusal_does_not_end_the_reaping(own_gateway, redis_url):
+    own_gateway()
+    reaper = f"{Keys().prefix}:reaper"
+    async with connect(redis_url) as connection:
+
+        async def last() -> int:
+            return int(await connection.hget(reaper, "at") or 0)
+
+        await until(last)
+        await connection.config_set("min-replicas-to-write", 1)
+        await asyncio.sleep(2)
+        await connection.config_set("min-replicas-to-write", 0)
+        before = await last()
+        await until(lambda: _is_later(last, before), 10)
+
+
+async def _is_later(when: Callable[[], Awaitable[int]], before: int) -> bool:
+    return await when() > before
 
 
 async def test_a_server_that_forgets_a_job_hears_of_it_again(own_gateway, tmp_path):
