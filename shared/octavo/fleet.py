@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import redis.asyncio
 
 from octavo import wire
+from octavo.connection import answered
 from octavo.keys import Keys
 from octavo.models import WorkerInfo
 
@@ -24,8 +25,9 @@ class Rounding(Protocol):
 
 async def live_workers(connection: redis.asyncio.Redis, keys: Keys) -> list[WorkerInfo]:
     """All workers whose heartbeat is fresh, by id."""
-    names: Any = await connection.zrange(keys.workers, 0, -1)
-    infos: Any = await connection.mget([keys.worker(name.decode()) for name in names]) if names else []
+    async with answered():
+        names: Any = await connection.zrange(keys.workers, 0, -1)
+        infos: Any = await connection.mget([keys.worker(name.decode()) for name in names]) if names else []
     return sorted((wire.decode_worker(info) for info in infos if info), key=lambda info: info.id)
 
 

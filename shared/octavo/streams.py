@@ -9,6 +9,7 @@ import redis
 import redis.asyncio
 
 from octavo import wire
+from octavo.connection import answered
 from octavo.keys import cell_of
 from octavo.models import Chunk, Event, Result, SequenceResult, Terminal
 
@@ -41,7 +42,9 @@ def read_stream_sync(connection: redis.Redis, job_id: str, after: int = 0) -> li
 
 async def read_page(connection: redis.asyncio.Redis, job_id: str, after: int) -> list[Event]:
     """The next `PAGE` entries beyond offset `after`, fewer at the end."""
-    return parse_entries(await connection.xrange(*page_query(job_id, after)), after)
+    async with answered():
+        entries = await connection.xrange(*page_query(job_id, after))
+    return parse_entries(entries, after)
 
 
 def page_query(job_id: str, after: int) -> tuple[str, str, str, int]:

@@ -18,6 +18,7 @@ Holding = tuple[tuple[str, str], ...]
 """(job id, claim token) of every job that this worker holds."""
 
 BEATS_A_LEASE = 4
+_RETRY_S = 1.0  # below what the reaper grants owners after a restart of the server
 SAFE_SHARE = 0.8
 """Share of the lease, by our own monotonic clock, for which a beat is trusted."""
 
@@ -71,13 +72,16 @@ class Heartbeat:
         with self._connect() as connection:
             while not self._stopping.is_set():
                 began = time.monotonic()
+                pause = self._lease_s / BEATS_A_LEASE
                 if self._beat(connection):
                     trusted, fenced = began, False
                 elif not fenced and time.monotonic() - trusted > SAFE_SHARE * self._lease_s:
                     fenced = True
                     log.warning("no heartbeat got through: nothing is written until one does")
                     self._silent()
-                self._stopping.wait(max(0.0, began + self._lease_s / BEATS_A_LEASE - time.monotonic()))
+                if trusted != began:
+                    pause = min(pause, _RETRY_S)
+                self._stopping.wait(max(0.0, began + pause - time.monotonic()))
 
     def _beat(self, connection: Redis) -> bool:
         holding = self._holding()

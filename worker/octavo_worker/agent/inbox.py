@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from octavo.connection import answered
 from octavo.keys import Keys
 from octavo.pins import PINS_CHANGED
 
@@ -57,10 +58,11 @@ class Inbox:
 
     async def _wait(self) -> set[str]:
         """The ids under which answers are awaited; one answer serves all that have asked. Empty after a while."""
-        first = await self._connection.blpop([self._name], timeout=PATIENCE_S)
-        if first is None:
-            return set()
-        others = await self._connection.lpop(self._name, 100) or []
+        async with answered():
+            first = await self._connection.blpop([self._name], timeout=PATIENCE_S)
+            if first is None:
+                return set()
+            others = await self._connection.lpop(self._name, 100) or []
         return {asked.decode() for asked in (first[1], *others)}
 
     async def _answer(self, asking: set[str], answer: bytes) -> None:

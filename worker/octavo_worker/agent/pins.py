@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import redis.asyncio
 
 from octavo import wire
+from octavo.connection import answered
 from octavo.errors import MalformedMessage
 from octavo.keys import Keys
 from octavo.models import PinOutcome, PrefixPin
@@ -59,7 +61,9 @@ class Pins:
         async with self._syncing:
             if self._engine is None:
                 return
-            wanted = {name.decode(): data for name, data in (await self._connection.hgetall(self._name)).items()}
+            async with answered():
+                found: Any = await self._connection.hgetall(self._name)
+            wanted = {name.decode(): data for name, data in found.items()}
             for name in self._outcomes.keys() - wanted.keys():
                 self._unpin(name)
             for name, data in wanted.items():

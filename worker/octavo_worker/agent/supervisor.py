@@ -266,7 +266,8 @@ class Supervisor:
     async def _reach_server(self) -> None:
         while True:
             try:
-                await self._connection.ping()
+                async with answered():
+                    await self._connection.ping()
             except (RedisError, OSError) as error:
                 log.warning("trying again: %s", outage(self._settings.redis_url, error))
                 await asyncio.sleep(_CONNECT_RETRY_S)
@@ -288,6 +289,7 @@ class Supervisor:
             try:
                 await run(self._connection, self._cell.register_model(card))
             except (RedisError, OSError):
+                await asyncio.sleep(_KNOWN_EVERY_S)
                 await self._reach_server()
             else:
                 break
