@@ -44,6 +44,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
         title="octavo",
         version=version("octavo"),
         description="Durable generation jobs with resumable token streams, and the OpenAI API on top of them.",
+        responses=errors.IN_OPENAPI,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import TypeAdapter, ValidationError
 
 from octavo.models import Tenant
@@ -74,7 +75,12 @@ def _unauthorized(message: str, code: str) -> ApiError:
     return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
 
 
-async def _tenant(request: Request) -> str:  # a plain function would cost every request a trip to a thread
+_BEARER = HTTPBearer(auto_error=False, description="An API key, where the gateway has any.")  # for /docs
+
+
+async def _tenant(  # a plain function would cost every request a trip to a thread
+    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+) -> str:
     keyring: Keyring = request.state.gateway.keyring
     return keyring.tenant(request.headers.get("authorization"))
 

@@ -27,6 +27,31 @@ from octavo.errors import (
 )
 from octavo.models import JobError, JobStatus
 
+IN_OPENAPI: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "description": "What is wrong with the request, and where",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "error": {
+                            "type": "object",
+                            "properties": {
+                                "message": {"type": "string"},
+                                "type": {"type": "string"},
+                                "param": {"type": ["string", "null"]},
+                                "code": {"type": ["string", "null"]},
+                            },
+                        }
+                    },
+                }
+            }
+        },
+    }
+}
+"""The one shape, for the API's description of itself."""
+
 CLIENT_CLOSED_REQUEST = 499
 """What logs and metrics show where the client left before the answer."""
 

@@ -172,6 +172,12 @@ async def test_pages_need_nothing_from_elsewhere(http):
 async def test_the_api_describes_itself(http):
     api = (await http.get("/openapi.json")).json()
     assert {"/v1/jobs", "/v1/jobs/{job_id}/stream", "/v1/chat/completions", "/v1/completions"} <= set(api["paths"])
+    for path, operations in api["paths"].items():
+        for operation in operations.values():
+            assert "4XX" in operation["responses"]
+            assert "422" not in operation["responses"]
+            assert ("security" in operation) == path.startswith("/v1/")
+    assert [scheme["scheme"] for scheme in api["components"]["securitySchemes"].values()] == ["bearer"]
     references = set(re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(api)))
     assert (
         {"JobRequest", "ChatCompletionRequest", "CompletionRequest"} <= references <= set(api["components"]["schemas"])
