@@ -34,11 +34,12 @@ def test_both_routes_agree(name: str, cpu_pair: Callable[[str], Pair]) -> None:
         assert [logprob.logprob for logprob in sequences[0]] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ROUTED)
-def test_no_request_feels_the_others(name: str, tmp_path: Path) -> None:
-    """In bfloat16, where products round soonest: alone, together, and taken over in the middle."""
+def test_no_request_feels_the_others(name: str, dtype: str, tmp_path: Path) -> None:
+    """Alone, together, and taken over in the middle."""
     save(name, tmp_path)
-    options = ModelOptions(model=str(tmp_path), device="cpu", dtype="bfloat16", num_blocks=257, threads=2)
+    options = ModelOptions(model=str(tmp_path), device="cpu", dtype=dtype, num_blocks=257, threads=2)
     runner = load_runner(options)
     requests = [request(str(i), prompts()[i], logprobs=0, temperature=1.0, seed=3) for i in range(6)]
     together = Engine(runner).run(requests)

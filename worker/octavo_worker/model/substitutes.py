@@ -29,21 +29,26 @@ class Linear(nn.Module):
         return _product(x, self.weight, self.bias)
 
 
-class Products(TorchFunctionMode):
-    """While it is on, products with matrices that are no layer of their own (routers, experts) are ours, too, because
-    torch rounds a row by how many there are. For CPUs."""
+class RowByRow(TorchFunctionMode):
+    """While it is on, no row feels how many there are. Torch's products round by that: those with matrices that are no
+    layer of their own (routers, experts) are ours. So do its vectorised functions, by a last bit, at the end of what a
+    thread has of a tensor: they are computed in float64. For CPUs."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is nn.functional.linear and not kwargs:
+        named = kwargs or {}
+        if func is nn.functional.linear and not named:
             return _product(*args)
-        if func in _MATMULS and not kwargs and args[1].dim() == 2 and args[1].mT.is_contiguous():
+        if func in _MATMULS and not named and args[1].dim() == 2 and args[1].mT.is_contiguous():
             return _product(args[0], args[1].mT)
-        return func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in _VECTORISED and args and "out" not in named:
+            return func(args[0].double(), *args[1:], **named).to(args[0].dtype)
+        return func(*args, **named)
 
 
 _MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+_VECTORISED = {"silu", "gelu", "sigmoid", "tanh", "exp", "softplus", "cos", "sin"}
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -21,7 +21,7 @@ from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import common_window
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
-from octavo_worker.model.substitutes import Products, substitute
+from octavo_worker.model.substitutes import RowByRow, substitute
 
 NAME = "octavo_paged"
 
@@ -90,7 +90,7 @@ class TransformersModel:
 
     def forward(self, batch: Batch, rows: Tensor | None) -> Tensor:
         self.step.batch = batch
-        with Products() if self.device.type == "cpu" else nullcontext():
+        with RowByRow() if self.device.type == "cpu" else nullcontext():
             output = self.model(
                 input_ids=batch.token_ids[None],
                 position_ids=batch.positions[None],
