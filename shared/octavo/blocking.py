@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -186,7 +187,7 @@ class Client:
             while (event := engine.wait(anext(events, None))) is not None:
                 yield event
         finally:
-            engine.wait(events.aclose())
+            engine.leave(events)
 
 
 class Job:
@@ -241,6 +242,13 @@ class _Engine:
         except BaseException:  # Ctrl-C in the waiting thread: the work is not wanted any more
             future.cancel()
             raise
+
+    def leave(self, events: AsyncGenerator[Event, None]) -> None:
+        """Close a stream, without waiting: who drops it may be a forked child, an interpreter that ends, or the garbage
+        collector in the loop's own thread."""
+        if self.pid == os.getpid() and not self._loop.is_closed():
+            with suppress(RuntimeError):  # it was closed meanwhile
+                asyncio.run_coroutine_threadsafe(events.aclose(), self._loop)
 
     def close(self) -> None:
         self.wait(self.client.close())

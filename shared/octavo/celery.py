@@ -40,7 +40,8 @@ class GenerateTask(Task):  # type: ignore[misc]
         return Client(self.app.conf.get("octavo_url"), tenant=self.app.conf.get("octavo_tenant", DEFAULT_TENANT))
 
     def look_again(self, reason: Exception | None = None) -> NoReturn:
-        raise self.retry(exc=reason, countdown=min(_FIRST_LOOK_S * 1.5**self.request.retries, _LATEST_LOOK_S))
+        looks = min(self.request.retries, 20)  # a job may take days: the power would outgrow a float
+        raise self.retry(exc=reason, countdown=min(_FIRST_LOOK_S * 1.5**looks, _LATEST_LOOK_S))
 
 
 @shared_task(  # type: ignore[untyped-decorator]
@@ -58,9 +59,11 @@ def generate(task: GenerateTask, prompt: Any = None, **fields: Any) -> dict[str,
     `usage`. Raises JobFailed if the job ends otherwise, InvalidRequest or UnknownModel if it cannot run at all; waits
     while the queue is full or the server away.
     """
+    direct = task.request.called_directly  # as a function: without an id, and with nobody who would try again
+    key = None if direct else f"celery:{task.request.id}"
     try:
-        job = task.client.submit(_prompt(prompt), idempotency_key=f"celery:{task.request.id}", **_restored(fields))
-        if not task.request.is_eager and not job.info().status.is_terminal:
+        job = task.client.submit(_prompt(prompt), idempotency_key=key, **_restored(fields))
+        if not direct and not task.request.is_eager and not job.info().status.is_terminal:
             task.look_again()
         result = task.client.result(job.id)
     except (QueueFull, ServerUnavailable) as error:
