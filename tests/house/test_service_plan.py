@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from octavo import local
 from octavo.cli.service import Plan, Service, gpus, is_free
+from octavo.local import LocalService
 
 PLAN = Plan("demo", 3, "127.0.0.1", 8000, None)
 
@@ -72,3 +75,15 @@ def test_a_port_is_free_until_somebody_listens(host: str, family: socket.Address
     with taken:
         assert not is_free(host, port)
     assert is_free(host, port)
+
+
+def test_a_state_file_of_another_process_with_that_number_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_STATE_DIR", str(tmp_path))
+    mine = LocalService(pid=os.getpid(), redis_url="redis://x", api_url="http://x", model="demo")
+    local.publish(mine)
+    found = local.running()
+    assert found is not None
+    (tmp_path / "up.json").write_text(found.model_copy(update={"born": "before the last boot 17"}).model_dump_json())
+    assert local.running() is None

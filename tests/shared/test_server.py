@@ -101,3 +101,12 @@ def test_stop_is_quick_and_can_be_repeated() -> None:
     server.start()
     assert redis.Redis.from_url(server.url).ping()
     server.stop()
+
+
+def test_two_servers_never_share_a_file(tmp_path: Path) -> None:
+    with EmbeddedServer(data_dir=tmp_path) as first:
+        with pytest.raises(ServerUnavailable, match="another server uses"):
+            EmbeddedServer(data_dir=tmp_path).start()
+        first.restart()
+    with EmbeddedServer(data_dir=tmp_path):
+        pass

@@ -111,7 +111,8 @@ def _print_addresses(plan: Plan) -> None:
 def _stay(running: Service, plan: Plan) -> None:
     found = local.LocalService(pid=os.getpid(), redis_url=running.redis_url, api_url=plan.api_url, model=plan.model)
     out.print("up until Ctrl-C; try in another terminal: [bold].venv/bin/octavo run 'JULIET:'[/]  or  [bold]top[/]")
-    local.publish(found)
+    if local.running() is None:
+        local.publish(found)
     try:
         running.supervise(err)
     finally:

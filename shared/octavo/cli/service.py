@@ -111,7 +111,7 @@ class Service:
             if child.returncode is None:
                 continue  # the end of an earlier start
             least, most = _RESTART_DELAY_S
-            delay = min(most, least * 2 ** (child.starts - 1))
+            delay = min(most, least * 2 ** min(child.starts - 1, 10))
             log.print(f"{child.name} ended with exit code {child.returncode}; starting it again in {delay:.0f} s")
             time.sleep(delay)
             child.start()
