@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 
 import msgspec
 import pytest
@@ -137,20 +136,6 @@ async def test_a_worker_that_claims_its_own_job_again_keeps_it(redis_url):
             agent.take(claimed(queue))
             beat(queue, agent)
             assert agent.holding() == ((job_id, queue.field(job_id, "tok")),)
-
-
-def test_a_forgotten_claim_costs_no_lease(tmp_path, start_worker):
-    with killable_server(tmp_path) as server, redis.Redis.from_url(server.url) as connection:
-        queue = known_queue(connection)
-        worker = start_worker("step_seconds=0.05", url=server.url, lease=12.0).wait_ready()
-        worker.send(signal.SIGSTOP)
-        job_id = queue.submit(PROMPT, sampling=sampling(160, best_of=2))  # stored at its end only
-        with forgotten_by(server, tmp_path):
-            worker.send(signal.SIGCONT)
-            until(lambda: queue.status(job_id) == "running")
-            time.sleep(0.3)
-        queue.wait(job_id, 50)
-        assert queue.field(job_id, "crashes") == "0"
 
 
 def test_a_stream_that_lost_its_beginning_is_not_continued(queue, start_worker):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.cli.batch import keep_successes
 from octavo.cli.batch_lines import BatchLine, parse_line
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -53,3 +55,19 @@ def test_what_is_no_text_is_refused_and_not_left_out(part: object) -> None:
     assert found.request is None
     assert found.error is not None
     assert found.error.param == "messages"
+
+
+@pytest.mark.parametrize("text", ['{"prompt": "q\\ud800"}', '{"custom_id": "\\ud800", "prompt": "x"}', "[" * 100_000])
+def test_no_line_ends_the_others(text: str) -> None:
+    assert parse_line(text, 1, "demo").error is not None
+
+
+def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    answers = [
+        {"custom_id": name, "error": None, "text": f"one{end}two"} for name, end in (("a", "\u2028"), ("b", "\x85"))
+    ]
+    target.write_text("".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers), encoding="utf-8")
+    before = target.read_bytes()
+    assert keep_successes(target) == {"a", "b"}
+    assert target.read_bytes() == before

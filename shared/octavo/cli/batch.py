@@ -52,7 +52,7 @@ def run(
     """
     lines = [
         parse_line(text, number, model)
-        for number, text in enumerate(source.read_text(encoding="utf-8").splitlines(), 1)
+        for number, text in enumerate(source.read_text(encoding="utf-8").split("\n"), 1)  # U+2028 is no end
         if text.strip()
     ]
     if twice := _repeated(line.custom_id for line in lines):
@@ -80,7 +80,7 @@ def keep_successes(target: Path) -> set[str]:
     if not target.exists():
         return set()
     kept: dict[str, str] = {}
-    lines = target.read_text(encoding="utf-8").splitlines()
+    lines = [text for text in target.read_text(encoding="utf-8").split("\n") if text]
     for text in lines:
         try:
             answer = json.loads(text)

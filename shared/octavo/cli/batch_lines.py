@@ -38,6 +38,7 @@ def parse_line(text: str, number: int, default_model: str) -> BatchLine:
     custom_id = f"line-{number}"
     try:
         fields = json.loads(text)
+        json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair can be written nowhere
         if not isinstance(fields, dict):
             raise InvalidRequest("the line is not a JSON object")
         custom_id = str(fields.pop("custom_id", custom_id))
@@ -49,7 +50,7 @@ def parse_line(text: str, number: int, default_model: str) -> BatchLine:
         return BatchLine(number, custom_id, None, InvalidRequest(f"the line is not JSON: {error}"))
     except OctavoError as error:
         return BatchLine(number, custom_id, None, error)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         return BatchLine(number, custom_id, None, InvalidRequest(str(error)))
 
 

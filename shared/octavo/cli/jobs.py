@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from octavo.cli.console import AsJson, RedisUrl, err, out, print_json
 from octavo.client import AsyncClient
@@ -70,7 +71,7 @@ def show(job_id: JobId, redis_url: RedisUrl = None, as_json: AsJson = False) -> 
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in job.model_dump(mode="json", exclude_none=True).items():
-        table.add_row(f"[dim]{name}[/]", str(value))
+        table.add_row(f"[dim]{name}[/]", Text(str(value)))
     out.print(table)
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from octavo.cli.console import AsJson, RedisUrl, err, out, print_json
 from octavo.client import DEFAULT_TENANT, AsyncClient
@@ -84,7 +86,7 @@ def drop(name: Name, model: Model = "demo", tenant: OfTenant = DEFAULT_TENANT, r
             return await client.unpin_prefix(name, model=model, tenant=tenant)
 
     if not asyncio.run(ask()):
-        err.print(f"no prefix {name} of {tenant} is pinned for {model}: octavo prefix ls")
+        err.print(escape(f"no prefix {name} of {tenant} is pinned for {model}: octavo prefix ls"))
         raise typer.Exit(1)
     out.print(f"{name}: left to the cache")
 
@@ -125,5 +127,5 @@ def _show(prefixes: list[PinnedPrefix]) -> None:
             state = outcome.state if outcome is not None else "no answer yet" if worker else "no worker"
             tokens = str(outcome.tokens) if outcome is not None else ""
             message = outcome.message if outcome is not None else ""
-            table.add_row(pin.name, pin.model, pin.tenant, worker, state, tokens, message)
+            table.add_row(pin.name, pin.model, pin.tenant, worker, state, tokens, Text(message))
     out.print(table)

@@ -64,8 +64,11 @@ class Pins:
             async with answered():
                 found: Any = await self._connection.hgetall(self._name)
             wanted = {name.decode(): data for name, data in found.items()}
-            for name in self._outcomes.keys() - wanted.keys():
+            gone = self._outcomes.keys() - wanted.keys()
+            for name in gone:
                 self._unpin(name)
+            if gone:  # what found no room may find some
+                self._outcomes = {name: found for name, found in self._outcomes.items() if found.state != "refused"}
             for name, data in wanted.items():
                 try:
                     pin = wire.decode_pin(data)
