@@ -66,8 +66,10 @@ class AsyncClient:
         self._retention = retention or Retention()
         self._keys = Keys()
         self._cell = Cell(self._keys)
-        self._redis = connect(self._url)
-        self._listener = connect_listener(self._url)
+        try:
+            self._redis, self._listener = connect(self._url), connect_listener(self._url)
+        except ValueError as error:
+            raise ServerUnavailable(f"no address of a Redis server, such as redis://host:6379: {error}") from None
         self._submissions = Submissions(self._redis, self._listener, self._retention.result_s)
         self._subscriber = Subscriber(self._redis, self._listener, self._cell, self._submissions)
 

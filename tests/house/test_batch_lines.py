@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from octavo.cli.batch import keep_successes
 from octavo.cli.batch_lines import BatchLine, parse_line
@@ -65,9 +66,21 @@ def test_no_line_ends_the_others(text: str) -> None:
 def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     answers = [
-        {"custom_id": name, "error": None, "text": f"one{end}two"} for name, end in (("a", "\u2028"), ("b", "\x85"))
+        {"id": f"batch_req_{name}", "custom_id": name, "error": None, "text": f"one{end}two"}
+        for name, end in (("a", "\u2028"), ("b", "\x85"))
     ]
     target.write_text("".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers), encoding="utf-8")
     before = target.read_bytes()
     assert keep_successes(target) == {"a", "b"}
     assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "text", ["notes\n", '{"prompt": "x"}\n', '{"custom_id": "a", "url": "/v1/completions"}\n{"id": "b']
+)
+def test_a_file_that_holds_no_answers_is_left_alone(tmp_path: Path, text: str) -> None:
+    target = tmp_path / "in.jsonl"
+    target.write_text(text)
+    with pytest.raises(typer.Exit):
+        keep_successes(target)
+    assert target.read_text() == text

@@ -234,7 +234,7 @@ def test_a_batch_killed_in_the_middle_goes_on_and_generates_nothing_twice(cli: C
     process.communicate()
     before = {answer["custom_id"]: answer for answer in map(json.loads, target.read_text().splitlines()[:8])}
     with target.open("a") as output:
-        output.write('{"custom_id": "n59", "respo')  # a torn line, as a crash leaves it
+        output.write('{"id": "batch_req_x", "custom_id": "n59", "respo')  # a torn line, as a crash leaves it
     cli(*command)
     answers = read_jsonl(target)
     assert sorted(answer["custom_id"] for answer in answers) == sorted(line["custom_id"] for line in lines)

@@ -13,7 +13,9 @@ from octavo.connection import default_url
 class WorkerSettings(BaseSettings):
     """One worker: which model, how much of the machine, and how it behaves towards the queue."""
 
-    model_config = SettingsConfigDict(env_prefix="OCTAVO_", frozen=True, protected_namespaces=())
+    model_config = SettingsConfigDict(
+        env_prefix="OCTAVO_", frozen=True, protected_namespaces=(), allow_inf_nan=False, env_ignore_empty=True
+    )
 
     redis_url: str = Field(
         default_factory=default_url,

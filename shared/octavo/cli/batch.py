@@ -75,13 +75,21 @@ def run(
         raise typer.Exit(1)
 
 
+_BEGINNING = '{"id": "batch_req_'
+"""Of every answer that we write."""
+
+
 def keep_successes(target: Path) -> set[str]:
-    """The custom ids that an earlier run answered. Failures and a torn last line are removed from the file."""
+    """The custom ids that an earlier run answered. Failures and a torn last line are removed from the file; one that
+    holds anything else is left alone."""
     if not target.exists():
         return set()
     kept: dict[str, str] = {}
     lines = [text for text in target.read_text(encoding="utf-8").split("\n") if text]
-    for text in lines:
+    for number, text in enumerate(lines, 1):
+        is_torn = number == len(lines) and _BEGINNING.startswith(text[: len(_BEGINNING)])
+        if not text.startswith(_BEGINNING) and not is_torn:
+            raise fail(f"{target} holds something else than answers: name another file")
         try:
             answer = json.loads(text)
         except json.JSONDecodeError:

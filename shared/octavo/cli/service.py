@@ -28,6 +28,7 @@ from octavo.server import server_url
 
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 25.0
+_BEYOND_GRACE_S = 5.0
 _RESTART_DELAY_S = (1.0, 30.0)
 
 
@@ -123,7 +124,7 @@ class Service:
                 for child in group:
                     child.terminate()
                 for child in group:
-                    child.wait(_STOP_TIMEOUT_S)
+                    child.wait(_stop_timeout_s())
         except KeyboardInterrupt:
             for child in self.children:
                 child.kill()
@@ -180,6 +181,14 @@ def is_free(host: str, port: int) -> bool:
 def _threads(workers: int) -> int:
     """Threads of each worker's engine: the cores shared out, so that workers do not fight over them."""
     return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
+
+
+def _stop_timeout_s() -> float:
+    """Seconds that a child has to end: more than the grace that workers have been told to give their jobs."""
+    try:
+        return max(_STOP_TIMEOUT_S, float(os.environ.get("OCTAVO_GRACE", 0)) + _BEYOND_GRACE_S)
+    except ValueError:
+        return _STOP_TIMEOUT_S
 
 
 def _answers(url: str) -> bool:

@@ -99,8 +99,9 @@ class EngineProcess:
                 return
             text = line.decode(errors="replace")
             self.last_lines.append(text.rstrip())
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            with contextlib.suppress(OSError):  # whoever read it is gone: the engine must not wait for us
+                sys.stderr.write(text)
+                sys.stderr.flush()
 
 
 def _die_with(parent: int) -> Callable[[], None] | None:

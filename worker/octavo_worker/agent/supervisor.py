@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import redis
 import redis.asyncio
+from pydantic import TypeAdapter, ValidationError
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
@@ -24,7 +25,7 @@ from redis.retry import Retry
 from octavo import wire
 from octavo.connection import answered, connect, outage
 from octavo.fleet import describe_mix, live_workers, mixed_numerics
-from octavo.models import ModelCard, WorkerInfo
+from octavo.models import ModelCard, ModelName, WorkerInfo
 from octavo.protocol import Cell, run
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.child import EngineProcess
@@ -57,6 +58,13 @@ class WorkerFailed(Exception):
 
 async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | None = None) -> None:
     """Run a worker until SIGTERM or SIGINT. Raises WorkerFailed. `engine_command` replaces the engine (tests)."""
+    name = settings.served_name or served_name(settings.model)
+    try:
+        TypeAdapter(ModelName).validate_python(name)
+    except ValidationError as error:
+        raise WorkerFailed(
+            f"no job can ask for a model called {name!r}: give a --served-name of letters, digits and . _ : / @ + -"
+        ) from error
     try:
         folder = await asyncio.to_thread(model_folder, settings.model)
     except ModelNotFound as error:
@@ -67,8 +75,10 @@ async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | Non
     engine = await EngineProcess.start(command)  # it loads while the tokenizer does
     try:
         prompts = await asyncio.to_thread(Prompts, folder)
-    except BaseException:
+    except BaseException as error:
         engine.kill()
+        if isinstance(error, Exception):  # tokenizers raises nothing more special
+            raise WorkerFailed(f"the tokenizer in {folder} cannot be read: {error}") from error
         raise
     async with connect(settings.redis_url) as connection:
         await Supervisor(settings, connection, prompts, command, engine).run()

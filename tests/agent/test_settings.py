@@ -1,0 +1,46 @@
+"""Settings that cannot work are refused in words before anything starts."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from octavo import AsyncClient, ServerUnavailable
+from octavo.connection import default_url
+from octavo_worker.agent.supervisor import WorkerFailed, serve
+from octavo_worker.settings import WorkerSettings
+
+ENGINE = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def test_what_is_empty_in_the_environment_is_left_to_its_default(monkeypatch):
+    monkeypatch.setenv("OCTAVO_REDIS_URL", "")
+    monkeypatch.setenv("OCTAVO_KV_MEMORY", "")
+    settings = WorkerSettings()
+    assert (settings.redis_url, settings.kv_memory) == (default_url(), None)
+
+
+@pytest.mark.parametrize("name", ["kv_memory", "swap_memory", "lease"])
+def test_no_amount_is_infinite(name):
+    with pytest.raises(ValidationError):
+        WorkerSettings(**{name: float("inf")})
+
+
+async def test_a_name_that_no_job_can_ask_for():
+    with pytest.raises(WorkerFailed, match="--served-name"):
+        await serve(WorkerSettings(served_name="My Model"), engine_command=ENGINE)
+
+
+async def test_a_tokenizer_that_cannot_be_read(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(WorkerFailed, match="the tokenizer in"):
+        await serve(WorkerSettings(model=str(tmp_path)), engine_command=ENGINE)
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "redis://host:port"])
+async def test_an_address_that_is_none(url):
+    with pytest.raises(ServerUnavailable, match="no address"):
+        AsyncClient(url)
