@@ -100,11 +100,16 @@ class EmbeddedServer:
         with the server's own words if it does not."""
         if self._process is not None:
             return
+        with (self._directory() / "lock").open("ab") as lock:
+            _lock(lock, self._directory())
+            self._start_somewhere(lock)
+
+    def _start_somewhere(self, lock: BinaryIO) -> None:
         attempts = 3 if self._port is None else 1  # somebody else may take a free port before the server does
         for attempt in range(attempts):
             port = self._port or _free_port()
             try:
-                self._spawn(port)
+                self._spawn(port, lock)
             except ServerUnavailable:
                 if attempt == attempts - 1:
                     raise
@@ -139,11 +144,10 @@ class EmbeddedServer:
             process.kill()
             process.wait()
 
-    def _spawn(self, port: int) -> None:
+    def _spawn(self, port: int, lock: BinaryIO) -> None:
         directory = self._directory()
         log = directory / "server.log"
-        with log.open("ab") as output, (directory / "lock").open("ab") as lock:
-            _lock(lock, directory)
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [str(self._binary), *self._options(port, directory)],
                 stdin=subprocess.DEVNULL,

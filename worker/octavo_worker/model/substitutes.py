@@ -37,18 +37,20 @@ class RowByRow(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        named = kwargs or {}
-        if func is nn.functional.linear and not named:
-            return _product(*args)
-        if func in _MATMULS and not named and args[1].dim() == 2 and args[1].mT.is_contiguous():
-            return _product(args[0], args[1].mT)
-        if getattr(func, "__name__", "") in _VECTORISED and args and "out" not in named:
+        named, name = kwargs or {}, getattr(func, "__name__", "")
+        if name not in _NAMES or not args or "out" in named:
+            return func(*args, **named)
+        if name in _VECTORISED:
             return func(args[0].double(), *args[1:], **named).to(args[0].dtype)
+        if name == "linear" and not named:
+            return _product(*args)
+        if name != "linear" and not named and args[1].dim() == 2 and args[1].mT.is_contiguous():
+            return _product(args[0], args[1].mT)
         return func(*args, **named)
 
 
-_MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
-_VECTORISED = {"silu", "gelu", "sigmoid", "tanh", "exp", "softplus", "cos", "sin"}
+_VECTORISED = frozenset(("silu", "gelu", "sigmoid", "tanh", "exp", "softplus", "cos", "sin"))
+_NAMES = _VECTORISED | {"linear", "matmul", "__matmul__"}
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
