@@ -141,7 +141,7 @@ def _forget_the_dead(folder: Path) -> None:
         pid = int(file.stem.rpartition("_")[2])
         try:
             os.kill(pid, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # or the number is somebody else's by now
             mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
