@@ -10,14 +10,12 @@ from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import TypeAdapter, ValidationError
 
-from octavo.models import Tenant
+from octavo.errors import InvalidRequest
+from octavo.requests import checked_tenant
 from octavo_gateway.errors import ApiError
 
 DEFAULT_TENANT = "default"
-
-_TENANT = TypeAdapter(Tenant)
 
 
 class Keyring:
@@ -63,8 +61,8 @@ def _digest(key: bytes) -> bytes:
 def _pair(text: str) -> tuple[str, str]:
     tenant, _, key = (part.strip() for part in text.partition(":"))
     try:
-        _TENANT.validate_python(tenant)
-    except ValidationError as error:
+        checked_tenant(tenant)
+    except InvalidRequest as error:
         raise ValueError("API keys are written tenant:key; a tenant is 1 to 64 of letters, digits and _.@-") from error
     if not key:
         raise ValueError(f"API keys are written tenant:key; tenant {tenant} has no key")

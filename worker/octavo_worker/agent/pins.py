@@ -68,7 +68,7 @@ class Pins:
             for name in gone:
                 self._unpin(name)
             if gone:  # what found no room may find some
-                self._outcomes = {name: found for name, found in self._outcomes.items() if found.state != "refused"}
+                self._outcomes = {name: made for name, made in self._outcomes.items() if made.state != "refused"}
             for name, data in wanted.items():
                 try:
                     pin = wire.decode_pin(data)

@@ -58,13 +58,7 @@ class WorkerFailed(Exception):
 
 async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | None = None) -> None:
     """Run a worker until SIGTERM or SIGINT. Raises WorkerFailed. `engine_command` replaces the engine (tests)."""
-    name = settings.served_name or served_name(settings.model)
-    try:
-        TypeAdapter(ModelName).validate_python(name)
-    except ValidationError as error:
-        raise WorkerFailed(
-            f"no job can ask for a model called {name!r}: give a --served-name of letters, digits and . _ : / @ + -"
-        ) from error
+    name = _public_name(settings)
     try:
         folder = await asyncio.to_thread(model_folder, settings.model)
     except ModelNotFound as error:
@@ -81,7 +75,18 @@ async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | Non
             raise WorkerFailed(f"the tokenizer in {folder} cannot be read: {error}") from error
         raise
     async with connect(settings.redis_url) as connection:
-        await Supervisor(settings, connection, prompts, command, engine).run()
+        await Supervisor(settings, name, connection, prompts, command, engine).run()
+
+
+def _public_name(settings: WorkerSettings) -> str:
+    """What jobs call the model. Raises WorkerFailed."""
+    name = settings.served_name or served_name(settings.model)
+    try:
+        return TypeAdapter(ModelName).validate_python(name)
+    except ValidationError as error:
+        raise WorkerFailed(
+            f"no job can ask for a model called {name!r}: give a --served-name of letters, digits and . _ : / @ + -"
+        ) from error
 
 
 def _options(settings: WorkerSettings, folder: str) -> str:
@@ -115,17 +120,18 @@ class Supervisor:
     def __init__(
         self,
         settings: WorkerSettings,
+        model: str,
         connection: redis.asyncio.Redis,
         prompts: Prompts,
         command: Sequence[str],
         engine: EngineProcess,
     ) -> None:
-        """`command` starts another engine when `engine` has died."""
+        """`model` is the name that jobs ask for; `command` starts another engine when `engine` has died."""
         self._settings = settings
         self._connection = connection
         self._command = command
         self._cell = Cell()
-        self._model = settings.served_name or served_name(settings.model)
+        self._model = model
         self._worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._prompts = prompts
         self._started_at = time.time()

@@ -131,10 +131,8 @@ def load_transformers(
     """Loads `folder` (or, with a `dummy_seed`, random weights). Raises `UnsupportedModel` or `CheckpointError`."""
     AttentionInterface.register(NAME, paged_attention)
     ways: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME}
-    if device.type == "cpu":
-        ways["experts_implementation"] = (
-            "eager"  # others multiply all experts' rows together, and round by their number
-        )
+    if device.type == "cpu":  # other ways multiply the rows of all experts at once, and round by their number
+        ways["experts_implementation"] = "eager"
     try:
         if dummy_seed is not None:
             torch.manual_seed(dummy_seed)
