@@ -127,6 +127,8 @@ def rope_write_kv(
     `cos_sin[max_pos, rotary_dim]` (float32, first half cos, second half sin) rotates the first `rotary_dim` values of a
     head, in halves or, `interleaved`, in neighbouring pairs (RoFormer, arXiv 2104.09864); None rotates nothing.
     `q_norm`, `k_norm`: weights `[head_dim]`, applied as `norm_offset + weight`.
+    On CUDA `positions`, `cos_sin` and the weights are read before the stream's previous kernel has ended: they must be
+    older than it.
     """
     dtype = float_type("qkv", qkv)
     tokens, packed = rows_of("qkv", qkv)

@@ -171,7 +171,6 @@ __device__ inline void write_heads(const WriteArgs& a, int part, int token, int 
   using Ring = Stage<D, U>;
   const int lane = threadIdx.x % 32, tokens = int(a.tokens);
   Writer<T, C, D, U, norms, whole, kind> writer(a, part, lane);
-  wait_for_previous_kernel();
   const T* source = writer.source(token) + writer.part.first * U;
   int64_t ahead = step * writer.source_stride();
   uint32_t ring = shared_address(stages), own = lane;
@@ -198,13 +197,13 @@ __device__ inline void write_heads(const WriteArgs& a, int part, int token, int 
       }
     }
     position = position_of(next + step);
-    commit_copies();
   };
-  // Angles wait for their position.
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) feed_units(i, token + i * step);
+  // Positions are older than what this waits for; their angles come after them.
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) feed_angles(i, token + i * step);
+  wait_for_previous_kernel();
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) feed_units(i, token + i * step), commit_copies();
 
   auto slot_of = [&](int at) { return kind != Kind::query && at < tokens ? int(a.slots[at]) : 0; };
   for (int at = 0, slot = slot_of(token); token < tokens; token += step) {
@@ -213,6 +212,7 @@ __device__ inline void write_heads(const WriteArgs& a, int part, int token, int 
     __syncwarp();  // all have what was copied, and have read the stage before this one
     feed_units(before, token + (kStages - 1) * step);
     feed_angles(before, token + (kStages - 1) * step);
+    commit_copies();
     Unit<U> low{}, high{};
     if (writer.used) low = stage(at).low[own], high = stage(at).high[own];
     writer.write(token, slot, writer.rotates() ? stage(at).angles : nullptr, low, high);
