@@ -22,6 +22,12 @@ def torch_alone() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def same_data() -> None:
+    """What fails fails again: also the one in a hundred whose eight bits lie next to the middle between two codes."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(params=_cpu.levels())
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     before = _cpu.level()

@@ -44,7 +44,6 @@ def test_write_kv_fills_its_slots_and_nothing_else(level, dtype):
 @pytest.mark.parametrize("norm", [False, True])
 def test_rope_write_kv(level, dtype, interleaved, rotary_dim, norm):
     heads, kv_heads, dim, tokens = 6, 2, 80, 5
-    torch.manual_seed(0)
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
     slots, positions = torch.tensor([3, 20, -1, 16, 47]), torch.tensor([0, 9, 5, 77, 99])
     cos_sin = None if rotary_dim is None else table(100, rotary_dim)
@@ -88,7 +87,6 @@ def read_back_eight_bits(layer, slots, head_dim):
 @pytest.mark.parametrize("head_dim", [8, 40, 64, 256])
 def test_eight_bits_of_every_token_and_head(level, dtype, cells, head_dim):
     """Over ten orders of magnitude, with zeros, all as the reference rounds them; nothing else is touched."""
-    torch.manual_seed(0)
     cache = ops.empty_cache(6, 2, 3, BLOCK, head_dim, cells)
     cache.view(torch.uint8).fill_(0xA5)
     size = torch.logspace(-6, 4, 50)[:, None, None]
@@ -113,7 +111,6 @@ def test_eight_bits_of_every_token_and_head(level, dtype, cells, head_dim):
 @pytest.mark.parametrize("cells", EIGHT_BITS, ids=str)
 def test_rotated_and_normalised_keys_in_eight_bits(level, cells):
     """What is rounded is the rotated key in float32, so that no other rounding comes before."""
-    torch.manual_seed(0)
     qkv, norm = torch.randn(5, 10 * 64).to(torch.bfloat16), torch.randn(64).to(torch.bfloat16)
     slots, positions = torch.tensor([3, 20, 40, 16, 47]), torch.tensor([0, 9, 5, 77, 99])
     q = torch.empty(5, 6, 64, dtype=torch.bfloat16)
