@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from octavo.errors import OctavoError
+
 
 class LocalService(BaseModel):
     """The service that runs on this machine."""
@@ -24,21 +26,28 @@ class LocalService(BaseModel):
 
 
 def state_dir() -> Path:
-    """Where octavo keeps what must outlive a process on this machine."""
+    """Where octavo keeps what must outlive a process on this machine. Raises OctavoError if there is no such place."""
     if chosen := os.environ.get("OCTAVO_STATE_DIR"):
         return Path(chosen)
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "octavo"
+    if base := os.environ.get("XDG_STATE_HOME"):
+        return Path(base) / "octavo"
+    try:
+        return Path.home() / ".local" / "state" / "octavo"
+    except RuntimeError as error:
+        raise OctavoError("this user has no home directory: set OCTAVO_STATE_DIR to a folder") from error
 
 
 def publish(service: LocalService) -> None:
-    """Write the state file, readable by this user alone: the address may hold a password."""
+    """Write the state file, readable by this user alone: the address may hold a password. Raises OctavoError."""
     path = _path()
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{service.pid}")
-    draft.touch(mode=0o600)
-    draft.write_text(service.model_copy(update={"born": _born(service.pid)}).model_dump_json())
-    draft.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch(mode=0o600)
+        draft.write_text(service.model_copy(update={"born": _born(service.pid)}).model_dump_json())
+        draft.replace(path)
+    except OSError as error:
+        raise OctavoError(f"cannot write {path} ({error.strerror}): set OCTAVO_STATE_DIR to another folder") from error
 
 
 def withdraw(pid: int) -> None:
@@ -61,7 +70,7 @@ def _path() -> Path:
 def _read() -> LocalService | None:
     try:
         return LocalService.model_validate_json(_path().read_bytes())
-    except (OSError, ValidationError):
+    except (OSError, ValidationError, OctavoError):
         return None
 
 

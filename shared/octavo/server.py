@@ -100,9 +100,17 @@ class EmbeddedServer:
         with the server's own words if it does not."""
         if self._process is not None:
             return
-        with (self._directory() / "lock").open("ab") as lock:
+        with self._open_lock() as lock:
             _lock(lock, self._directory())
             self._start_somewhere(lock)
+
+    def _open_lock(self) -> BinaryIO:
+        try:
+            return (self._directory() / "lock").open("ab")
+        except OSError as error:
+            raise ServerUnavailable(
+                f"the server cannot keep its data in {self._data_dir} ({error.strerror}): give it another folder"
+            ) from error
 
     def _start_somewhere(self, lock: BinaryIO) -> None:
         attempts = 3 if self._port is None else 1  # somebody else may take a free port before the server does

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -98,13 +99,30 @@ def test_jobs_are_listed_shown_followed_from_any_offset_and_cancelled(cli: Cli) 
     assert cli.json("jobs", "cancel", result["id"])["status"] == "completed"
 
 
-def test_interrupting_run_cancels_the_job(cli: Cli) -> None:
+def interrupt(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def terminate(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+
+
+def read_no_more(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+@pytest.mark.parametrize(("end", "code"), [(interrupt, 130), (terminate, 143), (read_no_more, 1)])
+def test_run_cancels_its_job_when_it_is_ended(
+    cli: Cli, end: Callable[[subprocess.Popen[str]], None], code: int
+) -> None:
     process = cli.start("run", "ROMEO:", "--max-tokens", "1000")
     assert process.stdout is not None
+    assert process.stderr is not None
     assert process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode == 130
+    end(process)
+    assert process.wait(30) == code
+    assert "Traceback" not in process.stderr.read()
     job_id = cli.json("jobs", "ls", "--limit", "1")["jobs"][0]["id"]
     eventually(lambda: cli.json("jobs", "show", job_id)["status"] == "cancelled")
 

@@ -11,6 +11,7 @@ import pytest
 
 from octavo import local
 from octavo.cli.service import Plan, Service, gpus, is_free
+from octavo.errors import OctavoError
 from octavo.local import LocalService
 
 PLAN = Plan("demo", 3, "127.0.0.1", 8000, None)
@@ -86,4 +87,21 @@ def test_a_state_file_of_another_process_with_that_number_counts_for_nothing(
     found = local.running()
     assert found is not None
     (tmp_path / "up.json").write_text(found.model_copy(update={"born": "before the last boot 17"}).model_dump_json())
+    assert local.running() is None
+
+
+def test_without_a_place_for_its_state_octavo_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(cls: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    service = LocalService(pid=os.getpid(), redis_url="redis://x", api_url="http://x", model="demo")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OCTAVO_STATE_DIR", str(tmp_path / "file" / "state"))
+    with pytest.raises(OctavoError, match="Not a directory.*OCTAVO_STATE_DIR"):
+        local.publish(service)
+    for name in ("OCTAVO_STATE_DIR", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", classmethod(nowhere))
+    with pytest.raises(OctavoError, match="OCTAVO_STATE_DIR"):
+        local.publish(service)
     assert local.running() is None

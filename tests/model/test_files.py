@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +37,19 @@ def test_an_unreachable_hub_is_reported_with_the_next_step(monkeypatch: pytest.M
 def test_a_model_is_served_under_the_last_part_of_its_name(tmp_path: Path) -> None:
     assert served_name(str(tmp_path / ".")) == tmp_path.name
     assert served_name("someone/some-model") == "some-model"
+
+
+def test_ctrl_c_ends_a_download_that_hangs(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.settimeout(60)
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "octavo_worker", "--model", "nobody/no-such-model"],
+            env={**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"},
+        )
+        with hub.accept()[0]:
+            worker.send_signal(signal.SIGINT)
+            try:
+                assert worker.wait(5) == -signal.SIGINT
+            finally:
+                worker.kill()

@@ -127,3 +127,24 @@ def test_eagerly_it_simply_waits(app: ModuleType, generate: Any) -> None:
     result = generate.apply(("a",), {"model": "toy", "max_tokens": 3, "seed": 9})
     assert result.get()["token_ids"] == reference("a", 9, 3)
     assert result.state == "SUCCESS"
+
+
+def test_called_as_a_function_it_waits_and_each_call_is_a_job(app: ModuleType, generate: Any) -> None:
+    first, second = (generate("a", model="toy", max_tokens=3, seed=9) for _ in range(2))
+    assert first["token_ids"] == second["token_ids"] == reference("a", 9, 3)
+    assert first["job_id"] != second["job_id"]
+
+
+def test_a_job_of_days_is_looked_at_every_few_seconds(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    countdowns = []
+    monkeypatch.setattr(
+        generate, "retry", lambda exc, countdown: countdowns.append(countdown) or celery.exceptions.Retry()
+    )
+    for retries in (0, 5, 100_000):
+        generate.push_request(retries=retries)
+        with pytest.raises(celery.exceptions.Retry):
+            generate.look_again()
+        generate.pop_request()
+    assert countdowns == sorted(countdowns)
+    assert countdowns[0] < 1
+    assert 1 < countdowns[-1] < 60

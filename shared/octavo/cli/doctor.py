@@ -174,7 +174,10 @@ def _kv_dtype(config: Path) -> str:
 
 
 def _disk() -> Finding:
-    folder = local.state_dir()
+    try:
+        folder = local.state_dir()
+    except OctavoError as error:
+        return Finding("disk", "error", "no folder for the server's data", str(error))
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free / 1e9

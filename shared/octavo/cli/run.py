@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from octavo.client import AsyncClient, AsyncJob
 from octavo.models import Priority, Progress
 
 _TAIL = 40
+_ENDED = 128 + signal.SIGTERM  # what a shell says of a process that a signal has ended
 
 
 def run(
@@ -34,7 +36,7 @@ def run(
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a prompt and stream the answer. Ctrl-C cancels the job."""
+    """Submit a prompt and stream the answer. Ctrl-C cancels the job, and so does a reader that goes away."""
     given = {
         "n": n, "beam_width": beams, "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p,
         "top_k": top_k, "min_p": min_p, "seed": seed, "stop": stop or None,
@@ -47,10 +49,17 @@ def run(
     else:
         fields["prompt"] = text
     live = not as_json and fields.get("n", 1) == 1
-    asyncio.run(_run(redis_url, {"model": model, "priority": priority, **fields}, live=live, as_json=as_json))
+    try:
+        asyncio.run(_run(redis_url, {"model": model, "priority": priority, **fields}, live=live, as_json=as_json))
+    except asyncio.CancelledError:
+        raise typer.Exit(_ENDED) from None
 
 
 async def _run(redis_url: str | None, fields: dict[str, Any], *, live: bool, as_json: bool) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     async with AsyncClient(redis_url) as client:
         job = await client.submit(**fields)
         try:
@@ -58,7 +67,7 @@ async def _run(redis_url: str | None, fields: dict[str, Any], *, live: bool, as_
                 await _follow(job)
                 return
             result = await job.result()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, BrokenPipeError):
             await job.cancel()
             err.print(f"\ncancelled job {job.id}")
             raise

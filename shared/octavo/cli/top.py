@@ -77,7 +77,7 @@ def top(
 
 async def _top(redis_url: str | None, interval: float, prefix: str, *, once: bool, memory: bool, as_json: bool) -> None:
     async with AsyncClient(redis_url) as client:
-        reader = _Reader(client, prefix, memory=memory)
+        reader = Reader(client, prefix, memory=memory)
         await reader.read()
         if as_json or once:
             while True:
@@ -96,7 +96,7 @@ async def _top(redis_url: str | None, interval: float, prefix: str, *, once: boo
                 await asyncio.sleep(interval)
 
 
-class _Reader:
+class Reader:
     """One reading after the other; rates are those since the one before. Only workers whose id begins with `prefix`."""
 
     def __init__(self, client: AsyncClient, prefix: str, *, memory: bool) -> None:
@@ -110,7 +110,7 @@ class _Reader:
         queued = await self._client.queue_depths()
         now, found = time.monotonic(), await self._client.workers()
         workers = [worker for worker in found if worker.id.startswith(self._prefix)]
-        loads = [_load(worker, self._made.get(worker.id, 0), now - self._since) for worker in workers]
+        loads = [_load(worker, self._made.get(worker.id), now - self._since) for worker in workers]
         self._made, self._since = {worker.id: _count(worker, "generated_tokens") for worker in workers}, now
         return Snapshot(queued, loads, await self._ask(workers) if self._memory else [])
 
@@ -124,10 +124,11 @@ class _Reader:
         return [answer for answer in answers if isinstance(answer, WorkerMemory)]
 
 
-def _load(worker: WorkerInfo, made_before: int, seconds: float) -> WorkerLoad:
+def _load(worker: WorkerInfo, made_before: int | None, seconds: float) -> WorkerLoad:
+    """`made_before`: tokens at the reading before; None if that did not have the worker."""
     used, cached, free = (_count(worker, f"{state}_blocks") for state in ("used", "cached", "free"))
     blocks = max(1, used + cached + free)
-    made = max(0, _count(worker, "generated_tokens") - made_before)
+    made = 0 if made_before is None else max(0, _count(worker, "generated_tokens") - made_before)
     return WorkerLoad(
         id=worker.id,
         model=worker.model,

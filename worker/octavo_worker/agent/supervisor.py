@@ -59,6 +59,7 @@ class WorkerFailed(Exception):
 async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | None = None) -> None:
     """Run a worker until SIGTERM or SIGINT. Raises WorkerFailed. `engine_command` replaces the engine (tests)."""
     name = _public_name(settings)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run`, as SIGTERM: a download's threads would be waited for
     try:
         folder = await asyncio.to_thread(model_folder, settings.model)
     except ModelNotFound as error:
