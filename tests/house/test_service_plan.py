@@ -97,7 +97,7 @@ def test_without_a_place_for_its_state_octavo_asks_for_one(tmp_path: Path, monke
     service = LocalService(pid=os.getpid(), redis_url="redis://x", api_url="http://x", model="demo")
     (tmp_path / "file").touch()
     monkeypatch.setenv("OCTAVO_STATE_DIR", str(tmp_path / "file" / "state"))
-    with pytest.raises(OctavoError, match="Not a directory.*OCTAVO_STATE_DIR"):
+    with pytest.raises(OctavoError, match=r"Not a directory.*OCTAVO_STATE_DIR"):
         local.publish(service)
     for name in ("OCTAVO_STATE_DIR", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
