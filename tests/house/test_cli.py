@@ -15,7 +15,9 @@ import pytest
 import redis
 from cli_driver import Cli
 from loading_server import loading_server
+from typer.testing import CliRunner
 
+from octavo.cli.app import build_app
 from octavo.server import EmbeddedServer
 
 pytestmark = pytest.mark.xdist_group("cli")
@@ -179,33 +181,34 @@ def test_doctor_finds_nothing_to_repair_here(cli: Cli) -> None:
     assert findings["model"]["found"].endswith("KV cache in bfloat16")
 
 
-def test_doctor_names_the_next_step_when_there_is_no_server(cli: Cli) -> None:
-    findings = cli.json("doctor", "--redis-url", "redis://:secret@127.0.0.1:1", code=1)["findings"]
-    (redis,) = [finding for finding in findings if finding["name"] == "redis"]
-    assert redis["state"] == "error"
-    assert "octavo up" in redis["next_step"]
-    assert "secret" not in json.dumps(findings)
+def diagnose(url: str, code: int = 0) -> dict[str, dict[str, str]]:
+    """What doctor finds at `url`, by name: here, because a process of its own would import torch each time."""
+    result = CliRunner().invoke(build_app(), ["doctor", "--json", "--redis-url", url])
+    assert result.exit_code == code, result.output
+    assert "secret" not in result.output
+    return {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
 
 
-def test_doctor_asks_for_patience_while_the_server_loads(cli: Cli, tmp_path: Path) -> None:
+def test_doctor_names_the_next_step_when_there_is_no_server() -> None:
+    found = diagnose("redis://:secret@127.0.0.1:1", code=1)["redis"]
+    assert found["state"] == "error"
+    assert "octavo up" in found["next_step"]
+
+
+def test_doctor_asks_for_patience_while_the_server_loads(tmp_path: Path) -> None:
     with loading_server(tmp_path) as url:
-        findings = {finding["name"]: finding for finding in cli.json("doctor", "--redis-url", url)["findings"]}
-    assert findings["redis"]["state"] == "warning"
-    assert "still loading" in findings["redis"]["found"]
+        found = diagnose(url)["redis"]
+    assert found["state"] == "warning"
+    assert "still loading" in found["found"]
 
 
-def test_doctor_tells_whether_the_server_keeps_jobs(cli: Cli, tmp_path: Path) -> None:
+def test_doctor_tells_whether_the_server_keeps_jobs(tmp_path: Path) -> None:
     with EmbeddedServer(data_dir=tmp_path) as server, redis.Redis.from_url(server.url) as connection:
-
-        def finding() -> dict[str, str]:
-            found = cli.json("doctor", "--redis-url", server.url)["findings"]
-            return next(finding for finding in found if finding["name"] == "safety")
-
-        assert finding()["state"] == "ok"
+        assert diagnose(server.url)["safety"]["state"] == "ok"
         connection.config_set("maxmemory-policy", "allkeys-lru")
-        assert (finding()["state"], finding()["next_step"]) == ("warning", "set maxmemory-policy noeviction")
+        assert diagnose(server.url)["safety"]["next_step"] == "set maxmemory-policy noeviction"
         connection.config_set("appendonly", "no")
-        assert (finding()["state"], finding()["next_step"]) == ("warning", "set appendonly yes")
+        assert diagnose(server.url)["safety"]["next_step"] == "set appendonly yes"
 
 
 def test_batch_answers_both_kinds_of_lines_and_reports_bad_ones(cli: Cli, tmp_path: Path) -> None:
