@@ -110,6 +110,25 @@ def test_what_cannot_be_kept_is_refused_with_the_reason(queue: Queue, start_work
     assert list(queue.wait(queue.submit((7, 8), sampling=sampling(3))).token_ids)
 
 
+def drop(client: Client) -> None:
+    client.unpin_prefix("a", model="demo")
+
+
+def shorten(client: Client) -> None:
+    client.pin_prefix("a", model="demo", prompt=range(2, 34))
+
+
+@pytest.mark.parametrize("free", [drop, shorten])
+def test_what_found_no_room_is_pinned_once_there_is_some(queue: Queue, start_worker, client, free):
+    start_worker(**SMALL).wait_ready()
+    client.pin_prefix("a", model="demo", prompt=range(2, 258))
+    settled(client, "a")
+    client.pin_prefix("b", model="demo", prompt=range(300, 556))
+    assert [outcome.state for outcome in settled(client, "b").workers.values()] == ["refused"]
+    free(client)
+    until(lambda: [outcome.state for outcome in settled(client, "b").workers.values()] == ["pinned"])
+
+
 def test_requests_that_make_no_sense_are_refused_at_once(queue: Queue, client):
     for fields in ({}, {"system": "a", "prompt": "b"}, {"system": ""}, {"prompt": []}):
         with pytest.raises(InvalidRequest):

@@ -63,20 +63,20 @@ class Pins:
                 return
             async with answered():
                 found: Any = await self._connection.hgetall(self._name)
-            wanted = {name.decode(): data for name, data in found.items()}
-            gone = self._outcomes.keys() - wanted.keys()
+            stored = {name.decode(): data for name, data in found.items()}
+            wanted = _readable(stored)
+            gone = self._outcomes.keys() - stored.keys()
+            replaced = [name for name, pin in wanted.items() if name in self._outcomes and not self._has(name, pin)]
             for name in gone:
                 self._unpin(name)
-            if gone:  # what found no room may find some
+            if gone or replaced:  # what found no room may find some
                 self._outcomes = {name: made for name, made in self._outcomes.items() if made.state != "refused"}
-            for name, data in wanted.items():
-                try:
-                    pin = wire.decode_pin(data)
-                except MalformedMessage as error:
-                    log.warning("prefix %s cannot be read: %s", name, error)
-                    continue
-                if name not in self._outcomes or self._outcomes[name].version != version_of(pin):
-                    await self._pin(name, pin, version_of(pin))
+            for name in (*replaced, *wanted):  # first those that may give room back
+                if not self._has(name, wanted[name]):
+                    await self._pin(name, wanted[name], version_of(wanted[name]))
+
+    def _has(self, name: str, pin: PrefixPin) -> bool:
+        return name in self._outcomes and self._outcomes[name].version == version_of(pin)
 
     async def _pin(self, name: str, pin: PrefixPin, version: str) -> None:
         engine = self._engine
@@ -121,6 +121,16 @@ class Pins:
 def salt_of(pin: PrefixPin) -> bytes:
     """The salt of the jobs that are to find it."""
     return pin.tenant.encode()
+
+
+def _readable(stored: dict[str, bytes]) -> dict[str, PrefixPin]:
+    pins = {}
+    for name, data in stored.items():
+        try:
+            pins[name] = wire.decode_pin(data)
+        except MalformedMessage as error:
+            log.warning("prefix %s cannot be read: %s", name, error)
+    return pins
 
 
 def _pin_of(request_id: str) -> str:
