@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -176,6 +177,7 @@ class Client:
             if engine is not None:
                 self._inherited.append(engine)  # never to be touched: its sockets and its epoll are the parent's
             self._engine = _Engine(self._options)
+            weakref.finalize(self, self._engine.leave).atexit = False
             return self._engine
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -187,7 +189,7 @@ class Client:
             while (event := engine.wait(anext(events, None))) is not None:
                 yield event
         finally:
-            engine.leave(events)
+            engine.leave_stream(events)
 
 
 class Job:
@@ -231,7 +233,7 @@ class _Engine:
     def __init__(self, options: dict[str, Any]) -> None:
         self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="octavo-client", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="octavo-client", daemon=True)
         self._thread.start()
         self.client = self.wait(_make(options))
 
@@ -243,18 +245,33 @@ class _Engine:
             future.cancel()
             raise
 
-    def leave(self, events: AsyncGenerator[Event, None]) -> None:
+    def leave_stream(self, events: AsyncGenerator[Event, None]) -> None:
         """Close a stream, without waiting: who drops it may be a forked child, an interpreter that ends, or the garbage
         collector in the loop's own thread."""
         if self.pid == os.getpid() and not self._loop.is_closed():
             with suppress(RuntimeError):  # it was closed meanwhile
                 asyncio.run_coroutine_threadsafe(events.aclose(), self._loop)
 
+    def leave(self) -> None:
+        """Close all, without waiting either."""
+        if self.pid == os.getpid() and not self._loop.is_closed():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
+
     def close(self) -> None:
         self.wait(self.client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
         self._loop.close()
+
+    async def _end(self) -> None:
+        try:
+            await self.client.close()
+        finally:
+            self._loop.stop()
 
 
 async def _make(options: dict[str, Any]) -> AsyncClient:

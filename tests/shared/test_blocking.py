@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import threading
 from collections.abc import Iterator
@@ -116,3 +117,17 @@ def test_a_stream_may_be_dropped_anywhere(client: Client) -> None:
     assert client.models()
     client.close()
     late.close()
+
+
+def test_a_client_that_is_dropped_leaves_no_thread(client: Client, redis_url: str) -> None:
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "octavo-client"]
+
+    before = set(threads())
+    stream = Client(redis_url).submit("a", model="toy", max_tokens=5).stream()  # which keeps its client
+    assert len(list(stream)) == 5
+    del stream
+    gc.collect()
+    for thread in set(threads()) - before:
+        thread.join(10)
+    assert set(threads()) <= before
