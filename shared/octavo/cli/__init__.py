@@ -1,7 +1,7 @@
 """The `octavo` command.
 
 Exit codes: 0 done, 1 something failed (a job, a line of a batch, a check), 2 wrong usage, 3 the server cannot be
-reached, 130 interrupted.
+reached, 130 interrupted, 143 ended by SIGTERM or SIGHUP.
 """
 
 from __future__ import annotations
