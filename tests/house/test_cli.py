@@ -20,8 +20,6 @@ from typer.testing import CliRunner
 from octavo.cli.app import build_app
 from octavo.server import EmbeddedServer
 
-pytestmark = pytest.mark.xdist_group("cli")
-
 
 def eventually(condition: Callable[[], Any], seconds: float = 30) -> Any:
     deadline = time.monotonic() + seconds

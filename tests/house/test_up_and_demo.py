@@ -6,10 +6,7 @@ import re
 from pathlib import Path
 
 import psutil
-import pytest
 from cli_driver import Cli, start_up
-
-pytestmark = pytest.mark.xdist_group("up")
 
 
 def test_ctrl_c_ends_every_process_and_the_next_start_finds_the_jobs(tmp_path: Path) -> None:

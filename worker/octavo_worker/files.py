@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import octavo_worker
-from octavo.errors import OctavoError
 
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
 
-class ModelNotFound(OctavoError):
+class ModelNotFound(ValueError):
     """No such folder, no such model on the hub, or no way to get at it."""
-
-    code = "model_not_found"
 
 
 def model_folder(model: str) -> Path:

@@ -24,7 +24,7 @@ from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, Work, work
 from octavo_worker.engine import step_log
 from octavo_worker.engine.options import ModelOptions
 from octavo_worker.engine.step_log import StepLog
-from octavo_worker.files import model_folder
+from octavo_worker.files import ModelNotFound, model_folder
 
 bench = typer.Typer(no_args_is_help=True, help="Measure the engine alone, or the whole service.")
 
@@ -79,7 +79,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON 
 @contextmanager
 def _options(model: str, threads: int | None, max_model_len: int | None, **more: Any) -> Iterator[ModelOptions]:
     with tempfile.TemporaryDirectory() as folder:
-        path = write_shape(model, Path(folder)) if model in SHAPES else model_folder(model)
+        try:
+            path = write_shape(model, Path(folder)) if model in SHAPES else model_folder(model)
+        except ModelNotFound as error:
+            raise typer.BadParameter(str(error), param_hint="--model") from None
         yield ModelOptions(
             model=str(path),
             load_format="dummy" if model in SHAPES else "auto",
