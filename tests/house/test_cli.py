@@ -127,6 +127,18 @@ def test_run_cancels_its_job_when_it_is_ended(
     eventually(lambda: cli.json("jobs", "show", job_id)["status"] == "cancelled")
 
 
+def test_run_outlives_its_terminal_under_nohup(cli: Cli) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    process = cli.start("run", "ROMEO:", "--max-tokens", "200", preexec_fn=ignore)
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
 def test_top_and_workers_count_what_the_workers_do(cli: Cli) -> None:
     workers = cli.json("workers")["workers"]
     snapshot = cli.json("top", "--once", "--interval", "0.2")

@@ -59,7 +59,8 @@ async def _run(redis_url: str | None, fields: dict[str, Any], *, live: bool, as_
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup it is not
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     async with AsyncClient(redis_url) as client:
         job = await client.submit(**fields)
         try:
