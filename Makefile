@@ -32,7 +32,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/octavo bench engine && $(BIN)/octavo bench service

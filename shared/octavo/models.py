@@ -314,7 +314,7 @@ class SequenceResult(Frozen):
 
 class JobInfo(Frozen):
     """Where a job stands now. Times are seconds since the epoch, by the server's clock. `usage` once a worker has
-    ended it."""
+    ended it. `crashes` of workers that ran it, since it last got on by 64 tokens."""
 
     id: str
     status: JobStatus

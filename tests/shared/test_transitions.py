@@ -402,6 +402,20 @@ def test_a_suspect_runs_alone_and_is_given_up_after_the_third_crash(world: Any) 
     assert world.counters() == {}
 
 
+def test_only_crashes_without_64_tokens_between_make_a_suspect(world: Any) -> None:
+    job_id = world.enqueue()
+    solo, stored = [], 0
+    for made in (100, 63, 64, 0, 200, 0, 0):  # counts 1, 2, again 1, 2, again 1, 2, 3
+        claim = world.claim_one()
+        solo.append(claim.solo)
+        if made:
+            world.append(claim, stored, [7] * made)
+            stored += made
+        world.run(world.cell.release([(job_id, claim.token)], crashed=True))
+    assert solo == [False, False, True, False, True, False, True]
+    assert world.status(job_id) == "failed"
+
+
 def test_a_suspect_that_completes_is_like_any_other(world: Any) -> None:
     job_id = world.enqueue()
     for _ in range(2):

@@ -1,11 +1,11 @@
 -- Shared by all scripts. KEYS[1] is the prefix P of the cell; all keys carry its hash tag:
---   P:j:<id>              HASH   st mdl tn cls lane n ep crashes tok ftok wid cx gw dl qdl ct sts ft
+--   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn tok ftok wid cx gw dl qdl ct sts ft
 --                                body bytes est cost seed meta err use pg idem ret
---                                (status, model, tenant, class, where it waits, tokens stored, attempts, crashes,
---                                claim token, token that finished it, worker, stop mark, subscribers, deadline,
---                                start-by limit, times created/started/finished in ms, request, its size, estimated
---                                prompt tokens, fair-queue cost, seed, metadata, error, tokens used, progress,
---                                idempotency key, retention)
+--                                (status, model, tenant, class, where it waits, tokens stored, attempts, crashes
+--                                since it last got on, tokens stored at the latest, claim token, token that finished
+--                                it, worker, stop mark, subscribers, deadline, start-by limit, times created/started/
+--                                finished in ms, request, its size, estimated prompt tokens, fair-queue cost, seed,
+--                                metadata, error, tokens used, progress, idempotency key, retention)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>  P:b:solo:<model>  ZSET  jobs that come back; suspects that must run alone (ms of return)
@@ -32,6 +32,7 @@ local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local STOP_GRACE_MS = 10000   -- a worker that ignores a stop mark for so long loses the job
 local SUSPECT, DEAD = 2, 3    -- crashes after which a job must run alone, and is given up
+local GOT_ON = 64             -- tokens between two crashes: those were not the job's doing
 local ASIDE_S = 86400         -- how long what was found in the place of a job is kept
 local DAMAGED, DAMAGED_MESSAGE = 'job_damaged', 'something else than octavo changed this job on the server: what it '
   .. 'left is kept for a day under :aside:; submit the job again, and give octavo a server of its own'
@@ -304,15 +305,24 @@ local function end_damaged(id, known)
   tell(id, job.gw, entry, ending)
 end
 
+-- What crashes its worker does so where it did before, as the next owner goes on from there. A job that got on between
+-- was beside it, or lost its worker by chance.
+local function count_crash(id, job)
+  local got_on = tonumber(job.n) - (tonumber(job.cn) or 0) >= GOT_ON
+  local crashes = got_on and 1 or tonumber(job.crashes) + 1
+  redis.call('HSET', key('j', id), 'crashes', crashes, 'cn', job.n)
+  return crashes
+end
+
 -- The owner is gone, or gives the job back. What it published stays, and the next owner goes on from there.
 local function give_back(id, crashed)
-  local job = fields(id, 'mdl', 'tn', 'cx', 'crashes', 'wid', 'ep', 'dl')
+  local job = fields(id, 'mdl', 'tn', 'n', 'cx', 'crashes', 'cn', 'wid', 'ep', 'dl')
   if job.cx then
     end_marked(id, job.cx)
     return
   end
   local hash, crashes = key('j', id), tonumber(job.crashes)
-  if crashed then crashes = redis.call('HINCRBY', hash, 'crashes', 1) end
+  if crashed then crashes = count_crash(id, job) end
   if crashes >= DEAD then
     bury(id, job.wid, job.ep, 'dead_lettered')
     conclude_alone(id, 'failed', 'dead_lettered', 'the job was given up after ' .. crashes
