@@ -50,6 +50,7 @@ class Client:
         self._options: dict[str, Any] = {"url": url, "tenant": tenant, "limits": limits, "retention": retention}
         self._lock = threading.Lock()
         self._engine: _Engine | None = None
+        self._left: weakref.finalize[..., Client] | None = None  # for those who do not close it
         self._inherited: list[_Engine] = []
 
     def __enter__(self) -> Self:
@@ -62,6 +63,8 @@ class Client:
         """Disconnect. Jobs go on; a later call connects again."""
         with self._lock:
             engine, self._engine = self._engine, None
+            if self._left is not None:
+                self._left.detach()
         if engine is not None and engine.pid == os.getpid():
             engine.close()
 
@@ -177,7 +180,8 @@ class Client:
             if engine is not None:
                 self._inherited.append(engine)  # never to be touched: its sockets and its epoll are the parent's
             self._engine = _Engine(self._options)
-            weakref.finalize(self, self._engine.leave).atexit = False
+            self._left = weakref.finalize(self, self._engine.leave)
+            self._left.atexit = False
             return self._engine
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
