@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -250,17 +250,12 @@ class _Engine:
             raise
 
     def leave_stream(self, events: AsyncGenerator[Event, None]) -> None:
-        """Close a stream, without waiting: who drops it may be a forked child, an interpreter that ends, or the garbage
-        collector in the loop's own thread."""
-        if self.pid == os.getpid() and not self._loop.is_closed():
-            with suppress(RuntimeError):  # it was closed meanwhile
-                asyncio.run_coroutine_threadsafe(events.aclose(), self._loop)
+        """Close a stream that was dropped."""
+        self._start(events.aclose)
 
     def leave(self) -> None:
-        """Close all, without waiting either."""
-        if self.pid == os.getpid() and not self._loop.is_closed():
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
+        """Close all, of a client that was dropped."""
+        self._start(self._end)
 
     def close(self) -> None:
         self.wait(self.client.close())
@@ -270,6 +265,13 @@ class _Engine:
     def _run(self) -> None:
         self._loop.run_forever()
         self._loop.close()
+
+    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Without waiting: whoever drops something may be a forked child, an interpreter that ends, or the garbage
+        collector in the loop's own thread."""
+        if self.pid == os.getpid() and not self._loop.is_closed():
+            with suppress(RuntimeError):  # it was closed meanwhile
+                self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(work(), loop=self._loop))
 
     async def _end(self) -> None:
         try:
