@@ -25,7 +25,6 @@ KINDS = {"cpu": {"device": "cpu"}, "cpu-int8": {"device": "cpu", "kv_dtype": "in
 # a GPU would end the jobs of the others while they are submitted
 TIMES_AS_LONG = {"cpu": 1, "cpu-int8": 1, "cuda": 8}
 
-
 Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
 
 
