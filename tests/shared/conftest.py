@@ -93,6 +93,13 @@ class World:
         (claim,) = self.claim(**options).jobs
         return claim
 
+    def crash(self, job_id: str, **claim_options: Any) -> Claim:
+        """The job is claimed, and its owner's engine dies."""
+        claim = self.claim_one(**claim_options)
+        assert claim.job_id == job_id
+        self.run(self.cell.release([(job_id, claim.token)], crashed=True))
+        return claim
+
     def append(self, claim: Claim, start: int, tokens: Sequence[int], **fields: Any) -> AppendReply:
         chunk = Chunk(token_ids=tuple(tokens), texts=tuple(f"<{t}>" for t in tokens), **fields)
         (reply,) = self.run(self.cell.append([Append(claim.job_id, claim.token, start, chunk)]))

@@ -375,59 +375,6 @@ def test_after_a_restart_of_the_server_owners_get_time_to_renew(world: Any) -> N
     assert world.reap() == 1
 
 
-def crash(world: Any, job_id: str, **claim_options: Any) -> Any:
-    (claim,) = world.claim(**claim_options).jobs
-    assert claim.job_id == job_id
-    world.run(world.cell.release([(job_id, claim.token)], crashed=True))
-    return claim
-
-
-def test_a_suspect_runs_alone_and_is_given_up_after_the_third_crash(world: Any) -> None:
-    job_id = world.enqueue(key="k")
-    assert not crash(world, job_id).solo
-    assert not crash(world, job_id).solo
-    other = world.enqueue()
-    busy = world.claim(idle=False, max_jobs=5)
-    assert [c.job_id for c in busy.jobs] == [other]
-    assert busy.solo_waiting_s > 0
-    assert crash(world, job_id, max_jobs=5).solo
-    assert world.status(job_id) == "failed"
-    end = world.stream(job_id)[-1].end
-    assert (end.status, end.error.code) == (JobStatus.FAILED, "dead_lettered")
-    ((_, letter),) = world.redis.xrange("{c00}:dlq")
-    assert letter[b"id"].decode() == job_id
-    assert world.redis.ttl(world.keys.stream(job_id)) > 3600  # no result was made, so the stream stands in for it
-    for claim in busy.jobs:
-        world.finish(claim, tokens=0)
-    assert world.counters() == {}
-
-
-def test_only_crashes_without_64_tokens_between_make_a_suspect(world: Any) -> None:
-    job_id = world.enqueue()
-    solo, stored = [], 0
-    for made in (100, 63, 64, 0, 200, 0, 0):  # counts 1, 2, again 1, 2, again 1, 2, 3
-        claim = world.claim_one()
-        solo.append(claim.solo)
-        if made:
-            world.append(claim, stored, [7] * made)
-            stored += made
-        world.run(world.cell.release([(job_id, claim.token)], crashed=True))
-    assert solo == [False, False, True, False, True, False, True]
-    assert world.status(job_id) == "failed"
-
-
-def test_a_suspect_that_completes_is_like_any_other(world: Any) -> None:
-    job_id = world.enqueue()
-    for _ in range(2):
-        crash(world, job_id)
-    claim = world.claim_one()
-    assert claim.solo
-    world.append(claim, 0, [1])
-    assert world.finish(claim, tokens=1)
-    assert world.status(job_id) == "completed"
-    assert world.claim().solo_waiting_s == 0
-
-
 # cancel and deadlines
 
 
@@ -446,7 +393,7 @@ def test_a_queued_job_is_cancelled_at_once(world: Any) -> None:
 def test_a_job_that_came_back_can_be_cancelled_too(world: Any, lane: str) -> None:
     job_id = world.enqueue()
     for _ in range({"resume": 1, "solo": 2}[lane]):
-        crash(world, job_id)
+        world.crash(job_id)
     assert world.state(job_id)["lane"] == lane
     assert world.run(world.cell.cancel(job_id)) == JobStatus.CANCELLED
     assert world.claim().jobs == ()

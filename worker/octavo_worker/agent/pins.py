@@ -66,17 +66,18 @@ class Pins:
             stored = {name.decode(): data for name, data in found.items()}
             wanted = _readable(stored)
             gone = self._outcomes.keys() - stored.keys()
-            replaced = [name for name, pin in wanted.items() if name in self._outcomes and not self._has(name, pin)]
+            replaced = [name for name, (_, version) in wanted.items() if self._version(name) not in (None, version)]
             for name in gone:
                 self._unpin(name)
             if gone or replaced:  # what found no room may find some
                 self._outcomes = {name: made for name, made in self._outcomes.items() if made.state != "refused"}
             for name in (*replaced, *wanted):  # first those that may give room back
-                if not self._has(name, wanted[name]):
-                    await self._pin(name, wanted[name], version_of(wanted[name]))
+                pin, version = wanted[name]
+                if self._version(name) != version:
+                    await self._pin(name, pin, version)
 
-    def _has(self, name: str, pin: PrefixPin) -> bool:
-        return name in self._outcomes and self._outcomes[name].version == version_of(pin)
+    def _version(self, name: str) -> str | None:
+        return self._outcomes[name].version if name in self._outcomes else None
 
     async def _pin(self, name: str, pin: PrefixPin, version: str) -> None:
         engine = self._engine
@@ -123,11 +124,13 @@ def salt_of(pin: PrefixPin) -> bytes:
     return pin.tenant.encode()
 
 
-def _readable(stored: dict[str, bytes]) -> dict[str, PrefixPin]:
+def _readable(stored: dict[str, bytes]) -> dict[str, tuple[PrefixPin, str]]:
+    """With their versions."""
     pins = {}
     for name, data in stored.items():
         try:
-            pins[name] = wire.decode_pin(data)
+            pin = wire.decode_pin(data)
+            pins[name] = pin, version_of(pin)
         except MalformedMessage as error:
             log.warning("prefix %s cannot be read: %s", name, error)
     return pins
