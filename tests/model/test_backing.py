@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -72,3 +74,16 @@ def test_a_small_pool_is_backed_at_once_and_no_thread_stays() -> None:
     _wait()
     assert not [thread for thread in threading.enumerate() if thread.name == "backing"]
     assert not pool.any()
+
+
+def test_a_process_ends_without_a_thread_that_still_holds_a_pool() -> None:
+    """A thread that lets go of a tensor while the interpreter ends aborts the process."""
+    program = f"""
+import atexit, threading, torch
+from octavo_worker.model.backing import Backing
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
+Backing(torch.empty(({BLOCKS}, {BLOCK_BYTES}), dtype=torch.uint8))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['MainThread']"

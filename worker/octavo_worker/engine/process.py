@@ -64,7 +64,7 @@ def ignore_signals() -> None:
 def wake_device(options: ModelOptions) -> None:
     """Lets the driver make its context on a GPU, and cuBLAS its own, in a thread: that takes as long as a second and
     needs no interpreter, which has seconds of imports to do meanwhile. What goes wrong there is told when the model is
-    loaded."""
+    loaded. The interpreter waits for the thread at its end: a daemon that comes back to it from torch later aborts."""
     import torch
 
     def wake() -> None:
@@ -73,7 +73,7 @@ def wake_device(options: ModelOptions) -> None:
             torch.mm(square, square)
 
     if options.device != "cpu" and torch.cuda.is_available():
-        threading.Thread(target=wake, name="wake-device", daemon=True).start()
+        threading.Thread(target=wake, name="wake-device").start()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -38,17 +38,20 @@ class Backing:
         if self._asked == self._end or wanted < min(self._asked + _AHEAD_BYTES // 2, self._end):
             return
         stretch = self._asked, wanted
-        threading.Thread(target=_populate, args=(self._pool, *stretch), name="backing", daemon=True).start()
+        # Not a daemon: the interpreter must not end while one lets go of the pool, inside torch, which would abort.
+        threading.Thread(target=_populate, args=(self._pool, *stretch), name="backing").start()
         self._asked = wanted
 
 
 def _populate(pool: Tensor, begin: int, end: int) -> None:
-    """Bytes `begin` to `end` of `pool`, in a thread that gives way to all others."""
+    """Bytes `begin` to `end` of `pool`, in a thread that gives way to all others and ends with the main one."""
     if sys.platform != "linux":
         return
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     system, base = ctypes.CDLL(None), pool.data_ptr()
     for start in range(base + begin, base + end, _AT_ONCE_BYTES):
+        if not threading.main_thread().is_alive():
+            return
         first, last = start // mmap.PAGESIZE * mmap.PAGESIZE, min(start + _AT_ONCE_BYTES, base + end)
         if system.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _POPULATE_WRITE):
             return
