@@ -13,7 +13,8 @@ import redis
 import waiting
 from killable_server import forgotten_by, killable_server
 from loading_server import loading_server
-from queue_client import MODEL, Queue, expected, known_queue, until
+from queue_client import MODEL, Queue, expected, known_queue
+from waiting import eventually
 
 from octavo import AsyncClient
 from octavo.client import AsyncJob
@@ -55,18 +56,18 @@ def crashes(queue: Queue, job_id: str) -> int:
 def test_killed_engine_passes_its_jobs_on_at_once(queue: Queue, start_worker):
     workers = [start_worker(SLOW, lease=10.0).wait_ready() for _ in range(2)]
     jobs = submit_many(queue, 24, 100)
-    until(lambda: all(queue.stored(job) > 10 for job in jobs))
+    eventually(lambda: all(queue.stored(job) > 10 for job in jobs))
     os.kill(workers[0].engine_pid, signal.SIGKILL)
     assert_undisturbed(queue, jobs, 100)
     assert {crashes(queue, job) for job in jobs} == {0, 1}
     assert all(worker.process.poll() is None for worker in workers)
-    until(lambda: (info := workers[0].info()) is not None and info.stats["free_blocks"] > 0)
+    eventually(lambda: (info := workers[0].info()) is not None and info.stats["free_blocks"] > 0)
 
 
 def test_lone_worker_restarts_its_engine_and_goes_on(queue: Queue, start_worker):
-    worker = start_worker(SLOW).wait_ready()
+    worker = start_worker(SLOW, lease=10.0).wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(100))
-    until(lambda: queue.stored(job) > 10)
+    eventually(lambda: queue.stored(job) > 10)
     os.kill(worker.engine_pid, signal.SIGKILL)
     assert list(queue.wait(job).token_ids) == expected(list(PROMPT), 100)
     assert crashes(queue, job) == 1
@@ -75,11 +76,11 @@ def test_lone_worker_restarts_its_engine_and_goes_on(queue: Queue, start_worker)
 def test_killed_worker_loses_its_jobs_to_another_and_leaves_no_engine(queue: Queue, start_worker):
     first = start_worker(SLOW).wait_ready()
     jobs = submit_many(queue, 16, 120)
-    until(lambda: all(queue.stored(job) > 10 for job in jobs))
+    eventually(lambda: all(queue.stored(job) > 10 for job in jobs))
     engine = first.engine_pid
     first.send(signal.SIGKILL)
-    second = start_worker(SLOW)
-    until(lambda: not Path(f"/proc/{engine}").exists())
+    second = start_worker(SLOW, lease=10.0)
+    eventually(lambda: not Path(f"/proc/{engine}").exists())
     assert_undisturbed(queue, jobs, 120)
     assert {crashes(queue, job) for job in jobs} == {1}
     assert second.process.poll() is None
@@ -88,23 +89,23 @@ def test_killed_worker_loses_its_jobs_to_another_and_leaves_no_engine(queue: Que
 def test_zombie_is_fenced(queue: Queue, start_worker):
     first = start_worker(SLOW).wait_ready()
     jobs = submit_many(queue, 8, 150)
-    until(lambda: all(queue.stored(job) > 10 for job in jobs))
+    eventually(lambda: all(queue.stored(job) > 10 for job in jobs))
     first.send(signal.SIGSTOP)
     second = start_worker(SLOW)
-    until(lambda: all(int(queue.field(job, "ep") or 0) == 2 for job in jobs))
+    eventually(lambda: all(int(queue.field(job, "ep") or 0) == 2 for job in jobs))
     first.send(signal.SIGCONT)
     assert_undisturbed(queue, jobs, 150)
-    until(lambda: "belongs to somebody else" in first.log)
-    until(lambda: (info := first.info()) is not None and info.stats["jobs"] == 0)
+    eventually(lambda: "belongs to somebody else" in first.log)
+    eventually(lambda: (info := first.info()) is not None and info.stats["jobs"] == 0)
     assert second.process.poll() is None
 
 
 def test_sigterm_lets_jobs_finish_within_the_grace_period(queue: Queue, start_worker):
     worker = start_worker(SLOW, grace=20).wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(100))
-    until(lambda: queue.stored(job) > 5)
+    eventually(lambda: queue.stored(job) > 5)
     worker.send(signal.SIGTERM)
-    until(lambda: "leaving" in worker.log)
+    eventually(lambda: "leaving" in worker.log)
     late = queue.submit(PROMPT, sampling=sampling(5))
     assert worker.wait() == 0
     assert list(queue.wait(job).token_ids) == expected(list(PROMPT), 100)
@@ -114,16 +115,16 @@ def test_sigterm_lets_jobs_finish_within_the_grace_period(queue: Queue, start_wo
 
 @pytest.mark.parametrize("how", ["grace is over", "second signal"])
 def test_sigterm_hands_back_what_does_not_finish(queue: Queue, start_worker, how):
-    worker = start_worker(SLOW, grace=0.2 if how == "grace is over" else 60).wait_ready()
+    worker = start_worker(SLOW, lease=10.0, grace=0.2 if how == "grace is over" else 60).wait_ready()
     jobs = submit_many(queue, 6, 300)
-    until(lambda: all(queue.stored(job) > 5 for job in jobs))
+    eventually(lambda: all(queue.stored(job) > 5 for job in jobs))
     worker.send(signal.SIGTERM)
     if how == "second signal":
-        until(lambda: "leaving" in worker.log)
+        eventually(lambda: "leaving" in worker.log)
         worker.send(signal.SIGINT)
     assert worker.wait(5) == 0
     assert {queue.status(job) for job in jobs} == {JobStatus.QUEUED}
-    start_worker()
+    start_worker(lease=10.0)
     assert_undisturbed(queue, jobs, 300)
     assert {crashes(queue, job) for job in jobs} == {0}
 
@@ -135,20 +136,20 @@ def test_cancel_and_deadline_wherever_the_job_is(queue: Queue, start_worker):
     worker = start_worker("step_seconds=0.02").wait_ready()
     running = queue.submit(PROMPT, sampling=sampling(900))
     overdue = queue.submit(PROMPT, sampling=sampling(900), timeout_s=1.0)
-    until(lambda: queue.stored(running) > 3 and queue.stored(overdue) > 3)
+    eventually(lambda: queue.stored(running) > 3 and queue.stored(overdue) > 3)
     run_sync(queue.connection, queue.cell.cancel(running))
     for job, status in ((queued, "cancelled"), (late, "expired"), (running, "cancelled"), (overdue, "expired")):
         result = queue.wait(job)
         assert result.status == status
         assert list(result.token_ids) == expected(list(PROMPT), len(result.token_ids))
         assert result.usage.completion_tokens == len(result.token_ids) < 900
-    until(lambda: (info := worker.info()) is not None and (info.stats["running"], info.stats["jobs"]) == (0, 0))
+    eventually(lambda: (info := worker.info()) is not None and (info.stats["running"], info.stats["jobs"]) == (0, 0))
 
 
 def test_cancel_between_two_owners(queue: Queue, start_worker):
     worker = start_worker(SLOW, grace=0).wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(900))
-    until(lambda: queue.stored(job) > 3)
+    eventually(lambda: queue.stored(job) > 3)
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
     assert run_sync(queue.connection, queue.cell.cancel(job)) is JobStatus.CANCELLED
@@ -161,7 +162,7 @@ def test_server_killed_and_restarted_in_mid_run(tmp_path: Path, start_worker):
         queue = known_queue(connection)
         workers = [start_worker(SLOW, url=server.url, lease=2.0).wait_ready() for _ in range(2)]
         jobs = submit_many(queue, 16, 250)
-        until(lambda: all(queue.stored(job) > 10 for job in jobs))
+        eventually(lambda: all(queue.stored(job) > 10 for job in jobs))
         server.kill()
         time.sleep(2.5)  # longer than the lease
         server.start()
@@ -196,7 +197,7 @@ async def test_server_that_forgets_its_last_second(tmp_path: Path, start_worker)
             for job, reader, wanted in jobs:
                 assert await asyncio.wait_for(reader, 30) == wanted
                 assert list((await job.result(timeout=30)).token_ids) == wanted
-        until(lambda: [worker.info().stats["running"] for worker in workers] == [0, 0])
+        eventually(lambda: [worker.info().stats["running"] for worker in workers] == [0, 0])
 
 
 async def test_server_that_forgets_everything_hears_of_models_and_jobs_again(tmp_path: Path, start_worker):
@@ -217,7 +218,7 @@ async def heard(job: AsyncJob) -> list[int]:
 def test_tokens_that_the_server_lost_are_sent_again(queue: Queue, start_worker):
     start_worker(SLOW).wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(200, n=2))
-    until(lambda: queue.stored(job) > 50)
+    eventually(lambda: queue.stored(job) > 50)
     with queue.connection.pipeline(transaction=True) as lose_all:
         lose_all.delete(queue.cell.keys.stream(job)).hset(queue.cell.keys.job(job), "n", 0)
         lose_all.execute()
@@ -229,7 +230,7 @@ def test_tokens_that_the_server_lost_are_sent_again(queue: Queue, start_worker):
 def test_poison_is_quarantined_and_dead_lettered_while_innocents_finish(queue: Queue, start_worker):
     poison = queue.submit((666, 1, 2), sampling=sampling(50))
     jobs = submit_many(queue, 5, 40)
-    worker = start_worker("step_seconds=0.01,crash_token=666")
+    worker = start_worker("step_seconds=0.01,crash_token=666", lease=10.0)
     assert_undisturbed(queue, jobs, 40)
     result = queue.wait(poison)
     assert result.status is JobStatus.FAILED
@@ -243,7 +244,7 @@ def test_poison_is_quarantined_and_dead_lettered_while_innocents_finish(queue: Q
 def test_hung_engine_is_killed_by_the_watchdog(queue: Queue, start_worker):
     worker = start_worker(SLOW, watchdog=0.5).wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(100))
-    until(lambda: queue.stored(job) > 5)
+    eventually(lambda: queue.stored(job) > 5)
     os.kill(worker.engine_pid, signal.SIGSTOP)
     assert list(queue.wait(job).token_ids) == expected(list(PROMPT), 100)
     assert "killing it" in worker.log
@@ -254,7 +255,7 @@ def test_worker_waits_for_a_server_that_is_not_there_yet(tmp_path: Path, start_w
         url = server.url
         server.stop()
         worker = start_worker(url=url.replace("redis://", "redis://:hunter2@"))
-        until(lambda: "cannot reach the Redis server at redis://***@127.0.0.1" in worker.log)
+        eventually(lambda: "cannot reach the Redis server at redis://***@127.0.0.1" in worker.log)
         assert "hunter2" not in worker.log
         assert worker.process.poll() is None
 
@@ -262,7 +263,7 @@ def test_worker_waits_for_a_server_that_is_not_there_yet(tmp_path: Path, start_w
 def test_worker_waits_for_a_server_that_still_loads(tmp_path: Path, start_worker):
     with loading_server(tmp_path / "data") as url:
         worker = start_worker(url=url)
-        until(lambda: "still loading" in worker.log)
+        eventually(lambda: "still loading" in worker.log)
         assert worker.process.poll() is None
 
 

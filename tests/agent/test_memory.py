@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from queue_client import Queue, until
+from queue_client import Queue
+from waiting import eventually
 
 from octavo import Client
 from octavo.errors import WorkerNotFound
@@ -18,7 +19,7 @@ def sampling(max_tokens: int, **fields: object) -> dict[str, object]:
 def test_the_map_agrees_with_the_counts_while_sequences_share_and_after(queue: Queue, redis_url, start_worker):
     worker = start_worker("step_seconds=0.01", num_blocks=65).wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(300, n=3))
-    until(lambda: queue.stored(job) > 10)
+    eventually(lambda: queue.stored(job) > 10)
     with Client(redis_url) as client:
         memory = client.worker_memory(worker.id)
         assert (memory.worker, memory.model, memory.block_size, memory.kv_dtype) == (worker.id, "demo", 16, "bfloat16")
@@ -28,7 +29,7 @@ def test_the_map_agrees_with_the_counts_while_sequences_share_and_after(queue: Q
         assert max(memory.cell_references) == 3
         assert memory.tokens["prompt"] == 64
         client.cancel(job)
-        until(lambda: client.worker_memory(worker.id).blocks["used"] == 0)
+        eventually(lambda: client.worker_memory(worker.id).blocks["used"] == 0)
         after = client.worker_memory(worker.id)
         assert after.cells.count("c") == after.blocks["cached"] > 0
         assert after.sharing == ()
@@ -38,7 +39,7 @@ def test_the_host_and_the_reasons_of_preemptions(queue: Queue, redis_url, start_
     worker = start_worker("step_seconds=0.002", num_blocks=34, swap_memory=1.0, preemption="swap").wait_ready()
     jobs = [queue.submit((i, 30 + i), sampling=sampling(200)) for i in range(12)]
     with Client(redis_url) as client:
-        until(lambda: "u" in client.worker_memory(worker.id).host_cells)
+        eventually(lambda: "u" in client.worker_memory(worker.id).host_cells)
         for job in jobs:
             queue.wait(job)
         memory = client.worker_memory(worker.id)

@@ -13,9 +13,9 @@ from contextlib import suppress
 
 import pytest
 import redis
-from queue_client import until
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from waiting import eventually
 
 from octavo.keys import Keys
 from octavo.protocol import Cell
@@ -34,7 +34,7 @@ def test_a_full_memory_drains(queue, start_worker, when):
     worker = None
     if when == "engine":
         worker = start_worker("step_seconds=0.01").wait_ready()
-        until(lambda: queue.stored(job) > 5)
+        eventually(lambda: queue.stored(job) > 5)
     queue.connection.config_set("maxmemory", 1)
     try:
         if worker is None:
@@ -82,7 +82,7 @@ class Proxy:
 def test_a_takeover_survives_a_connection_that_goes_dead(queue, redis_url, start_worker):
     first = start_worker("step_seconds=0.01").wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(300))
-    until(lambda: queue.stored(job) > 10)
+    eventually(lambda: queue.stored(job) > 10)
     proxy = Proxy(redis_url, b"XRANGE")
     start_worker("step_seconds=0.01", url=proxy.url).wait_ready()
     first.send(signal.SIGKILL)
@@ -119,7 +119,7 @@ def test_after_an_outage_the_next_beat_comes_before_the_reaper_has_lost_patience
     )
     heartbeat.start()
     try:
-        until(lambda: len(beats) >= 3, 10)
+        eventually(lambda: len(beats) >= 3, 10)
     finally:
         heartbeat.stop()
     assert max(later - earlier for earlier, later in itertools.pairwise(beats)) < 3

@@ -10,7 +10,8 @@ import pytest
 import redis
 import waiting
 from killable_server import forgotten_by, killable_server
-from queue_client import MODEL, known_queue, until
+from queue_client import MODEL, known_queue
+from waiting import eventually
 
 from octavo import AsyncClient
 from octavo.connection import connect
@@ -141,12 +142,12 @@ async def test_a_worker_that_claims_its_own_job_again_keeps_it(redis_url):
 def test_a_stream_that_lost_its_beginning_is_not_continued(queue, start_worker):
     first = start_worker("step_seconds=0.01").wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(100))
-    until(lambda: queue.stored(job) > 10)
+    eventually(lambda: queue.stored(job) > 10)
     queue.connection.delete(queue.cell.keys.stream(job))  # evicted
-    until(lambda: queue.stored(job) > 20)
+    eventually(lambda: queue.stored(job) > 20)
     first.send(signal.SIGKILL)
     start_worker("step_seconds=0.01").wait_ready()
-    until(lambda: queue.status(job).is_terminal, 20)
+    eventually(lambda: queue.status(job).is_terminal, 20)
     assert queue.status(job) == "failed"
 
 

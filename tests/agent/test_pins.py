@@ -6,7 +6,8 @@ import os
 import signal
 
 import pytest
-from queue_client import Queue, until
+from queue_client import Queue
+from waiting import eventually
 
 from octavo import Client, InvalidRequest, UnknownModel
 from octavo.models import PinnedPrefix
@@ -31,7 +32,7 @@ def settled(client: Client, name: str) -> PinnedPrefix:
     def found() -> PinnedPrefix:
         return next(pinned for pinned in client.pins("demo") if pinned.pin.name == name)
 
-    until(lambda: found().workers and found().is_settled)
+    eventually(lambda: found().workers and found().is_settled)
     return found()
 
 
@@ -58,7 +59,7 @@ def test_a_pinned_system_message_is_found_by_chat_requests_of_its_tenant(queue: 
         assert ask(queue, said) >= outcome.tokens
     assert ask(queue, "Hail!", tenant="other") == 0
     client.unpin_prefix("servant", model="demo")
-    until(lambda: client.worker_memory(client.workers()[0].id).blocks["pinned"] == 0)
+    eventually(lambda: client.worker_memory(client.workers()[0].id).blocks["pinned"] == 0)
     flood(queue)
     assert ask(queue, "Hail!") == 0
     assert client.pins("demo") == []
@@ -70,7 +71,7 @@ def test_workers_that_start_later_and_engines_that_start_again_pin_it_too(queue:
     first = start_worker().wait_ready()
     assert [outcome.state for outcome in settled(client, "beginning").workers.values()] == ["pinned"]
     start_worker().wait_ready()
-    until(lambda: len(settled(client, "beginning").workers) == 2)
+    eventually(lambda: len(settled(client, "beginning").workers) == 2)
     engine = first.engine_pid
     os.kill(engine, signal.SIGKILL)
 
@@ -78,7 +79,7 @@ def test_workers_that_start_later_and_engines_that_start_again_pin_it_too(queue:
         stats = first.info().stats
         return stats.get("engine_pid", engine) != engine and stats["pinned_blocks"] == 3
 
-    until(pins_again)
+    eventually(pins_again)
     assert {outcome.tokens for outcome in settled(client, "beginning").workers.values()} == {48}
 
 
@@ -126,7 +127,7 @@ def test_what_found_no_room_is_pinned_once_there_is_some(queue: Queue, start_wor
     client.pin_prefix("b", model="demo", prompt=range(300, 556))
     assert [outcome.state for outcome in settled(client, "b").workers.values()] == ["refused"]
     free(client)
-    until(lambda: [outcome.state for outcome in settled(client, "b").workers.values()] == ["pinned"])
+    eventually(lambda: [outcome.state for outcome in settled(client, "b").workers.values()] == ["pinned"])
 
 
 def test_requests_that_make_no_sense_are_refused_at_once(queue: Queue, client):

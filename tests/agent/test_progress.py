@@ -6,7 +6,8 @@ import os
 import signal
 
 from engine_driver import expected_beams, make_request
-from queue_client import VOCABULARY, Queue, until
+from queue_client import VOCABULARY, Queue
+from waiting import eventually
 
 from octavo import Client
 from octavo.models import Progress
@@ -64,7 +65,7 @@ def test_who_asks_later_hears_the_latest_and_other_jobs_hear_nothing(queue: Queu
     job = beams(queue, 100)
     other = queue.submit((1, 2), sampling={"max_tokens": 40, "ignore_eos": True})
     with Client(redis_url) as client:
-        until(lambda: (told := client.info(job).progress) is not None and told.tokens > 5)
+        eventually(lambda: (told := client.info(job).progress) is not None and told.tokens > 5)
         assert next(client.events(job)).progress.tokens > 5
         assert all(event.progress is None for event in client.events(other))
         client.cancel(job)

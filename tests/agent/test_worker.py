@@ -6,8 +6,9 @@ import pytest
 from cli_driver import Cli
 from engine_driver import expected_beams, make_request
 from fake_runner import score
-from queue_client import VOCABULARY, Queue, expected, until
+from queue_client import VOCABULARY, Queue, expected
 from tokenizers import Tokenizer
+from waiting import eventually
 
 import octavo_worker
 from octavo.models import JobStatus
@@ -58,7 +59,7 @@ def test_workers_of_one_model_that_round_differently_are_named(queue: Queue, sta
     cli = Cli(tmp_path)
     assert "round differently" not in cli("top", "--once", "--interval", "0.2", "--redis-url", redis_url)
     second = start_worker("numerics=avx512").wait_ready()
-    until(lambda: warning in second.log)
+    eventually(lambda: warning in second.log)
     third = start_worker("numerics=amx", served_name="another").wait_ready()
     assert "round differently" not in first.log + third.log
     assert warning in " ".join(cli("top", "--once", "--interval", "0.2", "--redis-url", redis_url).split())

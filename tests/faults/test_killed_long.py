@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from queue_client import Queue, known_queue, until
+from queue_client import Queue, known_queue
+from waiting import eventually
 from worker_process import WorkerProcess
 
 from octavo import Client
@@ -33,7 +34,7 @@ def test_the_next_worker_goes_on_with_the_same_tokens(victim: str, tmp_path: Pat
             first.wait_ready()
             undisturbed = queue.wait(queue.submit(PROMPT, seed=5, sampling=SAMPLING), 60)
             job = queue.submit(PROMPT, seed=5, sampling=SAMPLING)
-            until(lambda: queue.stored(job) > 50)
+            eventually(lambda: queue.stored(job) > 50)
             with Client(server.url) as client:  # asked now: a heartbeat may be from before the job
                 assert client.worker_memory(first.id).host["cold"] > 0, "nothing of it is on the host"
             os.kill(first.engine_pid if victim == "engine" else first.pid, signal.SIGKILL)

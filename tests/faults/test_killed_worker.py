@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import psutil
 import pytest
 import redis
-from queue_client import Queue, known_queue, until
+from queue_client import Queue, known_queue
+from waiting import eventually
 from worker_process import WorkerProcess
 
 from octavo.models import JobStatus, Result
@@ -101,7 +102,7 @@ def serves(worker: WorkerProcess) -> bool:
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_a_kill_in_mid_run_changes_no_byte_of_any_stream(scene: Scene, victim: str, record_property):
     queue, worker = scene.queue, scene.workers[0]
-    until(lambda: serves(worker), 60)
+    eventually(lambda: serves(worker), 60)
     pid = worker.engine_pid if victim == "engine" else worker.pid
     jobs = submit_all(queue, victim, scene.times_as_long)
     hit: list[str] = []
@@ -110,7 +111,7 @@ def test_a_kill_in_mid_run_changes_no_byte_of_any_stream(scene: Scene, victim: s
         hit[:] = in_progress(worker, queue, jobs)
         return len(hit) >= 8
 
-    until(is_busy)
+    eventually(is_busy)
     os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
     orphans = {job: queue.stored(job) for job in hit if not queue.status(job).is_terminal}

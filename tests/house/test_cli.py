@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,10 @@ import redis
 from cli_driver import Cli
 from loading_server import loading_server
 from typer.testing import CliRunner
+from waiting import eventually
 
 from octavo.cli.app import build_app
 from octavo.server import EmbeddedServer
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 30) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.05)
-    return value
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
+import fake_worker as fake
 import pytest
 import redis
+import redis.asyncio
 
-from octavo import wire
+from octavo import AsyncClient, wire
+from octavo.connection import connect
 from octavo.keys import Keys
 from octavo.models import Chunk, Event, JobRequest, JobStatus, ModelCard, SamplingParams, Terminal, Usage
 from octavo.protocol import (
@@ -138,6 +141,21 @@ class World:
 @pytest.fixture
 def world(redis_sync: redis.Redis) -> World:
     return World(redis_sync)
+
+
+@pytest.fixture
+async def connection(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    """The fake worker's, whose model is known."""
+    async with connect(redis_url) as opened:
+        await fake.register(opened)
+        yield opened
+
+
+@pytest.fixture
+async def client(redis_url: str, connection: redis.asyncio.Redis) -> AsyncIterator[AsyncClient]:
+    """One that can have jobs of the fake worker's model."""
+    async with AsyncClient(redis_url) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +30,9 @@ from octavo import (
     ServerUnavailable,
     UnknownModel,
 )
-from octavo.connection import connect
 from octavo.protocol import run
 
 NOBODY = "g00_00000000000000000000000000"
-
-
-@pytest.fixture
-async def connection(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    async with connect(redis_url) as opened:
-        await fake.register(opened)
-        yield opened
-
-
-@pytest.fixture
-async def client(redis_url: str, connection: redis.asyncio.Redis) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(redis_url) as opened:
-        yield opened
 
 
 async def tokens(stream: Any) -> list[int]:

@@ -18,19 +18,6 @@ from octavo.protocol import run
 from octavo.server import EmbeddedServer
 
 
-@pytest.fixture
-async def connection(redis_url):
-    async with connect(redis_url) as opened:
-        await fake.register(opened)
-        yield opened
-
-
-@pytest.fixture
-async def client(redis_url, connection):
-    async with AsyncClient(redis_url) as opened:
-        yield opened
-
-
 async def append(connection, claim, start, tokens):
     item = fake.Append(claim.job_id, claim.token, start, fake.chunk_of(list(tokens), last=False))
     await run(connection, fake.CELL.append([item]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import fake_worker as fake
@@ -21,17 +21,9 @@ from octavo.protocol import Claim, run
 
 
 @pytest.fixture
-async def connection(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    async with connect(redis_url) as opened:
-        await fake.register(opened)
-        yield opened
-
-
-@pytest.fixture
-async def client(redis_url: str, connection: redis.asyncio.Redis) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(redis_url) as opened:
-        await listening(opened)
-        yield opened
+async def client(client: AsyncClient) -> AsyncClient:
+    await listening(client)
+    return client
 
 
 async def listening(client: AsyncClient) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import redis
 from fake_runner import next_token
+from waiting import eventually
 
 from octavo import wire
 from octavo.keys import Keys
@@ -52,7 +51,7 @@ class Queue:
 
     def wait(self, job_id: str, timeout: float = 20.0) -> Result:
         """The result, after checking that the stream tells the same story: gapless, no repeats, one end."""
-        until(lambda: self.status(job_id).is_terminal, timeout, f"job {job_id} did not end")
+        eventually(lambda: self.status(job_id).is_terminal, timeout, f"job {job_id} did not end")
         events = read_stream_sync(self.connection, job_id)
         offset = 0
         for event in events[:-1]:
@@ -68,13 +67,6 @@ class Queue:
         if result.usage.completion_tokens:
             assert result == from_stream
         return result
-
-
-def until(condition: Callable[[], object], timeout: float = 60.0, message: str = "it never happened") -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, message
-        time.sleep(0.01)
 
 
 def expected(prompt: list[int], count: int, *, seed: int = 1, index: int = 0) -> list[int]:

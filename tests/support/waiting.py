@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,3 +19,12 @@ async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
             if value:
                 return value
             await asyncio.sleep(0.02)
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 60.0, message: str = "it never happened") -> Any:
+    """The first truthy value of `condition`, for tests without an event loop. Raises AssertionError."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, message
+        time.sleep(0.01)
+    return value
