@@ -83,9 +83,9 @@ def test_a_takeover_survives_a_connection_that_goes_dead(queue, redis_url, start
     first = start_worker("step_seconds=0.01").wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(300))
     eventually(lambda: queue.stored(job) > 10)
-    proxy = Proxy(redis_url, b"XRANGE")
-    start_worker("step_seconds=0.01", url=proxy.url).wait_ready()
     first.send(signal.SIGKILL)
+    proxy = Proxy(redis_url, b"XRANGE")
+    start_worker("step_seconds=0.01", url=proxy.url)
     assert proxy.dead.wait(20)
     queue.wait(job, 60)
 
