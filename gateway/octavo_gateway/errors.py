@@ -131,7 +131,7 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     kind, message = first["type"], first["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {message}", code="invalid_json")
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "none_required"):
         return ApiError(
             400, f"{param} is unknown or not supported: leave it out", code="unknown_parameter", param=param
         )

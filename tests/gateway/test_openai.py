@@ -85,9 +85,19 @@ async def test_an_answer_is_part_of_the_next_request(ai, worker):
 
 
 async def test_null_is_as_good_as_absent(http, worker):
-    nothing = dict.fromkeys(
-        ["n", "stream", "stream_options", "temperature", "top_p", "logprobs", "priority", "ignore_eos", "stop", "seed"]
+    known = (
+        "n",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_p",
+        "logprobs",
+        "priority",
+        "ignore_eos",
+        "stop",
+        "seed",
     )
+    nothing = dict.fromkeys((*known, "tools", "parallel_tool_calls", "of_a_later_version"))
     for path, prompt in (("chat/completions", {"messages": HELLO}), ("completions", {"prompt": "hello", "echo": None})):
         for limit in ({}, {"max_tokens": None}):
             reply = await http.post(f"/v1/{path}", json={"model": MODEL, **prompt, **nothing, **limit, "min_tokens": 1})

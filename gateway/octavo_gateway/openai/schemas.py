@@ -1,6 +1,7 @@
 """Bodies of OpenAI-style requests, with the sampling fields that vLLM added.
 
-Fields that are absent here are refused by name: a parameter that is silently ignored gives a wrong answer.
+Fields that are absent here are refused by name, unless they are null: a parameter that is silently ignored gives a
+wrong answer.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    __pydantic_extra__: dict[str, None]
 
 
 class StreamOptions(_Body):
@@ -148,13 +151,6 @@ class ChatMessage(_Body):
 
     role: Literal["system", "user", "assistant", "tool", "developer"]
     content: str | Annotated[tuple[TextPart, ...], Field(fail_fast=True)]
-
-    # What the `openai` package sends along where an answer's message is part of the next request.
-    refusal: None = None
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: None = None
 
     def message(self) -> Message:
         parts = self.content
