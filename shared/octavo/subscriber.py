@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import redis.asyncio
 from redis.asyncio.client import PubSub
@@ -211,32 +210,31 @@ class Subscriber:
         """The next page of the stream. The reader is not behind any more if that was the last one."""
         reader.behind = False  # from here on live entries are kept, so nothing falls between page and live
         reader.live.clear()
-        terminal, events = await self._patiently(reader)
+        events = await self._patiently(reader)
         if len(events) == PAGE and not events[-1].end:
             reader.behind = True
-        elif terminal and not (events and events[-1].end):
-            return await self._from_result(reader)
         return events
 
-    async def _patiently(self, reader: _Reader) -> tuple[bool, list[Event]]:
+    async def _patiently(self, reader: _Reader) -> list[Event]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (_PATIENCE_S if reader.begun else 0.0)
         backoff = _BACKOFF_S[0]
         while True:
             try:
-                snapshot = await self._snapshot(reader)
+                page = await self._page(reader)
             except (RedisError, OSError) as error:
                 if loop.time() >= deadline or is_final(error):
                     raise
             else:
                 reader.begun = True
-                return snapshot
+                return page
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _BACKOFF_S[1])
 
-    async def _snapshot(self, reader: _Reader) -> tuple[bool, list[Event]]:
-        """Whether the job has ended, and a page of its stream. The order matters: attach before reading, so that
-        what comes later is heard; status before reading, so that an ended job shows its end if it has one."""
+    async def _page(self, reader: _Reader) -> list[Event]:
+        """A page of the stream, or what is left of a job whose stream has expired. The order matters: attach before
+        reading, so that what comes later is heard; status before reading, so that an ended job shows its end if it has
+        one."""
         while await run(self._commands, self._cell.attach(reader.job_id, self.id)) is None:
             if not await self._submissions.restore(reader.job_id):
                 raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
@@ -245,13 +243,19 @@ class Subscriber:
         pipeline.xrange(*page_query(reader.job_id, reader.read))
         async with answered():
             (status, reader.progress), entries = await pipeline.execute()
-        return status is not None and JobStatus(status.decode()).is_terminal, parse_entries(entries, reader.read)
+        events = parse_entries(entries, reader.read)
+        has_ended = status is not None and JobStatus(status.decode()).is_terminal
+        if has_ended and len(events) < PAGE and not (events and events[-1].end):
+            return await self._from_result(reader)
+        return events
 
     async def _from_result(self, reader: _Reader) -> list[Event]:
-        """What is left of a job whose stream has expired."""
-        data: Any = await self._commands.get(reader.keys.result(reader.job_id))
+        pipeline = self._commands.pipeline(transaction=False)
+        pipeline.get(reader.keys.result(reader.job_id))
+        pipeline.xrevrange(reader.keys.stream(reader.job_id), count=1)
+        async with answered():
+            data, last = await pipeline.execute()
         if data is None:  # it ended without an owner: before `read`, if the server has forgotten tokens
-            last: Any = await self._commands.xrevrange(reader.keys.stream(reader.job_id), count=1)
             if (events := parse_entries(last, reader.read)) and events[-1].end:
                 return events
             raise JobNotFound(f"job {reader.job_id} has ended and its tokens have expired")

@@ -65,6 +65,25 @@ async def test_a_stream_survives_a_server_that_is_busy_for_a_moment(client, conn
     await asyncio.wait_for(reader, 20)
 
 
+async def test_a_stream_survives_a_result_that_cannot_be_read_for_a_moment(client, connection):
+    job, claim, heard, reader = await followed(client, connection)
+    client._subscriber._deliver = lambda data: None  # messages are lost
+    await append(connection, claim, 1, [1])
+    end = Terminal(status=JobStatus.COMPLETED, usage=Usage(completion_tokens=2))
+    chunk = fake.chunk_of([0, 1], last=True)
+    await run(connection, fake.CELL.finish(job.id, claim.token, end, wire.encode_result(end, [chunk])))
+    await connection.delete(client._keys.stream(job.id))  # as if it had expired before the result
+    await connection.execute_command("ACL SETUSER default -get")
+    try:
+        await asyncio.sleep(2.5)  # longer than until the next poll
+        assert not reader.done()
+    finally:
+        await connection.execute_command("ACL SETUSER default +get")
+    await asyncio.wait_for(reader, 20)
+    assert [token for event in heard for token in event.token_ids] == [0, 1]
+    assert heard[-1].end == end
+
+
 async def test_one_spoiled_job_does_not_end_the_poll_of_all(client, connection):
     spoiled, *_, other_reader = await followed(client, connection)
     _job, claim, heard, reader = await followed(client, connection)
