@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 from octavo_worker.engine.beams import Beams
 from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
 from octavo_worker.engine.requests import Requests
@@ -37,6 +39,9 @@ class Answers:
         request = sequence.request
         if not request.sequences:
             return
+        if any(isnan(scored.logprob) for scored in answer.prompt_logprobs):
+            self._requests.fail_logits(request)
+            return
         if step.prompt_logprobs is not None:
             self._requests.score(request, step.start, answer.prompt_logprobs)
         if step.start + len(step.tokens) < sequence.length:
@@ -55,6 +60,9 @@ class Answers:
     def _append(self, sequence: Sequence, sampled: Sampled) -> None:
         """Report a new token, and what follows from it."""
         requests, request, token = self._requests, sequence.request, sampled.token
+        if sampled.logprob is not None and isnan(sampled.logprob.logprob):
+            requests.fail_logits(request)
+            return
         output = sequence.output
         output.append(token)
         requests.generated += 1

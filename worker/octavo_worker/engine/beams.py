@@ -29,8 +29,7 @@ class Beams:
         elif not choices and len(found := beam.results()) == beam.num_results:
             self._requests.finish(request, [(hypothesis.tokens, hypothesis.reason) for hypothesis in found])
         else:  # what is not a number continues nothing
-            message = "the model's logits are not numbers, they may have overflowed its dtype: try bfloat16 or float32"
-            self._requests.fail(request, "invalid_logits", message)
+            self._requests.fail_logits(request)
 
     def _continue(self, request: Request, beam: BeamGroup[Sequence], choices: list[tuple[Sequence, int]]) -> None:
         """Each chosen parent continues as the first of its children, the others fork from it; the rest is dropped."""

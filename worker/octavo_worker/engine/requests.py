@@ -156,6 +156,10 @@ class Requests:
         message = f"its {width} beams exceed this worker's KV memory"
         self.fail(request, "pool_too_small", f"{message}: give it a larger cache, lower beam_width or max_tokens")
 
+    def fail_logits(self, request: Request) -> None:
+        message = "the model's logits are not numbers, they may have overflowed its dtype: try bfloat16 or float32"
+        self.fail(request, "invalid_logits", message)
+
     def fail(self, request: Request, code: str, message: str) -> None:
         self.end(request)
         self.output.failed.append(RequestFailed(request.id, code, message))
