@@ -56,7 +56,7 @@ class _Reader:
     live: deque[tuple[bytes, bytes]] = field(default_factory=deque)
     progress: bytes | None = None  # the latest word, if it was not passed on yet
     waiting: asyncio.Future[None] | None = None
-    begun: bool = False
+    begun: bool = False  # the server knows that it is followed, or will with the job
     poll_at: float = 0.0
     poll_every: float = _POLL_S[0]
 
@@ -217,17 +217,14 @@ class Subscriber:
 
     async def _patiently(self, reader: _Reader) -> list[Event]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (_PATIENCE_S if reader.begun else 0.0)
+        deadline = loop.time() + _PATIENCE_S
         backoff = _BACKOFF_S[0]
         while True:
             try:
-                page = await self._page(reader)
+                return await self._page(reader)
             except (RedisError, OSError) as error:
-                if loop.time() >= deadline or is_final(error):
+                if not reader.begun or loop.time() >= deadline or is_final(error):
                     raise
-            else:
-                reader.begun = True
-                return page
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _BACKOFF_S[1])
 
@@ -238,6 +235,7 @@ class Subscriber:
         while await run(self._commands, self._cell.attach(reader.job_id, self.id)) is None:
             if not await self._submissions.restore(reader.job_id):
                 raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
+        reader.begun = True
         pipeline = self._commands.pipeline(transaction=False)
         pipeline.hmget(reader.keys.job(reader.job_id), "st", "pg")
         pipeline.xrange(*page_query(reader.job_id, reader.read))

@@ -39,6 +39,20 @@ async def followed(client, connection):
     return job, claim, heard, reader
 
 
+async def test_a_stream_is_patient_as_soon_as_the_server_knows_of_its_reader(client, connection):
+    job = await client.submit("a", model=fake.MODEL)
+    await connection.execute_command("ACL SETUSER default -xrange")
+    try:
+        reader = asyncio.create_task(anext(job.events()))
+        await until(lambda: connection.hget(client._keys.job(job.id), "gw"))
+        await asyncio.sleep(0.5)
+        assert not reader.done()
+    finally:
+        await connection.execute_command("ACL SETUSER default +xrange")
+    await job.cancel()
+    assert (await asyncio.wait_for(reader, 20)).end.status is JobStatus.CANCELLED
+
+
 async def test_a_stream_survives_a_server_that_refuses_for_a_moment(client, connection):
     _job, claim, heard, reader = await followed(client, connection)
     await connection.config_set("min-replicas-to-write", 1)  # NOREPLICAS; READONLY and MISCONF are the same kind
