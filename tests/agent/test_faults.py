@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import redis
-import waiting
 from killable_server import forgotten_by, killable_server
 from loading_server import loading_server
 from queue_client import MODEL, Queue, expected, known_queue
-from waiting import eventually
+from waiting import eventually, until
 
 from octavo import AsyncClient
 from octavo.client import AsyncJob
@@ -189,10 +188,10 @@ async def test_server_that_forgets_its_last_second(tmp_path: Path, start_worker)
                 return jobs
 
             jobs = await submit(8, 250) + await submit(4, 50)
-            await waiting.until(lambda: all(queue.stored(job.id) > 10 for job, *_ in jobs))
+            await until(lambda: all(queue.stored(job.id) > 10 for job, *_ in jobs))
             with forgotten_by(server, tmp_path):
                 jobs += await submit(6, 200)
-                await waiting.until(lambda: all(queue.stored(job.id) > 40 for job, *_ in jobs))
+                await until(lambda: all(queue.stored(job.id) > 40 for job, *_ in jobs))
                 await asyncio.gather(*(reader for _, reader, _ in jobs[8:12]))  # those have ended
             for job, reader, wanted in jobs:
                 assert await asyncio.wait_for(reader, 30) == wanted

@@ -99,6 +99,14 @@ def test_when_memory_runs_out_enqueue_stops_and_running_jobs_drain(world: Any) -
         world.redis.config_set("maxmemory", "0")
 
 
+def test_a_model_can_be_registered_while_memory_is_full(world):
+    world.redis.config_set("maxmemory", 1)
+    try:
+        world.know("toy")
+    finally:
+        world.redis.config_set("maxmemory", 0)
+
+
 # claim
 
 
@@ -194,6 +202,15 @@ def test_an_unreadable_request_is_handed_over_apart_and_spoils_no_other(world: A
     claims = world.claim(max_jobs=2)
     assert [c.job_id for c in claims.jobs] == [good]
     assert [u.job_id for u in claims.unreadable] == [bad]
+
+
+def test_a_repeated_claim_renews_the_lease(world):
+    job_id = world.enqueue()
+    call = world.cell.claim("toy", "w", max_jobs=1, max_tokens=99, lease_ms=5000, idle=True)
+    world.run(call)
+    world.lapse(job_id)
+    assert len(world.run(call).jobs) == 1
+    assert world.redis.zscore("{c00}:L", job_id) > 1
 
 
 # append
@@ -322,6 +339,15 @@ def test_a_failure_keeps_its_error(world: Any) -> None:
     assert world.stream(job_id)[-1].end == terminal
 
 
+def test_no_end_is_stored_before_its_tokens_are(world):
+    job_id = world.enqueue()
+    claim = world.claim_one()
+    world.append(claim, 0, [1, 2, 3])
+    world.redis.delete(world.keys.stream(job_id))  # the server forgets them
+    world.redis.hset(world.keys.job(job_id), "n", 0)
+    assert world.finish(claim, tokens=3, status=JobStatus.CANCELLED).state == "rewind"
+
+
 # heartbeat, release, reap
 
 
@@ -375,92 +401,17 @@ def test_after_a_restart_of_the_server_owners_get_time_to_renew(world: Any) -> N
     assert world.reap() == 1
 
 
-# cancel and deadlines
-
-
-def test_a_queued_job_is_cancelled_at_once(world: Any) -> None:
+def test_a_clock_that_is_set_back_does_not_stop_takeovers(world):
+    now = int(world.redis.time()[0]) * 1000
+    later = {"run": world.redis.info("server")["run_id"], "at": now + 7_200_000, "grace": now + 7_203_000}
+    world.redis.hset("{c00}:reaper", mapping=later)  # what reap wrote at the server's start, before NTP set it back
     job_id = world.enqueue()
-    assert world.run(world.cell.cancel(job_id)) == JobStatus.CANCELLED
-    assert world.run(world.cell.cancel(job_id)) == JobStatus.CANCELLED
-    assert world.claim().jobs == ()
-    assert [e.end.status for e in world.stream(job_id)] == [JobStatus.CANCELLED]
-    assert world.redis.xlen(world.keys.outbox) == 1
-    assert world.counters() == {}
-    assert world.run(world.cell.cancel("g00_00000000000000000000000000")) is None
-
-
-@pytest.mark.parametrize("lane", ["resume", "solo"])
-def test_a_job_that_came_back_can_be_cancelled_too(world: Any, lane: str) -> None:
-    job_id = world.enqueue()
-    for _ in range({"resume": 1, "solo": 2}[lane]):
-        world.crash(job_id)
-    assert world.state(job_id)["lane"] == lane
-    assert world.run(world.cell.cancel(job_id)) == JobStatus.CANCELLED
-    assert world.claim().jobs == ()
-    assert world.counters() == {}
-
-
-def test_the_owner_of_a_cancelled_job_hears_it_in_its_next_reply(world: Any) -> None:
-    job_id = world.enqueue()
-    claim = world.claim_one()
-    assert world.run(world.cell.cancel(job_id)) == JobStatus.RUNNING
-    beat = world.run(world.cell.heartbeat("w1", [(job_id, claim.token)], lease_ms=5000, info=b""))
-    assert beat.stop == ((job_id, "cancelled"),)
-    reply = world.append(claim, 0, [1])
-    assert (reply.state, reply.offset, reply.reason) == ("cancel", 1, "cancelled")
-    assert world.finish(claim, tokens=1, status=JobStatus.CANCELLED)
-    assert world.status(job_id) == "cancelled"
-    assert world.run(world.cell.cancel(job_id)) == JobStatus.CANCELLED
-
-
-def test_a_cancelled_job_whose_owner_died_or_ignores_it_ends_without_him(world: Any) -> None:
-    for due in ("L", "D"):
-        job_id = world.enqueue()
-        claim = world.claim_one()
-        world.append(claim, 0, [1, 2])
-        world.run(world.cell.cancel(job_id))
-        world.lapse(job_id, due=due)
-        assert world.reap() == 1
-        end = world.stream(job_id)[-1]
-        assert (end.offset, end.end.status, end.end.usage.completion_tokens) == (2, JobStatus.CANCELLED, 2)
-        assert world.append(claim, 2, [3]).state == "fenced"
-    assert world.counters() == {}
-
-
-def test_a_job_that_no_worker_started_in_time_expires(world: Any, request_of: Any) -> None:
-    by_reaper = world.enqueue(request_of(queue_timeout_s=0.05))
-    started = world.enqueue(request_of(queue_timeout_s=0.05, priority="high"))
-    claim = world.claim_one()
-    assert claim.job_id == started
-    time.sleep(0.08)
+    world.claim_one()
+    world.lapse(job_id)
     world.reap()
-    assert world.status(by_reaper) == "expired"
-    assert "queue_timeout_s" in world.stream(by_reaper)[-1].end.error.message
-    by_claim = world.enqueue(request_of(queue_timeout_s=0.01))
-    time.sleep(0.03)
-    assert world.claim().jobs == ()
-    assert world.status(by_claim) == "expired"
-    assert world.append(claim, 0, [1]).state == "ok"  # that limit was for the wait only
-    world.finish(claim, tokens=1)
-    assert world.counters() == {}
-
-
-def test_a_running_job_past_its_deadline_is_told_to_stop(world: Any, request_of: Any) -> None:
-    ids = [world.enqueue(request_of(timeout_s=0.05)) for _ in range(3)]
-    claims = {c.job_id: c for c in world.claim(max_jobs=3).jobs}
-    assert all(c.deadline is not None and abs(c.deadline - time.time()) < 5 for c in claims.values())
-    time.sleep(0.08)
-    by_append, by_beat, by_reap = (claims[i] for i in ids)
-    assert world.append(by_append, 0, [1]).reason == "expired"
-    beat = world.run(world.cell.heartbeat("w1", [(by_beat.job_id, by_beat.token)], lease_ms=5000, info=b""))
-    assert beat.stop == ((by_beat.job_id, "expired"),)
+    world.redis.hincrby("{c00}:reaper", "grace", -3100)  # 3.1 s later
     world.reap()
-    assert world.state(by_reap.job_id)["cx"] == "expired"
-    assert world.finish(by_append, tokens=1, status=JobStatus.EXPIRED)
-    world.lapse(by_reap.job_id, due="D")
-    world.reap()
-    assert world.status(by_reap.job_id) == "expired"
-    assert "timeout_s" in world.stream(by_reap.job_id)[-1].end.error.message
+    assert world.status(job_id) == "queued"
 
 
 # attach, detach
@@ -528,42 +479,3 @@ def test_one_refused_call_spoils_no_other(world: Any, request_of: Any) -> None:
     first, second, third = run_many_sync(world.redis, [good, bad, good])
     assert first == third
     assert isinstance(second, UnknownModel)
-
-
-def test_a_model_can_be_registered_while_memory_is_full(world):
-    world.redis.config_set("maxmemory", 1)
-    try:
-        world.know("toy")
-    finally:
-        world.redis.config_set("maxmemory", 0)
-
-
-def test_no_end_is_stored_before_its_tokens_are(world):
-    job_id = world.enqueue()
-    claim = world.claim_one()
-    world.append(claim, 0, [1, 2, 3])
-    world.redis.delete(world.keys.stream(job_id))  # the server forgets them
-    world.redis.hset(world.keys.job(job_id), "n", 0)
-    assert world.finish(claim, tokens=3, status=JobStatus.CANCELLED).state == "rewind"
-
-
-def test_a_clock_that_is_set_back_does_not_stop_takeovers(world):
-    now = int(world.redis.time()[0]) * 1000
-    later = {"run": world.redis.info("server")["run_id"], "at": now + 7_200_000, "grace": now + 7_203_000}
-    world.redis.hset("{c00}:reaper", mapping=later)  # what reap wrote at the server's start, before NTP set it back
-    job_id = world.enqueue()
-    world.claim_one()
-    world.lapse(job_id)
-    world.reap()
-    world.redis.hincrby("{c00}:reaper", "grace", -3100)  # 3.1 s later
-    world.reap()
-    assert world.status(job_id) == "queued"
-
-
-def test_a_repeated_claim_renews_the_lease(world):
-    job_id = world.enqueue()
-    call = world.cell.claim("toy", "w", max_jobs=1, max_tokens=99, lease_ms=5000, idle=True)
-    world.run(call)
-    world.lapse(job_id)
-    assert len(world.run(call).jobs) == 1
-    assert world.redis.zscore("{c00}:L", job_id) > 1
