@@ -20,7 +20,7 @@ from typing import Any
 
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.workloads import Work, workload
-from octavo_worker.engine.plan import Sampled, SampleSpec, SequenceResult, StepPlan, StepResult
+from octavo_worker.contract.step import Sampled, SampleSpec, SequenceResult, StepPlan, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
 from octavo_worker.messages import BATCH, NORMAL, AddRequest, EngineSampling, SequenceInput

@@ -20,7 +20,7 @@ from octavo_worker.bench.engine import EngineBench
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import Work
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.files import model_folder
 from octavo_worker.model import load_runner
 

@@ -22,7 +22,7 @@ from typing import Any
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.files import model_folder
 from octavo_worker.messages import AddRequest, EngineSampling, Ready, SequenceInput, Shutdown, StepOutput
 

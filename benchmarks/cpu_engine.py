@@ -20,7 +20,7 @@ from peers.process import Peer
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import write_shape
 from octavo_worker.bench.workloads import CPU_LENGTHS
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 
 HERE = Path(__file__).parent
 PEERS = {

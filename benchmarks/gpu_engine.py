@@ -23,7 +23,7 @@ from peers.process import Peer, PeerFailed
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, workload
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.files import model_folder
 
 ENGINES = ("octavo", "vllm")

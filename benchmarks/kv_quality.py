@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from octavo_worker.bench.report import report, write
-from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import SequenceStep
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import SequenceStep
 from octavo_worker.files import model_folder
 from octavo_worker.model import load_runner
 from octavo_worker.model.batch import Batch, ragged_batch

@@ -26,8 +26,8 @@ import torch
 from octavo_kernels import ops
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
-from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import ModelRunner, SequenceStep, StepPlan
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import ModelRunner, SequenceStep, StepPlan
 from octavo_worker.memory.cost import CostModel, Victim
 from octavo_worker.model import load_runner
 

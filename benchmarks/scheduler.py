@@ -25,7 +25,7 @@ from typing import Any
 
 from octavo_worker.bench.report import report, write
 from octavo_worker.channel import EngineChannel, encode_frame
-from octavo_worker.engine.plan import Sampled, SequenceResult, StepPlan, StepResult
+from octavo_worker.contract.step import Sampled, SequenceResult, StepPlan, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo_worker.engine.plan import Sampled, SampleSpec, SequenceResult, StepPlan, StepResult
+from octavo_worker.contract.step import Sampled, SampleSpec, SequenceResult, StepPlan, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling, SequenceInput

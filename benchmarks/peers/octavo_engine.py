@@ -12,7 +12,7 @@ import torch
 
 from octavo_worker.bench.engine import EngineBench, Timing
 from octavo_worker.bench.workloads import Work
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.messages import BATCH
 from octavo_worker.model import load_runner
 from peers.base import serve

@@ -11,8 +11,8 @@ import pytest
 from engine_driver import Driver, expected_beams, expected_tokens, make_request, prompt
 from fake_runner import DelayedRunner, FakeRunner, score
 
+from octavo_worker.contract.step import UNKNOWN, Done, StepPlan
 from octavo_worker.engine.pipeline import Pipeline
-from octavo_worker.engine.plan import UNKNOWN, Done, StepPlan
 from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, Mode, PreemptionPolicy, Victim
 from octavo_worker.messages import BeamOptions, EngineStats
@@ -443,7 +443,7 @@ def test_host_blocks_are_not_written_twice_at_a_time():
             behind = runner.launch(following)
             scheduler.commit(plan, launched.result())
             plan, launched = following, behind
-        host_pool, written = scheduler.residency.host.pool, {host for _, host in following.swap_out}
+        host_pool, written = scheduler.kv.host.pool, {host for _, host in following.swap_out}
         scheduler.abort("b")
         assert host_pool.quarantined == len(written)
         assert not written & set(host_pool.allocate(host_pool.available))

@@ -55,7 +55,7 @@ def test_unpinned_prefixes_are_evicted_again_unless_another_name_keeps_them():
     driver = Driver.create(41, 4)
     pinned(driver)
     pinned(driver, "half", SYSTEM[:20])
-    driver.scheduler.residency.pins.unpin("system")
+    driver.scheduler.kv.pins.unpin("system")
     assert driver.scheduler.stats().pinned_blocks == 5
     flood(driver)
     assert ask(driver, "half") == 20

@@ -18,8 +18,8 @@ import pytest
 from engine_driver import Driver, expected_tokens, make_request
 
 from octavo_worker.channel import AgentChannel, EngineChannel
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.loop import EngineLoop
-from octavo_worker.engine.options import ModelOptions
 from octavo_worker.messages import Abort, Ready, RequestFailed, Shutdown, StepOutput, TokenOutput
 
 FAKE_ENGINE = Path(__file__).parents[1] / "support" / "fake_engine.py"

@@ -9,7 +9,7 @@ import pytest
 from engine_driver import Driver, make_request
 from fake_runner import DelayedRunner, FakeRunner
 
-from octavo_worker.engine.plan import SharedReading
+from octavo_worker.contract.step import SharedReading
 
 PREFIX = list(range(100, 140))
 

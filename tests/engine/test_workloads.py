@@ -139,8 +139,8 @@ def run_workload(
         now += 1
     driver.runner.close()
     assert driver.scheduler.pool.used == driver.scheduler.pool.quarantined == 0
-    if driver.scheduler.residency.host is not None:
-        assert driver.scheduler.residency.host.pool.used == driver.scheduler.residency.host.pool.quarantined == 0
+    if driver.scheduler.kv.host is not None:
+        assert driver.scheduler.kv.host.pool.used == driver.scheduler.kv.host.pool.quarantined == 0
     check_tokens(driver, requests, aborted)
     return driver
 

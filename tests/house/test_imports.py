@@ -69,7 +69,7 @@ def test_an_engine_starts_without_what_takes_longer_to_import_than_its_model_to_
     program = f"""
 import sys
 import octavo_worker.engine.process
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import load_runner
 load_runner(ModelOptions(model="demo", device="cpu", num_blocks=9, threads=1))
 print(sorted(set({heavy!r}) & sys.modules.keys()))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BloomConfig, LlamaConfig, MambaConfig, MistralConfig, PreTrainedConfig, T5Config
 
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import ModelError, UnsupportedModel, load_runner
 from octavo_worker.model.loading import choose_dtype
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from octavo_kernels import ops
-from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import SampleSpec, SequenceStep, StepError, StepPlan
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model import load_runner
 from octavo_worker.model.runner import PagedRunner

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from octavo_worker.engine.plan import SampleSpec
+from octavo_worker.contract.step import SampleSpec
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.sampler import adjust_rows, sample, score
 

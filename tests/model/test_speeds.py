@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from octavo_worker.engine.plan import StepPlan
+from octavo_worker.contract.step import StepPlan
 from octavo_worker.model import speeds
 from octavo_worker.model.speeds import measure_speeds
 

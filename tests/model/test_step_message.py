@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo_kernels.step import StepInputs, carry, unpack_step
-from octavo_worker.engine.plan import SampleSpec, SequenceStep, StepError, StepPlan
+from octavo_worker.contract.step import SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.cuda.packer import Packer
@@ -39,7 +39,7 @@ class Stay:
         self.number, self.rng = number, rng
         self.table: list[int] = []
         self.cold: list[int] = []
-        self.is_long = rng.random() < 0.5
+        self.is_oversized = rng.random() < 0.5
         self.done = 0
         self.params = EngineSampling(
             seed=rng.randrange(-(2**63), 2**63), max_tokens=9, temperature=rng.random(), top_k=rng.randrange(900),
@@ -50,7 +50,7 @@ class Stay:
         rng = self.rng
         if self.done % BLOCK and rng.random() < 0.2:
             self.table[-1] = rng.randrange(1, 1000)
-        if self.is_long and rng.random() < 0.3:
+        if self.is_oversized and rng.random() < 0.3:
             more = rng.randrange(self.done // BLOCK - len(self.cold) + 1)
             self.table[len(self.cold) : len(self.cold) + more] = [0] * more
             self.cold += [rng.randrange(1, 1000) for _ in range(more)]
@@ -58,7 +58,7 @@ class Stay:
         self.table += [rng.randrange(1, 1000) for _ in range(-(-end // BLOCK) - len(self.table))]
         specs = [SampleSpec(self.params, index, end, [], []) for index in range(samples)]
         tokens = [rng.randrange(VOCAB) for _ in range(count)]
-        step = SequenceStep(tokens, self.done, self.table, specs, stay=self.number, cold=tuple(self.cold))
+        step = SequenceStep(tokens, self.done, self.table, specs, run_id=self.number, cold=tuple(self.cold))
         self.done = end
         return step
 
@@ -112,7 +112,7 @@ def test_a_decode_sends_one_block_however_long_the_context() -> None:
     packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB)
     message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
     stay = Stay(1, random.Random(1))
-    stay.is_long = False
+    stay.is_oversized = False
     first = packer.pack(StepPlan([stay.step(150, 1)], 0), message).words
     assert packer.pack(StepPlan([stay.step(1, 1)], 1), message).words == first - 149 - 9
 
@@ -123,7 +123,7 @@ def test_only_what_went_to_the_host_and_what_is_behind_it_is_sent_again() -> Non
 
     def decode(start: int, cold: int) -> int:
         table = [0] * cold + list(range(cold, 10))
-        return packer.pack(StepPlan([SequenceStep([7], start, table, stay=1, cold=range(cold))], 1), message).words
+        return packer.pack(StepPlan([SequenceStep([7], start, table, run_id=1, cold=range(cold))], 1), message).words
 
     decode(140, 3)
     assert decode(141, 3) == decode(142, 3)

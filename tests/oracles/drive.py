@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo_worker.contract.step import Launched, ModelRunner, StepPlan
 from octavo_worker.engine.pipeline import Pipeline
-from octavo_worker.engine.plan import Launched, ModelRunner, StepPlan
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import AddRequest, EngineSampling, EngineStats, Logprob, SequenceInput
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
 
-from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import ModelRunner, SampleSpec, StepPlan
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import ModelRunner, SampleSpec, StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling
 from octavo_worker.model import load_runner

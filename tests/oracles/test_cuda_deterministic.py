@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
-from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import ModelRunner
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest
 from octavo_worker.model import load_runner

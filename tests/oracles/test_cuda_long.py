@@ -12,8 +12,8 @@ import torch
 from growth import Holdings
 from transformers import AutoModelForCausalLM
 
+from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.pipeline import Pipeline
-from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest
 from octavo_worker.model import load_runner

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import SequenceStep, StepPlan
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import SequenceStep, StepPlan
 from octavo_worker.files import model_folder
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest

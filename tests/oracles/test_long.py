@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import ModelRunner, SequenceStep
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import ModelRunner, SequenceStep
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest
 from octavo_worker.model import load_runner

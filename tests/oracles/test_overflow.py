@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.messages import BeamOptions
 from octavo_worker.model import load_runner

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import load_runner
 from octavo_worker.model.loading import load_model
 from octavo_worker.model.runner import PagedRunner

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from octavo_worker.agent.logs import configure_logging
 from octavo_worker.agent.supervisor import WorkerFailed, serve
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.settings import WorkerSettings
 
 

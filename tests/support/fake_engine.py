@@ -13,8 +13,8 @@ import socket
 
 from fake_runner import FakeRunner
 
-from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import Done, StepPlan
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import Done, StepPlan
 from octavo_worker.engine.process import ignore_signals, serve
 
 

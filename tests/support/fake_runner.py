@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from octavo_worker.engine.plan import (
+from octavo_worker.contract.step import (
     UNKNOWN,
     Done,
     Sampled,
@@ -60,7 +60,7 @@ def score(history: Sequence[int], target: int) -> float:
 
 
 class FakeRunner:
-    """Executes plans on a fake KV array and checks that they keep the contract of `octavo_worker.engine.plan`."""
+    """Executes plans on a fake KV array and checks that they keep the contract of `octavo_worker.contract.step`."""
 
     shared_reading = None
     asynchronous = False
@@ -185,11 +185,11 @@ class FakeRunner:
 
     def _remember(self, step: SequenceStep) -> None:
         """Of a table that was seen before, only what lies from the block written next on may be new."""
-        assert step.stay > 0, "a step without the number of its stay"
-        known = self._tables.get(step.stay, [])[: step.start // self.block_size]
+        assert step.run_id > 0, "a step without the number of its stay"
+        known = self._tables.get(step.run_id, [])[: step.start // self.block_size]
         for before, now in zip(known, step.block_table, strict=False):
             assert now in (before, 0), "a block table changed within a stay"
-        self._tables[step.stay] = list(step.block_table)
+        self._tables[step.run_id] = list(step.block_table)
 
     def _slot(self, step: SequenceStep, position: int) -> int:
         block = step.block_table[position // self.block_size]

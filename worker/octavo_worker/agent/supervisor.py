@@ -35,7 +35,7 @@ from octavo_worker.agent.inbox import Inbox
 from octavo_worker.agent.memory import Reports, worker_memory
 from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.tokens import Prompts
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.files import ModelNotFound, model_folder, served_name
 from octavo_worker.messages import MemoryReport, Ready, Shutdown, StepOutput
 from octavo_worker.settings import WorkerSettings

@@ -21,8 +21,8 @@ from octavo_worker.bench.report import floor_share, median, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.traces import TracedRequest, clip, read_trace, work_of
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, Work, workload
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine import step_log
-from octavo_worker.engine.options import ModelOptions
 from octavo_worker.engine.step_log import StepLog
 from octavo_worker.files import ModelNotFound, model_folder
 

@@ -16,7 +16,7 @@ from octavo_worker.bench.engine import EngineBench
 from octavo_worker.bench.report import median
 from octavo_worker.bench.service import ServiceBench, service
 from octavo_worker.bench.workloads import Work
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import load_runner
 
 FIRST_TOKEN_RUNS = 21

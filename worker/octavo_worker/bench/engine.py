@@ -14,7 +14,7 @@ from octavo_worker.bench.ceilings import Ceilings, measure_ceilings
 from octavo_worker.bench.floors import Costs, floor_seconds
 from octavo_worker.bench.report import percentile
 from octavo_worker.bench.workloads import Work
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import scheduler_for
 from octavo_worker.engine.step_log import StepLog

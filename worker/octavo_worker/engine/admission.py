@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo_worker.engine.capacity import Capacity
+from octavo_worker.contract.capacity import Capacity
 from octavo_worker.engine.sequence import Request
 from octavo_worker.messages import PRIORITIES, AddRequest, RequestFailed
 
@@ -102,6 +102,6 @@ def shortage(tokens: int, request: AddRequest | Request, capacity: Capacity) -> 
     run together, so none of them is long."""
     if not capacity.holds(tokens):
         return f"this worker's KV memory of {capacity}"
-    if request.sampling.beam is not None and capacity.is_long(tokens):
+    if request.sampling.beam is not None and capacity.is_oversized(tokens):
         return f"this worker's KV memory of {capacity.device_tokens} tokens for beams: raise --kv-memory or use best_of"
     return None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from octavo_worker.contract.step import Sampled
+from octavo_worker.engine.batch_manager import BatchManager
 from octavo_worker.engine.beam_group import BeamGroup
-from octavo_worker.engine.plan import Sampled
 from octavo_worker.engine.requests import Requests
-from octavo_worker.engine.roster import Roster
 from octavo_worker.engine.sequence import Request, Sequence
 
 
 class Beams:
     """Turns what a search chooses into sequences and block tables."""
 
-    def __init__(self, roster: Roster, requests: Requests) -> None:
-        self._roster = roster
+    def __init__(self, batch: BatchManager, requests: Requests) -> None:
+        self._batch = batch
         self._requests = requests
 
     def offer(self, member: Sequence, sampled: Sampled) -> None:
@@ -33,18 +33,18 @@ class Beams:
 
     def _continue(self, request: Request, beam: BeamGroup[Sequence], choices: list[tuple[Sequence, int]]) -> None:
         """Each chosen parent continues as the first of its children, the others fork from it; the rest is dropped."""
-        running = self._roster.running
+        running = self._batch.running
         parents = dict.fromkeys(parent for parent, _ in choices)
         spare = [index for parent in parents for index in running.narrow(parent)]
         for member in beam.members:
             if member not in parents:
                 spare += member.indices
-                self._roster.drop(member)
+                self._batch.drop(member)
         for index in spare:
             del request.sequences[index]
         beam.members = []
         for parent, _ in choices:
-            child = self._roster.residency.fork(parent, spare.pop()) if parent in beam.members else parent
+            child = self._batch.kv.fork(parent, spare.pop()) if parent in beam.members else parent
             if child is not parent:
                 running.join(child)
             beam.members.append(child)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo_worker.engine.plan import StepPlan
+from octavo_worker.contract.step import StepPlan
 from octavo_worker.engine.sequence import Sequence, by_order
 from octavo_worker.engine.step_effects import StepEffects
 from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
@@ -92,7 +92,7 @@ class HostMemory:
     def leave(self, sequence: Sequence, copied: set[int], step: StepEffects) -> None:
         """A swapped sequence has its blocks on the device again, but for the oldest ones of a long sequence. Of those
         that are `copied` the copies begin: this very step may still send others to the host, and not over these."""
-        cold = sequence.table.start if sequence.request.long else 0
+        cold = sequence.table.start if sequence.request.oversized else 0
         hosts = [host for host in sequence.host[cold:] if host != NULL_BLOCK]
         self.pool.guard(copied.intersection(hosts), step.number)
         self.pool.release(reversed(hosts))
@@ -123,5 +123,5 @@ class HostMemory:
         if present - self._swapped != self._cold:
             raise AssertionError("sequences with cold blocks are not those that are on both sides")
         for sequence in self._cold:
-            if not sequence.request.long or len(sequence.host) != sequence.table.start:
+            if not sequence.request.oversized or len(sequence.host) != sequence.table.start:
                 raise AssertionError("host blocks of a running sequence are not those that its table lacks")

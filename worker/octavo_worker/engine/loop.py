@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from octavo_worker.channel import EngineChannel
+from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.memory_report import memory_report
 from octavo_worker.engine.pipeline import Pipeline
-from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import Abort, AddRequest, DescribeMemory, PinPrefix, Ready, Shutdown, ToEngine, UnpinPrefix
 
@@ -58,7 +58,7 @@ class EngineLoop:
             block_size=runner.block_size,
             kv_dtype=runner.kv_dtype,
             max_running=limits.max_running,
-            enough_blocks=self._scheduler.residency.enough_blocks,
+            enough_blocks=self._scheduler.kv.enough_blocks,
             load_seconds=load_seconds,
             numerics=runner.numerics,
         )
@@ -80,7 +80,7 @@ class EngineLoop:
             case PinPrefix():
                 self._scheduler.pin(message)
             case UnpinPrefix():
-                self._scheduler.residency.pins.unpin(message.name)
+                self._scheduler.kv.pins.unpin(message.name)
             case DescribeMemory():
                 self._channel.send(memory_report(self._scheduler, message.cells))
             case Shutdown():

@@ -9,7 +9,7 @@ from octavo_worker.messages import MemoryReport
 
 def memory_report(scheduler: Scheduler, cells: int) -> MemoryReport:
     """The state between two steps, in maps of at most `cells` cells."""
-    residency = scheduler.residency
-    blocks = block_map(residency.pool, residency.pins.blocks, cells)
-    host = "" if residency.host is None else block_map(residency.host.pool, (), cells).states
+    kv = scheduler.kv
+    blocks = block_map(kv.pool, kv.pins.blocks, cells)
+    host = "" if kv.host is None else block_map(kv.host.pool, (), cells).states
     return MemoryReport(scheduler.stats(), blocks.states, blocks.references, blocks.sharing, host)

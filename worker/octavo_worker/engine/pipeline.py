@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 
-from octavo_worker.engine.plan import Launched, ModelRunner, StepError, StepPlan
+from octavo_worker.contract.step import Launched, ModelRunner, StepError, StepPlan
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.engine.step_log import StepLog, StepRecord
 from octavo_worker.messages import EngineStats

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from octavo_worker.engine.long_turns import LongTurns
-from octavo_worker.engine.plan import SequenceStep, StepPlan
+from octavo_worker.contract.step import SequenceStep, StepPlan
+from octavo_worker.engine.batch_manager import BatchManager, GroupTooLarge
 from octavo_worker.engine.requests import Requests
-from octavo_worker.engine.roster import GroupTooLarge, Roster
 from octavo_worker.engine.sequence import Request, Sequence, State
+from octavo_worker.engine.time_share import TimeShare
 
 FIRST_TOKENS = 2048
 """Prompt tokens that are enough for a step that begins while the device has nothing to do: it computes them while the
@@ -41,14 +41,14 @@ class Planner:
     All work is incremental: a step costs its sequences and new tokens, never the length of contexts or of the queue.
     """
 
-    def __init__(self, roster: Roster, requests: Requests, turns: LongTurns, token_budget: int) -> None:
-        self._roster = roster
-        self._turns = turns
+    def __init__(self, batch: BatchManager, requests: Requests, turns: TimeShare, token_budget: int) -> None:
+        self._batch = batch
+        self._time_share = turns
         self._requests = requests
-        self._residency = roster.residency
-        self._pool = roster.residency.pool
-        self._block_size = roster.residency.cache.block_size
-        self._running = roster.running
+        self._kv = batch.kv
+        self._pool = batch.kv.pool
+        self._block_size = batch.kv.cache.block_size
+        self._running = batch.running
         self._token_budget = token_budget
         self._planned: list[Sequence] = []
         self._sitting_out = False  # somebody waits for blocks that the step under way sets free
@@ -57,13 +57,13 @@ class Planner:
         """The next step, and the sequences of its steps in their order. `ahead`: another step is under way."""
         plan, self._planned = StepPlan([], 0), []
         self._sitting_out = False
-        self._roster.make_way(plan)
-        preemptions = self._residency.decisions.total()
+        self._batch.preempt_for_head(plan)
+        preemptions = self._kv.decisions.total()
         self._plan_decodes(plan)
         least = 0 if ahead or plan.sequences else max(0, self._token_budget - FIRST_TOKENS)
-        self._plan_prompts(plan, least, admit=self._residency.decisions.total() == preemptions)
+        self._plan_prompts(plan, least, admit=self._kv.decisions.total() == preemptions)
         while not ahead and self._is_stuck(plan):
-            self._give_way(plan)
+            self._preempt_last(plan)
             self._plan_prompts(plan, least, admit=False)
         self._leave_prompts(plan)
         return plan, self._planned
@@ -71,7 +71,7 @@ class Planner:
     # Decodes
 
     def _plan_decodes(self, plan: StepPlan) -> None:
-        resting = self._turns.resting
+        resting = self._time_share.resting
         self._plan_awake(plan, resting)
         if resting and not plan.sequences:
             self._plan_awake(plan, resting=False)
@@ -85,7 +85,7 @@ class Planner:
         while position < len(decoding):  # preemption shortens the list from its end
             sequence = decoding[position]
             request = sequence.request
-            if resting and request.long and self._has_company(request):
+            if resting and request.oversized and self._has_company(request):
                 position += 1
                 continue
             if len(request.sequences) > 1:
@@ -101,12 +101,12 @@ class Planner:
                 if not self._make_room([sequence], plan):
                     position += sequence.state is State.RUNNING
                     continue
-                self._residency.make_writable(sequence, start, plan)
+                self._kv.make_writable(sequence, start, plan)
             position += 1
             steps.append(sequence.decode(len(steps)))
             planned.append(sequence)
             if (start + 1) % size == 0:
-                self._residency.publish(sequence)
+                self._kv.publish(sequence)
 
     def _has_company(self, long: Request) -> bool:
         """Whether anybody of its class or a higher one decodes beside it."""
@@ -125,30 +125,30 @@ class Planner:
             if all(member.state is State.RUNNING for member in members):
                 break
         for member in going:
-            self._residency.make_writable(member, member.computed, plan)
+            self._kv.make_writable(member, member.computed, plan)
             plan.sequences.append(member.decode(len(plan.sequences)))
-            self._residency.publish(member)
+            self._kv.publish(member)
             self._planned.append(member)
         return position + len(members)
 
     def _make_room(self, members: list[Sequence], plan: StepPlan) -> bool:
         """Preempt others until every member can take its next block. False if none of them can run in this step: they
         gave way themselves, or what they need is still being copied. True as well when some of them gave way."""
-        needed = self._residency.growth(members)
+        needed = self._kv.growth(members)
         if needed:
-            self._residency.recede(members, needed, plan)
+            self._kv.offload(members, needed, plan)
         while needed and (self._sitting_out or self._pool.available < needed):
             if self._sitting_out or self._pool.available + self._pool.quarantined >= needed:
                 self._sitting_out = True
                 return False
-            self._give_way(plan)
+            self._preempt_last(plan)
             if any(member.state is not State.RUNNING for member in members):
                 return members[0].state is State.RUNNING
         return True
 
-    def _give_way(self, plan: StepPlan) -> None:
+    def _preempt_last(self, plan: StepPlan) -> None:
         try:
-            self._roster.give_way(plan)
+            self._batch.preempt_last(plan)
         except GroupTooLarge as error:
             self._requests.fail_beams(error.request)
 
@@ -160,7 +160,7 @@ class Planner:
         position = 0
         while budget > least:
             running = prefilling[position] if position < len(prefilling) else None
-            waiting = self._roster.next() if admit else None
+            waiting = self._batch.next() if admit else None
             if waiting is not None and (running is None or waiting.order < running.order):
                 admit = self._admit(waiting.request, plan)
             elif running is not None:
@@ -176,7 +176,7 @@ class Planner:
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Whether the queue's head went, so that the next may be tried."""
         try:
-            return self._roster.admit(request, plan)
+            return self._batch.admit(request, plan)
         except GroupTooLarge as error:
             self._requests.fail_beams(error.request)
             return True
@@ -186,17 +186,17 @@ class Planner:
         sliding and long sequences compute those that they find blocks for. Returns how many that is."""
         request, start = sequence.request, sequence.computed
         length = sequence.length
-        sequence.computed = end = self._residency.stretch(sequence, min(length, start + budget), plan)
+        sequence.computed = end = self._kv.extend(sequence, min(length, start + budget), plan)
         if end == start:
             return 0
         tokens = sequence.slice(start, end)
-        step = SequenceStep(tokens, start, sequence.table.blocks, stay=sequence.stay, cold=sequence.host)
+        step = SequenceStep(tokens, start, sequence.table.blocks, run_id=sequence.run_id, cold=sequence.host)
         if end == length and request.rules.limit > 0:
             step.samples = sequence.samples()
         if request.prompt_scorer is sequence and start < len(request.prompt) - 1:
             step.prompt_logprobs = request.sampling.prompt_logprobs
             step.targets = request.prompt[start + 1 : end + 1]
-        self._residency.publish(sequence)
+        self._kv.publish(sequence)
         plan.sequences.append(step)
         self._planned.append(sequence)
         return end - start
@@ -206,7 +206,7 @@ class Planner:
         samples = plan.num_decodes
         for sequence, step in zip(self._planned[samples:], plan.sequences[samples:], strict=True):
             if sequence.computed == sequence.length and sequence.request.beam is None:
-                for sample, decoding in enumerate((sequence, *self._roster.fork(sequence)), samples):
+                for sample, decoding in enumerate((sequence, *self._batch.fork(sequence)), samples):
                     decoding.prepare_decode(sample)
             samples += len(step.samples)
 

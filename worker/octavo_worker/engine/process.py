@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from octavo_worker.channel import EngineChannel
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.loop import EngineLoop
-from octavo_worker.engine.options import ModelOptions
-from octavo_worker.engine.plan import ModelRunner
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
 

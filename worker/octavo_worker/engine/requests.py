@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.admission import Limits, refusal, shortage
-from octavo_worker.engine.roster import Roster
+from octavo_worker.engine.batch_manager import BatchManager
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 from octavo_worker.engine.timers import Timers
 from octavo_worker.memory.block_table import BlockTable
@@ -31,7 +31,7 @@ class Requests:
 
     def __init__(
         self,
-        roster: Roster,
+        batch: BatchManager,
         limits: Limits,
         *,
         aging_s: float = 30.0,
@@ -41,7 +41,7 @@ class Requests:
         self.limits = limits
         self.output = StepOutput([], [], [], EngineStats())
         self.generated = 0
-        self._roster = roster
+        self._batch = batch
         self._living: dict[str, Request] = {}
         self._arrivals = 0
         self._clock = clock
@@ -63,7 +63,7 @@ class Requests:
     def take_output(self) -> StepOutput:
         """What has gathered since the last call."""
         output, self.output = self.output, StepOutput([], [], [], EngineStats())
-        output.resumed, self._roster.resumed = self._roster.resumed, []
+        output.resumed, self._batch.resumed = self._batch.resumed, []
         return output
 
     # Beginnings
@@ -85,7 +85,7 @@ class Requests:
         self._arrivals += 1
         request = Request(message, rules, self._arrivals, self.limits.room(message), self._timer())
         published = max(len(sequence.tokens) for sequence in message.sequences)
-        request.long = self.limits.capacity.is_long(len(message.prompt) + published)
+        request.oversized = self.limits.capacity.is_oversized(len(message.prompt) + published)
         self._living[request.id] = request
         if request.deadline is not None:
             self._deadlines.add(request, request.deadline)
@@ -93,7 +93,7 @@ class Requests:
             self._aging.add(request, self._clock() + self._aging_s)
         for sequence in self._first_sequences(request, message.sequences):
             request.sequences.update(dict.fromkeys(sequence.indices, sequence))
-            self._roster.waiting.push(sequence)
+            self._batch.waiting.push(sequence)
 
     def _first_sequences(self, request: Request, inputs: list[SequenceInput]) -> list[Sequence]:
         """One sequence for each that has published tokens, one in common for those that start from the prompt."""
@@ -103,7 +103,7 @@ class Requests:
             fresh = list(range(request.sampling.beam.width))
         if fresh:
             outputs.append((fresh, []))
-        pool, size = self._roster.residency.pool, self._roster.residency.cache.block_size
+        pool, size = self._batch.kv.pool, self._batch.kv.cache.block_size
         sequences = [Sequence(request, *output, BlockTable(pool, size)) for output in outputs]
         return sorted(sequences, key=by_order)
 
@@ -135,7 +135,7 @@ class Requests:
         for request in self._deadlines.take_due(now):
             self.fail(request, "deadline", "the job's deadline passed before it was finished")
         for request in self._aging.take_due(now):
-            if self._roster.age(request):
+            if self._batch.age(request):
                 self._aging.add(request, now + self._aging_s)
 
     # Ends
@@ -148,7 +148,7 @@ class Requests:
             message = f"{sequence.length} tokens exceed {missing}, or lower max_tokens"
             self.fail(request, "pool_too_small", message)
             return False
-        request.long = request.long or capacity.is_long(sequence.length)
+        request.oversized = request.oversized or capacity.is_oversized(sequence.length)
         return True
 
     def fail_beams(self, request: Request) -> None:
@@ -181,8 +181,8 @@ class Requests:
         """The sequence is over, wherever it is; with the last one its request."""
         request = sequence.request
         if sequence.state is State.WAITING:
-            self._roster.waiting.remove(sequence)
-        self._roster.drop(sequence)
+            self._batch.waiting.remove(sequence)
+        self._batch.drop(sequence)
         for index in sequence.indices:
             del request.sequences[index]
         if not request.sequences:

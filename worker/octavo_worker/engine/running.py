@@ -17,7 +17,7 @@ class RunningBatch:
     the admitted that are beams.
     """
 
-    _stays = itertools.count(1)  # of all batches: a runner may serve several schedulers, one after the other
+    _run_ids = itertools.count(1)  # of all batches: a runner may serve several schedulers, one after the other
 
     def __init__(self) -> None:
         self.prefilling: list[Sequence] = []
@@ -35,7 +35,7 @@ class RunningBatch:
     def admit(self, sequence: Sequence) -> None:
         """Let a waiting sequence run: compute its prompt, or go on decoding if it was swapped while it did."""
         sequence.state = State.RUNNING
-        sequence.step.stay = sequence.stay = next(self._stays)
+        sequence.step.run_id = sequence.run_id = next(self._run_ids)
         self.width += sequence.width
         self.beams += sequence.request.beam is not None
         insort(self.decoding if sequence.decodes else self.prefilling, sequence, key=by_order)
@@ -66,7 +66,7 @@ class RunningBatch:
     def join(self, fork: Sequence) -> None:
         """A new fork decodes."""
         fork.request.sequences[fork.indices[0]] = fork
-        fork.stay = next(self._stays)
+        fork.run_id = next(self._run_ids)
         self.width += fork.width
         self.beams += fork.request.beam is not None
         self._decode(fork)
@@ -81,8 +81,8 @@ class RunningBatch:
         self.width -= sequence.width
         self.beams -= sequence.request.beam is not None
 
-    def has_long(self) -> bool:
-        return any(sequence.request.long for kind in (self.prefilling, self.decoding) for sequence in kind)
+    def has_oversized(self) -> bool:
+        return any(sequence.request.oversized for kind in (self.prefilling, self.decoding) for sequence in kind)
 
     def last(self) -> Request:
         """Who gives way when memory runs out: the request of the last sequence in order. Of a group that holds, at

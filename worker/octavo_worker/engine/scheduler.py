@@ -9,18 +9,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from octavo_worker.contract.capacity import Capacity
+from octavo_worker.contract.step import SharedReading, StepPlan, StepResult
 from octavo_worker.engine.admission import Limits
-from octavo_worker.engine.answers import Answers
-from octavo_worker.engine.capacity import Capacity
-from octavo_worker.engine.long_turns import LongTurns, Turn
-from octavo_worker.engine.plan import SharedReading, StepPlan, StepResult
+from octavo_worker.engine.batch_manager import BatchManager
+from octavo_worker.engine.kv_cache_manager import KVCacheManager
+from octavo_worker.engine.output_processor import OutputProcessor
 from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.requests import Requests
-from octavo_worker.engine.residency import Residency
-from octavo_worker.engine.roster import Roster
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.shared_reads import SharedReads
 from octavo_worker.engine.step_effects import StepEffects
+from octavo_worker.engine.time_share import TimeShare, Turn
 from octavo_worker.memory.cost import Decision, PreemptionPolicy
 from octavo_worker.messages import (
     AddRequest,
@@ -79,16 +79,16 @@ class Scheduler:
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         capacity = Capacity(num_blocks - 1, block_size, max(0, num_host_blocks - 1) if reads_host else 0, window)
-        self.residency = Residency(
+        self.kv = KVCacheManager(
             capacity, num_blocks, num_host_blocks, policy or PreemptionPolicy(), chunk=token_budget
         )
-        self.pool, self.cache = self.residency.pool, self.residency.cache
+        self.pool, self.cache = self.kv.pool, self.kv.cache
         self.limits = Limits(max_model_len, vocab_size, max_running, capacity)
-        self._roster = Roster(self.residency, max_running=max_running, watermark=math.ceil(watermark * self.pool.total))
-        self._requests = Requests(self._roster, self.limits, aging_s=aging_s, clock=clock, timer=timer)
-        self._turns = LongTurns(timer)
-        self._planner = Planner(self._roster, self._requests, self._turns, token_budget)
-        self._answers = Answers(self._roster, self._requests)
+        self._batch = BatchManager(self.kv, max_running=max_running, watermark=math.ceil(watermark * self.pool.total))
+        self._requests = Requests(self._batch, self.limits, aging_s=aging_s, clock=clock, timer=timer)
+        self._time_share = TimeShare(timer)
+        self._planner = Planner(self._batch, self._requests, self._time_share, token_budget)
+        self._outputs = OutputProcessor(self._batch, self._requests)
         self._shared_reads = None if shared_reading is None else SharedReads(shared_reading, block_size)
         self._flights: deque[Flight] = deque()
         self._steps = 0
@@ -115,11 +115,11 @@ class Scheduler:
             sequence.indices.remove(index)
             del request.sequences[index]
             if sequence.state is State.RUNNING:
-                self._roster.running.width -= 1
+                self._batch.running.width -= 1
             return
         if sequence.state is State.RUNNING and not sequence.decodes:
             # Siblings that compute as well may share blocks that this one was going to fill.
-            self._roster.preempt([sibling for sibling in request.members(State.RUNNING) if not sibling.decodes])
+            self._batch.preempt([sibling for sibling in request.members(State.RUNNING) if not sibling.decodes])
         self._requests.end_sequence(sequence)
 
     def pin(self, message: PinPrefix) -> None:
@@ -127,7 +127,7 @@ class Scheduler:
         request_id = f"pin:{message.name}"
         self.abort(request_id)
         try:
-            is_here = self.residency.pin(message.name, message.tokens, message.salt)
+            is_here = self.kv.pin(message.name, message.tokens, message.salt)
         except ValueError as error:
             failure = RequestFailed(request_id, "invalid_request", str(error), "tokens")
             self._requests.output.failed.append(failure)
@@ -155,10 +155,10 @@ class Scheduler:
         return bool(output.tokens or output.started or output.failed)
 
     def stats(self) -> EngineStats:
-        counters, decisions, host = self.cache.counters, self.residency.decisions, self.residency.host
+        counters, decisions, host = self.cache.counters, self.kv.decisions, self.kv.host
         return EngineStats(
-            running=len(self._roster.running),
-            waiting=len(self._roster.waiting),
+            running=len(self._batch.running),
+            waiting=len(self._batch.waiting),
             free_blocks=self.pool.free,
             used_blocks=self.pool.used,
             cached_blocks=self.pool.cached,
@@ -169,7 +169,7 @@ class Scheduler:
             recomputed_tokens=counters.recomputed,
             generated_tokens=self._requests.generated,
             swapped=0 if host is None else host.num_swapped,
-            pinned_blocks=len(self.residency.pins.blocks),
+            pinned_blocks=len(self.kv.pins.blocks),
             shared_blocks=self.pool.shared,
             quarantined_blocks=self.pool.quarantined,
             host_blocks=0 if host is None else host.pool.total,
@@ -183,9 +183,9 @@ class Scheduler:
         """Verify all block accounting against the tables of all sequences. `AssertionError` if it is wrong."""
         sequences = self._requests.sequences()
         running = {sequence for sequence in sequences if sequence.state is State.RUNNING}
-        self._roster.running.check_integrity(running)
-        self._roster.waiting.check_integrity(sequences - running)
-        self.residency.check_integrity(sequences)
+        self._batch.running.check_integrity(running)
+        self._batch.waiting.check_integrity(sequences - running)
+        self.kv.check_integrity(sequences)
 
     # Steps
 
@@ -193,7 +193,7 @@ class Scheduler:
     def can_plan(self) -> bool:
         """Whether a step may be planned now: none is under way, or one whose outcome the next need not know. Beams go
         on by what the model says about all of them, so nothing runs ahead of theirs."""
-        return not self._flights or (len(self._flights) == 1 and not self._roster.running.beams)
+        return not self._flights or (len(self._flights) == 1 and not self._batch.running.beams)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing is left to run. Plans end in their order with `commit`, or together with
@@ -204,13 +204,13 @@ class Scheduler:
         before = None
         # A plan may come out empty and yet have changed who runs: who came back found everything in the cache, or who
         # took the room of others cannot run at all. Nothing is lost with it: only what it plans is copied or published.
-        while before != (before := self._roster.census()):
-            effects = self.residency.begin_step()
+        while before != (before := self._batch.census()):
+            effects = self.kv.begin_step()
             plan, planned = self._planner.plan(ahead=bool(self._flights))
             if planned or plan.swap_out or plan.swap_in:
                 if self._shared_reads is not None:
                     self._shared_reads.group(plan)
-                turn = self._turns.begin(plan, planned) if self.limits.capacity.share else None
+                turn = self._time_share.begin(plan, planned) if self.limits.capacity.share else None
                 self._flights.append(Flight(plan, planned, effects, turn))
                 return plan
         return None
@@ -219,11 +219,11 @@ class Scheduler:
         """Take over what the runner computed for `plan`, the oldest under way."""
         flight = self._oldest(plan)
         self._flights.popleft()
-        self.residency.settle(flight.effects)
+        self.kv.settle(flight.effects)
         if flight.turn is not None:
-            self._turns.end(flight.turn)
+            self._time_share.end(flight.turn)
         self._steps += 1
-        self._answers.take(plan, flight.planned, result)
+        self._outputs.take(plan, flight.planned, result)
 
     def abandon(self, plan: StepPlan, *, culprit: int | None = None, message: str = "") -> None:
         """Undo `plan`, the oldest under way, which failed, and the one after it: nothing that they wrote is trusted.
@@ -236,12 +236,12 @@ class Scheduler:
         flights = list(self._flights)
         self._flights.clear()
         for flight in flights:
-            self.residency.undo(flight.effects)
-        for request in dict.fromkeys(sequence.request for sequence in self._roster.running):
-            self._roster.preempt(request.members(State.RUNNING))
+            self.kv.undo(flight.effects)
+        for request in dict.fromkeys(sequence.request for sequence in self._batch.running):
+            self._batch.preempt(request.members(State.RUNNING))
         for flight in flights:
             for sequence in flight.effects.evicted:
-                self.residency.free(sequence)
+                self.kv.free(sequence)
         if culprit is not None and failed[culprit].request.sequences:
             self._requests.fail(failed[culprit].request, "step_failed", message)
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence as Tokens
 from enum import Enum
 from operator import attrgetter
 
+from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep
 from octavo_worker.decoding.beam import BeamSearch
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.beam_group import BeamGroup
-from octavo_worker.engine.plan import UNKNOWN, SampleSpec, SequenceStep
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import BATCH, AddRequest, EngineSampling, Logprob
 
@@ -51,13 +51,13 @@ class Request:
 
     __slots__ = (
         "arrival",
-        "asked",
+        "base_priority",
         "beam",
         "cached_tokens",
         "deadline",
         "final",
         "id",
-        "long",
+        "oversized",
         "priority",
         "prompt",
         "prompt_logprobs",
@@ -77,7 +77,7 @@ class Request:
         self.prompt: array[int] = message.prompt
         self.sampling: EngineSampling = message.sampling
         self.salt = message.salt
-        self.asked = self.priority = message.priority
+        self.base_priority = self.priority = message.priority
         self.deadline = message.deadline
         self.rules = rules
         self.final = min(len(message.prompt) + rules.limit - 1, room)
@@ -92,7 +92,7 @@ class Request:
         self.beam: BeamGroup[Sequence] | None = None
         if message.sampling.beam is not None:
             self.beam = BeamGroup(BeamSearch(message.sampling.beam, rules), len(message.sequences))
-        self.long = False  # more than the device's memory holds: the rest of it is kept on the host
+        self.oversized = False  # more than the device's memory holds: the rest of it is kept on the host
         self.started = False
         self.cached_tokens: int | None = None
         self.prompt_logprobs: list[Logprob | None] | None = None
@@ -135,9 +135,9 @@ class Sequence:
         "peak",
         "published",
         "request",
+        "run_id",
         "sample",
         "state",
-        "stay",
         "step",
         "table",
     )
@@ -157,7 +157,7 @@ class Sequence:
         self.host: list[int] = []
         self.decodes = False
         self.state = State.WAITING
-        self.stay = 0
+        self.run_id = 0
         self.sample = 0
         self.step = SequenceStep([], 0, table.blocks)
 
@@ -210,7 +210,7 @@ class Sequence:
         """Make the step that is reused from now on, for one token at a time. `sample` of the step under way chooses the
         first of them, unless it is known."""
         self.sample = sample
-        self.step = SequenceStep([], 0, self.table.blocks, self.samples(), stay=self.stay, cold=self.host)
+        self.step = SequenceStep([], 0, self.table.blocks, self.samples(), run_id=self.run_id, cold=self.host)
 
     def decode(self, sample: int) -> SequenceStep:
         """The step for the next token, the `sample`-th of its plan. It touches only what changes: this runs for every

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo_worker.engine.plan import SequenceStep, SharedReading, StepPlan
+from octavo_worker.contract.step import SequenceStep, SharedReading, StepPlan
 from octavo_worker.memory.prefix_groups import PrefixGroups
 
 Key = int | tuple[int, int]
@@ -25,8 +25,8 @@ class SharedReads:
     def group(self, plan: StepPlan) -> None:
         """Fills in `groups` and `prefix_lens` of the plan if any of its sequences are worth reading together."""
         decodes, prompts = plan.sequences[: plan.num_decodes], plan.sequences[plan.num_decodes :]
-        keys: list[Key | None] = [(step.stay, len(step.cold)) if step.cold else step.stay for step in decodes]
-        keys += [~step.stay if self._joins(step) else None for step in prompts]
+        keys: list[Key | None] = [(step.run_id, len(step.cold)) if step.cold else step.run_id for step in decodes]
+        keys += [~step.run_id if self._joins(step) else None for step in prompts]
         here = {key for key in keys if key is not None}
         if not self._known.issuperset(here):
             for key in self._known - here:

@@ -11,7 +11,7 @@ class PinnedPrefixes:
     """Holds a reference to every published block of a pinned prefix, so that it is never evicted.
 
     A pin names contents, not blocks: what is not in the cache yet is held as soon as somebody computes it. Pins are a
-    wish, not a reservation: `let_go` gives the blocks back when a request could not run otherwise; they are held again
+    wish, not a reservation: `release` gives the blocks back when a request could not run otherwise; they are held again
     when they are published again.
     """
 
@@ -57,7 +57,7 @@ class PinnedPrefixes:
         if (block := self._held.pop(digest, None)) is not None:
             self._pool.release((block,))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Leave everything to the cache, ends of prefixes first to be evicted."""
         self._pool.release(reversed(self._held.values()))
         self._held.clear()

@@ -10,8 +10,8 @@ import torch
 
 from octavo_kernels import cuda, ops
 from octavo_kernels.pools import reads_host
-from octavo_worker.engine.capacity import Capacity
-from octavo_worker.engine.options import TOKEN_BUDGET, ModelOptions
+from octavo_worker.contract.capacity import Capacity
+from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.files import model_folder
 from octavo_worker.model.config import DecoderConfig, decoder_config, reject
 from octavo_worker.model.config_file import ModelConfig, read_file

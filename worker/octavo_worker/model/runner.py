@@ -10,8 +10,8 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.pools import empty_pools
-from octavo_worker.engine.options import TOKEN_BUDGET
-from octavo_worker.engine.plan import (
+from octavo_worker.contract.options import TOKEN_BUDGET
+from octavo_worker.contract.step import (
     Done,
     Sampled,
     SequenceResult,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.adjust import Adjustment, adjust, pack
-from octavo_worker.engine.plan import Sampled, SampleSpec
+from octavo_worker.contract.step import Sampled, SampleSpec
 from octavo_worker.messages import Logprob
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from octavo_worker.engine.plan import SequenceStep, Speeds, StepPlan
+from octavo_worker.contract.step import SequenceStep, Speeds, StepPlan
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.runner import PagedRunner
 

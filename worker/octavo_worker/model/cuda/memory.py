@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo_worker.engine.options import ModelOptions
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.cuda.plans import AttentionPlans
 from octavo_worker.model.errors import ModelError
 from octavo_worker.model.runner import CausalModel

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo_kernels.step import HEADER, SAMPLE, SEQUENCE
-from octavo_worker.engine.plan import SampleSpec, SequenceStep, StepError, StepPlan
+from octavo_worker.contract.step import SampleSpec, SequenceStep, StepError, StepPlan
 
 HEADER_WORDS, SEQUENCE_WORDS, SAMPLE_WORDS = (dtype.itemsize // 4 for dtype in (HEADER, SEQUENCE, SAMPLE))
 
@@ -113,13 +113,13 @@ class Packer:
     def _rows(self, steps: list[SequenceStep]) -> np.ndarray:
         self._free += self._passing
         self._passing = []
-        rows = [self._row_of.get(s.stay, -1) for s in steps]
+        rows = [self._row_of.get(s.run_id, -1) for s in steps]
         if -1 in rows:
             self._give_rows(steps, rows)
         return np.array(rows, np.int64)
 
     def _give_rows(self, steps: list[SequenceStep], rows: list[int]) -> None:
-        here = {s.stay for s in steps}
+        here = {s.run_id for s in steps}
         for stay in [stay for stay in self._row_of if stay not in here]:
             self._free.append(self._row_of.pop(stay))
         if len(self._free) < rows.count(-1):
@@ -128,8 +128,8 @@ class Packer:
             if rows[place] < 0:
                 rows[place] = row = self._free.pop()
                 self._sent[row], self._is_known[row] = 0, False
-                if step.stay:
-                    self._row_of[step.stay] = row
+                if step.run_id:
+                    self._row_of[step.run_id] = row
                 else:
                     self._passing.append(row)
 

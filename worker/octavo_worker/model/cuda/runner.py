@@ -15,7 +15,7 @@ from octavo_kernels.cuda import reads_prefixes_once
 from octavo_kernels.plan import chunk_tokens, split_queries
 from octavo_kernels.pools import empty_pools
 from octavo_kernels.step import StepInputs, carry, unpack_step
-from octavo_worker.engine.plan import (
+from octavo_worker.contract.step import (
     Done,
     Launched,
     Sampled,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from octavo_worker.engine.foresight import are_short, most_growth, peak_growth
-from octavo_worker.engine.placement import Placement
-from octavo_worker.engine.plan import StepPlan
-from octavo_worker.engine.residency import Residency
+from octavo_worker.contract.step import StepPlan
+from octavo_worker.engine.allocation import Allocation
+from octavo_worker.engine.forecast import are_short, most_growth, peak_growth
+from octavo_worker.engine.kv_cache_manager import KVCacheManager
 from octavo_worker.engine.running import RunningBatch
 from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.waiting import WaitingQueue
@@ -22,12 +22,12 @@ class GroupTooLarge(Exception):
         self.request = request
 
 
-class Roster:
+class BatchManager:
     """Admits what waits, preempts what runs: whole groups, within slots and memory. `resumed` collects who came
     back."""
 
-    def __init__(self, residency: Residency, *, max_running: int, watermark: int) -> None:
-        self.residency = residency
+    def __init__(self, kv: KVCacheManager, *, max_running: int, watermark: int) -> None:
+        self.kv = kv
         self.running = RunningBatch()
         self.waiting = WaitingQueue()
         self.resumed: list[RequestResumed] = []
@@ -36,25 +36,25 @@ class Roster:
 
     def census(self) -> tuple[int, int, int]:
         """Changes with whoever comes, goes or gives way."""
-        return len(self.running), len(self.waiting), self.residency.decisions.total()
+        return len(self.running), len(self.waiting), self.kv.decisions.total()
 
     def next(self) -> Sequence | None:
         """Who is admitted next: the head of the queue. Only one long request runs at a time; others pass those that
         wait for its end."""
         head = self.waiting.head()
-        if head is None or not head.request.long or not self.running.has_long():
+        if head is None or not head.request.oversized or not self.running.has_oversized():
             return head
-        return self.waiting.first(lambda sequence: not sequence.request.long)
+        return self.waiting.first(lambda sequence: not sequence.request.oversized)
 
-    def make_way(self, plan: StepPlan) -> None:
+    def preempt_for_head(self, plan: StepPlan) -> None:
         """Preempt requests of lower classes while they keep the head of the queue from a slot or from memory. Whoever
         rose by waiting goes first among those who wait, but takes nothing from the class that it came from: else all
         who wait for longer than it takes to rise would change places with those who run."""
-        head, pool = self.next(), self.residency.pool
+        head, pool = self.next(), self.kv.pool
         if head is None:
             return
         gang = head.request.members(State.WAITING) if len(self.running) else []
-        while len(self.running) and (last := self.running.last()).priority > head.request.asked:
+        while len(self.running) and (last := self.running.last()).priority > head.request.base_priority:
             if self._fit(gang, pool.available + pool.quarantined) is not None:
                 return
             self.preempt(last.members(State.RUNNING), plan)
@@ -62,18 +62,18 @@ class Roster:
     def admit(self, request: Request, plan: StepPlan) -> bool:
         """Let the waiting sequences of a request run, all or none. False if they must wait."""
         gang = request.members(State.WAITING)
-        if not self.residency.step.evicted.isdisjoint(gang):
+        if not self.kv.step.evicted.isdisjoint(gang):
             return False
-        if request.long:  # one that computes has the device's share for itself
+        if request.oversized:  # one that computes has the device's share for itself
             gang = [sequence for sequence in gang if sequence.host] or gang[:1]
         alone = len(self.running) == 0
         fitting = gang if self._enter(gang, plan) else []
         while alone and not fitting and len(gang) > 1 and request.beam is None:
             gang = gang[:-1]  # samples need not run together, if this is what it takes to run at all
             fitting = gang if self._enter(gang, plan) else []
-        if alone and not fitting and self._let_pins_go():
+        if alone and not fitting and self._release_pins():
             return True
-        if alone and not fitting and request.beam is not None and not self.residency.pool.quarantined:
+        if alone and not fitting and request.beam is not None and not self.kv.pool.quarantined:
             raise GroupTooLarge(request)
         for sequence in fitting:
             self.waiting.remove(sequence)
@@ -84,16 +84,16 @@ class Roster:
     def _enter(self, gang: list[Sequence], plan: StepPlan) -> bool:
         """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
         much."""
-        placement = self._fit(gang, self.residency.pool.available)
-        if placement is None:
+        allocation = self._fit(gang, self.kv.pool.available)
+        if allocation is None:
             return False
-        self.residency.enter(placement, plan)
+        self.kv.enter(allocation, plan)
         if any(sequence.peak for sequence in gang):
-            back = RequestResumed(gang[0].request.id, placement.recomputed, placement.restored)
+            back = RequestResumed(gang[0].request.id, allocation.recomputed, allocation.restored)
             self.resumed.append(back)
         return True
 
-    def _fit(self, gang: list[Sequence], available: int) -> Placement | None:
+    def _fit(self, gang: list[Sequence], available: int) -> Allocation | None:
         """Where waiting sequences would find their blocks among `available` ones; None without enough slots or blocks.
 
         Besides the watermark, each parallel sample but one gets a last block of its own right away, and nobody comes
@@ -108,25 +108,25 @@ class Roster:
             spare -= width if any(sequence.peak for sequence in gang) else 0
         if spare <= 0:
             return None
-        placement = self.residency.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
-        fits = placement.needed <= spare and self._can_grow(gang, width, spare - placement.needed)
-        return placement if fits else None
+        allocation = self.kv.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
+        fits = allocation.needed <= spare and self._can_grow(gang, width, spare - allocation.needed)
+        return allocation if fits else None
 
     def _can_grow(self, gang: list[Sequence], width: int, spare: int) -> bool:
         """Whether those of the class batch, for none of which somebody waits, have `spare` blocks to grow into beside
         those that run, `width` in all: who gives way loses what it computed, but for what finds room on the host. Who
         is about as long as those that run begins all the same: later it would run alone."""
-        capacity = self.residency.capacity
+        capacity = self.kv.capacity
         if not len(self.running) or gang[0].request.priority != BATCH or capacity.slides:
             return True
-        room = (spare + self.residency.refuge) * capacity.block_size
+        room = (spare + self.kv.swap_space) * capacity.block_size
         if most_growth(width) <= room or not are_short(gang, self.running):
             return True
-        growing = [sequence for sequence in (*self.running, *gang) if not sequence.request.long]
+        growing = [sequence for sequence in (*self.running, *gang) if not sequence.request.oversized]
         return peak_growth(growing) <= room
 
     def _count_admission(self, sequence: Sequence) -> None:
-        request, hit, counters = sequence.request, sequence.computed, self.residency.cache.counters
+        request, hit, counters = sequence.request, sequence.computed, self.kv.cache.counters
         if sequence.peak == 0 and not sequence.decodes:
             counters.queried += sequence.length
             counters.hit += hit
@@ -137,11 +137,11 @@ class Roster:
             request.prompt_scorer = sequence
             request.prompt_logprobs = [None]
 
-    def give_way(self, plan: StepPlan) -> None:
+    def preempt_last(self, plan: StepPlan) -> None:
         """Preempt the request that is last in order."""
         request = self.running.last()
         gang = request.members(State.RUNNING)
-        if len(gang) == len(self.running) and self._let_pins_go():
+        if len(gang) == len(self.running) and self._release_pins():
             return
         if len(gang) == len(self.running) > 1:
             if request.beam is not None:
@@ -149,11 +149,11 @@ class Roster:
             gang = gang[-1:]
         self.preempt(gang, plan)
 
-    def _let_pins_go(self) -> bool:
+    def _release_pins(self) -> bool:
         """Leave pinned prefixes to the cache, for the only request that runs. Whether that frees anything."""
-        if not self.residency.pins.blocks:
+        if not self.kv.pins.blocks:
             return False
-        self.residency.pins.let_go()
+        self.kv.pins.release()
         return True
 
     def preempt(self, gang: list[Sequence], plan: StepPlan | None = None) -> None:
@@ -162,7 +162,7 @@ class Roster:
             return
         for sequence in reversed(gang):
             self.running.remove(sequence)
-        self.residency.evict(gang, plan)
+        self.kv.evict(gang, plan)
         if gang[0].request.beam is not None:
             gang[0].request.beam.withdraw()
         for sequence in reversed(gang):
@@ -172,7 +172,7 @@ class Roster:
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """Let a computed prompt decode. Its first index keeps the sequence, every other gets a fork, which is
         returned."""
-        children = [self.residency.fork(sequence, index) for index in self.running.narrow(sequence)]
+        children = [self.kv.fork(sequence, index) for index in self.running.narrow(sequence)]
         self.running.leave_prompt(sequence)
         for child in children:
             self.running.join(child)
@@ -182,7 +182,7 @@ class Roster:
         """A sequence that does not wait is over, whatever held it."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
-        self.residency.free(sequence)
+        self.kv.free(sequence)
         sequence.state = State.FINISHED
 
     def age(self, request: Request) -> bool:

@@ -63,7 +63,7 @@ class Capacity:
         longest = self.longest
         return longest is None or tokens <= longest
 
-    def is_long(self, tokens: int) -> bool:
+    def is_oversized(self, tokens: int) -> bool:
         return self.share > 0 and tokens > self.device_tokens
 
     def __str__(self) -> str:

@@ -74,7 +74,7 @@ class SequenceStep:
     samples: list[SampleSpec] = field(default_factory=list)
     prompt_logprobs: int | None = None
     targets: Sequence[int] = ()
-    stay: int = 0
+    run_id: int = 0
     follows: int | None = None
     cold: Sequence[int] = ()
 

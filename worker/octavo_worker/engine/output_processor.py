@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from math import isnan
 
+from octavo_worker.contract.step import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
+from octavo_worker.engine.batch_manager import BatchManager
 from octavo_worker.engine.beams import Beams
-from octavo_worker.engine.plan import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
 from octavo_worker.engine.requests import Requests
-from octavo_worker.engine.roster import Roster
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.messages import TokenOutput
 
 
-class Answers:
+class OutputProcessor:
     """Takes over what a step computed. Sequences that ended since it was launched have no more to say."""
 
-    def __init__(self, roster: Roster, requests: Requests) -> None:
-        self._residency = roster.residency
-        self._block_size = roster.residency.cache.block_size
-        self._roster = roster
+    def __init__(self, batch: BatchManager, requests: Requests) -> None:
+        self._kv = batch.kv
+        self._block_size = batch.kv.cache.block_size
+        self._batch = batch
         self._requests = requests
-        self._beams = Beams(roster, requests)
+        self._beams = Beams(batch, requests)
 
     def take(self, plan: StepPlan, planned: list[Sequence], result: StepResult) -> None:
         """`planned` are the sequences of the plan's steps, in their order. The steps of decodes may belong to a later
@@ -50,7 +50,7 @@ class Answers:
         if not step.samples:
             self._requests.end(request)
         elif request.beam is not None:
-            self._roster.running.hold(sequence)
+            self._batch.running.hold(sequence)
             self._beams.offer(sequence, answer.samples[0])
         else:
             for spec, sampled in zip(step.samples, answer.samples, strict=True):
@@ -76,4 +76,4 @@ class Answers:
     def _turn_block(self, sequence: Sequence) -> None:
         """A block is full, or will be once the step is computed that is under way already."""
         if self._requests.check_pool(sequence) and sequence.state is State.RUNNING:
-            self._residency.publish(sequence)
+            self._kv.publish(sequence)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo_worker.engine.plan import StepPlan
+from octavo_worker.contract.step import StepPlan
 from octavo_worker.engine.sequence import Sequence
 
 FORGOTTEN = 0.002
@@ -19,13 +19,13 @@ class Turn:
     the seconds that it was expected to take longer for the long one's sake."""
 
     began: float
-    long: bool
+    oversized: bool
     others: bool
     decodes_only: bool
     charge: float
 
 
-class LongTurns:
+class TimeShare:
     """A step in which a long sequence decodes reads what lies on the host, and may take many times what the step of the
     others would. What it takes longer is theirs afterwards: until they had as much, the long one rests. So it takes
     half of the time at most. Where reading the host costs nothing, as on a CPU, it rests for nobody.
@@ -47,7 +47,7 @@ class LongTurns:
 
     def begin(self, plan: StepPlan, planned: list[Sequence]) -> Turn:
         decodes = planned[: plan.num_decodes]
-        count = sum(sequence.request.long for sequence in decodes)
+        count = sum(sequence.request.oversized for sequence in decodes)
         others = count < len(decodes)
         charge = self._longer if count and others else 0.0
         self._owed = self._owed + charge if others or not count else 0.0
@@ -58,7 +58,7 @@ class LongTurns:
         now = self._clock()
         took = now - max(turn.began, self._ended)
         self._ended = now
-        if turn.long:
+        if turn.oversized:
             if turn.others and turn.decodes_only:
                 self._usual = min(took, self._usual * (1.0 - FORGOTTEN))
                 self._longer = took - self._usual

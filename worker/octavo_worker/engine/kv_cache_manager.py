@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from octavo_worker.engine.capacity import Capacity
+from octavo_worker.contract.capacity import Capacity
+from octavo_worker.contract.step import StepPlan
+from octavo_worker.engine.allocation import Allocation
 from octavo_worker.engine.host_memory import HostMemory
-from octavo_worker.engine.placement import Placement
-from octavo_worker.engine.plan import StepPlan
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.step_effects import StepEffects
 from octavo_worker.memory.block_pool import BlockPool
@@ -17,7 +17,7 @@ from octavo_worker.memory.pins import PinnedPrefixes
 from octavo_worker.memory.prefix_cache import PrefixCache
 
 
-class Residency:
+class KVCacheManager:
     """The block pool, its prefix cache and, if there is one, the pool in CPU memory that preempted sequences go to.
 
     Everything that happens from `begin_step` to the next belongs to that step, until it is settled or undone. Several
@@ -45,7 +45,7 @@ class Residency:
         return self.capacity.bound(self._chunk)
 
     @property
-    def refuge(self) -> int:
+    def swap_space(self) -> int:
         """Free blocks on the host for those who give way."""
         return self.host.pool.available if self.host is not None and self._policy.swaps else 0
 
@@ -75,7 +75,7 @@ class Residency:
     def publish(self, sequence: Sequence) -> None:
         """Offer the blocks that are full once all planned steps are computed, as far as their tokens are known. Not
         those of long sequences: they would pass through the cache and leave nothing of it."""
-        if sequence.request.long:
+        if sequence.request.oversized:
             return
         full = min(sequence.computed, sequence.length) // self._block_size
         self._extend_digests(sequence, full)
@@ -111,32 +111,32 @@ class Residency:
 
     # Receding
 
-    def recede(self, members: list[Sequence], growth: int, plan: StepPlan) -> None:
+    def offload(self, members: list[Sequence], growth: int, plan: StepPlan) -> None:
         """Let go of what members of one group need not have on the device, before they take `growth` more blocks."""
         if self.capacity.slides:
             for member in members:
                 member.table.give_up(self.capacity.unseen(member.computed))
             return
         request = members[0].request
-        if request.beam is None and any(self.capacity.is_long(member.computed + 1) for member in members):
-            request.long = True
-        if request.long and self.host is not None:
+        if request.beam is None and any(self.capacity.is_oversized(member.computed + 1) for member in members):
+            request.oversized = True
+        if request.oversized and self.host is not None:
             held = {block for member in members for block in member.table.held}
             self.host.spill(members, len(held) + growth - self.capacity.share, self.step, plan)
 
-    def stretch(self, sequence: Sequence, end: int, plan: StepPlan) -> int:
+    def extend(self, sequence: Sequence, end: int, plan: StepPlan) -> int:
         """Make room for the tokens up to `end` of a prompt whose blocks were not all taken at once. Returns the end of
         those for which there is room now."""
         table, size = sequence.table, self._block_size
-        if not self.capacity.slides and not sequence.request.long:
+        if not self.capacity.slides and not sequence.request.oversized:
             return end
         growth = table.missing(end)
-        if sequence.request.long:
+        if sequence.request.oversized:
             growth = min(growth, self.capacity.pace)
             last = table.start + self.capacity.share
-            self.recede([sequence], 2 * growth, plan)  # room for the next chunk, too: what leaves is free only then
+            self.offload([sequence], 2 * growth, plan)  # room for the next chunk, too: what leaves is free only then
         else:
-            self.recede([sequence], growth, plan)
+            self.offload([sequence], growth, plan)
             last = table.start + self.capacity.bound(self._chunk)
         growth = max(0, min(growth, last - len(table.blocks), self.pool.available))
         table.reserve(min(end, (len(table.blocks) + growth) * size))
@@ -144,28 +144,28 @@ class Residency:
 
     # Coming
 
-    def place(self, members: list[Sequence], *, private: Sequence | None = None) -> Placement:
+    def place(self, members: list[Sequence], *, private: Sequence | None = None) -> Allocation:
         """Find blocks for members that come in together; `private` must not be served from the cache."""
         for member in members:
             self._extend_digests(member, member.length // self._block_size)
-        return Placement(
+        return Allocation(
             members, self.pool, self.capacity, self._chunk, () if private is None else (private,), self._latest
         )
 
-    def enter(self, placement: Placement, plan: StepPlan) -> None:
+    def enter(self, allocation: Allocation, plan: StepPlan) -> None:
         """Take what was found. The caller has made sure that it fits."""
-        loads, restored = placement.take()
+        loads, restored = allocation.take()
         # Of several members one may have blocks that another is yet to compute.
-        self._latest = placement.members[0] if len(placement.members) == 1 else None
+        self._latest = allocation.members[0] if len(allocation.members) == 1 else None
         plan.swap_in += loads
         copied = {host for host, _ in loads}
-        for member, shared in zip(placement.members, placement.shared, strict=True):
+        for member, shared in zip(allocation.members, allocation.shared, strict=True):
             if self.host is not None and member.host:
                 self.host.leave(member, copied, self.step)
             member.computed = max(member.computed, shared * self._block_size)
             member.published = shared
-        self.cache.counters.restored += placement.restored
-        self.cache.counters.recomputed += placement.recomputed
+        self.cache.counters.restored += allocation.restored
+        self.cache.counters.recomputed += allocation.recomputed
         for digest, block in restored.items():
             self._offer(block, digest)
 
@@ -194,7 +194,9 @@ class Residency:
         blocks that they would go back to."""
         request = members[0].request
         alone = len(set(request.sequences.values())) == 1
-        return (request.long or self.capacity.slides) and not alone and not all(member.decodes for member in members)
+        return (
+            (request.oversized or self.capacity.slides) and not alone and not all(member.decodes for member in members)
+        )
 
     def _forgo(self, members: list[Sequence]) -> None:
         """Count as computed only what is: of a group amid its prompts some wait for blocks that a sibling is to fill.

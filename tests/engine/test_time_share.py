@@ -10,9 +10,9 @@ import pytest
 from engine_driver import Driver, expected_tokens, make_request
 from fake_runner import DelayedRunner, FakeRunner
 
-from octavo_worker.engine.long_turns import LongTurns
-from octavo_worker.engine.plan import Launched, StepPlan, StepResult
+from octavo_worker.contract.step import Launched, StepPlan, StepResult
 from octavo_worker.engine.sequence import Sequence
+from octavo_worker.engine.time_share import TimeShare
 
 
 @dataclass
@@ -101,8 +101,8 @@ def test_samples_rest_as_one() -> None:
 
 def test_one_slow_step_of_the_others_is_forgotten() -> None:
     now = 0.0
-    turns = LongTurns(lambda: now)
-    steps = {True: (StepPlan([], 2), [fake(long=True), fake()]), False: (StepPlan([], 1), [fake()])}
+    turns = TimeShare(lambda: now)
+    steps = {True: (StepPlan([], 2), [fake(oversized=True), fake()]), False: (StepPlan([], 1), [fake()])}
 
     def step(seconds: float, *, long: bool) -> None:
         nonlocal now
@@ -110,17 +110,17 @@ def test_one_slow_step_of_the_others_is_forgotten() -> None:
         now += seconds
         turns.end(turn)
 
-    step(500.0, long=False)
+    step(500.0, oversized=False)
     rests = 0
     for _ in range(1000):
         rests += turns.resting
-        step(1.0 if turns.resting else 80.0, long=not turns.resting)
+        step(1.0 if turns.resting else 80.0, oversized=not turns.resting)
     assert 900 < rests < 990
-    step(500.0, long=False)
+    step(500.0, oversized=False)
     for _ in range(100):
-        step(1.0 if turns.resting else 80.0, long=not turns.resting)
+        step(1.0 if turns.resting else 80.0, oversized=not turns.resting)
     assert turns.resting
 
 
 def fake(*, long: bool = False) -> Sequence:
-    return SimpleNamespace(request=SimpleNamespace(long=long))  # type: ignore[return-value]
+    return SimpleNamespace(request=SimpleNamespace(oversized=long))  # type: ignore[return-value]

@@ -8,13 +8,13 @@ from itertools import takewhile
 
 import numpy as np
 
-from octavo_worker.engine.capacity import Capacity
+from octavo_worker.contract.capacity import Capacity
 from octavo_worker.engine.sequence import Sequence
 from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
 from octavo_worker.memory.block_table import null_blocks
 
 
-class Placement:
+class Allocation:
     """A block for each slot of each member: found in the prefix cache, shared with another member, or new.
 
     Members that compute their tokens share equal blocks with earlier members although those are not computed yet:
@@ -43,8 +43,8 @@ class Placement:
         self._neighbour = neighbour
         self._pool = pool
         self._capacity = capacity
-        self._long = members[0].request.long
-        self._bound = capacity.pace if self._long else capacity.bound(chunk)
+        self._oversized = members[0].request.oversized
+        self._bound = capacity.pace if self._oversized else capacity.bound(chunk)
         self._idle: set[int] = set()  # found, and held by nobody
         self._new = 0
         self._computing: dict[bytes, int] = {}  # digest -> slot, see `_slots`
@@ -61,7 +61,7 @@ class Placement:
     @property
     def needed(self) -> int:
         """Available blocks that `take` uses up, and those that long members take next."""
-        ahead = max(0, self._capacity.share - self._new) if self._long else 0
+        ahead = max(0, self._capacity.share - self._new) if self._oversized else 0
         return self._new + ahead + len(self._idle)
 
     def take(self) -> tuple[list[tuple[int, int]], dict[bytes, int]]:
@@ -84,7 +84,7 @@ class Placement:
     def _compute(self, member: Sequence, private: bool) -> array[int]:
         size, length = member.table.block_size, member.length
         shareable = member.digests[1 : (length - 1) // size + 1]  # the last token is always computed
-        slots = array("i") if private or self._long else self._prefix(member, shareable)
+        slots = array("i") if private or self._oversized else self._prefix(member, shareable)
         self.shared.append(len(slots))
         self.recomputed += max(0, member.peak - len(slots) * size)
         return self._add_rest(slots, shareable, self._end(slots, length, size))
@@ -132,7 +132,7 @@ class Placement:
     def _load(self, member: Sequence) -> array[int]:
         size = member.table.block_size
         full = member.computed // size
-        cold = max(0, len(member.host) - max(1, self._bound // len(self.members))) if self._long else 0
+        cold = max(0, len(member.host) - max(1, self._bound // len(self.members))) if self._oversized else 0
         slots = null_blocks(cold)
         for position, host in enumerate(member.host[cold:], cold):
             source = member.digests[position + 1] if position < full else host
@@ -146,7 +146,7 @@ class Placement:
                 self.restored += min(size, member.computed - position * size)
             slots.append(slot)
         self._note_idle(slots)
-        if member.decodes or self._long:
+        if member.decodes or self._oversized:
             self.shared.append(full)
             length = member.computed if member.decodes else member.length
             return self._add_up_to(slots, self._end(slots, length, size))
@@ -169,7 +169,7 @@ class Placement:
     def _end(self, slots: array[int], length: int, size: int) -> int:
         """How many entries a table gets whose first ones are `slots`."""
         end = -(-length // size)
-        if not self._long and not self._capacity.slides:
+        if not self._oversized and not self._capacity.slides:
             return end
         return max(len(slots), min(end, _first_held(slots) + self._bound))
 

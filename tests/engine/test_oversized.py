@@ -8,8 +8,8 @@ import pytest
 from engine_driver import Driver, expected_tokens, make_request
 from fake_runner import FakeRunner
 
-from octavo_worker.engine.capacity import Capacity
-from octavo_worker.engine.plan import StepPlan
+from octavo_worker.contract.capacity import Capacity
+from octavo_worker.contract.step import StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions
 
@@ -40,7 +40,7 @@ def run(driver: Driver, *requests: AddRequest) -> int:
         for sequence in request.sequences:
             expected = expected_tokens(request, sequence.index, window=driver.runner.window)
             assert driver.tokens[request.id, sequence.index] == expected
-    host = driver.scheduler.residency.host
+    host = driver.scheduler.kv.host
     assert driver.scheduler.pool.used == 0
     assert host is None or host.pool.available == host.pool.total
     return most
@@ -204,7 +204,7 @@ def test_statistics_count_what_running_sequences_read_on_the_host_each_block_onc
     assert stats.cold_blocks == 0
 
 
-def test_beams_are_never_long():
+def test_beams_are_never_oversized():
     driver = spilling(10, 60)
     driver.add(make_request("a", range(60), n=2, max_tokens=5, beam=BeamOptions(2)))
     driver.step()
@@ -218,7 +218,7 @@ def test_both_sides_are_free_however_it_ends(end, tokens):
     now = 100.0
     driver = spilling(10, 60, clock=lambda: now)
     driver.add(make_request("a", range(200), max_tokens=30, deadline=200.0))
-    while driver.scheduler.residency.host.pool.used < 5 or len(driver.tokens["a", 0]) < tokens:
+    while driver.scheduler.kv.host.pool.used < 5 or len(driver.tokens["a", 0]) < tokens:
         driver.step()
     if end == "abort":
         driver.scheduler.abort("a")
@@ -228,7 +228,7 @@ def test_both_sides_are_free_however_it_ends(end, tokens):
         driver.scheduler.abandon(driver.scheduler.plan(), culprit=0, message="no")
     driver.step()
     driver.scheduler.check_integrity()
-    assert driver.scheduler.pool.used == driver.scheduler.residency.host.pool.used == 0
+    assert driver.scheduler.pool.used == driver.scheduler.kv.host.pool.used == 0
 
 
 def test_a_failed_step_starts_it_over():
@@ -238,7 +238,7 @@ def test_a_failed_step_starts_it_over():
     while not driver.tokens["a", 0]:
         driver.step()
     driver.scheduler.abandon(driver.scheduler.plan())
-    assert driver.scheduler.residency.host.pool.used == 0
+    assert driver.scheduler.kv.host.pool.used == 0
     run(driver)
     assert driver.tokens["a", 0] == expected_tokens(request, 0)
 

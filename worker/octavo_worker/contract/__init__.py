@@ -1,0 +1,1 @@
+"""What engine and model share: values only, so that neither imports the other."""
