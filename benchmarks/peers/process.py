@@ -23,16 +23,22 @@ class Peer:
     seconds until then."""
 
     def __init__(
-        self, name: str, command: list[str], *, limit_s: float | None = None, path: Path | None = None
+        self,
+        name: str,
+        command: list[str],
+        *,
+        limit_s: float | None = None,
+        path: Path | None = None,
+        benchmarks: Path = BENCHMARKS,
     ) -> None:
         """`command` is a script in `benchmarks` and its arguments. The process is killed if an answer takes longer than
-        `limit_s`. `path` is one more folder to import from."""
+        `limit_s`. `path` is one more folder to import from, or several as in PYTHONPATH."""
         self.name = name
         self._limit_s = limit_s
-        folders = [str(BENCHMARKS), *([str(path)] if path else []), os.environ.get("PYTHONPATH", "")]
+        folders = [str(benchmarks), *([str(path)] if path else []), os.environ.get("PYTHONPATH", "")]
         began = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, str(BENCHMARKS / command[0]), *command[1:]],
+            [sys.executable, str(benchmarks / command[0]), *command[1:]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
