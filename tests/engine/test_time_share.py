@@ -101,26 +101,26 @@ def test_samples_rest_as_one() -> None:
 
 def test_one_slow_step_of_the_others_is_forgotten() -> None:
     now = 0.0
-    turns = TimeShare(lambda: now)
+    share = TimeShare(lambda: now)
     steps = {True: (StepPlan([], 2), [fake(oversized=True), fake()]), False: (StepPlan([], 1), [fake()])}
 
-    def step(seconds: float, *, long: bool) -> None:
+    def step(seconds: float, *, oversized: bool) -> None:
         nonlocal now
-        turn = turns.begin(*steps[long])
+        slice_ = share.begin(*steps[oversized])
         now += seconds
-        turns.end(turn)
+        share.end(slice_)
 
     step(500.0, oversized=False)
     rests = 0
     for _ in range(1000):
-        rests += turns.resting
-        step(1.0 if turns.resting else 80.0, oversized=not turns.resting)
+        rests += share.resting
+        step(1.0 if share.resting else 80.0, oversized=not share.resting)
     assert 900 < rests < 990
     step(500.0, oversized=False)
     for _ in range(100):
-        step(1.0 if turns.resting else 80.0, oversized=not turns.resting)
-    assert turns.resting
+        step(1.0 if share.resting else 80.0, oversized=not share.resting)
+    assert share.resting
 
 
-def fake(*, long: bool = False) -> Sequence:
-    return SimpleNamespace(request=SimpleNamespace(oversized=long))  # type: ignore[return-value]
+def fake(*, oversized: bool = False) -> Sequence:
+    return SimpleNamespace(request=SimpleNamespace(oversized=oversized))  # type: ignore[return-value]

@@ -41,9 +41,9 @@ class Planner:
     All work is incremental: a step costs its sequences and new tokens, never the length of contexts or of the queue.
     """
 
-    def __init__(self, batch: BatchManager, requests: Requests, turns: TimeShare, token_budget: int) -> None:
+    def __init__(self, batch: BatchManager, requests: Requests, time_share: TimeShare, token_budget: int) -> None:
         self._batch = batch
-        self._time_share = turns
+        self._time_share = time_share
         self._requests = requests
         self._kv = batch.kv
         self._pool = batch.kv.pool

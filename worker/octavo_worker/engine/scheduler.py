@@ -20,7 +20,7 @@ from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.shared_reads import SharedReads
 from octavo_worker.engine.step_effects import StepEffects
-from octavo_worker.engine.time_share import TimeShare, Turn
+from octavo_worker.engine.time_share import TimeShare, TimeSlice
 from octavo_worker.memory.cost import Decision, PreemptionPolicy
 from octavo_worker.messages import (
     AddRequest,
@@ -41,7 +41,7 @@ class Flight:
     plan: StepPlan
     planned: list[Sequence]
     effects: StepEffects
-    turn: Turn | None = None  # None where no sequence is ever long
+    time_slice: TimeSlice | None = None  # None where no sequence is ever oversized
 
 
 class Scheduler:
@@ -210,8 +210,8 @@ class Scheduler:
             if planned or plan.swap_out or plan.swap_in:
                 if self._shared_reads is not None:
                     self._shared_reads.group(plan)
-                turn = self._time_share.begin(plan, planned) if self.limits.capacity.share else None
-                self._flights.append(Flight(plan, planned, effects, turn))
+                time_slice = self._time_share.begin(plan, planned) if self.limits.capacity.share else None
+                self._flights.append(Flight(plan, planned, effects, time_slice))
                 return plan
         return None
 
@@ -220,8 +220,8 @@ class Scheduler:
         flight = self._oldest(plan)
         self._flights.popleft()
         self.kv.settle(flight.effects)
-        if flight.turn is not None:
-            self._time_share.end(flight.turn)
+        if flight.time_slice is not None:
+            self._time_share.end(flight.time_slice)
         self._steps += 1
         self._outputs.take(plan, flight.planned, result)
 

@@ -1,4 +1,4 @@
-"""How a long sequence and those that run beside it share the time."""
+"""How an oversized sequence shares the device's time with the sequences that decode beside it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from octavo_worker.contract.step import StepPlan
 from octavo_worker.engine.sequence import Sequence
 
-FORGOTTEN = 0.002
-"""Of what the others take alone, with every step that they share: an estimate that a hiccup spoiled must not last."""
+DECAY = 0.002
+"""The share of an ordinary step's duration that each shared step forgets, so that an estimate spoiled by a hiccup fades."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A step: when it began, whether a long sequence and others decode in it, whether nobody computes a prompt, and
-    the seconds that it was expected to take longer for the long one's sake."""
+class TimeSlice:
+    """A step: when it began, whether an oversized sequence decodes in it, whether others do, whether it computes no
+    prompt, and by how many seconds the oversized sequence was expected to lengthen it."""
 
     began: float
     oversized: bool
@@ -26,44 +26,46 @@ class Turn:
 
 
 class TimeShare:
-    """A step in which a long sequence decodes reads what lies on the host, and may take many times what the step of the
-    others would. What it takes longer is theirs afterwards: until they had as much, the long one rests. So it takes
-    half of the time at most. Where reading the host costs nothing, as on a CPU, it rests for nobody.
+    """Each oversized step is followed by ordinary steps of the same extra duration.
 
-    A step may be planned before the one under way has ended: then the last long step tells what this one takes.
+    A step in which an oversized sequence decodes reads host memory, and may take many times as long as a step of the
+    others. They are owed the difference: the oversized sequence rests until it is paid, so it gets at most half of the
+    device. Where reading host memory costs nothing, as on a CPU, it never rests.
+
+    A step may be planned before the one under way has ended. It is then charged what the last oversized step cost.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._owed = 0.0  # seconds, to the others
-        self._usual = 0.0  # of their latest step alone
-        self._longer = 0.0  # than that, the latest step with a long sequence
+        self._usual = 0.0  # seconds of the latest ordinary step
+        self._extra = 0.0  # seconds by which the latest oversized step was longer
         self._ended = 0.0
 
     @property
     def resting(self) -> bool:
-        """Whether a whole step at least is owed."""
+        """Whether at least one whole step is owed."""
         return self._owed > 0.0 and self._owed >= self._usual
 
-    def begin(self, plan: StepPlan, planned: list[Sequence]) -> Turn:
+    def begin(self, plan: StepPlan, planned: list[Sequence]) -> TimeSlice:
         decodes = planned[: plan.num_decodes]
         count = sum(sequence.request.oversized for sequence in decodes)
         others = count < len(decodes)
-        charge = self._longer if count and others else 0.0
+        charge = self._extra if count and others else 0.0
         self._owed = self._owed + charge if others or not count else 0.0
-        return Turn(self._clock(), count > 0, others, len(decodes) == len(planned) > 0, charge)
+        return TimeSlice(self._clock(), count > 0, others, len(decodes) == len(planned) > 0, charge)
 
-    def end(self, turn: Turn) -> None:
+    def end(self, step: TimeSlice) -> None:
         """Steps end in the order in which they began."""
         now = self._clock()
-        took = now - max(turn.began, self._ended)
+        took = now - max(step.began, self._ended)
         self._ended = now
-        if turn.oversized:
-            if turn.others and turn.decodes_only:
-                self._usual = min(took, self._usual * (1.0 - FORGOTTEN))
-                self._longer = took - self._usual
-                self._owed = max(0.0, self._owed + self._longer - turn.charge)
+        if step.oversized:
+            if step.others and step.decodes_only:
+                self._usual = min(took, self._usual * (1.0 - DECAY))
+                self._extra = took - self._usual
+                self._owed = max(0.0, self._owed + self._extra - step.charge)
             return
         self._owed = max(0.0, self._owed - took)
-        if turn.decodes_only:
+        if step.decodes_only:
             self._usual = min(took, 2.0 * self._usual or took)
