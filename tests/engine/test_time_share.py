@@ -102,7 +102,8 @@ def test_samples_rest_as_one() -> None:
 def test_one_slow_step_of_the_others_is_forgotten() -> None:
     now = 0.0
     share = TimeShare(lambda: now)
-    steps = {True: (StepPlan([], 2), [fake(oversized=True), fake()]), False: (StepPlan([], 1), [fake()])}
+    both = [fake(oversized=True), fake()]
+    steps = {True: (StepPlan([], 2), both, both), False: (StepPlan([], 1), both[1:], both)}
 
     def step(seconds: float, *, oversized: bool) -> None:
         nonlocal now

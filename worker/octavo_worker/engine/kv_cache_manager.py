@@ -199,16 +199,18 @@ class KVCacheManager:
         )
 
     def _forgo(self, members: list[Sequence]) -> None:
-        """Count as computed only what is: of a group amid its prompts some wait for blocks that a sibling is to fill.
-        Beams that hold compute the block of their last token again, because its logits are asked for again."""
+        """Count as computed only what is: in a group in prefill, some members wait for blocks that a sibling fills.
+        Beams compute their last token again: its candidates are dropped, or never arrive."""
         request, size = members[0].request, self._block_size
         pending: set[int] = set()
         for member in request.members(State.RUNNING):
             blocks = member.table.blocks
+            if request.beam is not None and member in members:
+                member.computed = min(member.computed, member.length - 1)
             if not member.decodes:
                 full = min(member.computed, member.length - 1) // size
                 ready = next((slot for slot in range(full) if blocks[slot] in pending), full)
-                if member in members and (ready < full or member.computed == member.length):
+                if member in members and ready < full:
                     member.computed = ready * size
                 pending.update(blocks[ready:])
 

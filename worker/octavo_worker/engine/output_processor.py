@@ -31,7 +31,8 @@ class OutputProcessor:
             elif sequence.state is State.FINISHED:
                 continue
             elif sequence.request.beam is not None:
-                self._beams.offer(sequence, answer.samples[0])
+                if sequence.state is State.RUNNING:  # else it was preempted meanwhile and will be asked again
+                    self._beams.offer(sequence, answer.samples[0])
             else:
                 self._append(sequence, answer.samples[0])
 
@@ -50,8 +51,9 @@ class OutputProcessor:
         if not step.samples:
             self._requests.end(request)
         elif request.beam is not None:
-            self._batch.running.hold(sequence)
-            self._beams.offer(sequence, answer.samples[0])
+            if sequence.state is State.RUNNING:
+                self._batch.running.hold(sequence)
+                self._beams.offer(sequence, answer.samples[0])
         else:
             for spec, sampled in zip(step.samples, answer.samples, strict=True):
                 if (decoding := request.sequences.get(spec.index)) is not None:

@@ -36,7 +36,8 @@ class Planner:
 
     Planning moves every sequence on as if the step were computed already, so that the next one can be planned while
     this one runs: its decodes then follow samples that are not known. Sequences that certainly end with the token
-    under way are left out of it. Who ends for another reason is in it in vain.
+    under way are left out of it. Those that end for another reason are computed once more in vain. Requests that need
+    their tokens before they can go on (see `Request.needs_tokens`) sit out one plan; the others run ahead.
 
     All work is incremental: a step costs its sequences and new tokens, never the length of contexts or of the queue.
     """
@@ -59,7 +60,7 @@ class Planner:
         self._sitting_out = False
         self._batch.preempt_for_head(plan)
         preemptions = self._kv.decisions.total()
-        self._plan_decodes(plan)
+        self._plan_decodes(plan, ahead)
         least = 0 if ahead or plan.sequences else max(0, self._token_budget - FIRST_TOKENS)
         self._plan_prompts(plan, least, admit=self._kv.decisions.total() == preemptions)
         while not ahead and self._is_stuck(plan):
@@ -70,10 +71,10 @@ class Planner:
 
     # Decodes
 
-    def _plan_decodes(self, plan: StepPlan) -> None:
+    def _plan_decodes(self, plan: StepPlan, ahead: bool) -> None:
         resting = self._time_share.resting
         self._plan_awake(plan, resting)
-        if resting and not plan.sequences:
+        if resting and not ahead and not plan.sequences:
             self._plan_awake(plan, resting=False)
         plan.num_decodes = len(plan.sequences)
 
@@ -88,7 +89,7 @@ class Planner:
             if resting and request.oversized and self._has_company(request):
                 position += 1
                 continue
-            if len(request.sequences) > 1:
+            if len(request.sequences) > 1 or request.needs_tokens:
                 position = self._plan_group(position, plan)
                 continue
             start = sequence.computed
@@ -118,6 +119,8 @@ class Planner:
         """Plan the decodes of a request from `position` on, all or none. Returns the position after them."""
         decoding = self._running.decoding
         request = decoding[position].request
+        if request.needs_tokens and decoding[position].awaits_token:
+            return position + len(_members_from(decoding, position, request))
         while members := _members_from(decoding, position, request):
             going = [member for member in members if member.computed < request.final]
             if not self._make_room(going, plan):
@@ -186,6 +189,8 @@ class Planner:
         sliding and long sequences compute those that they find blocks for. Returns how many that is."""
         request, start = sequence.request, sequence.computed
         length = sequence.length
+        if start == length:  # a beam whose last chunk is under way
+            return 0
         sequence.computed = end = self._kv.extend(sequence, min(length, start + budget), plan)
         if end == start:
             return 0

@@ -13,8 +13,7 @@ class RunningBatch:
     """The admitted sequences, `prefilling` and `decoding`, each in their order.
 
     Beams that were preempted compute their tokens again one after the other; those that are done are `holding` until
-    the last of their group is. `width` counts the sequences that all of these are or will fork into, `beams` those of
-    the admitted that are beams.
+    the last of their group is. `width` counts the sequences that all of these are or will fork into.
     """
 
     _run_ids = itertools.count(1)  # of all batches: a runner may serve several schedulers, one after the other
@@ -24,7 +23,6 @@ class RunningBatch:
         self.decoding: list[Sequence] = []
         self.holding: list[Sequence] = []
         self.width = 0
-        self.beams = 0
 
     def __len__(self) -> int:
         return len(self.prefilling) + len(self.decoding) + len(self.holding)
@@ -37,7 +35,6 @@ class RunningBatch:
         sequence.state = State.RUNNING
         sequence.step.run_id = sequence.run_id = next(self._run_ids)
         self.width += sequence.width
-        self.beams += sequence.request.beam is not None
         insort(self.decoding if sequence.decodes else self.prefilling, sequence, key=by_order)
 
     def hold(self, sequence: Sequence) -> None:
@@ -68,7 +65,6 @@ class RunningBatch:
         fork.request.sequences[fork.indices[0]] = fork
         fork.run_id = next(self._run_ids)
         self.width += fork.width
-        self.beams += fork.request.beam is not None
         self._decode(fork)
 
     def _decode(self, sequence: Sequence) -> None:
@@ -79,7 +75,6 @@ class RunningBatch:
         kind = self.decoding if sequence.decodes else self.prefilling
         (self.holding if sequence in self.holding else kind).remove(sequence)
         self.width -= sequence.width
-        self.beams -= sequence.request.beam is not None
 
     def has_oversized(self) -> bool:
         return any(sequence.request.oversized for kind in (self.prefilling, self.decoding) for sequence in kind)
@@ -96,7 +91,5 @@ class RunningBatch:
             raise AssertionError("running sequences and their requests disagree")
         if self.width != sum(sequence.width for sequence in expected):
             raise AssertionError("width of the batch is wrong")
-        if self.beams != sum(sequence.request.beam is not None for sequence in expected):
-            raise AssertionError("count of beams is wrong")
         if any(sorted(kind, key=by_order) != kind for kind in kinds):
             raise AssertionError("running sequences are out of order")

@@ -191,9 +191,8 @@ class Scheduler:
 
     @property
     def can_plan(self) -> bool:
-        """Whether a step may be planned now: none is under way, or one whose outcome the next need not know. Beams go
-        on by what the model says about all of them, so nothing runs ahead of theirs."""
-        return not self._flights or (len(self._flights) == 1 and not self._batch.running.beams)
+        """Whether a step may be planned now: at most one is under way."""
+        return len(self._flights) < 2
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing is left to run. Plans end in their order with `commit`, or together with
@@ -210,10 +209,16 @@ class Scheduler:
             if planned or plan.swap_out or plan.swap_in:
                 if self._shared_reads is not None:
                     self._shared_reads.group(plan)
-                time_slice = self._time_share.begin(plan, planned) if self.limits.capacity.share else None
-                self._flights.append(Flight(plan, planned, effects, time_slice))
+                self._flights.append(Flight(plan, planned, effects, self._begin_slice(plan, planned)))
                 return plan
+            if self._flights:  # what this plan preempted may not return before the step under way has ended
+                break
         return None
+
+    def _begin_slice(self, plan: StepPlan, planned: list[Sequence]) -> TimeSlice | None:
+        if not self.limits.capacity.share:
+            return None
+        return self._time_share.begin(plan, planned, self._batch.running.decoding)
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Take over what the runner computed for `plan`, the oldest under way."""

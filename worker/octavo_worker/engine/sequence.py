@@ -47,6 +47,9 @@ class Request:
     is left at the end is short then, and does not run alone on a GPU (Graham, "Bounds on multiprocessing timing
     anomalies", SIAM 1969). What came later overtakes by as much as it is longer and no more, so nobody starves. How
     long an output becomes is not known, only its limit.
+
+    `needs_tokens`: what it computes next depends on tokens in ways that the device does not know, as beams do. It is
+    not planned ahead of its own step under way.
     """
 
     __slots__ = (
@@ -57,6 +60,7 @@ class Request:
         "deadline",
         "final",
         "id",
+        "needs_tokens",
         "oversized",
         "priority",
         "prompt",
@@ -92,6 +96,7 @@ class Request:
         self.beam: BeamGroup[Sequence] | None = None
         if message.sampling.beam is not None:
             self.beam = BeamGroup(BeamSearch(message.sampling.beam, rules), len(message.sequences))
+        self.needs_tokens = self.beam is not None
         self.oversized = False  # more than the device's memory holds: the rest of it is kept on the host
         self.started = False
         self.cached_tokens: int | None = None
@@ -170,6 +175,11 @@ class Sequence:
     @property
     def length(self) -> int:
         return len(self.request.prompt) + len(self.output)
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether the token that it computes next is still being chosen."""
+        return self.computed >= self.length
 
     @property
     def width(self) -> int:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from octavo_worker.contract.step import StepPlan
 from octavo_worker.engine.sequence import Sequence
 
 DECAY = 0.002
-"""The share of an ordinary step's duration that each shared step forgets, so that an estimate spoiled by a hiccup fades."""
+"""Part of an ordinary step's duration that each shared step forgets: an estimate spoiled by a hiccup must fade."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSlice:
-    """A step: when it began, whether an oversized sequence decodes in it, whether others do, whether it computes no
-    prompt, and by how many seconds the oversized sequence was expected to lengthen it."""
+    """A step: when it began, whether an oversized sequence decodes in it, whether others decode, whether it computes
+    no prompt, and by how many seconds the oversized sequence was expected to lengthen it."""
 
     began: float
     oversized: bool
@@ -47,13 +47,14 @@ class TimeShare:
         """Whether at least one whole step is owed."""
         return self._owed > 0.0 and self._owed >= self._usual
 
-    def begin(self, plan: StepPlan, planned: list[Sequence]) -> TimeSlice:
+    def begin(self, plan: StepPlan, planned: list[Sequence], decoding: Iterable[Sequence]) -> TimeSlice:
+        """`planned` are the sequences of the plan. Of all that are `decoding`, some may sit it out."""
         decodes = planned[: plan.num_decodes]
-        count = sum(sequence.request.oversized for sequence in decodes)
-        others = count < len(decodes)
-        charge = self._extra if count and others else 0.0
-        self._owed = self._owed + charge if others or not count else 0.0
-        return TimeSlice(self._clock(), count > 0, others, len(decodes) == len(planned) > 0, charge)
+        oversized = any(sequence.request.oversized for sequence in decodes)
+        others = any(not sequence.request.oversized for sequence in decoding)
+        charge = self._extra if oversized and others else 0.0
+        self._owed = self._owed + charge if others or not oversized else 0.0
+        return TimeSlice(self._clock(), oversized, others, len(decodes) == len(planned) > 0, charge)
 
     def end(self, step: TimeSlice) -> None:
         """Steps end in the order in which they began."""
