@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from engine_driver import Driver, expected_beams, expected_tokens, make_request, prompt
+from engine_driver import Driver, expected_tokens, make_request, prompt
 from fake_runner import DelayedRunner, FakeRunner, score
 
 from octavo_worker.contract.step import UNKNOWN, Done, StepPlan
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, Mode, PreemptionPolicy, Victim
-from octavo_worker.messages import BeamOptions, EngineStats
+from octavo_worker.messages import EngineStats
 
 
 @contextmanager
@@ -161,19 +161,6 @@ def test_a_deadline_takes_effect_on_the_step_that_is_under_way():
         driver.run()
         assert driver.failed["late"].code == "deadline"
         assert len(driver.tokens["late", 0]) == seen > 0
-
-
-def test_nothing_runs_ahead_of_beams_and_everything_does_once_they_are_gone():
-    driver = recorded()
-    beams = make_request("beams", range(10), n=2, max_tokens=5, beam=BeamOptions(3))
-    other = make_request("other", range(40, 50), max_tokens=20)
-    driver.add(beams)
-    driver.add(other)
-    driver.run()
-    assert [driver.tokens["beams", i] for i in range(2)] == expected_beams(beams)
-    assert driver.tokens["other", 0] == expected_tokens(other, 0)
-    assert driver.runner.story[:10] == ["launch", "result"] * 5
-    assert driver.runner.story[10:14] == ["launch", "launch", "result", "launch"]
 
 
 def test_a_sequence_preempted_while_its_token_is_under_way_keeps_the_token():

@@ -1,0 +1,174 @@
+"""Random workloads on the fake model, and the check that paging changed no token."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+from engine_driver import Driver, expected_beams, expected_tokens, make_request
+from fake_runner import FakeRunner, score
+
+from octavo_worker.memory.block_pool import BlockPool
+from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
+from octavo_worker.messages import AddRequest, BeamOptions
+
+CONTEXT = 200
+
+
+def random_request(
+    rng: random.Random,
+    name: str,
+    prefixes: list[list[int]],
+    *,
+    context: int = CONTEXT,
+    window: int = 0,
+    beam_rate: float = 0.2,
+    deadline_rate: float = 0.0,
+) -> AddRequest:
+    """A prompt that often starts like others, sometimes several samples, sometimes taken over half way."""
+    shared = rng.choice([*prefixes, []])
+    prompt = shared[: rng.randint(0, len(shared))] + [rng.randrange(50) for _ in range(rng.randint(1, 30))]
+    max_tokens, n = rng.randint(1, 40), rng.choice([1, 1, 1, 2, 4])
+    if rng.random() < beam_rate:
+        return random_beams(rng, name, prompt)
+    options = {
+        "seed": rng.randrange(3),
+        "salt": rng.choice([b"", b"", b"tenant"]),
+        "priority": rng.randrange(3),
+        "stop_token_ids": [rng.randrange(997) for _ in range(rng.choice([0, 0, 30]))],
+        "min_tokens": rng.choice([0, 0, 3]),
+        "prompt_logprobs": rng.choice([0, *[None] * 5]),
+        "presence_penalty": 0.5 if len(prompt) % 3 == 0 else 0.0,
+    }
+    if deadline_rate and rng.random() < deadline_rate:
+        options["deadline"] = float(rng.randint(5, 400))
+    request = make_request(name, prompt, max_tokens=max_tokens, n=n, **options)
+    if rng.random() < 0.25:
+        whole = {i: expected_tokens(request, i, max_model_len=context, window=window) for i in range(n)}
+        published = {i: tokens[: rng.randrange(len(tokens))] for i, tokens in whole.items()}
+        request = make_request(name, prompt, max_tokens=max_tokens, published=published, **options)
+    return request
+
+
+def random_beams(rng: random.Random, name: str, prompt: list[int]) -> AddRequest:
+    width = rng.randint(1, 6)
+    options = BeamOptions(width, rng.choice([0.0, 1.0, 2.0]), rng.choice([True, False, "never"]))
+    stops = [rng.randrange(997) for _ in range(rng.choice([0, 60]))]
+    return make_request(
+        name,
+        prompt,
+        max_tokens=rng.randint(1, 40),
+        n=rng.randint(1, width),
+        priority=rng.randrange(3),
+        min_tokens=rng.choice([0, 3]) if rng.random() < 0.5 else 0,
+        stop_token_ids=stops,
+        beam=options,
+    )
+
+
+class MixedPolicy(PreemptionPolicy):
+    """Swaps or recomputes by chance."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__("swap")
+        self._rng = rng
+
+    def decide(self, victim: Victim, host: BlockPool | None) -> Decision:
+        return super().decide(victim, host) if self._rng.random() < 0.5 else Decision.CHEAPER
+
+
+def run_workload(
+    seed: int,
+    *,
+    usable_blocks: int,
+    block_size: int,
+    host_blocks: int = 0,
+    policy: PreemptionPolicy | None = None,
+    count: int = 25,
+    abort_rate: float = 0.02,
+    max_running: int = 8,
+    device: type[FakeRunner] = FakeRunner,
+    beam_rate: float = 0.2,
+    deadline_rate: float = 0.0,
+    context: int = CONTEXT,
+    longest_prefix: int = 60,
+    **memory: Any,
+) -> Driver:
+    """A step takes a second of the clock that deadlines go by; the timer goes on by 10 ms whenever it is read."""
+    rng, now, ticks = random.Random(seed), 0.0, itertools.count()
+    driver = Driver.create(
+        usable_blocks + 1,
+        block_size,
+        runner={"max_model_len": context, "num_host_blocks": host_blocks, **memory},
+        device=device,
+        clock=lambda: now,
+        timer=lambda: next(ticks) / 100,
+        policy=policy,
+        token_budget=rng.choice([1, 24, max_running + 24, max_running + 248]),
+        max_running=max_running,
+        watermark=rng.choice([0.0, 0.1]),
+    )
+    prefixes = [[rng.randrange(50) for _ in range(rng.randint(20, longest_prefix))] for _ in range(3)]
+    requests = {
+        str(i): random_request(
+            rng,
+            str(i),
+            prefixes,
+            context=context,
+            window=driver.runner.window,
+            beam_rate=beam_rate,
+            deadline_rate=deadline_rate,
+        )
+        for i in range(count)
+    }
+    arriving, aborted = list(requests.values()), set()
+    while arriving or driver.busy:
+        for _ in range(rng.choice([0, 0, 1, 3])):
+            if arriving:
+                driver.add(arriving.pop())
+        if rng.random() < abort_rate:
+            request = requests[rng.choice(list(requests))]
+            index = rng.choice([None, *(s.index for s in request.sequences)])
+            if index is None or request.sampling.beam is None:
+                aborted.update((request.id, s.index) for s in request.sequences if index in (None, s.index))
+            driver.scheduler.abort(request.id, index)
+        driver.step()
+        now += 1
+    driver.runner.close()
+    assert driver.scheduler.pool.used == driver.scheduler.pool.quarantined == 0
+    if driver.scheduler.kv.host is not None:
+        assert driver.scheduler.kv.host.pool.used == driver.scheduler.kv.host.pool.quarantined == 0
+    check_tokens(driver, requests, aborted)
+    return driver
+
+
+def check_tokens(driver: Driver, requests: dict[str, AddRequest], aborted: set[tuple[str, int]]) -> None:
+    beams = {
+        name: expected_beams(request, max_model_len=driver.runner.max_model_len, window=driver.runner.window)
+        for name, request in requests.items()
+        if request.sampling.beam is not None
+    }
+    for (name, index), tokens in driver.tokens.items():
+        if name in beams:
+            expected = beams[name][index]
+        else:
+            expected = expected_tokens(
+                requests[name], index, max_model_len=driver.runner.max_model_len, window=driver.runner.window
+            )
+        if name in driver.failed:
+            assert driver.failed[name].code in ("pool_too_small", "step_failed", "deadline")
+        if (name, index) in aborted or name in driver.failed:
+            assert tokens == expected[: len(tokens)]
+        else:
+            assert tokens == expected
+            assert (name, index) in driver.reasons
+            assert name in driver.started
+            check_scores(driver, requests[name])
+
+
+def check_scores(driver: Driver, request: AddRequest) -> None:
+    if request.sampling.prompt_logprobs is not None:
+        got, prompt, window = driver.started[request.id].prompt_logprobs, request.prompt, driver.runner.window
+        seen = [prompt[max(0, i - window) if window else 0 : i] for i in range(1, len(prompt))]
+        assert [entry.logprob for entry in got[1:]] == [score(s, t) for s, t in zip(seen, prompt[1:], strict=True)]
