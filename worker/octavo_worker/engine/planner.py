@@ -189,8 +189,6 @@ class Planner:
         sliding and long sequences compute those that they find blocks for. Returns how many that is."""
         request, start = sequence.request, sequence.computed
         length = sequence.length
-        if start == length:  # a beam whose last chunk is under way
-            return 0
         sequence.computed = end = self._kv.extend(sequence, min(length, start + budget), plan)
         if end == start:
             return 0
