@@ -17,12 +17,12 @@ from fastapi.staticfiles import StaticFiles
 
 from octavo import AsyncClient
 from octavo.models import JobRequest
+from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
 from octavo_gateway import errors, health, jobs, pages, workers
 from octavo_gateway.auth import Keyring
 from octavo_gateway.body import add_schemas
 from octavo_gateway.metrics import Metrics
 from octavo_gateway.openai import chat, completions, models
-from octavo_gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
 from octavo_gateway.reaper import reap_forever
 from octavo_gateway.requests import RequestLog
 from octavo_gateway.settings import GatewaySettings
@@ -73,7 +73,7 @@ async def _running(settings: GatewaySettings, keyring: Keyring) -> AsyncIterator
 @contextmanager
 def _drain_on_signal(gateway: Gateway) -> Iterator[None]:
     """Set `gateway.draining` at SIGTERM or SIGINT, before the server's own handler. One of several processes of a
-    gateway takes it for a SIGTERM when the one that started it is gone, killed even: nobody else would end it.
+    gateway takes the end of its parent process, even a kill, for a SIGTERM: nothing else would end it.
 
     Servers run an application's shutdown only when all connections are closed; job streams must end before that.
     """

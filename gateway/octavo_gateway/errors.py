@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -26,6 +26,7 @@ from octavo.errors import (
     WorkerNotFound,
 )
 from octavo.models import JobError, JobStatus
+from octavo.openai.problems import invalid_body, problem
 
 IN_OPENAPI: dict[int | str, dict[str, Any]] = {
     "4XX": {
@@ -69,7 +70,7 @@ _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
 
 
 class ClientGone(Exception):
-    """The client closed its connection: there is nobody to answer."""
+    """The client closed its connection: an answer has no reader."""
 
 
 class ApiError(Exception):
@@ -124,38 +125,6 @@ def of_job(status: JobStatus, error: JobError | None) -> ApiError:
     return ApiError(http, error.message, code=error.code, param=error.param, headers={"x-should-retry": "false"})
 
 
-def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """400 for the first of pydantic's errors. Its input is never repeated: it may be a prompt."""
-    first = _most_specific(errors)
-    param = ".".join(_path(first["loc"])) or None
-    kind, message = first["type"], first["msg"].removeprefix("Value error, ")
-    if kind == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {message}", code="invalid_json")
-    if kind in ("extra_forbidden", "none_required"):
-        return ApiError(
-            400, f"{param} is unknown or not supported: leave it out", code="unknown_parameter", param=param
-        )
-    if kind == "missing":
-        return ApiError(400, f"{param} is required", code="missing_required_parameter", param=param)
-    return ApiError(400, f"{param}: {message}" if param else message, code="invalid_value", param=param)
-
-
-def _most_specific(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    # A field that takes several forms reports what is wrong with each. Meant is one of the right type, or the deepest.
-    field = errors[0]["loc"][:1]
-    of_field = (error for error in errors if error["loc"][:1] == field)
-    return max(of_field, key=lambda error: (not error["type"].endswith("_type"), len(error["loc"])))
-
-
-def _path(loc: Sequence[str | int]) -> list[str]:
-    # Names of union branches such as `tuple[str, ...]` are pydantic's, not the caller's.
-    return [str(part)[:100] for part in loc if isinstance(part, int) or not _is_branch(part)]
-
-
-def _is_branch(part: str) -> bool:
-    return "[" in part or part in ("str", "constrained-str")
-
-
 def install(app: FastAPI) -> None:
     """Answer every error of the application in the one shape."""
 
@@ -175,9 +144,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _validation_error(request: Request, error: ValidationError | RequestValidationError) -> JSONResponse:
         if isinstance(error, ValidationError):
-            return of_validation(error.errors(include_url=False, include_context=False, include_input=False)).response()
+            return of_octavo(invalid_body(error)).response()
         # `loc` starts with where: query, path, header.
-        return of_validation([{**item, "loc": item["loc"][1:]} for item in error.errors()]).response()
+        return of_octavo(problem([{**item, "loc": item["loc"][1:]} for item in error.errors()])).response()
 
     @app.exception_handler(HTTPException)
     async def _http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -20,14 +22,27 @@ async def livez() -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
+@router.head("/ping", include_in_schema=False)
+@router.get("/ping")
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
-    """200 when requests can be accepted: the server answers and some worker has registered a model."""
+    """200 when requests can be accepted: the server answers and some worker has registered a model.
+
+    `/health` and `/ping` are the names that clients and hosts of other servers know.
+    """
     reason = await _why_not_ready(request.state.gateway)
     return JSONResponse(
         {"status": "ready"} if reason is None else {"status": "unready", "reason": reason}, 503 if reason else 200
     )
+
+
+@router.get("/version")
+async def show_version() -> dict[str, str]:
+    """The version of octavo."""
+    return {"version": version("octavo")}
 
 
 async def _why_not_ready(gateway: Gateway) -> str | None:

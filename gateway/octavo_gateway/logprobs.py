@@ -6,18 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.models import TokenLogprob, TopLogprob
-
-LOWEST = -9999.0
-"""Stands for minus infinity, which JSON cannot hold."""
-
-
-def finite(logprob: float | None) -> float | None:
-    return None if logprob is None else max(logprob, LOWEST)
-
-
-def token_text(token: bytes) -> str:
-    """The token as text, with U+FFFD for bytes that are no whole character."""
-    return token.decode("utf-8", "replace")
+from octavo.openai.logprobs import finite, token_text
 
 
 def logprobs_json(logprobs: Sequence[TokenLogprob] | None) -> list[dict[str, Any]] | None:

@@ -14,7 +14,7 @@ from octavo_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 
 INTERNAL_ERROR = ApiError(500, "an error inside the gateway; its log says more", code="internal_error")
 HEADER = "X-Request-Id"
-_QUIET = ("/livez", "/readyz", "/metrics")
+_QUIET = ("/livez", "/readyz", "/health", "/ping", "/metrics")
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -25,7 +26,7 @@ MAILBOX_BYTES = 256 * 1024
 
 
 class Mailbox:
-    """Bytes that wait for one client, at most about `limit` of them; `on_slow` hears when it is first waited for."""
+    """Bytes that wait for one client, at most about `limit` of them. `on_slow` is called at the first wait for it."""
 
     def __init__(self, on_slow: Callable[[], None], limit: int = MAILBOX_BYTES) -> None:
         self._parts: list[bytes] = []
@@ -93,10 +94,16 @@ class EventStream(StreamingResponse):
         super().__init__(self._body(), media_type="text/event-stream", headers=HEADERS)
 
     async def begun(self) -> EventStream:
-        """Wait for the first bytes. Raises what the pump raised before them, or ClientGone."""
+        """Wait for the first bytes, which after `keep_alive` seconds are a comment. Raises what the pump raised before
+        them, or ClientGone."""
+        keep_alive = self._gateway.settings.keep_alive
         try:
-            while not self._mailbox.used and not self._pump.done():
-                await self._mailbox.wait(self._gateway.settings.keep_alive)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(keep_alive):
+                    while not self._mailbox.used and not self._pump.done():
+                        await self._mailbox.wait(keep_alive)
+            if not self._mailbox.used and not self._pump.done():
+                await self._mailbox.put(KEEP_ALIVE)
             if self._pump.cancelled():
                 raise ClientGone
             if self._pump.done():

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from scripted_worker import MODEL
 
 from octavo.models import JobRequest
-from octavo_gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
+from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
 
 CHAT, TEXT, JOBS = "/v1/chat/completions", "/v1/completions", "/v1/jobs"
 HELLO = [{"role": "user", "content": "hello"}]

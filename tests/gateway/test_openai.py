@@ -11,7 +11,7 @@ from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
 from waiting import until
 
 from octavo.models import JobStatus, TokenLogprob
-from octavo_gateway.openai.logprobs import CompletionLogprobs
+from octavo.openai.logprobs import CompletionLogprobs
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -22,23 +22,20 @@ def line(url: str, **body: Any) -> BatchLine:
 
 
 def test_limits_are_those_of_the_endpoints() -> None:
-    found = [line(url).request for url in (CHAT, TEXT)]
-    assert [request and request.sampling.max_tokens for request in found] == [None, 16]
-    plain = parse_line('{"prompt": "hello"}', 1, "demo").request
-    assert plain is not None
+    found = [line(url).requests for url in (CHAT, TEXT)]
+    assert [request.sampling.max_tokens for (request,) in found] == [None, 16]
+    (plain,) = parse_line('{"prompt": "hello"}', 1, "demo").requests
     assert plain.sampling.max_tokens == 256
 
 
 def test_seeds_may_be_negative() -> None:
-    request = line(TEXT, seed=-1).request
-    assert request is not None
+    (request,) = line(TEXT, seed=-1).requests
     assert request.sampling.seed == (1 << 63) - 1
 
 
 def test_an_answer_is_part_of_the_next_request() -> None:
     answer = {"role": "assistant", "content": [{"type": "text", "text": "ha"}, {"type": "text", "text": "il"}]}
-    request = line(CHAT, messages=[HELLO, {**answer, "refusal": None, "tool_calls": None}, HELLO]).request
-    assert request is not None
+    (request,) = line(CHAT, messages=[HELLO, {**answer, "refusal": None, "tool_calls": None}, HELLO]).requests
     assert request.messages is not None
     assert [message.content for message in request.messages] == ["hello", "hail", "hello"]
 
@@ -47,15 +44,16 @@ def test_text_is_the_format_that_there_is() -> None:
     assert line(CHAT, response_format={"type": "text"}).error is None
     error = line(CHAT, response_format={"type": "json_object"}).error
     assert error is not None
-    assert error.param == "response_format"
+    assert error.param == "response_format.type"
 
 
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, "text", None])
 def test_what_is_no_text_is_refused_and_not_left_out(part: object) -> None:
     found = line(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "see:"}, part]}])
-    assert found.request is None
+    assert found.requests == ()
     assert found.error is not None
-    assert found.error.param == "messages"
+    assert found.error.param is not None
+    assert found.error.param.startswith("messages.0.content.1")
 
 
 @pytest.mark.parametrize("text", ['{"prompt": "q\\ud800"}', '{"custom_id": "\\ud800", "prompt": "x"}', "[" * 100_000])

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from octavo.models import Chunk, TokenLogprob
+from octavo.models import Chunk
+from octavo.openai.answers import chat_head
+from octavo.openai.logprobs import chat_logprobs
+from octavo.openai.requests import ChatCompletionRequest
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.body import described, json_body
-from octavo_gateway.openai.endpoint import collected, streamed
+from octavo_gateway.openai.endpoint import answered, streamed
 from octavo_gateway.openai.frames import Frames
 from octavo_gateway.openai.generation import Generation
-from octavo_gateway.openai.logprobs import chat_logprobs
-from octavo_gateway.openai.schemas import ChatCompletionRequest, usage_json
 from octavo_gateway.streams import quote
 
 router = APIRouter(tags=["openai"])
@@ -32,54 +33,15 @@ async def chat_completions(
     await generation.submit()
     if body.stream:
         return await streamed(request, generation, ChatStream(generation, body), body)
-    answers = [_Answer() for _ in range(body.n)]
-    await collected(request, generation, lambda _, chunk: answers[chunk.index].add(chunk))
-    return JSONResponse(
-        {
-            **_head(generation, body, "chat.completion"),
-            "choices": [answer.choice(i, body.logprobs) for i, answer in enumerate(answers)],
-            "usage": usage_json(generation.usage),
-        }
-    )
-
-
-def _head(generation: Generation, body: ChatCompletionRequest, kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{generation.job_ids[0]}",
-        "object": kind,
-        "created": generation.created,
-        "model": body.model,
-        "system_fingerprint": None,
-    }
-
-
-class _Answer:
-    """One sequence of a whole answer."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._finish_reason: str | None = None
-
-    def add(self, chunk: Chunk) -> None:
-        self._texts.extend(chunk.texts)
-        self._logprobs.extend(chunk.logprobs or ())
-        self._finish_reason = chunk.finish_reason or self._finish_reason
-
-    def choice(self, index: int, logprobs: bool) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": "".join(self._texts), "refusal": None},
-            "logprobs": chat_logprobs(self._logprobs) if logprobs else None,
-            "finish_reason": self._finish_reason,
-        }
+    return await answered(request, generation, body)
 
 
 class ChatStream:
     """Chunks of a streamed answer."""
 
     def __init__(self, generation: Generation, body: ChatCompletionRequest) -> None:
-        self.frames = Frames(_head(generation, body, "chat.completion.chunk"), usage=body.include_usage)
+        head = chat_head(body, generation.job_ids[0], generation.created, "chat.completion.chunk")
+        self.frames = Frames(head, usage=body.include_usage)
         self._begun: set[int] = set()
 
     def choices(self, _: int, chunk: Chunk) -> list[str]:

@@ -6,16 +6,17 @@ import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from octavo.models import Chunk, Terminal
+from octavo.models import Chunk
+from octavo.openai.answers import completion_head, echoed
+from octavo.openai.logprobs import CompletionLogprobs
+from octavo.openai.requests import CompletionRequest
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.body import described, json_body
-from octavo_gateway.openai.endpoint import collected, streamed
+from octavo_gateway.openai.endpoint import answered, streamed
 from octavo_gateway.openai.frames import Frames
 from octavo_gateway.openai.generation import Generation
-from octavo_gateway.openai.logprobs import CompletionLogprobs
-from octavo_gateway.openai.schemas import CompletionRequest, usage_json
 from octavo_gateway.streams import quote
 
 router = APIRouter(tags=["openai"])
@@ -32,64 +33,15 @@ async def completions(
     await generation.submit()
     if body.stream:
         return await streamed(request, generation, CompletionStream(generation, body), body)
-    chunks: list[list[Chunk]] = [[] for _ in range(len(body.prompts) * body.n)]
-    await collected(request, generation, lambda i, chunk: chunks[i * body.n + chunk.index].append(chunk))
-    return JSONResponse(
-        {
-            **_head(generation, body),
-            "choices": [
-                {"index": i, **_choice_json(body, i // body.n, generation.ends[i // body.n], parts)}
-                for i, parts in enumerate(chunks)
-            ],
-            "usage": usage_json(generation.usage),
-        }
-    )
-
-
-def _head(generation: Generation, body: CompletionRequest) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{generation.job_ids[0]}",
-        "object": "text_completion",
-        "created": generation.created,
-        "model": body.model,
-        "system_fingerprint": None,
-    }
-
-
-def _choice_json(
-    body: CompletionRequest, prompt_index: int, end: Terminal | None, parts: list[Chunk]
-) -> dict[str, Any]:
-    echoed = _echo(body, prompt_index, end)
-    logprobs = CompletionLogprobs()
-    if body.echo and end is not None and end.prompt_logprobs is not None:
-        logprobs.add_prompt(end.prompt_logprobs, echoed)
-    else:
-        logprobs.skip(len(echoed))
-    for chunk in parts:
-        logprobs.add(chunk)
-    reasons = [chunk.finish_reason for chunk in parts if chunk.finish_reason is not None]
-    return {
-        "text": echoed + "".join(chunk.text for chunk in parts),
-        "logprobs": None if body.logprobs is None else logprobs.take(),
-        "finish_reason": reasons[-1] if reasons else "length",  # max_tokens 0 generates nothing
-    }
-
-
-def _echo(body: CompletionRequest, prompt_index: int, end: Terminal | None) -> str:
-    if not body.echo:
-        return ""
-    prompt = body.prompts[prompt_index]
-    if isinstance(prompt, str):
-        return prompt
-    tokens = (end.prompt_logprobs if end is not None else None) or ()
-    return b"".join(item.token for item in tokens).decode("utf-8", "replace")
+    return await answered(request, generation, body)
 
 
 class CompletionStream:
     """Chunks of a streamed completion."""
 
     def __init__(self, generation: Generation, body: CompletionRequest) -> None:
-        self.frames = Frames(_head(generation, body), usage=body.include_usage)
+        head = completion_head(body, generation.job_ids[0], generation.created)
+        self.frames = Frames(head, usage=body.include_usage)
         self._body = body
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self._begun: set[int] = set()
@@ -100,7 +52,7 @@ class CompletionStream:
         text = chunk.text
         if index not in self._begun:
             self._begun.add(index)
-            text = _echo(self._body, prompt_index, None) + text
+            text = echoed(self._body, prompt_index, None) + text
         logprobs = "null"
         if chunk.logprobs is not None and self._body.logprobs is not None:
             logprobs = json.dumps(self._taken(index, chunk))
@@ -110,6 +62,6 @@ class CompletionStream:
         return [f'{{"index":{index},"text":{quote(text)},"logprobs":{logprobs},"finish_reason":{reason}}}']
 
     def _taken(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        logprobs = self._logprobs.setdefault(index, CompletionLogprobs())
+        logprobs = self._logprobs.setdefault(index, CompletionLogprobs(self._body.stop_strings))
         logprobs.add(chunk)
         return logprobs.take()

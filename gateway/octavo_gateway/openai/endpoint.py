@@ -1,18 +1,19 @@
-"""The two ways to answer an OpenAI-style request: in one piece, or as a stream that starts with the first token."""
+"""The two ways to answer an OpenAI-style request: in one piece, or as a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from fastapi import Request
+from fastapi.responses import JSONResponse
 
 from octavo.errors import OctavoError
 from octavo.models import Chunk, Usage
+from octavo.openai.answers import CompletedJob, answer, usage_json
+from octavo.openai.requests import ChatCompletionRequest, CompletionRequest, GenerationBody
 from octavo_gateway.errors import ApiError, of_octavo
 from octavo_gateway.openai.frames import DONE, Frames, error_frame
 from octavo_gateway.openai.generation import Generation
-from octavo_gateway.openai.schemas import GenerationBody, usage_json
 from octavo_gateway.streams import EventStream, Mailbox, unless_disconnected
 
 
@@ -24,17 +25,27 @@ class Chunks(Protocol):
     def choices(self, prompt_index: int, chunk: Chunk) -> list[str]: ...
 
 
-async def collected(request: Request, generation: Generation, add: Callable[[int, Chunk], None]) -> None:
-    """Wait for all tokens. A client that goes away cancels the jobs. Raises ApiError, ClientGone."""
+async def answered(
+    request: Request, generation: Generation, body: ChatCompletionRequest | CompletionRequest
+) -> JSONResponse:
+    """The whole answer. A client that disconnects cancels the jobs. Raises ApiError, ClientGone."""
+    chunks: list[list[Chunk]] = [[] for _ in generation.job_ids]
 
     async def on_chunk(prompt_index: int, chunk: Chunk) -> None:
-        add(prompt_index, chunk)
+        chunks[prompt_index].append(chunk)
 
     await unless_disconnected(request, generation.follow(on_chunk))
+    jobs = [
+        CompletedJob(job_id, chunks[i], end)
+        for i, (job_id, end) in enumerate(zip(generation.job_ids, generation.ends, strict=True))
+        if end is not None
+    ]
+    return JSONResponse(answer(body, jobs, generation.created))
 
 
 async def streamed(request: Request, generation: Generation, chunks: Chunks, body: GenerationBody) -> EventStream:
-    """A stream whose status is still open until the first token: what a worker finds wrong with a prompt is a 400."""
+    """A stream. Its status waits for the first token, since what a worker finds wrong with a prompt is a 400, but no
+    longer than a keep-alive takes: proxies close connections that stay silent."""
     return await EventStream(request, lambda mailbox: _pump(generation, chunks, body, mailbox)).begun()
 
 

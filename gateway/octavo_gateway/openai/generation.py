@@ -1,4 +1,4 @@
-"""The jobs behind one OpenAI-style request. They live as long as somebody waits for the answer."""
+"""The jobs behind one OpenAI-style request. They live as long as their client is connected."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 from octavo import AsyncJob
 from octavo.errors import JobNotFound, OctavoError, ServerUnavailable
 from octavo.models import Chunk, JobRequest, JobStatus, Terminal, Usage
+from octavo.openai.answers import total_usage
 from octavo_gateway.errors import of_job
 from octavo_gateway.metrics import TokenClock
 from octavo_gateway.state import Gateway
@@ -20,7 +21,7 @@ OnChunk = Callable[[int, Chunk], Awaitable[None]]
 class Generation:
     """One or more submitted jobs of the same request.
 
-    `follow` must be called once: it ends with all jobs terminal, whichever way it ends.
+    `follow` must be called once: it ends with all jobs terminal, however it ends.
     """
 
     def __init__(self, gateway: Gateway, requests: Sequence[JobRequest], tenant: str) -> None:
@@ -37,12 +38,7 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Of the jobs that have ended."""
-        ends = [end for end in self.ends if end is not None]
-        return Usage(
-            prompt_tokens=sum(end.usage.prompt_tokens for end in ends),
-            completion_tokens=sum(end.usage.completion_tokens for end in ends),
-            cached_tokens=sum(end.usage.cached_tokens for end in ends),
-        )
+        return total_usage(end for end in self.ends if end is not None)
 
     async def submit(self) -> None:
         """Enqueue all jobs, or none that stays. Raises what the client raises."""
@@ -90,6 +86,6 @@ class Generation:
     async def _cancel(self) -> None:
         while self._open:
             job_id = self._open.pop()
-            # Without the server, or without the job, there is nothing to stop: whoever waited is gone all the same.
+            # Without the server, or without the job, there is nothing to stop, and the client is gone anyway.
             with suppress(JobNotFound, ServerUnavailable):
                 await self._gateway.client.cancel(job_id)

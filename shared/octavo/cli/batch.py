@@ -1,7 +1,7 @@
 """`octavo batch`: a file of requests through the queue, and safe to run again.
 
-Every line gets an idempotency key made of both paths, its number and its request. A run that was interrupted is
-continued by the same command: lines that the output already holds are skipped, jobs that went on meanwhile are
+Every job gets an idempotency key made of both paths, its place in the file and its request. A run that was interrupted
+is continued by the same command: lines that the output already holds are skipped, jobs that went on meanwhile are
 collected, nothing is generated twice.
 """
 
@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -22,9 +22,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from octavo.cli.batch_lines import BatchLine, completed, failed, parse_line
 from octavo.cli.console import AsJson, RedisUrl, err, fail, print_json
-from octavo.client import AsyncClient, AsyncJob
+from octavo.client import AsyncClient, AsyncJob, ensure_completed
 from octavo.errors import OctavoError, QueueFull, ServerUnavailable
-from octavo.models import JobStatus
+from octavo.models import JobRequest, JobStatus
+from octavo.openai.answers import CompletedJob
 
 app = typer.Typer(help="Files of requests.", no_args_is_help=True)
 
@@ -104,6 +105,16 @@ def keep_successes(target: Path) -> set[str]:
 
 
 @dataclass
+class _OpenLine:
+    """A line whose jobs have not all ended."""
+
+    line: BatchLine
+    jobs: dict[int, CompletedJob] = field(default_factory=dict)
+    error: OctavoError | None = None
+    ended: int = 0
+
+
+@dataclass
 class _Batch:
     """One run. `identity` names the pair of files in every idempotency key."""
 
@@ -115,52 +126,80 @@ class _Batch:
     failures: int = 0
 
     async def run(self, redis_url: str | None, lines: list[BatchLine], window: int) -> None:
-        """Answer all lines, at most `window` at a time."""
-        remaining = iter(lines)
+        """Answer all lines, with at most `window` jobs at a time."""
+        remaining = self._jobs(lines)
+        jobs = sum(len(line.requests) for line in lines)
         async with AsyncClient(redis_url) as client:
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(min(window, len(lines))):
+                    for _ in range(max(1, min(window, jobs))):
                         group.create_task(self._take(client, remaining))
             except* ServerUnavailable as unavailable:
                 raise unavailable.exceptions[0] from None
 
-    async def _take(self, client: AsyncClient, remaining: Iterator[BatchLine]) -> None:
-        for line in remaining:
+    def _jobs(self, lines: list[BatchLine]) -> Iterator[tuple[_OpenLine, int]]:
+        """Every job of every line. A line without any is answered on the way."""
+        for line in lines:
+            if line.error is not None:
+                self._write_failure(line, line.error)
+                continue
+            opened = _OpenLine(line)
+            yield from ((opened, index) for index in range(len(line.requests)))
+
+    async def _take(self, client: AsyncClient, remaining: Iterator[tuple[_OpenLine, int]]) -> None:
+        for opened, index in remaining:
             try:
-                self._write(await self._answer(client, line))
+                opened.jobs[index] = await self._answer(client, opened.line, index)
             except ServerUnavailable:
                 raise
             except OctavoError as error:
-                self.failures += 1
-                self._write(failed(line, error))
+                opened.error = opened.error or error
+            opened.ended += 1
+            if opened.ended == len(opened.line.requests):
+                self._write_line(opened)
 
-    async def _answer(self, client: AsyncClient, line: BatchLine) -> dict[str, Any]:
-        if line.request is None:
-            raise line.error or OctavoError("no request")
-        job = await self._submit(client, line)
-        return completed(line, await job.result())
+    async def _answer(self, client: AsyncClient, line: BatchLine, index: int) -> CompletedJob:
+        job = await self._submit(client, line, index)
+        chunks = []
+        async with aclosing(job.events()) as events:
+            async for event in events:
+                if event.chunk is not None:
+                    chunks.append(event.chunk)
+                if event.end is not None:
+                    ensure_completed(job.id, event.end.status, event.end.error)
+                    return CompletedJob(job.id, chunks, event.end)
+        raise AssertionError("a stream ends with its job")
 
-    async def _submit(self, client: AsyncClient, line: BatchLine) -> AsyncJob:
-        """The line's job: a new one, the one of an interrupted run, or another try if an earlier run's one failed."""
-        assert line.request is not None
-        request = line.request.model_dump_json()
-        digest = hashlib.sha256(f"{self.identity}\0{line.number}\0{request}".encode()).hexdigest()
+    async def _submit(self, client: AsyncClient, line: BatchLine, index: int) -> AsyncJob:
+        """A job of the line: a new one, that of an interrupted run, or another try if an earlier run's one failed."""
+        request = line.requests[index]
+        place = f"{line.number}.{index}" if index else f"{line.number}"
+        digest = hashlib.sha256(f"{self.identity}\0{place}\0{request.model_dump_json()}".encode()).hexdigest()
         for attempt in count():
             key = f"batch-{digest}-{attempt}"
-            job = await self._enqueue(client, line, key)
+            job = await self._enqueue(client, request, key)
             if job.created:
                 return job
             if (await job.info()).status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.COMPLETED):
                 return job
         raise AssertionError("unreachable")
 
-    async def _enqueue(self, client: AsyncClient, line: BatchLine, key: str) -> AsyncJob:
+    async def _enqueue(self, client: AsyncClient, request: JobRequest, key: str) -> AsyncJob:
         while True:
             try:
-                return await client.submit(line.request, tenant=self.tenant, idempotency_key=key)
+                return await client.submit(request, tenant=self.tenant, idempotency_key=key)
             except QueueFull as full:
                 await asyncio.sleep(full.retry_after_s)
+
+    def _write_line(self, opened: _OpenLine) -> None:
+        if opened.error is not None:
+            self._write_failure(opened.line, opened.error)
+        else:
+            self._write(completed(opened.line, [job for _, job in sorted(opened.jobs.items())]))
+
+    def _write_failure(self, line: BatchLine, error: OctavoError) -> None:
+        self.failures += 1
+        self._write(failed(line, error))
 
     def _write(self, answer: dict[str, Any]) -> None:
         self.output.write(json.dumps(answer, ensure_ascii=False) + "\n")

@@ -1,15 +1,14 @@
-"""Bodies of OpenAI-style requests, with the sampling fields that vLLM added.
+"""Bodies of OpenAI-style requests, with the sampling fields that vLLM added, and the jobs that they ask for.
 
-Fields that are absent here are refused by name, unless they are null: a parameter that is silently ignored gives a
-wrong answer.
+`octavo.openai.fields` lists what is accepted without effect, and what is refused.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
-from pydantic_core import PydanticUseDefault
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from octavo.models import (
     MAX_LOGIT_BIAS,
@@ -24,52 +23,37 @@ from octavo.models import (
     StopString,
     TokenId,
     TokenIds,
-    Usage,
 )
+from octavo.openai.fields import Body, MessageWithoutEffect, WithoutEffect
 
 MAX_PROMPTS = 256
-
-T = TypeVar("T")
-
-
-def _default_for_null(value: Any) -> Any:
-    if value is None:
-        raise PydanticUseDefault
-    return value
-
-
-# OpenAI's API takes null for whatever may be left out.
-Nullable = Annotated[T, BeforeValidator(_default_for_null)]
+COMPLETION_TOKENS = 16
+"""The limit of a completion that names none, as in OpenAI's API."""
 
 Prompt = Annotated[TokenIds, Field(min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    __pydantic_extra__: dict[str, None]
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """`continuous_usage_stats` adds usage to every chunk; a text prompt's tokens are known with the last one only."""
 
-    include_usage: Nullable[bool] = False
-    continuous_usage_stats: Nullable[bool] = False
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
-class TextFormat(_Body):
+class TextFormat(Body):
     """The only response format there is so far."""
 
     type: Literal["text"]
 
 
-class GenerationBody(_Body):
+class GenerationBody(WithoutEffect):
     """What chat and completions share."""
 
     model: ModelName
-    n: Nullable[int] = Field(1, ge=1, le=MAX_SEQUENCES)
-    stream: Nullable[bool] = False
+    n: int = Field(1, ge=1, le=MAX_SEQUENCES)
+    stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0.0, le=2.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
@@ -82,7 +66,6 @@ class GenerationBody(_Body):
         None
     )
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    user: Annotated[str, StringConstraints(max_length=512)] | None = None
     metadata: (
         Annotated[
             dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
@@ -95,15 +78,18 @@ class GenerationBody(_Body):
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
     min_tokens: int | None = Field(None, ge=0, le=1 << 24)
+    best_of: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
     beam_width: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
     length_penalty: float | None = Field(None, ge=-10.0, le=10.0)
     early_stopping: bool | Literal["never"] | None = None
-    ignore_eos: Nullable[bool] = False
+    ignore_eos: bool = False
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_STRINGS)] | None = None
-    include_stop_str_in_output: Nullable[bool] = False
-    skip_special_tokens: Nullable[bool] = True
-    add_special_tokens: Nullable[bool] = True
-    priority: Nullable[Priority] = "normal"
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    add_special_tokens: bool = True
+    priority: Priority = "normal"
+    timeout_s: Seconds | None = None
+    queue_timeout_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
@@ -111,21 +97,37 @@ class GenerationBody(_Body):
             raise ValueError("stream_options needs stream: true")
         return self
 
-    def sampling(self, *, max_tokens: int | None, **extra: Any) -> SamplingParams:
-        """The sampling parameters, with a limit or none; `extra` adds those that the two endpoints spell differently.
+    def _jobs(
+        self, prompts: Sequence[dict[str, Any]], *, max_tokens: int | None, **extra: int | None
+    ) -> list[JobRequest]:
+        """One job a prompt; `extra` are the sampling parameters that the two endpoints spell differently.
 
         Raises ValidationError for combinations that no single field shows.
         """
-        given = {
-            "max_tokens": max_tokens,
-            **{name: getattr(self, name) for name in _SAME_NAME if getattr(self, name) is not None},
-            **{name: value for name, value in extra.items() if value is not None},
-        }
-        if given.get("top_k") == -1:  # vLLM's other way to say off
+        given = {name: getattr(self, name) for name in _SAME_NAME} | extra
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.top_k == -1:  # vLLM's other way to say off
             given["top_k"] = 0
         if self.seed is not None:
             given["seed"] = self.seed % (1 << 63)
-        return SamplingParams.model_validate(given)
+        sampling = SamplingParams.model_validate({**given, "max_tokens": max_tokens})
+        return [
+            JobRequest(
+                model=self.model,
+                sampling=sampling,
+                priority=self.priority,
+                add_special_tokens=self.add_special_tokens,
+                timeout_s=self.timeout_s,
+                queue_timeout_s=self.queue_timeout_s,
+                metadata=self.metadata or {},
+                **prompt,
+            )
+            for prompt in prompts
+        ]
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
     @property
     def include_usage(self) -> bool:
@@ -139,22 +141,30 @@ class GenerationBody(_Body):
 _SAME_NAME = sorted(set(SamplingParams.model_fields) & set(GenerationBody.model_fields) - {"seed"})
 
 
-class TextPart(_Body):
+class TextPart(Body):
     """Text content in list form."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(_Body):
-    """One turn. Content is text, or a list of text parts that are joined."""
+class ChatMessage(MessageWithoutEffect):
+    """One turn. Content is text, or a list of text parts that are joined; an assistant's may be null."""
 
     role: Literal["system", "user", "assistant", "tool", "developer"]
-    content: str | Annotated[tuple[TextPart, ...], Field(fail_fast=True)]
+    content: str | Annotated[tuple[TextPart, ...], Field(fail_fast=True)] | None
+
+    @field_validator("content")
+    @classmethod
+    def _only_an_assistant_says_nothing(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and info.data.get("role") != "assistant":
+            raise ValueError("content is null, which only an assistant's may be: send text")
+        return content
 
     def message(self) -> Message:
-        parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        """The turn as the job has it: with one string."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
         return Message(role=self.role, content=text)
 
 
@@ -164,7 +174,7 @@ class ChatCompletionRequest(GenerationBody):
     messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1, le=1 << 24)
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
-    logprobs: Nullable[bool] = False
+    logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: TextFormat | None = None
 
@@ -178,16 +188,8 @@ class ChatCompletionRequest(GenerationBody):
         """The one job that answers this request. Raises ValidationError."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return [
-            JobRequest(
-                model=self.model,
-                messages=tuple(message.message() for message in self.messages),
-                sampling=self.sampling(max_tokens=limit, logprobs=logprobs),
-                priority=self.priority,
-                add_special_tokens=self.add_special_tokens,
-                metadata=self.metadata or {},
-            )
-        ]
+        messages = tuple(message.message() for message in self.messages)
+        return self._jobs([{"messages": messages}], max_tokens=limit, logprobs=logprobs)
 
 
 class CompletionRequest(GenerationBody):
@@ -199,10 +201,9 @@ class CompletionRequest(GenerationBody):
         | Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
         | Annotated[tuple[Prompt, ...], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
-    max_tokens: Nullable[int] = Field(16, ge=0, le=1 << 24)
+    max_tokens: int = Field(COMPLETION_TOKENS, ge=0, le=1 << 24)
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    echo: Nullable[bool] = False
-    best_of: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
+    echo: bool = False
 
     @model_validator(mode="after")
     def _supported_combinations(self) -> Self:
@@ -225,30 +226,16 @@ class CompletionRequest(GenerationBody):
         """One job a prompt. Raises ValidationError."""
         # The prompt's tokens come back with its log-probabilities; their text is what echo of token ids shows.
         wants_prompt = self.echo and (self.logprobs is not None or not isinstance(self.prompts[0], str))
-        sampling = self.sampling(
+        return self._jobs(
+            [{"prompt": prompt} for prompt in self.prompts],
             max_tokens=self.max_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=(self.logprobs or 0) if wants_prompt else None,
-            best_of=self.best_of,
         )
-        return [
-            JobRequest(
-                model=self.model,
-                prompt=prompt,
-                sampling=sampling,
-                priority=self.priority,
-                add_special_tokens=self.add_special_tokens,
-                metadata=self.metadata or {},
-            )
-            for prompt in self.prompts
-        ]
 
 
-def usage_json(usage: Usage) -> dict[str, Any]:
-    """Usage in OpenAI's shape."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+ENDPOINTS: dict[str, type[ChatCompletionRequest | CompletionRequest]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+}
+"""What each path takes."""

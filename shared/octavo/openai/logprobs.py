@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.models import Chunk, TokenLogprob, TopLogprob
-from octavo_gateway.logprobs import finite, token_text
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot hold."""
+
+
+def finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LOWEST)
+
+
+def token_text(token: bytes) -> str:
+    """The token as text, with U+FFFD for bytes that are no whole character."""
+    return token.decode("utf-8", "replace")
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -20,11 +31,46 @@ def _chat_entry(item: TokenLogprob | TopLogprob) -> dict[str, Any]:
     return {"token": token_text(item.token), "logprob": finite(item.logprob), "bytes": list(item.token)}
 
 
-class CompletionLogprobs:
-    """The completions format: parallel lists, with every token's position in the text of its choice."""
+class TextOffsets:
+    """Where each token begins in the text of its choice.
 
-    def __init__(self) -> None:
-        self._position = 0
+    The text of a token may come with a later token's: while a character is incomplete, or while it may begin a stop
+    string. What a token stands for is known at once, so the offset of the next one is.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self.position = 0  # characters that came
+        self._stop = stop
+        self._held = ""  # characters that are still to come
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: bytes, text: str) -> int:
+        """The offset of the next token; `text` came with it."""
+        offset = self.position + len(self._held)
+        own = self._decoder.decode(token)
+        self.position += len(text)
+        self._held = self._still_to_come(own, text)
+        return offset
+
+    def _still_to_come(self, own: str, text: str) -> str:
+        # Special tokens may have no text at all: what cannot begin a stop string is not held back.
+        for expected in (self._held + own, self._held):
+            if expected.startswith(text) and self._may_be_held(left := expected[len(text) :]):
+                return left
+        return ""
+
+    def _may_be_held(self, text: str) -> bool:
+        return not text or text.endswith("\ufffd") or any(stop.startswith(text) for stop in self._stop)
+
+
+class CompletionLogprobs:
+    """The completions format: parallel lists, with every token's position in the text of its choice.
+
+    `stop` are the strings for which text may have been held back.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._offset = TextOffsets(stop)
         self._tokens: list[str] = []
         self._logprobs: list[float | None] = []
         self._top: list[dict[str, float | None] | None] = []
@@ -38,15 +84,17 @@ class CompletionLogprobs:
         for item, width in zip(tokens, widths, strict=True):
             covered = min(width, max(hidden, 0))
             hidden -= covered
-            self._add(item, width - covered)
+            self._add(item, self._offset.position)
+            self._offset.position += width - covered
 
     def add(self, chunk: Chunk) -> None:
+        """Generated tokens."""
         for item, text in zip(chunk.logprobs or (), chunk.texts, strict=False):
-            self._add(item, len(text))
+            self._add(item, self._offset.add(item.token, text))
 
     def skip(self, characters: int) -> None:
         """Text without tokens of its own came before: an echoed prompt."""
-        self._position += characters
+        self._offset.position += characters
 
     def take(self) -> dict[str, Any]:
         """All added since the last call."""
@@ -59,12 +107,11 @@ class CompletionLogprobs:
         self._tokens, self._logprobs, self._top, self._offsets = [], [], [], []
         return taken
 
-    def _add(self, item: TokenLogprob, characters: int) -> None:
+    def _add(self, item: TokenLogprob, offset: int) -> None:
         self._tokens.append(_name(item.token))
         self._logprobs.append(finite(item.logprob))
         self._top.append(None if item.logprob is None else _top(item))
-        self._offsets.append(self._position)
-        self._position += characters
+        self._offsets.append(offset)
 
 
 def _top(item: TokenLogprob) -> dict[str, float | None]:

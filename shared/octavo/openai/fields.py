@@ -1,0 +1,93 @@
+"""Fields of OpenAI's API that need no code: those that change nothing here, and those that octavo cannot do yet."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationInfo, field_validator
+
+_NOT_NULL = (
+    "n",
+    "stream",
+    "include_usage",
+    "continuous_usage_stats",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "add_special_tokens",
+    "priority",
+    "logprobs",
+    "max_tokens",
+    "echo",
+)
+
+
+def _null_for_empty(value: Any) -> Any:
+    return None if value in ([], {}) else value
+
+
+Empty = Annotated[None, BeforeValidator(_null_for_empty)]
+"""Null, or a list or object with nothing in it."""
+
+Word = Annotated[str, StringConstraints(max_length=512)]
+
+
+class Body(BaseModel):
+    """An object of a request. A field that it does not have may be null only: ignoring a parameter silently would give
+    a wrong answer."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    __pydantic_extra__: dict[str, None]
+
+    @field_validator(*_NOT_NULL, mode="before", check_fields=False)
+    @classmethod
+    def _default_for_null(cls, value: Any, info: ValidationInfo) -> Any:
+        """OpenAI's API takes null for whatever may be left out."""
+        return cls.model_fields[info.field_name or ""].default if value is None else value
+
+
+class WithoutEffect(Body):
+    """Fields of a request that are accepted because these values change nothing."""
+
+    user: Word | None = None
+    safety_identifier: Word | None = None
+    prompt_cache_key: Word | None = None
+    service_tier: Word | None = None
+    reasoning_effort: Word | None = None
+    verbosity: Word | None = None
+    store: Literal[False] | None = None
+    parallel_tool_calls: bool | None = None
+    tool_choice: Literal["none"] | None = None
+    tools: Empty = None
+    modalities: tuple[Literal["text"]] | None = None
+    chat_template_kwargs: Empty = None
+
+
+class MessageWithoutEffect(Body):
+    """Fields of a message that are accepted because these values change nothing."""
+
+    name: Word | None = None
+    tool_calls: Empty = None
+    annotations: Empty = None
+
+
+REFUSED = {
+    "tools": "tools are not called here: leave it out",
+    "tool_choice": "tools are not called here: leave it out or send 'none'",
+    "functions": "functions are not called here: leave it out",
+    "function_call": "functions are not called here: leave it out",
+    "tool_calls": "tools are not called here: leave it out",
+    "tool_call_id": "tools are not called here: leave it out",
+    "response_format": "answers have no schema here: leave it out or send {'type': 'text'}",
+    "chat_template_kwargs": "the chat template takes no arguments here: leave it out",
+    "store": "answers are not stored under this API: send false, or submit to /v1/jobs, which keeps results",
+    "modalities": "answers are text: leave it out or send ['text']",
+    "audio": "answers are text: leave it out",
+    "prediction": "predicted outputs are not used here: leave it out",
+    "web_search_options": "nothing is searched here: leave it out",
+    "suffix": "text is not inserted before a suffix here: leave it out",
+    "prompt_logprobs": "ask a completion for echo and logprobs, or submit to /v1/jobs",
+    "max_completion_tokens": "the limit of a completion is called max_tokens",
+}
+"""What to do instead, by the name of a field that is not supported or not with every value."""
