@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -49,3 +50,52 @@ def test_tokens_may_be_named_in_a_file_of_their_own(tmp_path):
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "<s>"}))
     request = JobRequest(model="m", messages=(Message(role="user", content="hi"),))
     assert Prompts(tmp_path).encode(request) == [0, 2, 1]
+
+
+STRINGS = {
+    "plain": "{% for m in messages %}<{{ m.role }}>{{ m['content'] }}{% endfor %}",
+    "trimmed": "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}",
+    "either": "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text }},{% endfor %}{% endif %}{% endfor %}",
+    "strict": "{% for m in messages %}{% if m.content is not string %}{{ raise_exception('text only') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}",
+}
+PARTS = {
+    "loop": "{% for m in messages %}<{{ m.role }}>{% for part in m['content'] %}{% if part['type'] == 'text' %}"
+    "{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}",
+    "filtered": "{% for m in messages %}<{{ m.role }}>"
+    "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }}{% endfor %}{% endfor %}",
+    "first": "{% for m in messages %}<{{ m.role }}>{{ m.content[0].text }}{% endfor %}",
+    "assigned": "{% for m in messages %}<{{ m.role }}>{% set content = m.content %}"
+    "{% for part in content %}{{ part.get('text') }}{% endfor %}{% endfor %}",
+    "macro": "{% macro said(parts) %}{% for part in parts %}{{ part.text }}{% endfor %}{% endmacro %}"
+    "{% for m in messages %}<{{ m.role }}>{{ said(m.content) }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", [*STRINGS.values(), *PARTS.values()], ids=[*STRINGS, *PARTS])
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool", "developer"])
+def test_every_message_is_in_the_prompt_whatever_form_the_template_takes(source, role):
+    messages = [Message(role=role, content="one <|end|>"), Message(role="user", content="two")]
+    pieces = ChatTemplate(source, special=SPECIAL, variables={}).render(messages)
+    assert pieces == [(f"<{role}>one ", False), ("<|end|>", True), ("<user>two", False)]
+
+
+def test_a_template_may_take_parts_of_users_and_strings_of_the_system():
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content.strip() }}:{% else %}"
+        "{% for part in m.content %}{{ part.text }};{% endfor %}{% endif %}{% endfor %}"
+    )
+    messages = [Message(role=role, content=role) for role in ("system", "user", "assistant", "user")]
+    text = ChatTemplate(source, special=[], variables={}).render(messages)
+    assert text == [("system:user;assistant;user;", False)]
+
+
+def test_a_template_that_insists_on_turns_is_tried_with_them():
+    source = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}"
+        "{% endif %}{% for part in m.content %}{{ part.text }};{% endfor %}{% endfor %}"
+    )
+    messages = [Message(role=role, content=role) for role in ("user", "assistant", "user")]
+    assert ChatTemplate(source, special=[], variables={}).render(messages) == [("user;assistant;user;", False)]

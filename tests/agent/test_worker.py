@@ -151,10 +151,13 @@ def test_logprobs_name_the_bytes_of_each_token(queue: Queue, start_worker, token
     )
 
 
+TOO_LONG = "context_length_exceeded"
+
+
 @pytest.mark.parametrize(
     ("job", "code", "param"),
     [
-        ({"prompt": tuple(range(1024))}, "context_length_exceeded", "prompt"),
+        ({"prompt": tuple(range(1024))}, TOO_LONG, "prompt"),
         ({"prompt": (1, 2048)}, "invalid_token_id", "prompt"),
         ({"prompt": (1,), "sampling": {"logit_bias": {5000: 1.0}}}, "invalid_token_id", "logit_bias"),
     ],
@@ -167,4 +170,5 @@ def test_a_prompt_that_cannot_run_fails_before_its_first_token(queue: Queue, sta
     assert result.status is JobStatus.FAILED
     assert result.error is not None
     assert (result.error.code, result.error.param) == (code, param)
+    assert ("This model's maximum context length is 1024 tokens" in result.error.message) == (code == TOO_LONG)
     assert result.token_ids == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import httpx
 import openai
@@ -252,13 +253,43 @@ async def test_errors_are_typed(ai, worker):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_prompt_that_the_worker_refuses_is_a_400(ai, worker, stream):
-    with pytest.raises(openai.BadRequestError) as caught:
-        await ai.completions.create(model=MODEL, prompt="x" * (CONTEXT + 1), stream=stream)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
-    with pytest.raises(openai.BadRequestError) as caught:
-        await ai.completions.create(model=MODEL, prompt=["fine", "x" * (CONTEXT + 1)], stream=False)
-    assert caught.value.code == "context_length_exceeded"
+async def test_a_prompt_that_the_worker_refuses_is_a_400(own_gateway, worker, stream):
+    url = own_gateway(keep_alive=60)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ai.completions.create(model=MODEL, prompt="x" * (CONTEXT + 1), stream=stream)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ai.completions.create(model=MODEL, prompt=["fine", "x" * (CONTEXT + 1)], stream=False)
+        assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_a_stream_that_waits_for_a_worker_is_kept_alive(http, redis_url, path):
+    async with ScriptedWorker(redis_url):
+        pass  # the model is known, its worker is gone
+    prompt = {"messages": HELLO} if path.startswith("chat") else {"prompt": "hello"}
+    body = {"model": MODEL, **prompt, "max_tokens": 2, "stream": True}
+    async with http.stream("POST", f"/v1/{path}", json=body) as reply:
+        assert reply.status_code == 200
+        lines = reply.aiter_lines()
+        assert [await anext(lines) for _ in range(4)] == [": keep-alive", ""] * 2
+        async with ScriptedWorker(redis_url):
+            rest = [line async for line in lines]
+    assert rest[-2:] == ["data: [DONE]", ""]
+    assert sum(line.startswith("data: {") for line in rest) >= 2
+
+
+async def test_a_refusal_that_comes_late_is_an_error_event(http, redis_url):
+    async with ScriptedWorker(redis_url):
+        pass
+    body = {"model": MODEL, "prompt": "x" * (CONTEXT + 1), "stream": True}
+    async with http.stream("POST", "/v1/completions", json=body) as reply:
+        lines = reply.aiter_lines()
+        assert await anext(lines) == ": keep-alive"
+        async with ScriptedWorker(redis_url):
+            (event,) = [line async for line in lines if line.startswith("data: ")]
+    assert json.loads(event.removeprefix("data: "))["error"]["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("stream", [False, True])

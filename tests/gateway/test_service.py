@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -102,6 +103,18 @@ async def test_ready_once_a_model_is_known(http, redis_url):
         assert (await http.get("/readyz")).json() == {"status": "ready"}
         for path in ("/livez", "/readyz"):
             assert (await http.head(path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+async def test_other_names_of_ready(http, redis_url, path):
+    assert (await http.get(path)).status_code == 503
+    async with ScriptedWorker(redis_url):
+        assert (await http.get(path)).json() == {"status": "ready"}
+        assert (await http.head(path)).status_code == 200
+
+
+async def test_the_version_is_the_package_s(http):
+    assert (await http.get("/version")).json() == {"version": version("octavo")}
 
 
 def sample(text: str, name: str, **labels: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +18,16 @@ from octavo.models import Message
 
 Piece = tuple[str, bool]
 """Text, and whether it is a control token's spelling that a user wrote (to be encoded as plain text)."""
+
+_PROBE = "octavo0probe"
+_PROBES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "user": ((), ()),
+    "system": ((), ("user",)),
+    "developer": ((), ("user",)),
+    "assistant": (("user",), ("user",)),
+    "tool": (("user", "assistant"), ()),
+}
+"""The roles before and after a message in a conversation that templates accept. Each stands below those it needs."""
 
 
 class TemplateFailed(ValueError):
@@ -66,6 +76,7 @@ class ChatTemplate:
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         self._special = re.compile("|".join(longest_first)) if longest_first else None
         self._variables = dict(variables)
+        self._takes_parts = self._find_takes_parts()
 
     def render(self, messages: Sequence[Message]) -> list[Piece]:
         """The prompt, ending where the assistant's answer begins, in pieces that concatenate to the whole.
@@ -74,16 +85,41 @@ class ChatTemplate:
         the template as ordinary text, and comes out as a piece of its own. Raises TemplateFailed.
         """
         left, right = _unused_characters(message.content for message in messages)
-        turns = [{"role": message.role, "content": self._fence(message.content, left, right)} for message in messages]
+        turns = [(message.role, self._fence(message.content, left, right)) for message in messages]
+        return self._split(self._text(turns, self._takes_parts), left, right)
+
+    def _text(self, turns: Iterable[tuple[str, str]], takes_parts: Set[str]) -> str:
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": text}] if role in takes_parts else text}
+            for role, text in turns
+        ]
         try:
-            text = self._template.render(
-                messages=turns, add_generation_prompt=True, tools=None, documents=None, **self._variables
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, tools=None, documents=None, **self._variables
             )
         except TemplateFailed:
             raise
         except Exception as error:  # a template may fail in any way that Python can
             raise TemplateFailed(f"the model's chat template failed: {type(error).__name__}: {error}") from error
-        return self._split(text, left, right)
+
+    def _find_takes_parts(self) -> Set[str]:
+        """The roles whose text is in the prompt only if their content is a list of parts: the template walks over it.
+
+        Tried instead of read off the source, which may hide the walk in a filter, a macro or a variable.
+        """
+        found: set[str] = set()
+        for role in _PROBES:
+            if not self._shows(role, found) and self._shows(role, found | {role}):
+                found.add(role)
+        return found
+
+    def _shows(self, role: str, takes_parts: Set[str]) -> bool:
+        before, after = _PROBES[role]
+        turns = [*((other, "x") for other in before), (role, _PROBE), *((other, "x") for other in after)]
+        try:
+            return _PROBE in self._text(turns, takes_parts)
+        except TemplateFailed:
+            return False
 
     def _fence(self, content: str, left: str, right: str) -> str:
         if self._special is None:

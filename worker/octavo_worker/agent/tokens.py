@@ -129,8 +129,10 @@ def check_ids(ids: Sequence[int], *, request: JobRequest, max_model_len: int, vo
     if len(ids) > room:
         raise PromptRejected(
             "context_length_exceeded",
-            f"the prompt has {len(ids)} tokens and the context holds {max_model_len}, "
-            f"of which at least {max_model_len - room} must be left for the answer: shorten the {param}",
+            # OpenAI's words: clients tell this error by them.
+            f"This model's maximum context length is {max_model_len} tokens, at least {max_model_len - room} of which "
+            f"must be left for the answer. However, your {param} resulted in {len(ids)} tokens. Please reduce the "
+            f"length of the {param}.",
             param,
         )
     if (largest := max(ids)) >= vocab_size:

@@ -90,7 +90,8 @@ def _too_long(request: AddRequest, limits: Limits) -> RequestFailed | None:
     length = len(request.prompt) + published + grows
     room = f"{len(request.prompt)} tokens of prompt and {published} generated ones"
     if length > limits.max_model_len:
-        message = f"{room} leave no room in the model's context of {limits.max_model_len}: shorten the prompt"
+        limit = f"This model's maximum context length is {limits.max_model_len} tokens."
+        message = f"{limit} However, {room} leave no room in it. Please reduce the length of the prompt."
         return RequestFailed(request.id, "prompt_too_long", message, "prompt")
     if missing := shortage(length, request, limits.capacity):
         return RequestFailed(request.id, "pool_too_small", f"{room} exceed {missing}", "prompt")

@@ -1,0 +1,81 @@
+"""A token's text offset is where its text begins, although that may have been held back when the token came."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_worker import MODEL
+
+from octavo.models import Chunk, TokenLogprob
+from octavo.openai.logprobs import CompletionLogprobs, TextOffsets
+from octavo_worker.decoding.text import StopStrings
+
+
+def held_back(tokens: list[str], stop: list[str]) -> list[str]:
+    """The text that comes with each token, as a worker publishes it."""
+    stops = StopStrings(stop)
+    texts: list[str] = []
+    for token in tokens:
+        if stops.hit:
+            break
+        texts.append(stops.feed(token))
+    if not stops.hit:
+        texts[-1] += stops.flush()
+    return texts
+
+
+def offsets_of(tokens: list[bytes], texts: list[str], stop: list[str]) -> list[int]:
+    offsets = TextOffsets(stop)
+    return [offsets.add(token, text) for token, text in zip(tokens, texts, strict=True)]
+
+
+def test_a_stop_string_that_began_in_vain_moves_no_offset():
+    tokens = ["a", "E", "N", "x", " E", "N", "d", "E"]
+    texts = held_back(tokens, ["END"])
+    assert texts == ["a", "", "", "ENx", " ", "", "ENd", "E"]
+    assert offsets_of([token.encode() for token in tokens], texts, ["END"]) == [0, 1, 2, 3, 4, 6, 7, 8]
+
+
+@given(
+    tokens=st.lists(st.text("abé", min_size=1, max_size=3), min_size=1, max_size=30),
+    stop=st.lists(st.text("abé", min_size=1, max_size=5), max_size=3),
+)
+def test_every_token_stands_at_its_offset(tokens, stop):
+    texts = held_back(tokens, stop)
+    whole = "".join(texts)
+    tokens = tokens[: len(texts)]
+    found = offsets_of([token.encode() for token in tokens], texts, stop)
+    for token, offset in zip(tokens, found, strict=True):
+        if offset < len(whole):  # a stop string cuts the last ones
+            assert token.startswith(whole[offset : offset + len(token)])
+
+
+def test_a_character_in_several_tokens_stands_where_it_begins():
+    assert offsets_of([b"T", b"\xc3", b"\xa9", b"!"], ["T", "", "é", "!"], []) == [0, 1, 1, 2]
+
+
+def test_bytes_that_are_no_text_stand_where_their_replacement_does():
+    """Decoding waits for more after a replacement character."""
+    assert offsets_of([b"a", b"\xff", b"b", b"c"], ["a", "", "\ufffdb", "c"], []) == [0, 1, 2, 3]
+
+
+def test_a_special_token_that_is_left_out_of_the_text_takes_no_room():
+    assert offsets_of([b"a", b"<|x|>", b"b"], ["a", "", "b"], ["stop"]) == [0, 1, 1]
+    assert offsets_of([b"s", b"<|x|>", b"b", b"c"], ["", "", "sb", "c"], ["stop"]) == [0, 1, 1, 2]
+
+
+def test_offsets_begin_behind_the_echoed_prompt():
+    logprobs = CompletionLogprobs(["END"])
+    logprobs.skip(5)
+    items = tuple(TokenLogprob(token_id=i, token=token, logprob=-1.0) for i, token in enumerate([b"E", b"x", b"y"]))
+    for item, text in zip(items, ("", "Ex", "y"), strict=True):
+        logprobs.add(Chunk(token_ids=(item.token_id,), texts=(text,), logprobs=(item,)))
+    assert logprobs.take()["text_offset"] == [5, 6, 7]
+
+
+async def test_streams_and_whole_answers_have_the_same_offsets(ai, worker):
+    ask = {"model": MODEL, "prompt": "hello", "max_tokens": 4, "logprobs": 0, "echo": False, "stop": [" 0.2x"]}
+    (choice,) = (await ai.completions.create(**ask)).choices
+    assert choice.logprobs.text_offset == [0, 4, 8, 12]
+    parts = [chunk.choices[0] async for chunk in await ai.completions.create(**ask, stream=True)]
+    assert [offset for part in parts if part.logprobs for offset in part.logprobs.text_offset] == [0, 4, 8, 12]
