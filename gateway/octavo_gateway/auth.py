@@ -19,7 +19,7 @@ DEFAULT_TENANT = "default"
 
 
 class Keyring:
-    """The keys a gateway accepts, kept as digests. Without any, everybody is the tenant `default`."""
+    """The keys a gateway accepts, kept as digests. Without any, every request is of the tenant `default`."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         self._tenants = [(_digest(key.encode()), tenant) for tenant, key in pairs]
@@ -27,7 +27,7 @@ class Keyring:
     @classmethod
     def load(cls, pairs: str | None, file: Path | None) -> Keyring:
         """From `tenant:key,tenant:key` and from a file with one pair a line. Raises ValueError for anything else, a
-        file that has none included: it may have been cut, and must not let everybody in."""
+        file without any included: it may have been cut, and must not admit every request."""
         found = [_pair(text) for text in (pairs or "").split(",") if text.strip()]
         if file is not None:
             lines = file.read_text(encoding="utf-8").splitlines()

@@ -192,7 +192,7 @@ def _check_id(job_id: str) -> None:
 
 
 def _not_found(job_id: str) -> JobNotFound:
-    return JobNotFound(f"no job {job_id[:40]!r}: it never existed, has expired, or belongs to somebody else")
+    return JobNotFound(f"no job {job_id[:40]!r}: it never existed, has expired, or belongs to another tenant")
 
 
 def job_json(info: JobInfo) -> dict[str, Any]:

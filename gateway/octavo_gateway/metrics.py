@@ -130,18 +130,18 @@ class Metrics:
         if MULTIPROCESS_DIR not in os.environ:
             return generate_latest(self.registry)
         _forget_the_dead(Path(os.environ[MULTIPROCESS_DIR]))
-        everybody = CollectorRegistry()
-        MultiProcessCollector(everybody)  # type: ignore[no-untyped-call]
-        return generate_latest(everybody)
+        processes = CollectorRegistry()
+        MultiProcessCollector(processes)  # type: ignore[no-untyped-call]
+        return generate_latest(processes)
 
 
 def _forget_the_dead(folder: Path) -> None:
-    """Takes away the gauges of processes that were killed: their streams are not open any more."""
+    """Remove the gauges of processes that were killed: their streams are closed."""
     for file in folder.glob("gauge_live*_*.db"):
         pid = int(file.stem.rpartition("_")[2])
         try:
             os.kill(pid, 0)
-        except (ProcessLookupError, PermissionError):  # or the number is somebody else's by now
+        except (ProcessLookupError, PermissionError):  # or the id is another user's process by now
             mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""Every gateway looks about once a second for jobs whose owner went silent. Any number may do so at once."""
+"""Frees the jobs of silent workers. Every gateway looks for them about once a second; any number may do so at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 async def reap_forever(client: AsyncClient, metrics: Metrics) -> None:
     """Until cancelled. While the server is away it only tries again."""
     reachable = True
-    chance = random.Random()  # of its own: whoever has seeded the module's is left alone
+    chance = random.Random()  # of its own: a seed of the module's generator stays in effect
     while True:
         try:
             metrics.jobs_reclaimed.inc(await client.reap())

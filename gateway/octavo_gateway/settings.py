@@ -26,7 +26,7 @@ class GatewaySettings(BaseSettings):
         description="Address of the Redis server. [default: REDIS_URL, the server of `octavo up`, redis://localhost:6379]",
     )
     api_keys: SecretStr | None = Field(
-        None, description="Comma-separated `tenant:key` pairs. Without keys everybody is tenant `default`."
+        None, description="Comma-separated `tenant:key` pairs. Without keys every request is of tenant `default`."
     )
     api_keys_file: Path | None = Field(None, description="File with one `tenant:key` a line, added to the above.")
     max_queued_jobs: PositiveInt = Field(

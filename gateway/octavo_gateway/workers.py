@@ -23,7 +23,7 @@ async def index(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
 
 @router.get("/{worker_id}/memory")
 async def memory(request: Request, tenant: CurrentTenant, worker_id: str) -> dict[str, Any]:
-    """The worker's KV memory now: blocks by state, a map of them, what is shared, why memory was taken from whom.
+    """The worker's KV memory now: blocks by state, a map of them, what is shared, which preemptions took memory.
 
     `legend` tells the letters of the map. The worker is asked when the request comes, its engine answers between two
     steps; one that does not within three seconds is a `404`.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import typer
 from scripted_worker import MODEL, whole_text
 
 from octavo.cli.batch import run as run_batch
+from octavo.openai.fields import REFUSED, MessageWithoutEffect, WithoutEffect
+from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = {"role": "user", "content": "hello"}
@@ -55,7 +59,7 @@ def text(**fields):
     return {"model": MODEL, "prompt": "hello", "max_tokens": 3, **fields}
 
 
-ACCEPTED = [
+BOTH_ACCEPT = [
     (CHAT, chat()),
     (TEXT, text()),
     (TEXT, {"model": MODEL, "prompt": "hello"}),
@@ -89,7 +93,7 @@ ACCEPTED = [
     ),
 ]
 
-REFUSED = [
+BOTH_REFUSE = [
     (CHAT, chat(prompt_logprobs=1), "prompt_logprobs"),
     (TEXT, text(prompt_logprobs=1), "prompt_logprobs"),
     (TEXT, text(max_completion_tokens=2), "max_completion_tokens"),
@@ -111,7 +115,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), ACCEPTED, ids=str)
+@pytest.mark.parametrize(("path", "body"), BOTH_ACCEPT, ids=str)
 async def test_what_one_accepts_the_other_does(http, worker, redis_url, tmp_path, path, body):
     kind, answer = await over_http(http, path, body)
     jobs = list(worker.seen)
@@ -123,7 +127,7 @@ async def test_what_one_accepts_the_other_does(http, worker, redis_url, tmp_path
     assert comparable(batched) == comparable(answer)
 
 
-@pytest.mark.parametrize(("path", "body", "param"), REFUSED, ids=str)
+@pytest.mark.parametrize(("path", "body", "param"), BOTH_REFUSE, ids=str)
 async def test_what_one_refuses_the_other_does_in_the_same_words(http, worker, redis_url, tmp_path, path, body, param):
     kind, error = await over_http(http, path, body)
     assert kind == "error", error
@@ -161,6 +165,16 @@ async def test_equal_prompts_of_a_line_are_jobs_of_their_own(worker, redis_url, 
     kind, answer = await in_a_batch(redis_url, tmp_path, TEXT, text(prompt=["a", "a"]))
     assert (kind, len(answer["choices"])) == ("answer", 2)
     assert len(worker.seen) == 2
+
+
+def test_the_documentation_lists_every_field():
+    page = (Path(__file__).parents[2] / "docs" / "openai.md").read_text()
+    act, without_effect, refused = (set(re.findall(r"`(\w+)`", part)) for part in page.split("\n## ")[1:4])
+    neutral = WithoutEffect.model_fields.keys() | MessageWithoutEffect.model_fields.keys()
+    assert neutral <= without_effect
+    assert REFUSED.keys() <= refused
+    assert act >= (ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields.keys()) - neutral
+    assert not act & neutral
 
 
 def test_the_client_starts_without_the_dialect():
