@@ -146,7 +146,7 @@ def _forget_the_dead(folder: Path) -> None:
 
 
 class TokenClock:
-    """Times the tokens of one OpenAI-style request, from its making on."""
+    """Times the tokens of one OpenAI-style request, from its construction on."""
 
     def __init__(self, metrics: Metrics, model: str, sequences: int) -> None:
         self._metrics = metrics

@@ -1,4 +1,4 @@
-"""Everything a gateway can be told: `OCTAVO_*` in the environment, the same names as flags of `octavo gateway`."""
+"""Settings of a gateway: `OCTAVO_*` in the environment, flags of the same names of `octavo gateway`."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class GatewaySettings(BaseSettings):
 
     @property
     def limits(self) -> Limits:
-        """What a full queue is."""
+        """The caps of the queue."""
         return Limits(self.max_queued_jobs, self.max_queued_jobs_per_tenant, self.max_queued_bytes)
 
     @property
     def retention(self) -> Retention:
-        """How long things live after a job's end."""
+        """How long a job is kept after its end."""
         return Retention(stream_s=self.stream_ttl, result_s=self.result_ttl, idempotency_s=self.result_ttl)

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """Shared by all requests of one process. `draining` is set once the process was told to stop."""
+    """Shared by all requests of one process. `draining` is set once the process is to stop."""
 
     def __init__(self, settings: GatewaySettings, keyring: Keyring, client: AsyncClient, metrics: Metrics) -> None:
         self.settings = settings

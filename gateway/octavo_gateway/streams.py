@@ -81,8 +81,8 @@ class Mailbox:
 class EventStream(StreamingResponse):
     """Sends what `pump` puts into its mailbox, with a comment after `keep_alive` seconds of silence.
 
-    The pump is a task of its own that starts at once and is cancelled when the client is gone: what must happen
-    then belongs into its `finally`. Its end is the end of the response.
+    The pump is a task of its own. It starts at once and is cancelled when the client disconnects: cleaning up belongs
+    in its `finally`. The response ends with it.
     """
 
     def __init__(self, request: Request, pump: Callable[[Mailbox], Coroutine[Any, Any, None]]) -> None:
@@ -94,8 +94,8 @@ class EventStream(StreamingResponse):
         super().__init__(self._body(), media_type="text/event-stream", headers=HEADERS)
 
     async def begun(self) -> EventStream:
-        """Wait for the first bytes, which after `keep_alive` seconds are a comment. Raises what the pump raised before
-        them, or ClientGone."""
+        """Wait for the first bytes; after `keep_alive` seconds of silence they are a comment. Raises what the pump
+        raised before them, or ClientGone."""
         keep_alive = self._gateway.settings.keep_alive
         try:
             with suppress(TimeoutError):

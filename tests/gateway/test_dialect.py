@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 import typer
-from scripted_worker import MODEL, whole_text
+from scripted_worker import MODEL, ScriptedWorker, whole_text
+from waiting import until
 
 from octavo.cli.batch import run as run_batch
 from octavo.openai.fields import REFUSED, MessageWithoutEffect, WithoutEffect
 from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+WINDOW = 4
 HELLO = {"role": "user", "content": "hello"}
 
 
@@ -34,7 +36,9 @@ async def in_a_batch(redis_url, folder, path, body):
 
     def batch():
         with suppress(typer.Exit):  # the answer says what is wrong
-            run_batch(source, target, model="other", window=4, tenant="default", redis_url=redis_url, as_json=False)
+            run_batch(
+                source, target, model="other", window=WINDOW, tenant="default", redis_url=redis_url, as_json=False
+            )
 
     await asyncio.to_thread(batch)
     answer = json.loads(target.read_text())
@@ -82,6 +86,7 @@ BOTH_ACCEPT = [
     (CHAT, chat(user="u", safety_identifier="s", prompt_cache_key="k", service_tier="auto", store=False)),
     (CHAT, chat(reasoning_effort="low", verbosity="low", modalities=["text"], chat_template_kwargs={})),
     (CHAT, chat(tools=[], tool_choice="none", parallel_tool_calls=True)),
+    (CHAT, chat(functions=[], function_call="none", prompt_cache_retention="24h")),
     (CHAT, chat(messages=[{**HELLO, "name": "ann"}])),
     (
         CHAT,
@@ -100,6 +105,7 @@ BOTH_REFUSE = [
     (TEXT, text(suffix="x"), "suffix"),
     (CHAT, chat(tools=[{"type": "function"}]), "tools"),
     (CHAT, chat(tool_choice="auto"), "tool_choice"),
+    (CHAT, chat(functions=[{"name": "f"}]), "functions"),
     (CHAT, chat(store=True), "store"),
     (CHAT, chat(modalities=["text", "audio"]), "modalities"),
     (CHAT, chat(chat_template_kwargs={"enable_thinking": False}), "chat_template_kwargs"),
@@ -159,6 +165,16 @@ async def test_the_prompts_of_a_line_are_answered_in_their_order(worker, redis_u
     kind, answer = await in_a_batch(redis_url, tmp_path, TEXT, text(prompt=["abc", "d", "ef"], echo=True))
     assert [choice["text"] for choice in answer["choices"]] == [said + whole_text(3) for said in ("abc", "d", "ef")]
     assert answer["usage"]["prompt_tokens"] == 6
+
+
+async def test_the_window_bounds_jobs_and_not_lines(http, redis_url, tmp_path):
+    async with ScriptedWorker(redis_url, hold_after=0) as worker:
+        batch = asyncio.create_task(in_a_batch(redis_url, tmp_path, TEXT, text(prompt=["a"] * 9)))
+        await until(lambda: len(worker.seen) == WINDOW)
+        assert len((await http.get("/v1/jobs")).json()["data"]) == WINDOW
+        worker.go.set()
+        kind, answer = await batch
+    assert (kind, len(answer["choices"])) == ("answer", 9)
 
 
 async def test_equal_prompts_of_a_line_are_jobs_of_their_own(worker, redis_url, tmp_path):

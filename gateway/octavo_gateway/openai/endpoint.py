@@ -44,8 +44,8 @@ async def answered(
 
 
 async def streamed(request: Request, generation: Generation, chunks: Chunks, body: GenerationBody) -> EventStream:
-    """A stream. Its status waits for the first token, since what a worker finds wrong with a prompt is a 400, but no
-    longer than a keep-alive takes: proxies close connections that stay silent."""
+    """A stream. Its status waits for the first token, so that a prompt that the worker refuses is a 400. It waits
+    `keep_alive` seconds at most: proxies close silent connections."""
     return await EventStream(request, lambda mailbox: _pump(generation, chunks, body, mailbox)).begun()
 
 

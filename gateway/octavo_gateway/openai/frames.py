@@ -32,5 +32,5 @@ class Frames:
 
 
 def error_frame(error: ApiError) -> bytes:
-    """An error in mid-stream, when the status is out already."""
+    """An error after the status was sent."""
     return f"data: {json.dumps(error.body())}\n\n".encode()

@@ -41,7 +41,7 @@ class Generation:
         return total_usage(end for end in self.ends if end is not None)
 
     async def submit(self) -> None:
-        """Enqueue all jobs, or none that stays. Raises what the client raises."""
+        """Enqueue all jobs, or cancel those that were. Raises what the client raises."""
         answers = await self._gateway.client.submit_many(self._requests, tenant=self._tenant, follow=True)
         self.job_ids = [answer.id for answer in answers if isinstance(answer, AsyncJob)]
         self._open.update(self.job_ids)

@@ -53,6 +53,7 @@ class WithoutEffect(Body):
     user: Word | None = None
     safety_identifier: Word | None = None
     prompt_cache_key: Word | None = None
+    prompt_cache_retention: Word | None = None
     service_tier: Word | None = None
     reasoning_effort: Word | None = None
     verbosity: Word | None = None
@@ -60,6 +61,8 @@ class WithoutEffect(Body):
     parallel_tool_calls: bool | None = None
     tool_choice: Literal["none"] | None = None
     tools: Empty = None
+    function_call: Literal["none"] | None = None
+    functions: Empty = None
     modalities: tuple[Literal["text"]] | None = None
     chat_template_kwargs: Empty = None
 
@@ -76,7 +79,7 @@ REFUSED = {
     "tools": "tools are not called here: leave it out",
     "tool_choice": "tools are not called here: leave it out or send 'none'",
     "functions": "functions are not called here: leave it out",
-    "function_call": "functions are not called here: leave it out",
+    "function_call": "functions are not called here: leave it out or send 'none'",
     "tool_calls": "tools are not called here: leave it out",
     "tool_call_id": "tools are not called here: leave it out",
     "response_format": "answers have no schema here: leave it out or send {'type': 'text'}",
