@@ -57,6 +57,7 @@ def test_a_character_in_several_tokens_stands_where_it_begins():
 def test_bytes_that_are_no_text_stand_where_their_replacement_does():
     """Decoding waits for more after a replacement character."""
     assert offsets_of([b"a", b"\xff", b"b", b"c"], ["a", "", "\ufffdb", "c"], []) == [0, 1, 2, 3]
+    assert offsets_of([b"a", b"\xe2\x80", b"b", b"c"], ["a", "", "\ufffdb", "c"], []) == [0, 1, 2, 3]
 
 
 def test_a_special_token_that_is_left_out_of_the_text_takes_no_room():

@@ -46,6 +46,9 @@ class TextOffsets:
 
     def add(self, token: bytes, text: str) -> int:
         """The offset of the next token; `text` came with it."""
+        pending, _ = self._decoder.getstate()
+        if pending and token and not _continues_character(token):  # earlier bytes that will never be a character
+            self._held += self._decoder.decode(b"", final=True)
         offset = self.position + len(self._held)
         own = self._decoder.decode(token)
         self.position += len(text)
@@ -61,6 +64,10 @@ class TextOffsets:
 
     def _may_be_held(self, text: str) -> bool:
         return not text or text.endswith("\ufffd") or any(stop.startswith(text) for stop in self._stop)
+
+
+def _continues_character(token: bytes) -> bool:
+    return 0x80 <= token[0] < 0xC0
 
 
 class CompletionLogprobs:
