@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_worker.engine.forecast import HORIZON, most_growth, peak_growth
-from octavo_worker.engine.sequence import BATCH_PACE
+from octavo_worker.engine.policy import BATCH_PACE
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import BATCH, AddRequest
 

@@ -55,6 +55,9 @@ class WorkerSettings(BaseSettings):
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto", description="What becomes of a preempted sequence's memory; `auto` takes what is cheaper."
     )
+    scheduling: Literal["priority", "fcfs"] = Field(
+        "priority", description="Order inside a worker: class, deadline, arrival; `fcfs` is arrival alone."
+    )
     max_running: int = Field(256, gt=0, description="Most sequences in the running batch.")
     token_budget: int | None = Field(
         None,

@@ -105,6 +105,7 @@ def _options(settings: WorkerSettings, folder: str) -> str:
         deterministic=settings.deterministic,
         host_cache_bytes=round(settings.swap_memory * 2**30),
         preemption=settings.preemption,
+        scheduling=settings.scheduling,
         overlap=settings.overlap,
         max_model_len=settings.max_model_len,
         token_budget=settings.token_budget,

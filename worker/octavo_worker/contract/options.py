@@ -20,10 +20,11 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     suits the device), `max_running` the sequences in it, each of which adds a token if it decodes. With `overlap` steps
     are launched one ahead where the device computes asynchronously; with `cuda_graphs` decode steps are replayed as
     one. `host_cache_bytes` of CPU memory hold preempted sequences and what is left of those longer than the cache;
-    `preemption` "swap" and "recompute" overrule what is cheaper. `threads` None leaves the choice to torch. `kv_dtype`
-    "auto" keeps K and V in the model's dtype. `seed` makes dummy weights reproducible. `check_integrity` verifies all
-    block accounting whenever the engine falls idle. `deterministic` makes a GPU compute each sequence with the
-    same bits whatever else is in the batch and however its prompt is cut; on a CPU that is always so.
+    `preemption` "swap" and "recompute" overrule what is cheaper; `scheduling` is the policy of the engine's queue.
+    `threads` None leaves the choice to torch. `kv_dtype` "auto" keeps K and V in the model's dtype. `seed` makes dummy
+    weights reproducible. `check_integrity` verifies all block accounting whenever the engine falls idle.
+    `deterministic` makes a GPU compute each sequence with the same bits whatever else is in the batch and however its
+    prompt is cut; on a CPU that is always so.
     """
 
     model: str
@@ -42,6 +43,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = True
     host_cache_bytes: int = 0
     preemption: Literal["auto", "swap", "recompute"] = "auto"
+    scheduling: Literal["priority", "fcfs"] = "priority"
     threads: int | None = None
     seed: int = 0
     check_integrity: bool = False

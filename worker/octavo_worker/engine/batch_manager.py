@@ -1,33 +1,35 @@
-"""Who runs and who waits, and what moves requests from one to the other."""
+"""The running batch and the waiting queue: admission, preemption, forks and ends."""
 
 from __future__ import annotations
 
 import time
+from enum import Enum
 
 from octavo_worker.contract.step import StepPlan
 from octavo_worker.engine.allocation import Allocation
-from octavo_worker.engine.forecast import are_short, most_growth, peak_growth
 from octavo_worker.engine.kv_cache_manager import KVCacheManager
+from octavo_worker.engine.policy import SchedulingPolicy
 from octavo_worker.engine.running import RunningBatch
 from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.waiting import WaitingQueue
-from octavo_worker.messages import BATCH, RequestResumed
+from octavo_worker.messages import RequestResumed
 
 
-class GroupTooLarge(Exception):
-    """The beams of a request have all of the memory, and it is not enough."""
+class Admission(Enum):
+    """What became of a request that was to be admitted. `NEVER`: its beams exceed the memory of this worker."""
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request.id)
-        self.request = request
+    ADMITTED = 1
+    LATER = 2
+    NEVER = 3
 
 
 class BatchManager:
-    """Admits what waits, preempts what runs: whole groups, within slots and memory. `resumed` collects who came
-    back."""
+    """Admits what waits, preempts what runs: whole groups, within slots and memory. The policy decides between
+    requests. `resumed` collects those that came back from a preemption."""
 
-    def __init__(self, kv: KVCacheManager, *, max_running: int, watermark: int) -> None:
+    def __init__(self, kv: KVCacheManager, policy: SchedulingPolicy, *, max_running: int, watermark: int) -> None:
         self.kv = kv
+        self._policy = policy
         self.running = RunningBatch()
         self.waiting = WaitingQueue()
         self.resumed: list[RequestResumed] = []
@@ -35,35 +37,33 @@ class BatchManager:
         self._watermark = watermark
 
     def census(self) -> tuple[int, int, int]:
-        """Changes with whoever comes, goes or gives way."""
+        """Changes with every admission, end and preemption."""
         return len(self.running), len(self.waiting), self.kv.decisions.total()
 
     def next(self) -> Sequence | None:
-        """Who is admitted next: the head of the queue. Only one long request runs at a time; others pass those that
-        wait for its end."""
+        """The sequence to admit next: the head of the queue. Only one oversized request runs at a time; others pass
+        those that wait for its end."""
         head = self.waiting.head()
         if head is None or not head.request.oversized or not self.running.has_oversized():
             return head
         return self.waiting.first(lambda sequence: not sequence.request.oversized)
 
     def preempt_for_head(self, plan: StepPlan) -> None:
-        """Preempt requests of lower classes while they keep the head of the queue from a slot or from memory. Whoever
-        rose by waiting goes first among those who wait, but takes nothing from the class that it came from: else all
-        who wait for longer than it takes to rise would change places with those who run."""
+        """Preempt the policy's victims until the head of the queue fits."""
         head, pool = self.next(), self.kv.pool
         if head is None:
             return
         gang = head.request.members(State.WAITING) if len(self.running) else []
-        while len(self.running) and (last := self.running.last()).priority > head.request.base_priority:
+        while len(self.running) and (victim := self._policy.victim(self.running, head.request)) is not None:
             if self._fit(gang, pool.available + pool.quarantined) is not None:
                 return
-            self.preempt(last.members(State.RUNNING), plan)
+            self.preempt(victim.members(State.RUNNING), plan)
 
-    def admit(self, request: Request, plan: StepPlan) -> bool:
-        """Let the waiting sequences of a request run, all or none. False if they must wait."""
+    def admit(self, request: Request, plan: StepPlan) -> Admission:
+        """Let the waiting sequences of a request run, all or none."""
         gang = request.members(State.WAITING)
         if not self.kv.step.evicted.isdisjoint(gang):
-            return False
+            return Admission.LATER
         if request.oversized:  # one that computes has the device's share for itself
             gang = [sequence for sequence in gang if sequence.host] or gang[:1]
         alone = len(self.running) == 0
@@ -72,14 +72,14 @@ class BatchManager:
             gang = gang[:-1]  # samples need not run together, if this is what it takes to run at all
             fitting = gang if self._enter(gang, plan) else []
         if alone and not fitting and self._release_pins():
-            return True
+            return Admission.ADMITTED
         if alone and not fitting and request.beam is not None and not self.kv.pool.quarantined:
-            raise GroupTooLarge(request)
+            return Admission.NEVER
         for sequence in fitting:
             self.waiting.remove(sequence)
             self.running.admit(sequence)
             self._count_admission(sequence)
-        return bool(fitting)
+        return Admission.ADMITTED if fitting else Admission.LATER
 
     def _enter(self, gang: list[Sequence], plan: StepPlan) -> bool:
         """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
@@ -96,8 +96,8 @@ class BatchManager:
     def _fit(self, gang: list[Sequence], available: int) -> Allocation | None:
         """Where waiting sequences would find their blocks among `available` ones; None without enough slots or blocks.
 
-        Besides the watermark, each parallel sample but one gets a last block of its own right away, and nobody comes
-        back from a preemption without a block to grow into for all that will run.
+        Besides the watermark, each parallel sample but one gets a last block of its own right away. A preempted request
+        returns only when there is a block to grow into for every sequence that will run.
         """
         width = self.running.width + sum(sequence.width for sequence in gang)
         if width > self._max_running:
@@ -109,21 +109,16 @@ class BatchManager:
         if spare <= 0:
             return None
         allocation = self.kv.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
-        fits = allocation.needed <= spare and self._can_grow(gang, width, spare - allocation.needed)
+        fits = allocation.needed <= spare and self._can_grow(gang, spare - allocation.needed)
         return allocation if fits else None
 
-    def _can_grow(self, gang: list[Sequence], width: int, spare: int) -> bool:
-        """Whether those of the class batch, for none of which somebody waits, have `spare` blocks to grow into beside
-        those that run, `width` in all: who gives way loses what it computed, but for what finds room on the host. Who
-        is about as long as those that run begins all the same: later it would run alone."""
+    def _can_grow(self, gang: list[Sequence], spare: int) -> bool:
+        """Whether waiting sequences may join those that run, with `spare` blocks for all of them to grow into, and what
+        preempted ones could take on the host."""
         capacity = self.kv.capacity
-        if not len(self.running) or gang[0].request.priority != BATCH or capacity.slides:
+        if not len(self.running) or capacity.slides:
             return True
-        room = (spare + self.kv.swap_space) * capacity.block_size
-        if most_growth(width) <= room or not are_short(gang, self.running):
-            return True
-        growing = [sequence for sequence in (*self.running, *gang) if not sequence.request.oversized]
-        return peak_growth(growing) <= room
+        return self._policy.may_admit(gang, self.running, (spare + self.kv.swap_space) * capacity.block_size)
 
     def _count_admission(self, sequence: Sequence) -> None:
         request, hit, counters = sequence.request, sequence.computed, self.kv.cache.counters
@@ -137,17 +132,20 @@ class BatchManager:
             request.prompt_scorer = sequence
             request.prompt_logprobs = [None]
 
-    def preempt_last(self, plan: StepPlan) -> None:
-        """Preempt the request that is last in order."""
-        request = self.running.last()
+    def preempt_last(self, plan: StepPlan) -> Request | None:
+        """Preempt the policy's victim, so that others can grow. Returns a beam search that has all of the memory, and
+        for which it is not enough."""
+        request = self._policy.victim(self.running)
+        assert request is not None
         gang = request.members(State.RUNNING)
         if len(gang) == len(self.running) and self._release_pins():
-            return
+            return None
         if len(gang) == len(self.running) > 1:
             if request.beam is not None:
-                raise GroupTooLarge(request)
+                return request
             gang = gang[-1:]
         self.preempt(gang, plan)
+        return None
 
     def _release_pins(self) -> bool:
         """Leave pinned prefixes to the cache, for the only request that runs. Whether that frees anything."""
@@ -179,25 +177,26 @@ class BatchManager:
         return children
 
     def drop(self, sequence: Sequence) -> None:
-        """A sequence that does not wait is over, whatever held it."""
+        """A sequence that does not wait is over: free all that it holds."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
         self.kv.free(sequence)
         sequence.state = State.FINISHED
 
-    def age(self, request: Request) -> bool:
-        """Let a request rise by a class if nothing of it runs. Whether it can rise further later."""
-        waiting = request.members(State.WAITING)
-        if len(waiting) == len(set(request.sequences.values())):
+    def promote(self, request: Request) -> bool:
+        """Raise a request by a class if nothing of it runs. Whether it can rise further later."""
+        waiting, risen = request.members(State.WAITING), self._policy.promote(request)
+        if risen is not None and len(waiting) == len(set(request.sequences.values())):
             for sequence in waiting:
                 self.waiting.remove(sequence)
-            request.priority -= 1
+            request.priority = risen
+            request.order = self._policy.order(request)
             for sequence in waiting:
                 sequence.reorder()
                 self.waiting.push(sequence)
-        return request.priority > 0
+        return self._policy.promote(request) is not None
 
 
 def _wants_scores(request: Request) -> bool:
-    """Whether its prompt's log-probabilities are asked for, and nobody computes them yet."""
+    """Whether its prompt's log-probabilities are asked for, and no sequence computes them yet."""
     return request.sampling.prompt_logprobs is not None and request.prompt_scorer is None and not request.started

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from octavo_worker.contract.step import SequenceStep, StepPlan
-from octavo_worker.engine.batch_manager import BatchManager, GroupTooLarge
+from octavo_worker.engine.batch_manager import Admission, BatchManager
+from octavo_worker.engine.policy import SchedulingPolicy
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.time_share import TimeShare
@@ -42,8 +43,16 @@ class Planner:
     All work is incremental: a step costs its sequences and new tokens, never the length of contexts or of the queue.
     """
 
-    def __init__(self, batch: BatchManager, requests: Requests, time_share: TimeShare, token_budget: int) -> None:
+    def __init__(
+        self,
+        batch: BatchManager,
+        requests: Requests,
+        policy: SchedulingPolicy,
+        time_share: TimeShare,
+        token_budget: int,
+    ) -> None:
         self._batch = batch
+        self._policy = policy
         self._time_share = time_share
         self._requests = requests
         self._kv = batch.kv
@@ -109,11 +118,10 @@ class Planner:
             if (start + 1) % size == 0:
                 self._kv.publish(sequence)
 
-    def _has_company(self, long: Request) -> bool:
-        """Whether anybody of its class or a higher one decodes beside it."""
-        return any(
-            other.request is not long and other.request.priority <= long.priority for other in self._running.decoding
-        )
+    def _has_company(self, oversized: Request) -> bool:
+        """Whether it shares the device's time with a request that decodes beside it."""
+        others = (sequence.request for sequence in self._running.decoding if sequence.request is not oversized)
+        return any(self._policy.rests(oversized, other) for other in others)
 
     def _plan_group(self, position: int, plan: StepPlan) -> int:
         """Plan the decodes of a request from `position` on, all or none. Returns the position after them."""
@@ -150,10 +158,9 @@ class Planner:
         return True
 
     def _preempt_last(self, plan: StepPlan) -> None:
-        try:
-            self._batch.preempt_last(plan)
-        except GroupTooLarge as error:
-            self._requests.fail_beams(error.request)
+        too_large = self._batch.preempt_last(plan)
+        if too_large is not None:
+            self._requests.fail_beams(too_large)
 
     # Prompts
 
@@ -178,11 +185,10 @@ class Planner:
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Whether the queue's head went, so that the next may be tried."""
-        try:
-            return self._batch.admit(request, plan)
-        except GroupTooLarge as error:
-            self._requests.fail_beams(error.request)
-            return True
+        admission = self._batch.admit(request, plan)
+        if admission is Admission.NEVER:
+            self._requests.fail_beams(request)
+        return admission is not Admission.LATER
 
     def _plan_chunk(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
         """Compute up to `budget` tokens that are known but not computed. Their blocks are there since admission, but

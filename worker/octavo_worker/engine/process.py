@@ -16,8 +16,11 @@ from octavo_worker.channel import EngineChannel
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.loop import EngineLoop
+from octavo_worker.engine.policy import FcfsPolicy, PriorityPolicy
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
+
+POLICIES = {"priority": PriorityPolicy, "fcfs": FcfsPolicy}
 
 
 def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner], options: ModelOptions) -> None:
@@ -44,6 +47,7 @@ def scheduler_for(runner: ModelRunner, options: ModelOptions, *, num_blocks: int
         window=runner.window,
         reads_host=runner.reads_host,
         policy=preemption_policy(options, runner),
+        scheduling=POLICIES[options.scheduling](),
         shared_reading=runner.shared_reading,
     )
 

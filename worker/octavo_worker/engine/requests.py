@@ -8,6 +8,7 @@ from collections.abc import Callable
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.admission import Limits, refusal, shortage
 from octavo_worker.engine.batch_manager import BatchManager
+from octavo_worker.engine.policy import SchedulingPolicy
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 from octavo_worker.engine.timers import Timers
 from octavo_worker.memory.block_table import BlockTable
@@ -33,6 +34,7 @@ class Requests:
         self,
         batch: BatchManager,
         limits: Limits,
+        policy: SchedulingPolicy,
         *,
         aging_s: float = 30.0,
         clock: Callable[[], float] = time.time,
@@ -42,6 +44,7 @@ class Requests:
         self.output = StepOutput([], [], [], EngineStats())
         self.generated = 0
         self._batch = batch
+        self._policy = policy
         self._living: dict[str, Request] = {}
         self._arrivals = 0
         self._clock = clock
@@ -84,12 +87,13 @@ class Requests:
         )
         self._arrivals += 1
         request = Request(message, rules, self._arrivals, self.limits.room(message), self._timer())
+        request.order = self._policy.order(request)
         published = max(len(sequence.tokens) for sequence in message.sequences)
         request.oversized = self.limits.capacity.is_oversized(len(message.prompt) + published)
         self._living[request.id] = request
         if request.deadline is not None:
             self._deadlines.add(request, request.deadline)
-        if request.priority > 0:
+        if self._policy.promote(request) is not None:
             self._aging.add(request, self._clock() + self._aging_s)
         for sequence in self._first_sequences(request, message.sequences):
             request.sequences.update(dict.fromkeys(sequence.indices, sequence))
@@ -129,13 +133,12 @@ class Requests:
     # What is due
 
     def keep_time(self) -> None:
-        """Fail what is past its deadline. Whoever waited for long rises by a class, and keeps it, so that no class
-        starves another."""
+        """Fail the requests that are past their deadline, and promote those that have waited for long."""
         now = self._clock()
         for request in self._deadlines.take_due(now):
             self.fail(request, "deadline", "the job's deadline passed before it was finished")
         for request in self._aging.take_due(now):
-            if self._batch.age(request):
+            if self._batch.promote(request):
                 self._aging.add(request, now + self._aging_s)
 
     # Ends

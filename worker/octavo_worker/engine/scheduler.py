@@ -16,6 +16,7 @@ from octavo_worker.engine.batch_manager import BatchManager
 from octavo_worker.engine.kv_cache_manager import KVCacheManager
 from octavo_worker.engine.output_processor import OutputProcessor
 from octavo_worker.engine.planner import Planner
+from octavo_worker.engine.policy import PriorityPolicy, SchedulingPolicy
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.shared_reads import SharedReads
@@ -73,6 +74,7 @@ class Scheduler:
         window: int = 0,
         reads_host: bool = False,
         policy: PreemptionPolicy | None = None,
+        scheduling: SchedulingPolicy | None = None,
         shared_reading: SharedReading | None = None,
         aging_s: float = 30.0,
         clock: Callable[[], float] = time.time,
@@ -84,10 +86,12 @@ class Scheduler:
         )
         self.pool, self.cache = self.kv.pool, self.kv.cache
         self.limits = Limits(max_model_len, vocab_size, max_running, capacity)
-        self._batch = BatchManager(self.kv, max_running=max_running, watermark=math.ceil(watermark * self.pool.total))
-        self._requests = Requests(self._batch, self.limits, aging_s=aging_s, clock=clock, timer=timer)
+        scheduling = scheduling or PriorityPolicy()
+        reserve = math.ceil(watermark * self.pool.total)
+        self._batch = BatchManager(self.kv, scheduling, max_running=max_running, watermark=reserve)
+        self._requests = Requests(self._batch, self.limits, scheduling, aging_s=aging_s, clock=clock, timer=timer)
         self._time_share = TimeShare(timer)
-        self._planner = Planner(self._batch, self._requests, self._time_share, token_budget)
+        self._planner = Planner(self._batch, self._requests, scheduling, self._time_share, token_budget)
         self._outputs = OutputProcessor(self._batch, self._requests)
         self._shared_reads = None if shared_reading is None else SharedReads(shared_reading, block_size)
         self._flights: deque[Flight] = deque()

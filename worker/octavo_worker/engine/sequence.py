@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from array import array
 from bisect import bisect_left
@@ -15,13 +14,7 @@ from octavo_worker.decoding.beam import BeamSearch
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.beam_group import BeamGroup
 from octavo_worker.memory.block_table import BlockTable
-from octavo_worker.messages import BATCH, AddRequest, EngineSampling, Logprob
-
-Order = tuple[int, float, float, int, int]
-"""(class, deadline, turn, arrival, index): smaller runs first and is preempted last."""
-
-BATCH_PACE = 32.0
-"""Tokens a second that a sequence of the class batch is reckoned to get."""
+from octavo_worker.messages import AddRequest, EngineSampling, Logprob
 
 by_order = attrgetter("order")
 
@@ -39,14 +32,12 @@ class Request:
 
     `sequences` is keyed by sequence index; several indices share one `Sequence` until they leave the prompt. With
     `beam` they are the live hypotheses of its search, and their indices mean nothing outside. The token at position
-    `final` is the last one that its rules and `room`, the tokens that fit the memory at all, allow: nobody computes it.
+    `final` is the last one that its rules and `room`, the tokens that fit the memory at all, allow: it is never
+    computed.
 
-    `asked` is the class that it came with, `priority` the one to which it has risen by waiting. Its `turn`, in seconds
-    of the clock that `arrived` was read from, is its arrival; of the class batch, the moment at which its longest
-    sequence would have to begin to end together with the others. Of what came together, the longest goes first: what
-    is left at the end is short then, and does not run alone on a GPU (Graham, "Bounds on multiprocessing timing
-    anomalies", SIAM 1969). What came later overtakes by as much as it is longer and no more, so nobody starves. How
-    long an output becomes is not known, only its limit.
+    `base_priority` is the class that the request came with, `priority` the one to which it has risen by waiting.
+    `order` is its place among all requests, as the scheduling policy says. `arrived` is in seconds of the scheduler's
+    timer, `arrival` counts requests; `max_new_tokens` are what its limits left it to generate then.
 
     `needs_tokens`: what it computes next depends on tokens in ways that the device does not know, as beams do. It is
     not planned ahead of its own step under way.
@@ -54,13 +45,16 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "arrived",
         "base_priority",
         "beam",
         "cached_tokens",
         "deadline",
         "final",
         "id",
+        "max_new_tokens",
         "needs_tokens",
+        "order",
         "oversized",
         "priority",
         "prompt",
@@ -73,7 +67,6 @@ class Request:
         "sampling",
         "sequences",
         "started",
-        "turn",
     )
 
     def __init__(self, message: AddRequest, rules: StopRules, arrival: int, room: int, arrived: float) -> None:
@@ -85,11 +78,11 @@ class Request:
         self.deadline = message.deadline
         self.rules = rules
         self.final = min(len(message.prompt) + rules.limit - 1, room)
+        published = min(len(sequence.tokens) for sequence in message.sequences)
+        self.max_new_tokens = self.final + 1 - len(message.prompt) - published
         self.arrival = arrival
-        self.turn = arrived
-        if message.priority == BATCH:
-            published = min(len(sequence.tokens) for sequence in message.sequences)
-            self.turn -= (self.final + 1 - len(message.prompt) - published) / BATCH_PACE
+        self.arrived = arrived
+        self.order: tuple[float, ...] = (arrival,)
         self.queued_since = time.monotonic()
         self.queued_s = 0.0  # until it was first given memory
         self.sequences: dict[int, Sequence] = {}
@@ -167,10 +160,8 @@ class Sequence:
         self.step = SequenceStep([], 0, table.blocks)
 
     def reorder(self) -> None:
-        """Take the order that follows from the request's class; the sequence must be in no sorted list."""
-        request = self.request
-        deadline = math.inf if request.deadline is None else request.deadline
-        self.order: Order = (request.priority, deadline, request.turn, request.arrival, self._index)
+        """Take the order that follows from the request's; the sequence must be in no sorted list."""
+        self.order: tuple[float, ...] = (*self.request.order, self._index)
 
     @property
     def length(self) -> int:

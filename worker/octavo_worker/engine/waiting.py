@@ -1,4 +1,4 @@
-"""Who is admitted next."""
+"""The queue of sequences that wait for admission."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from octavo_worker.engine.sequence import Sequence, by_order
 
 
 class WaitingQueue:
-    """Waiting sequences in their order: high classes first, then the earliest deadline, then first come first served,
-    or of the class batch the longest first (`Request.turn`).
+    """Waiting sequences in the order of the scheduling policy.
 
-    Nobody overtakes the head: a request with a long prompt is not starved by short ones behind it. A preempted sequence
-    comes back to where its order puts it, before those that came later. Operations move memory, at 10,000 waiting about
-    10 us.
+    No sequence overtakes the head: a request with a long prompt is not starved by short ones behind it. A preempted
+    sequence returns to where its order puts it, before those that came later. Operations move memory, at 10,000 waiting
+    about 10 us.
     """
 
     def __init__(self) -> None:
