@@ -31,7 +31,8 @@ PROMPT = list(range(10, 138))
 
 async def start(options: ModelOptions) -> dict[str, Any]:
     began = time.perf_counter()
-    engine = await EngineProcess.start([sys.executable, "-m", "octavo_worker.engine", "--options", options.to_json()])
+    command = [sys.executable, "-m", "octavo_worker.engine_process", "--options", options.to_json()]
+    engine = await EngineProcess.start(command)
     try:
         ready = await engine.receive()
         loaded = time.perf_counter()

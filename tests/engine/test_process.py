@@ -202,7 +202,7 @@ def test_entry_point_refuses_bad_options():
     command = [
         sys.executable,
         "-m",
-        "octavo_worker.engine",
+        "octavo_worker.engine_process",
         "--fd",
         "0",
         "--options",

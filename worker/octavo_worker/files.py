@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import octavo_worker
-
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
 
@@ -16,7 +14,7 @@ class ModelNotFound(ValueError):
 def model_folder(model: str) -> Path:
     """The folder of `demo` (the bundled model), of a local folder, or of a hub id, downloaded if need be."""
     if model == "demo":
-        return Path(octavo_worker.__file__).parent / "bundled" / "demo"
+        return Path(__file__).parent / "bundled" / "demo"
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():

@@ -65,7 +65,7 @@ async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | Non
     except ModelNotFound as error:
         raise WorkerFailed(str(error)) from error
     command = engine_command or [
-        sys.executable, "-m", "octavo_worker.engine", "--options", _options(settings, str(folder))
+        sys.executable, "-m", "octavo_worker.engine_process", "--options", _options(settings, str(folder))
     ]  # fmt: skip
     engine = await EngineProcess.start(command)  # it loads while the tokenizer does
     try:

@@ -1,16 +1,12 @@
-"""The engine process: started by the agent with one end of a socket pair and the options of its model."""
+"""What an engine process consists of, whatever model it runs."""
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
 import gc
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 
 from octavo_worker.channel import EngineChannel
 from octavo_worker.contract.options import ModelOptions
@@ -63,31 +59,3 @@ def ignore_signals() -> None:
     jobs. The engine goes when its socket closes, so it cannot outlive the agent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def wake_device(options: ModelOptions) -> None:
-    """Lets the driver make its context on a GPU, and cuBLAS its own, in a thread: that takes as long as a second and
-    needs no interpreter, which has seconds of imports to do meanwhile. What goes wrong there is told when the model is
-    loaded. The interpreter waits for the thread at its end: a daemon that comes back to it from torch later aborts."""
-    import torch
-
-    def wake() -> None:
-        with suppress(RuntimeError):
-            square = torch.zeros((16, 16), dtype=torch.bfloat16, device="cuda")
-            torch.mm(square, square)
-
-    if options.device != "cpu" and torch.cuda.is_available():
-        threading.Thread(target=wake, name="wake-device").start()
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m octavo_worker.engine", description=__doc__)
-    parser.add_argument("--fd", type=int, required=True, help="inherited file descriptor of a connected socket")
-    parser.add_argument("--options", type=ModelOptions.from_json, required=True, help="ModelOptions as JSON")
-    arguments = parser.parse_args(argv)
-    ignore_signals()
-    faulthandler.enable()
-    wake_device(arguments.options)  # brings torch: not before the arguments are known to be good
-    from octavo_worker.model import load_runner
-
-    serve(socket.socket(fileno=arguments.fd), load_runner, arguments.options)

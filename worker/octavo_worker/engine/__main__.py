@@ -1,3 +1,0 @@
-from octavo_worker.engine.process import main
-
-main()

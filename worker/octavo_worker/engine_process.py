@@ -1,0 +1,48 @@
+"""The engine process: started by the agent with one end of a socket pair and the options of its model.
+
+Here the engine and the model meet; neither imports the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.engine.process import ignore_signals, serve
+
+
+def wake_device(options: ModelOptions) -> None:
+    """Create the contexts of the GPU driver and of cuBLAS in a thread. That takes up to a second and needs no
+    interpreter, which is busy with imports meanwhile. Errors are reported when the model is loaded. The interpreter
+    waits for the thread at its end: a daemon thread that returned from torch later would abort it."""
+    import torch
+
+    def wake() -> None:
+        with suppress(RuntimeError):
+            square = torch.zeros((16, 16), dtype=torch.bfloat16, device="cuda")
+            torch.mm(square, square)
+
+    if options.device != "cpu" and torch.cuda.is_available():
+        threading.Thread(target=wake, name="wake-device").start()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m octavo_worker.engine_process", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="inherited file descriptor of a connected socket")
+    parser.add_argument("--options", type=ModelOptions.from_json, required=True, help="ModelOptions as JSON")
+    arguments = parser.parse_args(argv)
+    ignore_signals()
+    faulthandler.enable()
+    wake_device(arguments.options)  # brings torch: not before the arguments are known to be good
+    from octavo_worker.model import load_runner
+
+    serve(socket.socket(fileno=arguments.fd), load_runner, arguments.options)
+
+
+if __name__ == "__main__":
+    main()
