@@ -18,7 +18,8 @@ Candidate = tuple[int, float]  # (token, log-probability)
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A finished beam. `score` is the sum of its log-probabilities over its length to the power of the penalty."""
+    """A finished beam. `score` is the sum of its log-probabilities over its length to the power of the length
+    penalty."""
 
     score: float
     tokens: list[int]
@@ -106,5 +107,6 @@ class BeamSearch:
         if self._early_stopping is True:
             return False
         longest = self._early_stopping == "never" and self._length_penalty > 0
-        length = self._rules.limit if longest else count
-        return self._scores[0] / length**self._length_penalty > self._finished[-1].score
+        length = float(self._rules.limit if longest else count)
+        best: float = self._scores[0] / length**self._length_penalty
+        return best > self._finished[-1].score

@@ -1,4 +1,4 @@
-"""From what a user asks for to what the engine runs."""
+"""From a job's sampling parameters to those of the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def resolve_sampling(
 ) -> EngineSampling:
     """Fill in every default: the job's seed, the model's end-of-sequence ids, and the context as the longest output.
 
-    The log-probabilities of chosen tokens are what `best_of` is decided by.
+    `best_of` is decided by the log-probabilities of the chosen tokens, so it asks for them.
     """
     logprobs = params.logprobs
     if params.is_held_back and params.beam_width is None and logprobs is None:

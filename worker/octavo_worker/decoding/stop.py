@@ -1,4 +1,4 @@
-"""When a sequence ends, as far as token ids can tell. Stop strings belong to `decoding.text`."""
+"""Stop rules on token ids. Stop strings belong to `decoding.text`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From token ids to text, one certain piece a token. Used by the agent: needs `tokenizers`, not torch.
+"""From token ids to text, one final piece a token. Used by the agent: needs `tokenizers`, not torch.
 
 Everything here is a pure function of the ids fed so far, so a worker that takes a job over replays the published ids
 and continues with the very pieces the first one would have made.
@@ -66,7 +66,7 @@ class Detokenizer:
 class StopStrings:
     """Holds back text that may turn out to begin a stop string.
 
-    The string that is complete first wins, whatever the pieces are cut like; of two that end together, the longer.
+    The string that is complete first wins, wherever the pieces are cut; of two that end together, the longer.
     """
 
     def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
@@ -89,7 +89,7 @@ class StopStrings:
         return text[:certain]
 
     def flush(self) -> str:
-        """What was held back in vain."""
+        """The text that was held back and began no stop string."""
         held, self._held = self._held, ""
         return held
 

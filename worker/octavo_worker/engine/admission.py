@@ -1,4 +1,4 @@
-"""Requests that can never run are refused on arrival, with what to change."""
+"""Requests that can never run are refused on arrival. The message says what to change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo_worker.messages import PRIORITIES, AddRequest, RequestFailed
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this engine can hold at most: tokens of a context, ids, sequences at once, KV memory of a sequence."""
+    """The most that this engine can hold: tokens of a context, token ids, sequences at once, memory of a sequence."""
 
     max_model_len: int
     vocab_size: int
@@ -22,7 +22,7 @@ class Limits:
     capacity: Capacity
 
     def room(self, request: AddRequest) -> int:
-        """Tokens that a sequence of this request can have at most."""
+        """The most tokens that a sequence of this request can have."""
         if request.sampling.beam is not None and self.capacity.share:
             return self.capacity.device_tokens
         return self.capacity.longest or self.max_model_len
@@ -63,9 +63,10 @@ def _bad_beams(request: AddRequest, limits: Limits) -> RequestFailed | None:
 
 
 def _bad_ids(request: AddRequest, limits: Limits) -> RequestFailed | None:
-    tokens = [request.prompt, *(sequence.tokens for sequence in request.sequences)]
-    groups = [("prompt", ids) for ids in tokens] + [("logit_bias", list(request.sampling.logit_bias))]
-    for param, ids in groups:
+    lists: list[tuple[str, array[int] | list[int]]] = [("prompt", request.prompt)]
+    lists += [("prompt", sequence.tokens) for sequence in request.sequences]
+    lists += [("logit_bias", list(request.sampling.logit_bias))]
+    for param, ids in lists:
         if ids and not _are_below(ids, limits.vocab_size):
             message = f"{param} has a token id outside 0..{limits.vocab_size - 1}, the model's vocabulary"
             return RequestFailed(request.id, "invalid_request", message, param)
@@ -99,8 +100,8 @@ def _too_long(request: AddRequest, limits: Limits) -> RequestFailed | None:
 
 
 def shortage(tokens: int, request: AddRequest | Request, capacity: Capacity) -> str | None:
-    """The memory that is too small for a sequence of so many tokens, and what to do; None if it holds it. Beams must
-    run together, so none of them is long."""
+    """The memory that is too small for a sequence of so many tokens, and what to do; None if it is large enough. Beams
+    must run together, so none of them is oversized."""
     if not capacity.holds(tokens):
         return f"this worker's KV memory of {capacity}"
     if request.sampling.beam is not None and capacity.is_oversized(tokens):

@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Member)
 
 
 class BeamGroup(Generic[M]):
-    """Collects what the model says after each live hypothesis; the search chooses once all are in.
+    """Collects the candidates that follow each live hypothesis; the search chooses once all have arrived.
 
     `members` are the sequences of the live hypotheses, the best first. `num_results` sequences were asked for.
     """
@@ -31,14 +31,14 @@ class BeamGroup(Generic[M]):
         self._candidates: dict[M, Sequence[Candidate]] = {}
 
     def offer(self, member: M, candidates: Sequence[Candidate]) -> bool:
-        """Take a member's candidates. Whether those of all are in now."""
+        """Take a member's candidates. Whether those of all members have arrived now."""
         if not self.members:
             self.members = [member]
         self._candidates[member] = candidates
         return len(self._candidates) == len(self.members)
 
     def withdraw(self) -> None:
-        """The members lost their memory: whatever they offered they will offer again."""
+        """The members were preempted: they will compute their candidates again."""
         self._candidates.clear()
 
     def choose(self) -> list[tuple[M, int]]:

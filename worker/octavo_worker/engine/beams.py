@@ -1,4 +1,4 @@
-"""Beam searches on the running batch: hypotheses fork, go on and are dropped."""
+"""Beam searches on the running batch: hypotheses fork, continue and are dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Beams:
         self._requests = requests
 
     def offer(self, member: Sequence, sampled: Sampled) -> None:
-        """Take what the model says after one live hypothesis; after all of them, let the search go on or end."""
+        """Take the candidates that follow one live hypothesis. With those of all, the search advances or ends."""
         request, beam = member.request, member.request.beam
         assert beam is not None
         if not beam.offer(member, sampled.candidates):
@@ -28,11 +28,12 @@ class Beams:
             self._requests.output.progress.append(beam.progress(request.id))
         elif not choices and len(found := beam.results()) == beam.num_results:
             self._requests.finish(request, [(hypothesis.tokens, hypothesis.reason) for hypothesis in found])
-        else:  # what is not a number continues nothing
+        else:  # NaN candidates continue nothing
             self._requests.fail_logits(request)
 
     def _continue(self, request: Request, beam: BeamGroup[Sequence], choices: list[tuple[Sequence, int]]) -> None:
-        """Each chosen parent continues as the first of its children, the others fork from it; the rest is dropped."""
+        """Each chosen parent continues as the first of its children, and the others fork from it. The members that were
+        not chosen are dropped."""
         running = self._batch.running
         parents = dict.fromkeys(parent for parent, _ in choices)
         spare = [index for parent in parents for index in running.narrow(parent)]

@@ -1,4 +1,4 @@
-"""How long sequences go on and how much memory they are going to take, as far as their limits tell."""
+"""Forecast of lengths and memory, from the limits of sequences."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Collection, Iterable
 from octavo_worker.engine.sequence import Sequence
 
 HORIZON = 512
-"""Tokens that are looked ahead. Outputs often end before their limits: looking as far as those would keep memory free
-for what never comes."""
+"""Tokens of the forecast. Outputs often end before their limits: a forecast up to those would reserve memory that is
+never used."""
 
 SHORT = 0.7
-"""Who has at most this share of the longest's tokens left ends before it, even if it begins a while later."""
+"""A sequence with at most this share of the longest one's tokens left ends before it, even if it begins later."""
 
 
 def tokens_left(sequence: Sequence) -> int:
-    """What its limit leaves it to generate."""
+    """Tokens that its limit leaves it to generate."""
     return sequence.request.final - sequence.length
 
 
 def are_short(gang: Iterable[Sequence], others: Iterable[Sequence]) -> bool:
-    """Whether the `gang` may begin later and does not run alone at the end: some of `others` have so much more left."""
+    """Whether the `gang` may begin later and still not run alone at the end, because some of `others` are longer."""
     return max(map(tokens_left, gang)) <= SHORT * max(map(tokens_left, others))
 
 
 def most_growth(width: int) -> int:
-    """What `peak_growth` of sequences of so many members is at most."""
+    """An upper bound of `peak_growth` for `width` sequences."""
     return width * HORIZON
 
 
 def peak_growth(sequences: Collection[Sequence]) -> int:
-    """Tokens that `sequences` store beyond those that they have now, at the worst moment within the horizon.
+    """Tokens that `sequences` store beyond those that they have now, at the peak within the horizon.
 
-    Every step adds a token to each, and whoever comes to its limit gives all of its own back. Admission by this peak is
-    that of Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees" (ASPLOS 2025), whose history of
-    lengths the limits stand in for. Samples and prefixes that share blocks are taken for ones that do not.
+    Every step adds a token to each sequence; one that reaches its limit frees all of its tokens. Admission by this peak
+    is that of Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees" (ASPLOS 2025), with limits in
+    place of their history of lengths. Shared blocks are counted as if they were not shared.
     """
     ends = sorted(((tokens_left(s), s.length, s.width) for s in sequences), reverse=True)
     now = sum(length for _, length, _ in ends)

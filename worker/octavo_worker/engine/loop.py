@@ -15,10 +15,10 @@ from octavo_worker.messages import Abort, AddRequest, DescribeMemory, PinPrefix,
 class EngineLoop:
     """Serves one agent until it says `Shutdown` or closes its end.
 
-    Messages are taken before every step is planned, so an abort or a deadline acts within one step: of a step that is
-    under way already nothing more is said about who was aborted. A step that one sequence provably spoiled
-    (`StepError`) costs that request; after any other error nothing can be trusted, it leaves `run` and ends the
-    process, and the agent hands all jobs to other workers.
+    Messages are taken before every step is planned, so an abort or a deadline acts within one step: the results of an
+    aborted request in the step under way are dropped. A step that one sequence provably spoiled (`StepError`) costs
+    that request. After any other error no state can be trusted: it leaves `run` and ends the process, and the agent
+    hands all jobs to other workers.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class EngineLoop:
         self._pipeline = Pipeline(runner, scheduler, ahead=overlap)
         self._check_integrity = check_integrity
         self._stopping = False
-        self._is_news = False  # an abort changed the state that the agent knows of
+        self._is_news = False  # an abort changed the state that the agent has seen
 
     def run(self, *, load_seconds: float = 0.0) -> None:
         """Announce the model, then serve. Returns when the agent is gone or wants the engine gone."""
@@ -46,7 +46,7 @@ class EngineLoop:
                 self._receive()
                 self._step()
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            return  # nobody is left to serve
+            return  # the agent is gone
 
     def _ready(self, load_seconds: float) -> Ready:
         limits = self._scheduler.limits

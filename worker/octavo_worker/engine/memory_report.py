@@ -1,4 +1,4 @@
-"""What the engine says about its memory when somebody asks."""
+"""The engine's answer to a question about its memory."""
 
 from __future__ import annotations
 

@@ -59,9 +59,9 @@ class PriorityPolicy:
         return request.priority, deadline, turn, request.arrival
 
     def may_admit(self, gang: Listing[Sequence], running: RunningBatch, room: int) -> bool:
-        """A request of the class batch, on which nobody waits, begins only if all can grow: a preempted sequence loses
-        what it computed, except for what finds room on the host. One that is about as long as those that run begins all
-        the same: later it would run alone."""
+        """A request of the class batch begins only if all can grow: a preempted sequence loses what it computed, except
+        for what finds room on the host. One that is about as long as those that run begins all the same: later it would
+        run alone."""
         if gang[0].request.priority != BATCH:
             return True
         width = running.width + sum(sequence.width for sequence in gang)

@@ -12,11 +12,11 @@ from octavo_worker.channel import EngineChannel
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.loop import EngineLoop
-from octavo_worker.engine.policy import FcfsPolicy, PriorityPolicy
+from octavo_worker.engine.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
 
-POLICIES = {"priority": PriorityPolicy, "fcfs": FcfsPolicy}
+POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"priority": PriorityPolicy, "fcfs": FcfsPolicy}
 
 
 def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner], options: ModelOptions) -> None:

@@ -1,4 +1,4 @@
-"""The requests that have not ended, and what the agent is to hear of them."""
+"""The requests that have not ended, and the messages about them to the agent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from octavo_worker.messages import (
 class Requests:
     """Requests come in by `add` and end, with everything they hold, by `end`, `fail` or with their last sequence.
 
-    What the agent is to hear gathers in `output`. `generated` counts tokens.
+    `output` collects the messages to the agent. `generated` counts tokens.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class Requests:
         return sorted(sequences, key=by_order)
 
     def score(self, request: Request, start: int, logprobs: list[Logprob]) -> None:
-        """Take log-probabilities of the prompt's tokens from `start` + 1 on. Who computes them begins at the first, and
-        replaces what came from somebody who was aborted meanwhile."""
+        """Take log-probabilities of the prompt's tokens from `start` + 1 on. The sequence that computes them begins at
+        the first token, and replaces the results of one that was aborted."""
         if request.prompt_logprobs is not None:
             request.prompt_logprobs[start + 1 :] = logprobs
 
     def start(self, request: Request) -> None:
-        """A sequence has computed its prompt: report the request's start, unless log-probabilities are to come with
-        it that are not complete."""
+        """A sequence has computed its prompt: report the request's start, once the log-probabilities that belong to the
+        report are complete."""
         wanted = request.sampling.prompt_logprobs is not None
         if request.started or (wanted and len(request.prompt_logprobs or ()) < len(request.prompt)):
             return
@@ -144,7 +144,7 @@ class Requests:
     # Ends
 
     def check_pool(self, sequence: Sequence) -> bool:
-        """Whether the sequence can go on, as a long one if need be: its request fails if the memory of this worker
+        """Whether the sequence can go on, as an oversized one if necessary: its request fails if this worker's memory
         cannot hold it."""
         request, capacity = sequence.request, self.limits.capacity
         if missing := shortage(sequence.length, request, capacity):
@@ -168,7 +168,7 @@ class Requests:
         self.output.failed.append(RequestFailed(request.id, code, message))
 
     def finish(self, request: Request, found: list[tuple[list[int], str]]) -> None:
-        """End a request with sequences that are all known only now, as (tokens, finish reason) by index."""
+        """End a request whose sequences become known all at once, as (tokens, finish reason) by index."""
         for index, (tokens, reason) in enumerate(found):
             reasons = [None] * (len(tokens) - 1) + [reason]
             for token, why in zip(tokens, reasons, strict=True):
@@ -181,7 +181,7 @@ class Requests:
             self.end_sequence(sequence)
 
     def end_sequence(self, sequence: Sequence) -> None:
-        """The sequence is over, wherever it is; with the last one its request."""
+        """End a sequence, whether it runs or waits; with the last one its request ends."""
         request = sequence.request
         if sequence.state is State.WAITING:
             self._batch.waiting.remove(sequence)

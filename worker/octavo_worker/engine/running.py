@@ -1,4 +1,4 @@
-"""Who runs: sequences that compute their prompt, sequences that decode, and beams that wait for each other."""
+"""The running batch: sequences in prefill, sequences that decode, and beams that wait for each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RunningBatch:
     """The admitted sequences, `prefilling` and `decoding`, each in their order.
 
     Beams that were preempted compute their tokens again one after the other; those that are done are `holding` until
-    the last of their group is. `width` counts the sequences that all of these are or will fork into.
+    the last of their group is done. `width` counts the sequences that all of these are or will fork into.
     """
 
     _run_ids = itertools.count(1)  # of all batches: a runner may serve several schedulers, one after the other
@@ -80,8 +80,7 @@ class RunningBatch:
         return any(sequence.request.oversized for kind in (self.prefilling, self.decoding) for sequence in kind)
 
     def last(self) -> Request:
-        """Who gives way when memory runs out: the request of the last sequence in order. Of a group that holds, at
-        least one computes."""
+        """The request of the last sequence in order. Of a group whose members are holding, at least one computes."""
         return max((kind[-1] for kind in (self.prefilling, self.decoding) if kind), key=by_order).request
 
     def check_integrity(self, expected: set[Sequence]) -> None:

@@ -1,4 +1,4 @@
-"""Which requests something is due for, without looking at all of them in every step."""
+"""Timers of requests: those that are due are found without a look at all requests in every step."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from octavo_worker.memory.block_pool import BlockPool
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """What a preemption takes from its victims: `blocks` that only they hold in their present form, and `tokens` that
-    would have to be computed again because nobody else keeps them; `kept` tokens somebody does."""
+    """What a preemption takes: the `blocks` that a swap would move, and the `tokens` that would have to be computed
+    again; other sequences or the prefix cache keep `kept` tokens."""
 
     blocks: int
     tokens: int
@@ -50,9 +50,9 @@ class CostModel:
 class Decision(StrEnum):
     """What becomes of a victim's memory, and why. The names are those of the counters in `EngineStats`.
 
-    It moves, or it is computed again: because that is cheaper even if nobody keeps any of it, or only since others or
-    the prefix cache do; because the host's pool is full; because nothing is ever swapped here; or because there was
-    nothing to keep or no step to carry it.
+    A victim is swapped, or recomputed for one of five reasons: it is cheaper even if no block is kept; it is cheaper
+    because other sequences or the prefix cache keep some; the host's pool is full; this worker never swaps; or there
+    was nothing to swap or no step to carry the copies.
     """
 
     SWAP = "swapped_out"
@@ -69,8 +69,8 @@ Mode = Literal["auto", "swap", "recompute"]
 class PreemptionPolicy:
     """Swaps a victim where that is cheaper than computing it again.
 
-    `mode` "swap" and "recompute" take the choice away where there is one; without `costs` "auto" swaps, because over
-    any link in use today moving a token's keys and values is cheaper than computing them.
+    `mode` "swap" and "recompute" overrule the costs. Without `costs`, "auto" swaps: over any link in use today, moving
+    a token's keys and values is cheaper than computing them.
     """
 
     def __init__(self, mode: Mode = "auto", costs: CostModel | None = None) -> None:
@@ -79,7 +79,7 @@ class PreemptionPolicy:
 
     @property
     def swaps(self) -> bool:
-        """Whether it ever does."""
+        """Whether any victim is ever swapped."""
         return self._mode != "recompute"
 
     def decide(self, victim: Victim, host: BlockPool | None) -> Decision:

@@ -10,9 +10,9 @@ from octavo_worker.memory.block_pool import BlockPool
 class PinnedPrefixes:
     """Holds a reference to every published block of a pinned prefix, so that it is never evicted.
 
-    A pin names contents, not blocks: what is not in the cache yet is held as soon as somebody computes it. Pins are a
-    wish, not a reservation: `release` gives the blocks back when a request could not run otherwise; they are held again
-    when they are published again.
+    A pin names contents, not blocks: a block that is not in the cache yet is held as soon as it is published. Pins are
+    no reservation: `release` gives the blocks back when a request could not run otherwise, and they are held again when
+    they are published again.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -43,7 +43,7 @@ class PinnedPrefixes:
         return all(digest in self._held for digest in digests)
 
     def unpin(self, name: str) -> None:
-        """Unknown names are fine."""
+        """Forget a pin. Unknown names are ignored."""
         self._forget(self._names.pop(name, []))
 
     def published(self, block: int, digest: bytes) -> None:
@@ -53,12 +53,12 @@ class PinnedPrefixes:
             self._held[digest] = block
 
     def lost(self, digest: bytes) -> None:
-        """The content turned out to be wrong: the block is no longer of use."""
+        """The content turned out to be wrong: let go of the block."""
         if (block := self._held.pop(digest, None)) is not None:
             self._pool.release((block,))
 
     def release(self) -> None:
-        """Leave everything to the cache, ends of prefixes first to be evicted."""
+        """Leave all blocks to the cache, which evicts the ends of prefixes first."""
         self._pool.release(reversed(self._held.values()))
         self._held.clear()
 

@@ -1,4 +1,4 @@
-"""Prefix cache: full blocks found again by what they and everything before them contain."""
+"""Prefix cache: full blocks are found by their tokens and all tokens before them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ RECENT_RUNS = 4096
 
 @dataclass(slots=True)
 class PrefixCounters:
-    """Tokens since the start. `hit` of `queried` were found; of those that a preemption had taken, `recomputed` were
-    computed again, `restored` came back from the host, the others were found."""
+    """Tokens since the start. `hit` of `queried` were found. Of the tokens of preempted sequences, `recomputed` were
+    computed again and `restored` came back from the host; the others were found."""
 
     queried: int = 0
     hit: int = 0
@@ -34,8 +34,8 @@ class PrefixCache:
     never see (or time) each other's prefixes, and equal digests mean equal prefixes against any adversary. Two blocks
     may hold the same content: the first published one is found, the other stays private.
 
-    Runs of `RUN_BLOCKS` blocks that were hashed lately are remembered, of each beginning the latest, so that a prompt
-    behind a common one is compared with it and little more than its own part is hashed: who asks waits for this.
+    Recently hashed runs of `RUN_BLOCKS` blocks are remembered, the latest one after each digest. A prompt with a common
+    beginning is compared with those, and little more than its own part is hashed: hashing delays its first token.
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-_MOST_FORKS = 64  # forks on the way to a group: whatever parts after more of them stays together
+_MOST_FORKS = 64  # forks on the way to a group: sequences that part after more of them stay together
 
 
 class _Node:
