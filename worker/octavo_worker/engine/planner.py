@@ -10,35 +10,34 @@ from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.time_share import TimeShare
 
 FIRST_TOKENS = 2048
-"""Prompt tokens that are enough for a step that begins while the device has nothing to do: it computes them while the
-next step is planned. Planning 8,192 tokens of many short prompts takes as long as computing hundreds."""
+"""Prompt tokens that are enough for a step that begins while the device is idle: it computes them while the next step
+is planned. Planning 8,192 tokens of many short prompts takes as long as computing hundreds."""
 
 
 class Planner:
     """Builds a step in this order:
 
-    0. While requests of lower classes keep the head of the queue from a slot or from memory, the last of them gives
-       way.
-    1. Every decoding sequence gets its token, but a long one that has taken its share of the time rests while others
-       decode. So prompts never delay a decode.
-    2. `token_budget` tokens more go to prompts in the order of (class, deadline, turn, index): those that run
-       continue, those that wait are admitted when their turn comes. Decodes take nothing of it: a prompt as long as
-       the budget would be two steps' work beside a single one. Nobody overtakes a sequence that finds no slot or
-       no blocks. Admission takes the blocks of all present tokens, not of the output to come; but in the class batch
-       short ones wait until there is room to grow in.
+    0. Preempt the policy's victims, last in order first, until the head of the queue fits.
+    1. Every decoding sequence gets its token, so prompts never delay a decode. An oversized sequence that has used its
+       share of the time rests while others decode.
+    2. `token_budget` more tokens go to prompts in the policy's order: running prompts continue, waiting ones are
+       admitted when their turn comes. Decodes take nothing of the budget: otherwise a prompt as long as the budget
+       would take two steps beside a single decode. No sequence overtakes one that finds no slot or no blocks. Admission
+       takes the blocks of all present tokens, not of the output to come; the policy may hold a request back until there
+       is room to grow in.
 
-    When a decode finds no block, the request that is last in order gives way with all its sequences: parallel samples
-    and beams are preempted and restored as one gang. Only samples that are alone in the batch shrink, from the last
-    index on; beams that are alone and do not fit fail. A group gets the blocks for its next tokens at once, so the
-    order of planning guarantees that a victim has not been planned yet. Blocks that a swap frees can be used once the
-    step is over, until then who needs them sits out. A step that preempts admits nobody, and who was preempted comes
-    back only when there is a block for every running sequence left over: nobody is preempted again before a block's
+    When a decode finds no block, the policy's victim is preempted with all its sequences: parallel samples and beams
+    are preempted and restored as one gang. Samples that are alone in the batch shrink instead, from the last index on;
+    beams that are alone and do not fit fail. A group gets the blocks for its next tokens at once, so the order of
+    planning guarantees that a victim has not been planned yet. Blocks freed by a swap can be used once the step is
+    over; a sequence that needs them sits out until then. A step that preempts admits nothing. A preempted request
+    returns only when a block is left over for every running sequence: no sequence is preempted again before a block's
     worth of tokens.
 
-    Planning moves every sequence on as if the step were computed already, so that the next one can be planned while
-    this one runs: its decodes then follow samples that are not known. Sequences that certainly end with the token
+    Planning advances every sequence as if the step were computed already, so that the next one can be planned while
+    this one runs: its decodes then follow samples that are not known yet. Sequences that certainly end with the token
     under way are left out of it. Those that end for another reason are computed once more in vain. Requests that need
-    their tokens before they can go on (see `Request.needs_tokens`) sit out one plan; the others run ahead.
+    their tokens before they can continue (see `Request.needs_tokens`) sit out one plan; the others run ahead.
 
     All work is incremental: a step costs its sequences and new tokens, never the length of contexts or of the queue.
     """
@@ -61,7 +60,7 @@ class Planner:
         self._running = batch.running
         self._token_budget = token_budget
         self._planned: list[Sequence] = []
-        self._sitting_out = False  # somebody waits for blocks that the step under way sets free
+        self._sitting_out = False  # a sequence waits for blocks that the step under way frees
 
     def plan(self, *, ahead: bool) -> tuple[StepPlan, list[Sequence]]:
         """The next step, and the sequences of its steps in their order. `ahead`: another step is under way."""
@@ -88,7 +87,7 @@ class Planner:
         plan.num_decodes = len(plan.sequences)
 
     def _plan_awake(self, plan: StepPlan, resting: bool) -> None:
-        """Long ones that are `resting` are left out."""
+        """Plan all decodes. If `resting`, oversized sequences with company are left out."""
         decoding, size, refs = self._running.decoding, self._block_size, self._pool.refs
         steps, planned = plan.sequences, self._planned
         position = 0
@@ -143,8 +142,8 @@ class Planner:
         return position + len(members)
 
     def _make_room(self, members: list[Sequence], plan: StepPlan) -> bool:
-        """Preempt others until every member can take its next block. False if none of them can run in this step: they
-        gave way themselves, or what they need is still being copied. True as well when some of them gave way."""
+        """Preempt others until every member can take its next block. False if no member can run in this step: they were
+        preempted themselves, or the blocks that they need are still being copied. True if only some were preempted."""
         needed = self._kv.growth(members)
         if needed:
             self._kv.offload(members, needed, plan)
@@ -180,19 +179,19 @@ class Planner:
                 break
 
     def _is_stuck(self, plan: StepPlan) -> bool:
-        """Whether prompts that found no block to go on with are all there is."""
+        """Whether all that runs are prompts that find no block to continue."""
         return bool(self._running.prefilling) and not (self._planned or plan.swap_out or plan.swap_in)
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
-        """Whether the queue's head went, so that the next may be tried."""
+        """Whether the head left the queue, so that the next request may be tried."""
         admission = self._batch.admit(request, plan)
         if admission is Admission.NEVER:
             self._requests.fail_beams(request)
         return admission is not Admission.LATER
 
     def _plan_chunk(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
-        """Compute up to `budget` tokens that are known but not computed. Their blocks are there since admission, but
-        sliding and long sequences compute those that they find blocks for. Returns how many that is."""
+        """Compute up to `budget` tokens that are known but not computed. Returns how many. Their blocks are there since
+        admission; sliding and oversized sequences take theirs now, as far as there are any."""
         request, start = sequence.request, sequence.computed
         length = sequence.length
         sequence.computed = end = self._kv.extend(sequence, min(length, start + budget), plan)
@@ -211,7 +210,7 @@ class Planner:
         return end - start
 
     def _leave_prompts(self, plan: StepPlan) -> None:
-        """Let prompts that this step completes decode from the next one on. Beams wait for what it says."""
+        """Let prompts that this step completes decode from the next one on. Beams wait for its candidates."""
         samples = plan.num_decodes
         for sequence, step in zip(self._planned[samples:], plan.sequences[samples:], strict=True):
             if sequence.computed == sequence.length and sequence.request.beam is None:
