@@ -187,7 +187,8 @@ class Reading(FakeRunner):
     read = 0
 
     def launch(self, plan: StepPlan):
-        self.read = len({host for step in plan.sequences for host in step.cold})
+        blocks = {block for step in plan.sequences for block in step.block_table}
+        self.read = sum(block >= self.first_host_block for block in blocks)
         return super().launch(plan)
 
 

@@ -109,7 +109,7 @@ def test_parallel_samples_of_a_block_aligned_prompt_need_no_copy():
     driver.add(request)
     driver.step()
     plan = driver.scheduler.plan()
-    assert plan.copies == []
+    assert plan.copies == ()
     driver.scheduler.commit(plan, driver.runner.launch(plan).result())
     driver.record(driver.scheduler.take_output())
     driver.run()

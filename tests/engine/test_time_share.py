@@ -33,7 +33,7 @@ def driver(far: float, device: type[FakeRunner] = FakeRunner) -> tuple[Driver, l
 
     class TimedRunner(device):  # type: ignore[valid-type, misc]
         def launch(self, plan: StepPlan) -> Timed:
-            is_cold = any(step.cold for step in plan.sequences)
+            is_cold = any(step.block_table[0] >= self.first_host_block for step in plan.sequences)
             if 0 < plan.num_decodes == len(plan.sequences):
                 cold_steps.append(is_cold)
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool, OutOfBlocks
-from octavo_worker.memory.block_table import BlockTable
+from octavo_worker.memory.block_table import BlockTable, null_blocks
 from octavo_worker.memory.prefix_cache import PrefixCache
 
 SIZE = 4
@@ -202,7 +202,7 @@ class Memory(RuleBasedStateMachine):
                 self._drop(other)  # gives way
         gone = writer.host.count(NULL_BLOCK)
         cold = 0 if gone else min(cold, writer.stored // SIZE)
-        writer.table.skip(gone + cold)
+        writer.table.begin(null_blocks(gone + cold))
         try:
             writer.table.reserve(len(writer.tokens))
         except OutOfBlocks:

@@ -1,24 +1,27 @@
 """A model whose next token is a hash of everything before it, read back through the block tables.
 
-It keeps a fake KV array with one (position, token) pair a slot. A wrong table, a missed copy-on-write, a stale prefix
-hit or a bad preemption changes the history it reads, hence the tokens, or trips one of its assertions.
+It keeps a fake KV array with one (position, token) pair a slot, the host's blocks behind those of the device. A wrong
+table, a missed copy-on-write, a stale prefix hit or a bad preemption changes the history it reads, hence the tokens, or
+trips one of its assertions.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
+
+from msgspec.structs import replace
 
 from octavo_worker.contract.step import (
     UNKNOWN,
     Done,
     Sampled,
-    SampleSpec,
     SequenceResult,
     SequenceStep,
     Speeds,
@@ -59,6 +62,10 @@ def score(history: Sequence[int], target: int) -> float:
     return -int.from_bytes(digest, "big") / 2**32
 
 
+GAP = 3
+"""Ids between the device's blocks and the host's, as on a GPU whose memory is mapped in pages."""
+
+
 class FakeRunner:
     """Executes plans on a fake KV array and checks that they keep the contract of `octavo_worker.contract.step`."""
 
@@ -89,15 +96,16 @@ class FakeRunner:
         self.plans = self.grouped_plans = self.grouped_prompts = 0
         self.tokens_computed = 0
         self.num_host_blocks = num_host_blocks
+        self.first_host_block = num_blocks + GAP
         self.window = window
         self.reads_host = reads_host
         self.speeds = speeds
         self.blocks_swapped = 0
         self.cold_reads = 0  # of positions on the host
-        self._host: list[list[tuple[int, int] | None]] = [[] for _ in range(num_host_blocks)]
-        self._kv: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+        self._kv: list[tuple[int, int] | None] = [None] * ((self.first_host_block + num_host_blocks) * block_size)
+        self._stored: set[int] = set()  # host blocks that were written
         self._sampled: list[Sampled] = []  # in the step before
-        self._tables: dict[int, list[int]] = {}  # by stay: the block table of its last step
+        self._tables: dict[int, list[int]] = {}  # by run: the block table of its last step
         self._step_seconds = step_seconds
         self._poison = poison
 
@@ -123,7 +131,7 @@ class FakeRunner:
         steps = [self._resolve(step) for step in plan.sequences]
         for position, step in enumerate(steps):
             assert step.tokens, "a step without tokens"
-            assert (position < plan.num_decodes) <= (len(step.tokens) == 1), "decodes come first, one token each"
+            assert step.samples or position >= plan.num_decodes, "a decode that samples nothing"
             if self._poison in step.tokens:
                 raise StepError(position, "token that this model cannot compute")
             self._remember(step)
@@ -136,39 +144,45 @@ class FakeRunner:
         return StepResult(answers)
 
     def _resolve(self, step: SequenceStep) -> SequenceStep:
-        """The step with the token that it follows."""
+        """The step with the token that it follows, and what of its lists was there when it was planned."""
         if step.follows is None:
             assert UNKNOWN not in step.tokens, "an unknown token that follows nothing"
             return step
         sampled = self._sampled[step.follows]
-        assert list(step.tokens) == [UNKNOWN], "a known token that follows another"
+        assert step.tokens[0] == UNKNOWN, "a known token that follows another"
         assert not sampled.candidates, "a beam runs ahead"
-        specs = [replace(spec, output=[*spec.output, sampled.token]) for spec in step.samples]
-        return replace(step, tokens=[sampled.token], samples=specs, follows=None)
+        return replace(step, tokens=[sampled.token, *step.tokens[1:]], follows=None)
 
     def _swap_in(self, plan: StepPlan) -> None:
-        size = self.block_size
         hosts = [host for _, host in plan.swap_out] + [host for host, _ in plan.swap_in]
         assert len(hosts) == len(set(hosts)), "a host block takes part in two copies"
         for host, device in plan.swap_in:
-            assert len(self._host[host]) == size, "a host block is read that was never written"
-            self._kv[device * size : (device + 1) * size] = self._host[host]
+            assert host in self._stored, "a host block is read that was never written"
+            assert 0 < device < self.num_blocks, "a block comes back that is not the device's"
+            self._copy_block(host, device)
         self.blocks_swapped += len(hosts)
 
     def _swap_out(self, plan: StepPlan) -> None:
-        """As late as the contract allows: whoever reuses a block too early spoils what is copied."""
-        size = self.block_size
+        """As late as the contract allows: a block that is reused too early spoils what is copied."""
         for device, host in plan.swap_out:
-            self._host[host] = self._kv[device * size : (device + 1) * size]
+            self._store(device, host)
 
-    def _copy(self, copies: list[tuple[int, int]]) -> None:
+    def _store(self, device: int, host: int) -> None:
+        assert self.first_host_block < host, "a block leaves for one that is not the host's"
+        self._copy_block(device, host)
+        self._stored.add(host)
+
+    def _copy_block(self, source: int, target: int) -> None:
         size = self.block_size
+        self._kv[target * size : (target + 1) * size] = self._kv[source * size : (source + 1) * size]
+
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         sources, targets = {s for s, _ in copies}, [t for _, t in copies]
         assert len(targets) == len(set(targets)), "two copies into one block"
         assert not sources & set(targets), "a block is source and target"
         for source, target in copies:
             assert target != 0, "the null block is a target"
-            self._kv[target * size : (target + 1) * size] = self._kv[source * size : (source + 1) * size]
+            self._copy_block(source, target)
 
     def _check_groups(self, plan: StepPlan) -> None:
         if not plan.groups:
@@ -178,17 +192,17 @@ class FakeRunner:
         self.grouped_prompts += sum(group >= 0 for group in plan.groups[plan.num_decodes :])
         for number, tokens in enumerate(plan.prefix_lens):
             members = [step for step, group in zip(plan.sequences, plan.groups, strict=True) if group == number]
-            shared = {tuple(_entries(step)[: tokens // self.block_size]) for step in members}
+            shared = {tuple(step.block_table[: tokens // self.block_size]) for step in members}
             assert tokens > 0, "a group that shares nothing"
             assert len(shared) == 1, "members of a group begin with different blocks"
             assert tokens <= min(step.start for step in members), "tokens are shared that are not computed"
 
     def _remember(self, step: SequenceStep) -> None:
         """Of a table that was seen before, only what lies from the block written next on may be new."""
-        assert step.run_id > 0, "a step without the number of its stay"
+        assert step.run_id > 0, "a step without the number of its run"
         known = self._tables.get(step.run_id, [])[: step.start // self.block_size]
         for before, now in zip(known, step.block_table, strict=False):
-            assert now in (before, 0), "a block table changed within a stay"
+            assert now in (before, 0) or now > self.first_host_block, "a block table changed within a run"
         self._tables[step.run_id] = list(step.block_table)
 
     def _slot(self, step: SequenceStep, position: int) -> int:
@@ -199,18 +213,17 @@ class FakeRunner:
     def _write(self, step: SequenceStep, written: set[int]) -> None:
         for position, token in enumerate(step.tokens, step.start):
             slot = self._slot(step, position)
+            assert slot < self.num_blocks * self.block_size, "a block of the host is written"
             assert slot not in written, "two sequences write one slot"
             written.add(slot)
             self._kv[slot] = (position, token)
 
     def _read(self, step: SequenceStep, position: int) -> tuple[int, int] | None:
-        entry, offset = divmod(position, self.block_size)
-        if entry < len(step.cold):
-            assert self.reads_host, "a cold block for a runner that does not read the host"
-            assert step.block_table[entry] == 0, "a block is on the device and on the host"
+        slot = self._slot(step, position)
+        if slot >= self.num_blocks * self.block_size:
+            assert self.reads_host, "a block of the host for a runner that does not read it"
             self.cold_reads += 1
-            return self._host[step.cold[entry]][offset]
-        return self._kv[self._slot(step, position)]
+        return self._kv[slot]
 
     def _history(self, step: SequenceStep) -> list[int]:
         """The tokens that the step's queries see, in one layer: from the window of the first to the last."""
@@ -230,24 +243,35 @@ class FakeRunner:
             before = len(history) - len(step.tokens)
             for seen, target in enumerate(step.targets, before + 1):
                 prompt_logprobs.append(Logprob(score(history[:seen][-self.window :], target)))
-        return SequenceResult([self._sample(spec, history) for spec in step.samples], prompt_logprobs)
+        return SequenceResult(
+            [self._sample(step, number, history) for number in range(len(step.samples))], prompt_logprobs
+        )
 
-    def _sample(self, spec: SampleSpec, history: list[int]) -> Sampled:
-        tokens = [*spec.prompt, *spec.output]
-        assert spec.position == len(tokens), "the sampled position does not follow the history"
+    def _sample(self, step: SequenceStep, number: int, history: list[int]) -> Sampled:
+        row, asked = step.rows[number], step.sample_row(number)
+        history = history[: len(history) - len(step.tokens) + row + 1]
+        tokens = [*step.samples[number].prompt, *step.output_at(number)]
+        assert asked.position == len(tokens), "the sampled position does not follow the history"
         assert tokens[len(tokens) - len(history) :] == history, "tokens for penalties are not the history"
         history = tokens[-self.window :]
-        if spec.candidates:
-            return Sampled(0, None, candidates(history, spec.candidates, self.vocab_size, spec.forbidden))
-        token = next_token(history, spec.params.seed, spec.index, self.vocab_size, spec.forbidden)
-        logprob = None if spec.params.logprobs is None else Logprob(score(history, token))
+        if asked.candidates:
+            return Sampled(0, None, candidates(history, asked.candidates, self.vocab_size, asked.forbidden))
+        token = next_token(history, asked.params.seed, asked.index, self.vocab_size, asked.forbidden)
+        logprob = None if asked.params.logprobs is None else Logprob(score(history, token))
         return Sampled(token, logprob)
 
 
-def _entries(step: SequenceStep) -> list[tuple[str, int]]:
-    """Where its blocks lie."""
-    hosts = [("host", block) for block in step.cold]
-    return [*hosts, *(("device", block) for block in step.block_table[len(hosts) :])]
+def value_of(plan: StepPlan, block_size: int) -> list[Any]:
+    """All that a plan says, copied."""
+    swaps = [list(plan.swap_in), list(plan.swap_out), list(plan.copies), list(plan.groups), list(plan.prefix_lens)]
+    return [plan.num_decodes, *swaps, *(_value_of(step, block_size) for step in plan.sequences)]
+
+
+def _value_of(step: SequenceStep, block_size: int) -> list[Any]:
+    fields = [step.start, step.run_id, step.follows, step.prompt_logprobs, list(step.tokens), list(step.targets)]
+    blocks = list(step.block_table[: -(-step.end // block_size)])
+    samples = [(step.sample_row(i), list(s.prompt), step.output_at(i)) for i, s in enumerate(step.samples)]
+    return [*fields, list(step.rows), blocks, samples]
 
 
 @dataclass
@@ -267,6 +291,7 @@ class DelayedRunner(FakeRunner):
 
     It does everything as late as the contract allows. Blocks leave for the host only when the step's result is asked
     for, or a later step needs them there. What was launched behind a step that fails computes nonsense and stores it.
+    Plans are kept for a while after their end, and must not change.
     """
 
     asynchronous = True
@@ -278,13 +303,15 @@ class DelayedRunner(FakeRunner):
         self._leaving: dict[int, int] = {}  # host block -> block that is still to be copied there
         self._under_way: list[_Flight] = []
         self.launched_ahead = 0  # steps that were launched while another was under way
+        self._kept: deque[tuple[StepPlan, list[Any]]] = deque(maxlen=4)
 
     def launch(self, plan: StepPlan) -> _Flight:
         self._check_groups(plan)
-        copied = replace(plan, sequences=[_copy_of(step) for step in plan.sequences], copies=list(plan.copies))
-        copied.swap_out, copied.swap_in = list(plan.swap_out), list(plan.swap_in)
+        for kept, value in self._kept:
+            assert value_of(kept, self.block_size) == value, "a plan changed after its launch"
+        self._kept.append((plan, value_of(plan, self.block_size)))
         before = self._under_way[-1].future if self._under_way else None
-        flight = _Flight(self, copied, self._device.submit(self._run, copied, before))
+        flight = _Flight(self, plan, self._device.submit(self._run, plan, before))
         self._under_way.append(flight)
         self.launched_ahead += len(self._under_way) > 1
         assert len(self._under_way) <= 2, "more than two steps are under way"
@@ -310,16 +337,15 @@ class DelayedRunner(FakeRunner):
     def _spoil(self, plan: StepPlan) -> None:
         """Write nonsense wherever the plan writes."""
         size, nonsense = self.block_size, (-1, -1)
-        for _, host in plan.swap_out:
-            self._host[host] = [nonsense] * size
-        for block in [block for _, block in (*plan.swap_in, *plan.copies)]:
+        self._stored.update(host for _, host in plan.swap_out)
+        for block in [block for _, block in (*plan.swap_out, *plan.swap_in, *plan.copies)]:
             self._kv[block * size : (block + 1) * size] = [nonsense] * size
         for step in plan.sequences:
             for position in range(step.start, step.start + len(step.tokens)):
                 self._kv[self._slot(step, position)] = nonsense
 
     def _read(self, step: SequenceStep, position: int) -> tuple[int, int] | None:
-        self._flush(step.cold)
+        self._flush(step.block_table)
         return super()._read(step, position)
 
     def _swap_in(self, plan: StepPlan) -> None:
@@ -333,11 +359,10 @@ class DelayedRunner(FakeRunner):
             self._leaving |= leaving
 
     def _flush(self, hosts: Iterable[int]) -> None:
-        size = self.block_size
         with self._lock:
-            for host in hosts:
+            for host in hosts if self._leaving else ():
                 if (device := self._leaving.pop(host, None)) is not None:
-                    self._host[host] = self._kv[device * size : (device + 1) * size]
+                    self._store(device, host)
 
 
 class FailingRunner(DelayedRunner):
@@ -360,10 +385,3 @@ class FailingRunner(DelayedRunner):
         self.failures += 1
         self._spoil(plan)
         raise StepError(self.failures % len(plan.sequences), "as it was told to")
-
-
-def _copy_of(step: SequenceStep) -> SequenceStep:
-    """What a runner may know of a step once `launch` has returned."""
-    specs = [replace(spec, prompt=list(spec.prompt), output=list(spec.output)) for spec in step.samples]
-    table, cold = list(step.block_table), list(step.cold)
-    return replace(step, tokens=list(step.tokens), block_table=table, samples=specs, cold=cold)

@@ -1,19 +1,25 @@
 """The contract between the scheduler and the model runner: a `StepPlan` goes in, a `StepResult` comes out.
 
-Everything in a plan is borrowed: token lists and block tables are references to the scheduler's own, and the step
-objects are reused. A runner reads them during `launch` and keeps nothing of them afterwards.
+A plan is a value: nothing of it changes once it is planned, so it may be kept, replayed or sent to other ranks. Two
+kinds of lists in it belong to the scheduler and go on growing: block tables and outputs. They are append-only, and a
+plan means the beginning that it names; whatever else happens to such a list happens to a copy of it.
 
-The engine may launch a step while the one before it still runs: two at most are under way. Their effects are those of
+The engine may launch a step while the one before it still runs: two at most are in flight. Their effects are those of
 running one after the other, in the order of their launch: whatever a step swaps, copies or writes comes after all that
 the step before it reads or writes. That order is what allows a block to be handed on while a step that uses it runs.
+
+Blocks have one id space: those of the device, then from `ModelRunner.first_host_block` on those in CPU memory.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
+
+import msgspec
 
 from octavo_worker.messages import EngineSampling, Logprob
 
@@ -21,13 +27,12 @@ UNKNOWN = -1
 """Stands for a token that is still being chosen, see `SequenceStep.follows`."""
 
 
-@dataclass(slots=True)
-class SampleSpec:
-    """Choose the token at absolute `position` (prompt included) of sequence `index`.
+class SampleSpec(msgspec.Struct, frozen=True, gc=False):
+    """How tokens of sequence `index` are chosen: what stays the same from step to step.
 
-    The noise is a pure function of (`params.seed`, `index`, `position`, token id). `prompt` and `output` are the
-    tokens that penalties look at; both are references, not copies. `forbidden` ids (stop ids before `min_tokens`)
-    get a logit of minus infinity. Where the step `follows` another, `output` lacks the token that is still under way.
+    The noise is a pure function of (`params.seed`, `index`, position, token id). Penalties look at `prompt` and
+    `output`. `forbidden` ids get a logit of minus infinity at positions below `allowed_from` (stop ids before
+    `min_tokens`).
 
     With `candidates` the answer lists that many of the most likely tokens instead of choosing one: natural
     log-probabilities of the raw logits, to which bias, penalties and `forbidden` are applied afterwards, as
@@ -36,51 +41,94 @@ class SampleSpec:
 
     params: EngineSampling
     index: int
-    position: int
     prompt: Sequence[int]
     output: Sequence[int]
+    forbidden: Sequence[int] = ()
+    allowed_from: int = 0
+    candidates: int = 0
+
+    @property
+    def penalises(self) -> bool:
+        p = self.params
+        return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+
+
+class SampleRow(msgspec.Struct, frozen=True, gc=False):
+    """One row of logits to sample, with all that its token depends on: `SampleSpec` at one absolute `position`.
+
+    `output` are the tokens before `position`, but for one that is still being chosen. Without penalties it is empty.
+    """
+
+    params: EngineSampling
+    index: int
+    position: int
+    prompt: Sequence[int] = ()
+    output: Sequence[int] = ()
     forbidden: Sequence[int] = ()
     candidates: int = 0
 
 
-@dataclass(slots=True)
-class SequenceStep:
+class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     """Compute `tokens` of one sequence at positions `start`, `start + 1`, ...
 
-    `block_table` covers at least `start + len(tokens)` tokens. `samples` lists what to sample from the last
-    token's logits: nothing for a chunk that does not reach the end of the prompt, one for an ordinary step, several
-    when parallel sequences leave a prompt together. `prompt_logprobs` asks for log-probabilities of the tokens that
-    follow each computed position inside the prompt (`targets[i]` is the token after position `start + i`).
+    `samples` lists what to sample: nothing for a chunk that does not reach the end of the prompt, one for an ordinary
+    decode, several when parallel sequences leave a prompt together or when tokens are verified. `sample_rows[i]` is the
+    place among `tokens` of the one whose logits `samples[i]` reads, in ascending order; without `sample_rows` all read
+    the last one's. A sample's position is the one after its row's.
 
-    The table's leading entries may be the null block. Past `len(cold)` nobody reads them: they lie left of the sliding
-    window. The first `len(cold)` are blocks of a long sequence that the device does not hold: `cold` names the host
-    blocks in their place, and a runner that `reads_host` attends to them as to any other. One that this step swaps
-    out may be read in its device block still.
+    The first entries of `block_table`, as many as `start + len(tokens)` tokens take, are the sequence's blocks.
+    Leading entries may be the null block: nothing reads them, they lie left of the sliding window. Or they are blocks
+    of the host: a runner that `reads_host` attends to them as to any other. A block that this step swaps out may be
+    read in its device block still.
 
-    `stay` numbers one stay of one sequence in the running batch, from the step that admits it to its end or its
-    preemption; no other stay ever has that number. Between two steps of a stay the block table only grows, or gets a
-    copy of the block that is written next, or loses leading entries as above: a runner that remembers the stay needs
-    to look at nothing else. 0 is a step that nobody should remember.
+    `run_id` numbers one run of one sequence in the batch, from the step that admits it to its end or its preemption; no
+    other run ever has that number. Between two steps of a run the table grows, gets a copy of the block that is written
+    next, or has more null or host blocks at its beginning: a runner that remembers the run needs to look at nothing
+    else. 0 is a step that must not be remembered.
 
-    A decode whose token the step before this one chooses has `tokens` [`UNKNOWN`]. `follows` is then the position of
-    that token among all samples of the plan launched last, counted through its sequences and their `samples`: the
-    runner takes it from there on the device, and adds it to `samples[0].output` where penalties look at that. It never
-    follows a sample with `candidates`.
+    The first of `tokens` is `UNKNOWN` if the step before this one chooses it. `follows` is then the place of that token
+    among all samples of the plan launched last, counted through its sequences and their `samples`: the runner takes it
+    from there on the device. It never follows a sample with `candidates`.
+
+    `prompt_logprobs` asks for log-probabilities of the tokens that follow each computed position inside the prompt
+    (`targets[i]` is the token after position `start + i`).
     """
 
     tokens: Sequence[int]
     start: int
     block_table: Sequence[int]
-    samples: list[SampleSpec] = field(default_factory=list)
-    prompt_logprobs: int | None = None
-    targets: Sequence[int] = ()
+    samples: Sequence[SampleSpec] = ()
+    sample_rows: Sequence[int] = ()
     run_id: int = 0
     follows: int | None = None
-    cold: Sequence[int] = ()
+    prompt_logprobs: int | None = None
+    targets: Sequence[int] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """The place among `tokens` of each sample's row."""
+        return self.sample_rows or (len(self.tokens) - 1,) * len(self.samples)
+
+    def output_at(self, number: int) -> list[int]:
+        """The output of `samples[number]` before its position, but for an unknown token."""
+        spec, row = self.samples[number], self.rows[number]
+        prompt_left = max(0, len(spec.prompt) - self.start)
+        known = spec.output[: max(0, self.start - len(spec.prompt))]
+        return [*known, *self.tokens[prompt_left + (self.follows is not None) : row + 1]]
+
+    def sample_row(self, number: int) -> SampleRow:
+        """What the sampler has to know of `samples[number]`."""
+        spec, position = self.samples[number], self.start + self.rows[number] + 1
+        forbidden = spec.forbidden if position < spec.allowed_from else ()
+        prompt, output = (spec.prompt, self.output_at(number)) if spec.penalises else ((), [])
+        return SampleRow(spec.params, spec.index, position, prompt, output, forbidden, spec.candidates)
 
 
-@dataclass(slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """One step of the model: swaps from the host, swaps to the host, block copies (copy-on-write), in this order, then
     all sequences in one ragged batch. There may be swaps only.
 
@@ -90,20 +138,21 @@ class StepPlan:
     swapped in may be read by this step already, or leave for another host block, but often is not: see
     `uses_swapped_in`.
 
-    The first `num_decodes` of `sequences` are decodes of exactly one token, the others are prefill chunks. No block is
-    both source and target of copies. Within each layer the runner writes the keys and values of *all* sequences before
-    any attention reads them: sequences may read prefix blocks that another one fills in this very step.
+    The first `num_decodes` of `sequences` are decodes: they sample what follows some or all of their tokens, of which
+    they have one or, to be verified, several. The others are prefill chunks. No block is both source and target of
+    copies. Within each layer the runner writes the keys and values of *all* sequences before any attention reads them:
+    sequences may read prefix blocks that another one fills in this very step.
 
     For a runner with `shared_reading`: `groups[i]` is the group of sequence i (-1: none), and `prefix_lens[g]` how many
     leading tokens the sequences of group g have in the same blocks: whole units, before the tokens of this step. Both
     are empty without groups.
     """
 
-    sequences: list[SequenceStep]
+    sequences: Sequence[SequenceStep]
     num_decodes: int
-    copies: list[tuple[int, int]] = field(default_factory=list)  # (source block, target block)
-    swap_out: list[tuple[int, int]] = field(default_factory=list)
-    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    copies: Sequence[tuple[int, int]] = ()  # (source block, target block)
+    swap_out: Sequence[tuple[int, int]] = ()
+    swap_in: Sequence[tuple[int, int]] = ()
     groups: Sequence[int] = ()
     prefix_lens: Sequence[int] = ()
 
@@ -119,6 +168,13 @@ class StepPlan:
         copied = (source for source, _ in chain(self.swap_out, self.copies))
         used = chain(copied, *(s.block_table for s in self.sequences))
         return bool(loaded) and not loaded.isdisjoint(used)
+
+
+def count_host_blocks(block_table: Sequence[int], first_host_block: int) -> int:
+    """How many leading blocks of a table are the host's."""
+    if not block_table or block_table[0] < first_host_block:
+        return 0
+    return bisect_left(block_table, True, key=lambda block: block < first_host_block)
 
 
 @dataclass(slots=True)
@@ -159,7 +215,7 @@ class StepError(Exception):
 
 
 class Launched(Protocol):
-    """A step under way."""
+    """A step in flight."""
 
     def result(self) -> StepResult:
         """Wait until the step is computed and all its copies are done. `StepError` if one sequence is to blame;
@@ -203,16 +259,18 @@ class SharedReading:
 class ModelRunner(Protocol):
     """What the engine asks of a model. The attributes are fixed after construction.
 
-    `num_blocks` and `num_host_blocks` (0: no swapping) count the null block 0, which is never handed out. `kv_dtype`
+    `num_blocks` counts the null block 0, `num_host_blocks` (0: no swapping) the block `first_host_block`: both are
+    never handed out. Host blocks have the ids from `first_host_block` on, which is `num_blocks` or more. `kv_dtype`
     names the type of the KV cache, `numerics` what decides how the runner rounds. No plan has more tokens of prompts
     than `token_budget`. `window`: tokens that a query sees in every layer, 0 if some layer sees all. `reads_host`:
-    whether it takes `cold` blocks. `speeds` is None if they were not measured, `shared_reading` if leading blocks are
-    read once for each sequence. `asynchronous` says that `launch` returns before the step is computed. Only then does
-    the engine run one step ahead, and only such a runner meets steps that follow others.
+    whether block tables may have host blocks. `speeds` is None if they were not measured, `shared_reading` if leading
+    blocks are read once for each sequence. `asynchronous` says that `launch` returns before the step is computed. Only
+    then does the engine run one step ahead, and only such a runner meets steps that follow others.
     """
 
     num_blocks: int
     num_host_blocks: int
+    first_host_block: int
     block_size: int
     kv_dtype: str
     numerics: str

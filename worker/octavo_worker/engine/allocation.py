@@ -25,9 +25,9 @@ class Allocation:
     What a member has in common with the `neighbour` is taken over from its table at once; anything else is looked up
     block by block.
 
-    Sliding members need of a prefix only the blocks in the window after it, and like long ones they get blocks for
-    their first tokens only: `chunk` is what they compute in a step at most. Long members share nothing, and when they
-    come back from the host only their latest blocks are loaded.
+    Sliding members need of a prefix only the blocks in the window after it, and like oversized ones they get blocks for
+    their first tokens only: `chunk` is what they compute in a step at most. Oversized members share nothing, and when
+    they come back from the host only their latest blocks are loaded.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Allocation:
         self.shared: list[int] = []  # for each member, how many leading blocks it need not compute
         self._slots: list[array[int]] = []  # a block, or -n for the n-th new one
         for member in members:
-            slots = self._load(member) if member.host else self._compute(member, member in private)
+            slots = self._load(member) if member.is_swapped else self._compute(member, member in private)
             self._slots.append(slots)
 
     @property
     def needed(self) -> int:
-        """Available blocks that `take` uses up, and those that long members take next."""
+        """Available blocks that `take` uses up, and those that oversized members take next."""
         ahead = max(0, self._capacity.share - self._new) if self._oversized else 0
         return self._new + ahead + len(self._idle)
 
@@ -70,8 +70,8 @@ class Allocation:
         self._pool.acquire(self._idle)  # or the allocation might evict them
         fresh = self._pool.allocate(self._new)
         for member, slots in zip(self.members, self._slots, strict=True):
-            first = _first_held(slots)
-            member.table.skip(first)
+            first = self._first_held(slots)
+            member.table.begin(slots[:first])
             blocks = slots[first:]
             for entry in np.flatnonzero(np.asarray(blocks) < NULL_BLOCK).tolist():
                 blocks[entry] = fresh[~blocks[entry]]
@@ -130,11 +130,11 @@ class Allocation:
         self._idle.update(slot for slot in slots if slot > NULL_BLOCK and refs[slot] == 0)
 
     def _load(self, member: Sequence) -> array[int]:
-        size = member.table.block_size
+        size, hosts = member.table.block_size, member.table.blocks
         full = member.computed // size
-        cold = max(0, len(member.host) - max(1, self._bound // len(self.members))) if self._oversized else 0
-        slots = null_blocks(cold)
-        for position, host in enumerate(member.host[cold:], cold):
+        cold = max(0, len(hosts) - max(1, self._bound // len(self.members))) if self._oversized else 0
+        slots = hosts[:cold]
+        for position, host in enumerate(hosts[cold:], cold):
             source = member.digests[position + 1] if position < full else host
             if host == NULL_BLOCK:
                 slots.append(NULL_BLOCK)
@@ -145,7 +145,7 @@ class Allocation:
                 self.loads[slot] = host
                 self.restored += min(size, member.computed - position * size)
             slots.append(slot)
-        self._note_idle(slots)
+        self._note_idle(slots[cold:])
         if member.decodes or self._oversized:
             self.shared.append(full)
             length = member.computed if member.decodes else member.length
@@ -171,7 +171,7 @@ class Allocation:
         end = -(-length // size)
         if not self._oversized and not self._capacity.slides:
             return end
-        return max(len(slots), min(end, _first_held(slots) + self._bound))
+        return max(len(slots), min(end, self._first_held(slots) + self._bound))
 
     def _there(self, digest: bytes) -> int:
         """A block with this content that exists, or is about to be loaded or computed; the null block if none is."""
@@ -181,6 +181,7 @@ class Allocation:
         self._new += 1
         return -self._new
 
-
-def _first_held(slots: array[int]) -> int:
-    return next((entry for entry, slot in enumerate(slots) if slot != NULL_BLOCK), len(slots))
+    def _first_held(self, slots: array[int]) -> int:
+        """The first entry that is neither the null block nor the host's."""
+        end = self._pool.num_blocks
+        return next((entry for entry, slot in enumerate(slots) if slot != NULL_BLOCK and slot < end), len(slots))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from enum import Enum
 
-from octavo_worker.contract.step import StepPlan
 from octavo_worker.engine.allocation import Allocation
 from octavo_worker.engine.kv_cache_manager import KVCacheManager
 from octavo_worker.engine.policy import SchedulingPolicy
 from octavo_worker.engine.running import RunningBatch
 from octavo_worker.engine.sequence import Request, Sequence, State
+from octavo_worker.engine.step_in_flight import StepInFlight
 from octavo_worker.engine.waiting import WaitingQueue
 from octavo_worker.messages import RequestResumed
 
@@ -48,7 +48,7 @@ class BatchManager:
             return head
         return self.waiting.first(lambda sequence: not sequence.request.oversized)
 
-    def preempt_for_head(self, plan: StepPlan) -> None:
+    def preempt_for_head(self, step: StepInFlight) -> None:
         """Preempt the policy's victims until the head of the queue fits."""
         head, pool = self.next(), self.kv.pool
         if head is None:
@@ -57,20 +57,20 @@ class BatchManager:
         while len(self.running) and (victim := self._policy.victim(self.running, head.request)) is not None:
             if self._fit(gang, pool.available + pool.quarantined) is not None:
                 return
-            self.preempt(victim.members(State.RUNNING), plan)
+            self.preempt(victim.members(State.RUNNING), step)
 
-    def admit(self, request: Request, plan: StepPlan) -> Admission:
+    def admit(self, request: Request, step: StepInFlight) -> Admission:
         """Let the waiting sequences of a request run, all or none."""
         gang = request.members(State.WAITING)
         if not self.kv.step.evicted.isdisjoint(gang):
             return Admission.LATER
         if request.oversized:  # one that computes has the device's share for itself
-            gang = [sequence for sequence in gang if sequence.host] or gang[:1]
+            gang = [sequence for sequence in gang if sequence.is_swapped] or gang[:1]
         alone = len(self.running) == 0
-        fitting = gang if self._enter(gang, plan) else []
+        fitting = gang if self._enter(gang, step) else []
         while alone and not fitting and len(gang) > 1 and request.beam is None:
             gang = gang[:-1]  # samples need not run together, if this is what it takes to run at all
-            fitting = gang if self._enter(gang, plan) else []
+            fitting = gang if self._enter(gang, step) else []
         if alone and not fitting and self._release_pins():
             return Admission.ADMITTED
         if alone and not fitting and request.beam is not None and not self.kv.pool.quarantined:
@@ -81,13 +81,13 @@ class BatchManager:
             self._count_admission(sequence)
         return Admission.ADMITTED if fitting else Admission.LATER
 
-    def _enter(self, gang: list[Sequence], plan: StepPlan) -> bool:
+    def _enter(self, gang: list[Sequence], step: StepInFlight) -> bool:
         """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
         much."""
         allocation = self._fit(gang, self.kv.pool.available)
         if allocation is None:
             return False
-        self.kv.enter(allocation, plan)
+        self.kv.enter(allocation, step)
         if any(sequence.peak for sequence in gang):
             back = RequestResumed(gang[0].request.id, allocation.recomputed, allocation.restored)
             self.resumed.append(back)
@@ -132,7 +132,7 @@ class BatchManager:
             request.prompt_scorer = sequence
             request.prompt_logprobs = [None]
 
-    def preempt_last(self, plan: StepPlan) -> Request | None:
+    def preempt_last(self, step: StepInFlight) -> Request | None:
         """Preempt the policy's victim, so that others can grow. Returns a beam search that has all of the memory, and
         for which it is not enough."""
         request = self._policy.victim(self.running)
@@ -144,7 +144,7 @@ class BatchManager:
             if request.beam is not None:
                 return request
             gang = gang[-1:]
-        self.preempt(gang, plan)
+        self.preempt(gang, step)
         return None
 
     def _release_pins(self) -> bool:
@@ -154,13 +154,13 @@ class BatchManager:
         self.kv.pins.release()
         return True
 
-    def preempt(self, gang: list[Sequence], plan: StepPlan | None = None) -> None:
+    def preempt(self, gang: list[Sequence], step: StepInFlight | None = None) -> None:
         """Take the memory of running sequences of one request and put them back to the front of their class."""
         if not gang:
             return
         for sequence in reversed(gang):
             self.running.remove(sequence)
-        self.kv.evict(gang, plan)
+        self.kv.evict(gang, step)
         if gang[0].request.beam is not None:
             gang[0].request.beam.withdraw()
         for sequence in reversed(gang):

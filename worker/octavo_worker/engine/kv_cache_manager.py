@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from octavo_worker.contract.capacity import Capacity
-from octavo_worker.contract.step import StepPlan
 from octavo_worker.engine.allocation import Allocation
 from octavo_worker.engine.host_memory import HostMemory
 from octavo_worker.engine.sequence import Sequence, State
-from octavo_worker.engine.step_effects import StepEffects
+from octavo_worker.engine.step_in_flight import StepInFlight
 from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
 from octavo_worker.memory.pins import PinnedPrefixes
@@ -21,23 +20,30 @@ class KVCacheManager:
     """The block pool, its prefix cache and, if there is one, the pool in CPU memory that preempted sequences go to.
 
     Everything that happens from `begin_step` to the next belongs to that step, until it is settled or undone. Several
-    steps may be under way.
+    steps may be in flight.
     """
 
     def __init__(
-        self, capacity: Capacity, num_blocks: int, num_host_blocks: int, policy: PreemptionPolicy, *, chunk: int
+        self,
+        capacity: Capacity,
+        num_blocks: int,
+        num_host_blocks: int,
+        policy: PreemptionPolicy,
+        *,
+        first_host_block: int,
+        chunk: int,
     ) -> None:
         self.capacity = capacity
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, capacity.block_size)
         self.pins = PinnedPrefixes(self.pool)
-        self.host = HostMemory(num_host_blocks, self.pool) if num_host_blocks else None
+        self.host = HostMemory(num_host_blocks, first_host_block, self.pool) if num_host_blocks else None
         self.decisions: Counter[Decision] = Counter()
         self._policy = policy
         self._chunk = chunk
         self._block_size = capacity.block_size
-        self._latest: Sequence | None = None  # who came in last
-        self.step = StepEffects(0)
+        self._latest: Sequence | None = None  # the sequence that came in last
+        self.step = StepInFlight(0)
 
     @property
     def enough_blocks(self) -> int:
@@ -46,22 +52,22 @@ class KVCacheManager:
 
     @property
     def swap_space(self) -> int:
-        """Free blocks on the host for those who give way."""
+        """Free blocks on the host for what is preempted."""
         return self.host.pool.available if self.host is not None and self._policy.swaps else 0
 
     # Steps
 
-    def begin_step(self) -> StepEffects:
-        self.step = StepEffects(self.step.number + 1)
+    def begin_step(self) -> StepInFlight:
+        self.step = StepInFlight(self.step.number + 1)
         return self.step
 
-    def settle(self, step: StepEffects) -> None:
+    def settle(self, step: StepInFlight) -> None:
         """This step and those before it are over, their copies are done."""
         self.pool.settle(step.number)
         if self.host is not None:
             self.host.pool.settle(step.number)
 
-    def undo(self, step: StepEffects) -> None:
+    def undo(self, step: StepInFlight) -> None:
         """The step failed: nothing that it wrote can be found any more."""
         for block in step.published:
             digest = self.pool.hash_of(block)
@@ -94,13 +100,13 @@ class KVCacheManager:
                 tails[blocks[slot]] += 1
         return count + sum(sharers - (self.pool.refs[block] == sharers) for block, sharers in tails.items())
 
-    def make_writable(self, sequence: Sequence, position: int, plan: StepPlan) -> None:
+    def make_writable(self, sequence: Sequence, position: int, step: StepInFlight) -> None:
         """Give a sequence a block of its own at `position`. May raise `OutOfBlocks`."""
         table = sequence.table
         if table.missing(position + 1):
             table.reserve(position + 1)
         elif table.is_shared(position):
-            plan.copies.append(table.unshare(position))
+            step.copies.append(table.unshare(position))
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
         """A running sibling that shares all computed tokens, on the host, too."""
@@ -111,7 +117,7 @@ class KVCacheManager:
 
     # Receding
 
-    def offload(self, members: list[Sequence], growth: int, plan: StepPlan) -> None:
+    def offload(self, members: list[Sequence], growth: int, step: StepInFlight) -> None:
         """Let go of what members of one group need not have on the device, before they take `growth` more blocks."""
         if self.capacity.slides:
             for member in members:
@@ -122,9 +128,9 @@ class KVCacheManager:
             request.oversized = True
         if request.oversized and self.host is not None:
             held = {block for member in members for block in member.table.held}
-            self.host.spill(members, len(held) + growth - self.capacity.share, self.step, plan)
+            self.host.spill(members, len(held) + growth - self.capacity.share, step)
 
-    def extend(self, sequence: Sequence, end: int, plan: StepPlan) -> int:
+    def extend(self, sequence: Sequence, end: int, step: StepInFlight) -> int:
         """Make room for the tokens up to `end` of a prompt whose blocks were not all taken at once. Returns the end of
         those for which there is room now."""
         table, size = sequence.table, self._block_size
@@ -134,9 +140,9 @@ class KVCacheManager:
         if sequence.request.oversized:
             growth = min(growth, self.capacity.pace)
             last = table.start + self.capacity.share
-            self.offload([sequence], 2 * growth, plan)  # room for the next chunk, too: what leaves is free only then
+            self.offload([sequence], 2 * growth, step)  # room for the next chunk, too: what leaves is free only then
         else:
-            self.offload([sequence], growth, plan)
+            self.offload([sequence], growth, step)
             last = table.start + self.capacity.bound(self._chunk)
         growth = max(0, min(growth, last - len(table.blocks), self.pool.available))
         table.reserve(min(end, (len(table.blocks) + growth) * size))
@@ -152,16 +158,17 @@ class KVCacheManager:
             members, self.pool, self.capacity, self._chunk, () if private is None else (private,), self._latest
         )
 
-    def enter(self, allocation: Allocation, plan: StepPlan) -> None:
+    def enter(self, allocation: Allocation, step: StepInFlight) -> None:
         """Take what was found. The caller has made sure that it fits."""
+        tables = [member.table.blocks for member in allocation.members]
         loads, restored = allocation.take()
         # Of several members one may have blocks that another is yet to compute.
         self._latest = allocation.members[0] if len(allocation.members) == 1 else None
-        plan.swap_in += loads
+        step.swap_in += loads
         copied = {host for host, _ in loads}
-        for member, shared in zip(allocation.members, allocation.shared, strict=True):
-            if self.host is not None and member.host:
-                self.host.leave(member, copied, self.step)
+        for member, table, shared in zip(allocation.members, tables, allocation.shared, strict=True):
+            if self.host is not None and table:
+                self.host.leave(member, table, copied, step)
             member.computed = max(member.computed, shared * self._block_size)
             member.published = shared
         self.cache.counters.restored += allocation.restored
@@ -171,18 +178,18 @@ class KVCacheManager:
 
     # Going
 
-    def evict(self, members: list[Sequence], plan: StepPlan | None) -> Decision:
-        """Take the memory of running members of one group. Without a plan there is no step left to carry a swap."""
-        if plan is not None and not self._is_apart(members):
+    def evict(self, members: list[Sequence], step: StepInFlight | None) -> Decision:
+        """Take the memory of running members of one group. Without a step there is nothing to carry a swap."""
+        if step is not None and not self._is_apart(members):
             self._forgo(members)
-        decision = self._decide(members) if plan is not None else Decision.NO_CHOICE
+        decision = self._decide(members) if step is not None else Decision.NO_CHOICE
         for member in members:
             member.peak = max(member.peak, member.computed)
         self.step.evicted.update(members)
         stored: list[Sequence] = []
-        if decision is Decision.SWAP and self.host is not None and plan is not None:
+        if decision is Decision.SWAP and self.host is not None and step is not None:
             stored = [member for member in members if member.computed]
-            self.host.swap_out(stored, self.step, plan)
+            self.host.swap_out(stored, step)
         for member in reversed(members):
             if member not in stored:
                 self.free(member)
@@ -216,9 +223,9 @@ class KVCacheManager:
 
     def free(self, sequence: Sequence) -> None:
         """Give all memory of a sequence back; whatever it is to do, it computes again."""
-        sequence.table.free()
         if self.host is not None:
             self.host.release(sequence)
+        sequence.table.free()
         sequence.start_over()
 
     def _decide(self, members: list[Sequence]) -> Decision:
@@ -259,6 +266,6 @@ class KVCacheManager:
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Verify all accounts of both pools. `AssertionError` if one is wrong."""
         sequences = list(sequences)
-        self.pool.check_integrity([*(sequence.table.blocks for sequence in sequences), self.pins.blocks])
+        self.pool.check_integrity([*(sequence.table.held for sequence in sequences), self.pins.blocks])
         if self.host is not None:
             self.host.check_integrity(sequences)

@@ -1,4 +1,4 @@
-"""What the model said: tokens go to their sequences, ends are ends."""
+"""What the model computed: tokens go to their sequences, and some of those end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo_worker.messages import TokenOutput
 
 
 class OutputProcessor:
-    """Takes over what a step computed. Sequences that ended since it was launched have no more to say."""
+    """Takes over what a step computed. Results of sequences that ended since it was launched are dropped."""
 
     def __init__(self, batch: BatchManager, requests: Requests) -> None:
         self._kv = batch.kv
@@ -23,8 +23,7 @@ class OutputProcessor:
         self._beams = Beams(batch, requests)
 
     def take(self, plan: StepPlan, planned: list[Sequence], result: StepResult) -> None:
-        """`planned` are the sequences of the plan's steps, in their order. The steps of decodes may belong to a later
-        plan by now."""
+        """`planned` are the sequences of the plan's steps, in their order."""
         for position, (sequence, answer) in enumerate(zip(planned, result.sequences, strict=True)):
             if position >= plan.num_decodes:
                 self._take_chunk(sequence, plan.sequences[position], answer)
@@ -45,7 +44,7 @@ class OutputProcessor:
             return
         if step.prompt_logprobs is not None:
             self._requests.score(request, step.start, answer.prompt_logprobs)
-        if step.start + len(step.tokens) < sequence.length:
+        if step.end < sequence.length:
             return
         self._requests.start(request)
         if not step.samples:
@@ -76,6 +75,6 @@ class OutputProcessor:
             self._turn_block(sequence)
 
     def _turn_block(self, sequence: Sequence) -> None:
-        """A block is full, or will be once the step is computed that is under way already."""
+        """A block is full, or will be once the step in flight is computed."""
         if self._requests.check_pool(sequence) and sequence.state is State.RUNNING:
             self._kv.publish(sequence)

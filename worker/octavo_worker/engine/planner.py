@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from octavo_worker.contract.step import SequenceStep, StepPlan
+from octavo_worker.contract.step import SequenceStep
 from octavo_worker.engine.batch_manager import Admission, BatchManager
 from octavo_worker.engine.policy import SchedulingPolicy
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Request, Sequence, State
+from octavo_worker.engine.step_in_flight import StepInFlight
 from octavo_worker.engine.time_share import TimeShare
 
 FIRST_TOKENS = 2048
@@ -59,37 +60,34 @@ class Planner:
         self._block_size = batch.kv.cache.block_size
         self._running = batch.running
         self._token_budget = token_budget
-        self._planned: list[Sequence] = []
-        self._sitting_out = False  # a sequence waits for blocks that the step under way frees
+        self._sitting_out = False  # a sequence waits for blocks that the step in flight frees
 
-    def plan(self, *, ahead: bool) -> tuple[StepPlan, list[Sequence]]:
-        """The next step, and the sequences of its steps in their order. `ahead`: another step is under way."""
-        plan, self._planned = StepPlan([], 0), []
+    def plan(self, step: StepInFlight, *, ahead: bool) -> None:
+        """Fill in the next step. `ahead`: another one is in flight."""
         self._sitting_out = False
-        self._batch.preempt_for_head(plan)
+        self._batch.preempt_for_head(step)
         preemptions = self._kv.decisions.total()
-        self._plan_decodes(plan, ahead)
-        least = 0 if ahead or plan.sequences else max(0, self._token_budget - FIRST_TOKENS)
-        self._plan_prompts(plan, least, admit=self._kv.decisions.total() == preemptions)
-        while not ahead and self._is_stuck(plan):
-            self._preempt_last(plan)
-            self._plan_prompts(plan, least, admit=False)
-        self._leave_prompts(plan)
-        return plan, self._planned
+        self._plan_decodes(step, ahead)
+        least = 0 if ahead or step.steps else max(0, self._token_budget - FIRST_TOKENS)
+        self._plan_prompts(step, least, admit=self._kv.decisions.total() == preemptions)
+        while not ahead and self._is_stuck(step):
+            self._preempt_last(step)
+            self._plan_prompts(step, least, admit=False)
+        self._leave_prompts(step)
 
     # Decodes
 
-    def _plan_decodes(self, plan: StepPlan, ahead: bool) -> None:
+    def _plan_decodes(self, step: StepInFlight, ahead: bool) -> None:
         resting = self._time_share.resting
-        self._plan_awake(plan, resting)
-        if resting and not ahead and not plan.sequences:
-            self._plan_awake(plan, resting=False)
-        plan.num_decodes = len(plan.sequences)
+        self._plan_awake(step, resting)
+        if resting and not ahead and not step.steps:
+            self._plan_awake(step, resting=False)
+        step.num_decodes = len(step.steps)
 
-    def _plan_awake(self, plan: StepPlan, resting: bool) -> None:
+    def _plan_awake(self, step: StepInFlight, resting: bool) -> None:
         """Plan all decodes. If `resting`, oversized sequences with company are left out."""
         decoding, size, refs = self._running.decoding, self._block_size, self._pool.refs
-        steps, planned = plan.sequences, self._planned
+        steps, planned = step.steps, step.sequences
         position = 0
         while position < len(decoding):  # preemption shortens the list from its end
             sequence = decoding[position]
@@ -98,7 +96,7 @@ class Planner:
                 position += 1
                 continue
             if len(request.sequences) > 1 or request.needs_tokens:
-                position = self._plan_group(position, plan)
+                position = self._plan_group(position, step)
                 continue
             start = sequence.computed
             if start >= request.final:
@@ -107,10 +105,10 @@ class Planner:
             slot = start // size
             blocks = sequence.table.blocks
             if slot == len(blocks) or refs[blocks[slot]] > 1:
-                if not self._make_room([sequence], plan):
+                if not self._make_room([sequence], step):
                     position += sequence.state is State.RUNNING
                     continue
-                self._kv.make_writable(sequence, start, plan)
+                self._kv.make_writable(sequence, start, step)
             position += 1
             steps.append(sequence.decode(len(steps)))
             planned.append(sequence)
@@ -122,7 +120,7 @@ class Planner:
         others = (sequence.request for sequence in self._running.decoding if sequence.request is not oversized)
         return any(self._policy.rests(oversized, other) for other in others)
 
-    def _plan_group(self, position: int, plan: StepPlan) -> int:
+    def _plan_group(self, position: int, step: StepInFlight) -> int:
         """Plan the decodes of a request from `position` on, all or none. Returns the position after them."""
         decoding = self._running.decoding
         request = decoding[position].request
@@ -130,40 +128,39 @@ class Planner:
             return position + len(_members_from(decoding, position, request))
         while members := _members_from(decoding, position, request):
             going = [member for member in members if member.computed < request.final]
-            if not self._make_room(going, plan):
+            if not self._make_room(going, step):
                 return position + len(_members_from(decoding, position, request))
             if all(member.state is State.RUNNING for member in members):
                 break
         for member in going:
-            self._kv.make_writable(member, member.computed, plan)
-            plan.sequences.append(member.decode(len(plan.sequences)))
+            self._kv.make_writable(member, member.computed, step)
+            step.add(member, member.decode(len(step.steps)))
             self._kv.publish(member)
-            self._planned.append(member)
         return position + len(members)
 
-    def _make_room(self, members: list[Sequence], plan: StepPlan) -> bool:
+    def _make_room(self, members: list[Sequence], step: StepInFlight) -> bool:
         """Preempt others until every member can take its next block. False if no member can run in this step: they were
         preempted themselves, or the blocks that they need are still being copied. True if only some were preempted."""
         needed = self._kv.growth(members)
         if needed:
-            self._kv.offload(members, needed, plan)
+            self._kv.offload(members, needed, step)
         while needed and (self._sitting_out or self._pool.available < needed):
             if self._sitting_out or self._pool.available + self._pool.quarantined >= needed:
                 self._sitting_out = True
                 return False
-            self._preempt_last(plan)
+            self._preempt_last(step)
             if any(member.state is not State.RUNNING for member in members):
                 return members[0].state is State.RUNNING
         return True
 
-    def _preempt_last(self, plan: StepPlan) -> None:
-        too_large = self._batch.preempt_last(plan)
+    def _preempt_last(self, step: StepInFlight) -> None:
+        too_large = self._batch.preempt_last(step)
         if too_large is not None:
             self._requests.fail_beams(too_large)
 
     # Prompts
 
-    def _plan_prompts(self, plan: StepPlan, least: int, *, admit: bool) -> None:
+    def _plan_prompts(self, step: StepInFlight, least: int, *, admit: bool) -> None:
         """Spend the budget on prompts until no more than `least` of it is left."""
         prefilling, budget = self._running.prefilling, self._token_budget
         position = 0
@@ -171,52 +168,55 @@ class Planner:
             running = prefilling[position] if position < len(prefilling) else None
             waiting = self._batch.next() if admit else None
             if waiting is not None and (running is None or waiting.order < running.order):
-                admit = self._admit(waiting.request, plan)
+                admit = self._admit(waiting.request, step)
             elif running is not None:
-                budget -= self._plan_chunk(running, plan, budget)
+                budget -= self._plan_chunk(running, step, budget)
                 position += 1
             else:
                 break
 
-    def _is_stuck(self, plan: StepPlan) -> bool:
+    def _is_stuck(self, step: StepInFlight) -> bool:
         """Whether all that runs are prompts that find no block to continue."""
-        return bool(self._running.prefilling) and not (self._planned or plan.swap_out or plan.swap_in)
+        return bool(self._running.prefilling) and step.is_empty
 
-    def _admit(self, request: Request, plan: StepPlan) -> bool:
+    def _admit(self, request: Request, step: StepInFlight) -> bool:
         """Whether the head left the queue, so that the next request may be tried."""
-        admission = self._batch.admit(request, plan)
+        admission = self._batch.admit(request, step)
         if admission is Admission.NEVER:
             self._requests.fail_beams(request)
         return admission is not Admission.LATER
 
-    def _plan_chunk(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
+    def _plan_chunk(self, sequence: Sequence, step: StepInFlight, budget: int) -> int:
         """Compute up to `budget` tokens that are known but not computed. Returns how many. Their blocks are there since
         admission; sliding and oversized sequences take theirs now, as far as there are any."""
         request, start = sequence.request, sequence.computed
         length = sequence.length
-        sequence.computed = end = self._kv.extend(sequence, min(length, start + budget), plan)
+        sequence.computed = end = self._kv.extend(sequence, min(length, start + budget), step)
         if end == start:
             return 0
         tokens = sequence.slice(start, end)
-        step = SequenceStep(tokens, start, sequence.table.blocks, run_id=sequence.run_id, cold=sequence.host)
-        if end == length and request.rules.limit > 0:
-            step.samples = sequence.samples()
-        if request.prompt_scorer is sequence and start < len(request.prompt) - 1:
-            step.prompt_logprobs = request.sampling.prompt_logprobs
-            step.targets = request.prompt[start + 1 : end + 1]
+        is_scored = request.prompt_scorer is sequence and start < len(request.prompt) - 1
+        chunk = SequenceStep(
+            tokens,
+            start,
+            sequence.table.blocks,
+            sequence.specs() if end == length and request.rules.limit > 0 else (),
+            run_id=sequence.run_id,
+            prompt_logprobs=request.sampling.prompt_logprobs if is_scored else None,
+            targets=request.prompt[start + 1 : end + 1] if is_scored else (),
+        )
         self._kv.publish(sequence)
-        plan.sequences.append(step)
-        self._planned.append(sequence)
+        step.add(sequence, chunk)
         return end - start
 
-    def _leave_prompts(self, plan: StepPlan) -> None:
+    def _leave_prompts(self, step: StepInFlight) -> None:
         """Let prompts that this step completes decode from the next one on. Beams wait for its candidates."""
-        samples = plan.num_decodes
-        for sequence, step in zip(self._planned[samples:], plan.sequences[samples:], strict=True):
+        samples = first = step.num_decodes
+        for sequence, chunk in zip(step.sequences[first:], step.steps[first:], strict=True):
             if sequence.computed == sequence.length and sequence.request.beam is None:
                 for sample, decoding in enumerate((sequence, *self._batch.fork(sequence)), samples):
                     decoding.prepare_decode(sample)
-            samples += len(step.samples)
+            samples += len(chunk.samples)
 
 
 def _members_from(decoding: list[Sequence], position: int, request: Request) -> list[Sequence]:

@@ -40,6 +40,7 @@ def scheduler_for(runner: ModelRunner, options: ModelOptions, *, num_blocks: int
         token_budget=runner.token_budget,
         max_running=options.max_running,
         num_host_blocks=runner.num_host_blocks,
+        first_host_block=runner.first_host_block,
         window=runner.window,
         reads_host=runner.reads_host,
         policy=preemption_policy(options, runner),

@@ -33,7 +33,7 @@ class RunningBatch:
     def admit(self, sequence: Sequence) -> None:
         """Let a waiting sequence run: compute its prompt, or go on decoding if it was swapped while it did."""
         sequence.state = State.RUNNING
-        sequence.step.run_id = sequence.run_id = next(self._run_ids)
+        sequence.run_id = next(self._run_ids)
         self.width += sequence.width
         insort(self.decoding if sequence.decodes else self.prefilling, sequence, key=by_order)
 

@@ -7,7 +7,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.step import SharedReading, StepPlan, StepResult
@@ -20,8 +19,8 @@ from octavo_worker.engine.policy import PriorityPolicy, SchedulingPolicy
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.shared_reads import SharedReads
-from octavo_worker.engine.step_effects import StepEffects
-from octavo_worker.engine.time_share import TimeShare, TimeSlice
+from octavo_worker.engine.step_in_flight import StepInFlight
+from octavo_worker.engine.time_share import TimeShare
 from octavo_worker.memory.cost import Decision, PreemptionPolicy
 from octavo_worker.messages import (
     AddRequest,
@@ -35,16 +34,6 @@ from octavo_worker.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A step that was planned and has not ended. `planned` are the sequences of the plan's steps, in their order."""
-
-    plan: StepPlan
-    planned: list[Sequence]
-    effects: StepEffects
-    time_slice: TimeSlice | None = None  # None where no sequence is ever oversized
-
-
 class Scheduler:
     """Continuous batching with chunked prefill over paged memory: what the engine's loop talks to.
 
@@ -52,12 +41,13 @@ class Scheduler:
     keeps `watermark` of the pool free for those that run, in the class batch also what they grow by. `policy` says
     whether the memory of a preempted sequence moves to the host or is given up and computed again, helped by what the
     prefix cache still holds. Within a class the earliest deadline goes first, then the earliest turn (see `Request`);
-    who waits for `aging_s` seconds rises by a class. With `shared_reading`, plans say which sequences have leading
-    blocks in common. `clock` tells seconds since the epoch, as deadlines are given; `timer` seconds that never go back.
+    a request that waits for `aging_s` seconds rises by a class. With `shared_reading`, plans say which sequences have
+    leading blocks in common. `clock` tells seconds since the epoch, as deadlines are given; `timer` seconds that never
+    go back. The ids of host blocks begin at `first_host_block` (None: right after those of the device).
 
-    A step may be planned while the one before it is under way, see `can_plan`. Blocks are published in the prefix cache
-    when the step that fills them is planned, so equal prompts share within that step (see `StepPlan`), or as soon as
-    their last token is known after that.
+    A step may be planned while the one before it is in flight, see `can_plan`; `in_flight` are those that have not
+    ended, the oldest first. Blocks are published in the prefix cache when the step that fills them is planned, so equal
+    prompts share within that step (see `StepPlan`), or as soon as their last token is known after that.
     """
 
     def __init__(
@@ -71,6 +61,7 @@ class Scheduler:
         max_running: int = 256,
         watermark: float = 0.01,
         num_host_blocks: int = 0,
+        first_host_block: int | None = None,
         window: int = 0,
         reads_host: bool = False,
         policy: PreemptionPolicy | None = None,
@@ -81,8 +72,14 @@ class Scheduler:
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         capacity = Capacity(num_blocks - 1, block_size, max(0, num_host_blocks - 1) if reads_host else 0, window)
+        first_host_block = first_host_block or num_blocks
         self.kv = KVCacheManager(
-            capacity, num_blocks, num_host_blocks, policy or PreemptionPolicy(), chunk=token_budget
+            capacity,
+            num_blocks,
+            num_host_blocks,
+            policy or PreemptionPolicy(),
+            first_host_block=first_host_block,
+            chunk=token_budget,
         )
         self.pool, self.cache = self.kv.pool, self.kv.cache
         self.limits = Limits(max_model_len, vocab_size, max_running, capacity)
@@ -93,8 +90,8 @@ class Scheduler:
         self._time_share = TimeShare(timer)
         self._planner = Planner(self._batch, self._requests, scheduling, self._time_share, token_budget)
         self._outputs = OutputProcessor(self._batch, self._requests)
-        self._shared_reads = None if shared_reading is None else SharedReads(shared_reading, block_size)
-        self._flights: deque[Flight] = deque()
+        self._shared_reads = shared_reading and SharedReads(shared_reading, block_size, first_host_block)
+        self.in_flight: deque[StepInFlight] = deque()
         self._steps = 0
 
     # What the agent asks for
@@ -195,8 +192,8 @@ class Scheduler:
 
     @property
     def can_plan(self) -> bool:
-        """Whether a step may be planned now: at most one is under way."""
-        return len(self._flights) < 2
+        """Whether a step may be planned now: at most one is in flight."""
+        return len(self.in_flight) < 2
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing is left to run. Plans end in their order with `commit`, or together with
@@ -205,56 +202,54 @@ class Scheduler:
             raise RuntimeError("a previous plan was neither committed nor abandoned")
         self._requests.keep_time()
         before = None
-        # A plan may come out empty and yet have changed who runs: who came back found everything in the cache, or who
-        # took the room of others cannot run at all. Nothing is lost with it: only what it plans is copied or published.
+        # A plan may come out empty and yet have changed what runs: a sequence that came back found everything in the
+        # cache, or one that preempted others cannot run at all. Nothing is lost with it: only what it plans is copied
+        # or published.
         while before != (before := self._batch.census()):
-            effects = self.kv.begin_step()
-            plan, planned = self._planner.plan(ahead=bool(self._flights))
-            if planned or plan.swap_out or plan.swap_in:
-                if self._shared_reads is not None:
-                    self._shared_reads.group(plan)
-                self._flights.append(Flight(plan, planned, effects, self._begin_slice(plan, planned)))
+            step = self.kv.begin_step()
+            self._planner.plan(step, ahead=bool(self.in_flight))
+            if not step.is_empty:
+                reads = self._shared_reads
+                plan = step.seal(*(reads.group(step.steps, step.num_decodes) if reads else ([], [])))
+                if self.limits.capacity.share:
+                    step.time_slice = self._time_share.begin(plan, step.sequences, self._batch.running.decoding)
+                self.in_flight.append(step)
                 return plan
-            if self._flights:  # what this plan preempted may not return before the step under way has ended
+            if self.in_flight:  # what this plan preempted may not return before the step in flight has ended
                 break
         return None
 
-    def _begin_slice(self, plan: StepPlan, planned: list[Sequence]) -> TimeSlice | None:
-        if not self.limits.capacity.share:
-            return None
-        return self._time_share.begin(plan, planned, self._batch.running.decoding)
-
     def commit(self, plan: StepPlan, result: StepResult) -> None:
-        """Take over what the runner computed for `plan`, the oldest under way."""
-        flight = self._oldest(plan)
-        self._flights.popleft()
-        self.kv.settle(flight.effects)
-        if flight.time_slice is not None:
-            self._time_share.end(flight.time_slice)
+        """Take over what the runner computed for `plan`, the oldest in flight."""
+        step = self._oldest(plan)
+        self.in_flight.popleft()
+        self.kv.settle(step)
+        if step.time_slice is not None:
+            self._time_share.end(step.time_slice)
         self._steps += 1
-        self._outputs.take(plan, flight.planned, result)
+        self._outputs.take(plan, step.sequences, result)
 
     def abandon(self, plan: StepPlan, *, culprit: int | None = None, message: str = "") -> None:
-        """Undo `plan`, the oldest under way, which failed, and the one after it: nothing that they wrote is trusted.
-        Whoever runs computes again, because even those who sat out may share a block with somebody who did not, and so
-        does who went to the host. The runner must be done with both.
+        """Undo `plan`, the oldest in flight, which failed, and the one after it. All running sequences, and those
+        swapped out by these steps, are recomputed: any of them may share a block that the failed step wrote. The runner
+        must be done with both.
 
         `culprit` is the position in the plan of a sequence whose request fails with `message`.
         """
-        failed = self._oldest(plan).planned
-        flights = list(self._flights)
-        self._flights.clear()
-        for flight in flights:
-            self.kv.undo(flight.effects)
+        failed = self._oldest(plan).sequences
+        steps = list(self.in_flight)
+        self.in_flight.clear()
+        for step in steps:
+            self.kv.undo(step)
         for request in dict.fromkeys(sequence.request for sequence in self._batch.running):
             self._batch.preempt(request.members(State.RUNNING))
-        for flight in flights:
-            for sequence in flight.effects.evicted:
+        for step in steps:
+            for sequence in step.evicted:
                 self.kv.free(sequence)
         if culprit is not None and failed[culprit].request.sequences:
             self._requests.fail(failed[culprit].request, "step_failed", message)
 
-    def _oldest(self, plan: StepPlan) -> Flight:
-        if not self._flights or self._flights[0].plan is not plan:
+    def _oldest(self, plan: StepPlan) -> StepInFlight:
+        if not self.in_flight or self.in_flight[0].plan is not plan:
             raise RuntimeError("this is not the plan that is next to end")
-        return self._flights[0]
+        return self.in_flight[0]

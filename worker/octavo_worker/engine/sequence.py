@@ -18,7 +18,7 @@ from octavo_worker.messages import AddRequest, EngineSampling, Logprob
 
 by_order = attrgetter("order")
 
-_UNKNOWN = [UNKNOWN]
+_UNKNOWN = (UNKNOWN,)
 
 
 class State(Enum):
@@ -110,14 +110,16 @@ class Sequence:
     published tokens (after a takeover) or after a preemption computes prompt and tokens alone; what its siblings share
     with it, it finds in the prefix cache.
 
-    `computed` tokens have their keys and values in `table`, or will have once the steps under way are computed; the
+    `computed` tokens have their keys and values in `table`, or will have once the steps in flight are computed; the
     others are to be computed. It `decodes` once its prompt is computed, until it has to be computed again. A decode may
     be planned before the token that it computes is known: `sample` says which sample of the step before chooses it.
+    `samples` are what each of its decodes samples.
 
     `digests` belong to the prefix cache: the root, then one for each full block whose content is known; `published`
-    counts the blocks that were offered to it. `host` are the blocks in CPU memory that hold the `computed` tokens of a
-    swapped sequence, whose table is empty meanwhile; of a long one that runs, those in place of the entries that its
-    table gave up.
+    counts the blocks that were offered to it. The table of a waiting sequence is empty, but a swapped one's lists the
+    host blocks that hold its `computed` tokens. The table of an oversized one that runs begins with host blocks.
+
+    `output` only grows: a step that was planned refers to its beginning.
     """
 
     __slots__ = (
@@ -126,7 +128,6 @@ class Sequence:
         "computed",
         "decodes",
         "digests",
-        "host",
         "indices",
         "order",
         "output",
@@ -135,8 +136,8 @@ class Sequence:
         "request",
         "run_id",
         "sample",
+        "samples",
         "state",
-        "step",
         "table",
     )
 
@@ -152,12 +153,11 @@ class Sequence:
         self.computed = 0
         self.published = 0
         self.peak = 0  # tokens that were computed before the last preemption
-        self.host: list[int] = []
         self.decodes = False
         self.state = State.WAITING
         self.run_id = 0
         self.sample = 0
-        self.step = SequenceStep([], 0, table.blocks)
+        self.samples: tuple[SampleSpec, ...] = ()
 
     def reorder(self) -> None:
         """Take the order that follows from the request's; the sequence must be in no sorted list."""
@@ -187,18 +187,23 @@ class Sequence:
             return prompt[start:end]
         return prompt[start:] + array("I", self.output[: end - split])
 
-    def samples(self) -> list[SampleSpec]:
-        """What to choose once all present tokens are computed."""
-        request = self.request
-        forbidden = request.rules.forbidden(len(self.output))
+    @property
+    def is_swapped(self) -> bool:
+        """Whether it waits with its blocks on the host."""
+        return self.state is State.WAITING and len(self.table.blocks) > 0
+
+    def specs(self) -> tuple[SampleSpec, ...]:
+        """What to sample once all present tokens are computed."""
+        request, rules = self.request, self.request.rules
+        forbidden, allowed_from = rules.forbidden(0), self._prompt_len + rules.min_tokens
         if request.beam is not None:
             wanted, indices = request.beam.search.num_candidates, self.indices[:1]
         else:
             wanted, indices = 0, self.indices
-        return [
-            SampleSpec(request.sampling, index, self.length, request.prompt, self.output, forbidden, wanted)
+        return tuple(
+            SampleSpec(request.sampling, index, request.prompt, self.output, forbidden, allowed_from, wanted)
             for index in indices
-        ]
+        )
 
     def start_over(self) -> None:
         """Nothing of it is computed any more, nor of the scores that it was computing."""
@@ -208,26 +213,20 @@ class Sequence:
             self.request.prompt_scorer = None
 
     def prepare_decode(self, sample: int = 0) -> None:
-        """Make the step that is reused from now on, for one token at a time. `sample` of the step under way chooses the
-        first of them, unless it is known."""
+        """Decode from now on. `sample` of the step in flight chooses the first token, unless it is known."""
         self.sample = sample
-        self.step = SequenceStep([], 0, self.table.blocks, self.samples(), run_id=self.run_id, cold=self.host)
+        self.samples = self.specs()
 
     def decode(self, sample: int) -> SequenceStep:
-        """The step for the next token, the `sample`-th of its plan. It touches only what changes: this runs for every
-        sequence in every step."""
-        step, start, output = self.step, self.computed, self.output
-        step.start = start
-        if start < self._prompt_len + len(output):
-            step.tokens, step.follows = [output[-1]], None
-        else:
-            step.tokens, step.follows = _UNKNOWN, self.sample
-        self.sample = sample
+        """The step for the next token, which sample `sample` of its plan chooses. This runs for every sequence in every
+        step, so it takes all but the changing fields as they are."""
+        start, output = self.computed, self.output
         self.computed = start + 1
-        spec = step.samples[0]
-        spec.position = start + 1
-        if spec.forbidden:
-            spec.forbidden = self.request.rules.forbidden(start + 1 - self._prompt_len)
+        if start < self._prompt_len + len(output):
+            step = SequenceStep((output[-1],), start, self.table.blocks, self.samples, (), self.run_id)
+        else:
+            step = SequenceStep(_UNKNOWN, start, self.table.blocks, self.samples, (), self.run_id, self.sample)
+        self.sample = sample
         return step
 
     def common(self, other: Sequence, limit: int) -> int:
@@ -238,7 +237,7 @@ class Sequence:
         return bisect_left(range(1, limit + 1), True, key=lambda block: mine[block] != others[block])
 
     def fork(self, index: int) -> Sequence:
-        """A running sibling that shares all computed tokens, but not yet those on the host."""
+        """A running sibling that shares all computed tokens, but has no reference yet to those on the host."""
         child = Sequence(self.request, [index], list(self.output), self.table.fork())
         child.digests = list(self.digests)
         child.computed, child.published = self.computed, self.published

@@ -1,31 +1,42 @@
-"""What single steps did and when, for those who ask: nothing is recorded otherwise."""
+"""What single steps did and when."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo_worker.contract.step import StepPlan
+
 _ENGINE, _STEPS = 1, 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRecord:
-    """One step that landed. Times of one clock in seconds: its planning began, it was planned, its launch returned, the
-    engine began to wait for it, its result was there, the result was taken in. Then what it did: sequences that
-    decoded, chunks of prompts and their tokens, blocks swapped and copied."""
+    """What a step did and when. Times of one clock in seconds: its planning began, it was planned, its launch returned,
+    the engine began to wait for it, its result was there, the result was taken in. `ahead`: it was launched before the
+    end of the step before it. Then sequences that decoded, chunks of prompts and their tokens, blocks swapped and
+    copied."""
 
-    began: float
-    planned: float
-    left: float
-    waited: float
-    landed: float
-    committed: float
-    decodes: int
-    chunks: int
-    prefilled: int
-    swapped_out: int
-    swapped_in: int
-    copied: int
+    began: float = 0.0
+    planned: float = 0.0
+    left: float = 0.0
+    waited: float = 0.0
+    landed: float = 0.0
+    committed: float = 0.0
+    ahead: bool = False
+    decodes: int = 0
+    chunks: int = 0
+    prefilled: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    copied: int = 0
+
+    def count(self, plan: StepPlan) -> None:
+        """Note what the step does."""
+        self.decodes = plan.num_decodes
+        self.chunks = len(plan.sequences) - plan.num_decodes
+        self.prefilled = sum(len(step.tokens) for step in plan.sequences[plan.num_decodes :])
+        self.swapped_out, self.swapped_in, self.copied = len(plan.swap_out), len(plan.swap_in), len(plan.copies)
 
 
 @dataclass(slots=True)

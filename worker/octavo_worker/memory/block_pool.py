@@ -14,7 +14,10 @@ class OutOfBlocks(Exception):
 
 
 class BlockPool:
-    """Reference-counted blocks 1 .. `num_blocks` - 1; block 0 is the null block and never handed out.
+    """Reference-counted blocks with ids from `first` + 1 to `first` + `num_blocks` - 1.
+
+    Block 0 is the null block. Another pool's ids may come before those of this one: its block `first` is as little
+    handed out as the null block is.
 
     A block is *used* (references > 0), *cached* (no reference, but its content is published under a hash and may be
     revived), *free*, or *quarantined* (no reference, but a copy in flight still reads or writes it). Cached and free
@@ -24,16 +27,19 @@ class BlockPool:
     their beginnings.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, first: int = 0) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks is {num_blocks}: at least 2 are needed, block 0 is never used")
         self.num_blocks = num_blocks
-        self.refs = [0] * num_blocks
-        self._hash: list[bytes | None] = [None] * num_blocks
+        self.first = first
+        end = first + num_blocks
+        self.refs = [0] * end
+        self._hash: list[bytes | None] = [None] * end
         self._by_hash: dict[bytes, int] = {}
         # The null block doubles as the list's sentinel: its successor is the head, its predecessor the tail.
-        self._next = [*range(1, num_blocks), NULL_BLOCK]
-        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        self._next = [*range(1, end), NULL_BLOCK]
+        self._prev = [end - 1, *range(end - 1)]
+        self._next[NULL_BLOCK], self._prev[first + 1] = first + 1, NULL_BLOCK
         self._available = num_blocks - 1
         self._cached = 0
         self._shared = 0
@@ -185,7 +191,7 @@ class BlockPool:
             raise AssertionError(f"free list holds {len(order)} entries, {self._available} were counted")
         if any(self._prev[self._next[block]] != block for block in [NULL_BLOCK, *order]):
             raise AssertionError("free list is not linked both ways")
-        idle = {block for block in range(1, self.num_blocks) if self.refs[block] == 0}
+        idle = {block for block in range(self.first + 1, self.first + self.num_blocks) if self.refs[block] == 0}
         if idle & self._guarded.keys() != set(self._quarantine):
             raise AssertionError("quarantine and reference counts disagree")
         if idle - self._guarded.keys() != set(order) or self.refs[NULL_BLOCK] != 0:
@@ -201,7 +207,7 @@ class BlockPool:
             self._check_references(tables)
 
     def _check_references(self, tables: Iterable[Sequence[int]]) -> None:
-        counted = [0] * self.num_blocks
+        counted = [0] * len(self.refs)
         for table in tables:
             for block in table:
                 counted[block] += block != NULL_BLOCK

@@ -10,10 +10,12 @@ from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
 class BlockTable:
     """Maps token positions to blocks: position p lives in `blocks[p // block_size]`.
 
-    The first `start` entries are the null block: their blocks were given up, because nobody reads them any more or
-    because they are kept elsewhere. Otherwise `blocks` is append-only but for copy-on-write. It stays the same array
-    for the table's life, so that plans may refer to it, of 32 bits a block as attention reads it: parts of it are cut,
-    compared and sent without a look at each block.
+    The table has a reference to the blocks from entry `start` on. The entries before it are the null block where
+    nothing reads them any more, or blocks of another pool that hold their content.
+
+    The array `blocks` only ever grows. Any other change makes a new one, so that a step that was planned with the array
+    keeps what it saw. Its entries have 32 bits as attention reads them: parts of it are cut, compared and sent without
+    a look at each block.
     """
 
     __slots__ = ("_pool", "block_size", "blocks", "start")
@@ -42,17 +44,22 @@ class BlockTable:
         self._pool.acquire(blocks)
         self.blocks += blocks
 
-    def skip(self, count: int) -> None:
-        """Begin an empty table with `count` entries that it does not hold."""
-        self.blocks += null_blocks(count)
-        self.start = count
+    def begin(self, entries: array[int]) -> None:
+        """Begin anew, without any block of its own, with `entries` that it does not hold."""
+        self.blocks = entries[:]
+        self.start = len(entries)
 
     def give_up(self, end: int) -> None:
-        """Drop the references to the blocks before entry `end`, the oldest first: that is how they are evicted."""
-        end = min(end, len(self.blocks))
+        """Drop the references to the blocks before entry `end`: nothing reads them any more."""
+        self.replace(null_blocks(min(end, len(self.blocks)) - self.start))
+
+    def replace(self, entries: array[int]) -> None:
+        """Put `entries` in the place of the oldest blocks, and drop the references to those, the oldest first: that is
+        how they are evicted."""
+        end = self.start + len(entries)
         if end > self.start:
             self._pool.release(self.blocks[self.start : end])
-            self.blocks[self.start : end] = null_blocks(end - self.start)
+            self.blocks = self.blocks[: self.start] + entries + self.blocks[end:]
             self.start = end
 
     def reserve(self, num_tokens: int) -> None:
@@ -62,7 +69,7 @@ class BlockTable:
     def fork(self) -> BlockTable:
         """A table that shares every block, the partly filled last one included."""
         child = BlockTable(self._pool, self.block_size)
-        child.skip(self.start)
+        child.begin(self.blocks[: self.start])
         child.adopt(self.held)
         return child
 
@@ -75,6 +82,7 @@ class BlockTable:
         slot = position // self.block_size
         source = self.blocks[slot]
         (target,) = self._pool.allocate(1)
+        self.blocks = self.blocks[:]
         self.blocks[slot] = target
         self._pool.release((source,))
         return source, target
@@ -82,8 +90,7 @@ class BlockTable:
     def free(self) -> None:
         """Give all blocks back, the last first."""
         self._pool.release(reversed(self.held))
-        del self.blocks[:]
-        self.start = 0
+        self.begin(array("i"))
 
 
 def null_blocks(count: int) -> array[int]:

@@ -1,0 +1,60 @@
+"""One step, from the beginning of its planning to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo_worker.contract.step import Launched, SequenceStep, StepPlan
+from octavo_worker.engine.sequence import Sequence
+from octavo_worker.engine.step_log import StepRecord
+from octavo_worker.engine.time_share import TimeSlice
+
+_NOTHING = StepPlan((), 0)
+
+
+@dataclass(slots=True, eq=False)
+class StepInFlight:
+    """What planning gathers, the plan that comes of it, and all that the engine notes until the step has ended.
+
+    `number` grows by one a step. `sequences` are those of `steps`, in their order. The step fills the `published`
+    blocks. The `evicted` sequences lost their memory when it was planned. They come back in a later step: what this one
+    copies to the host it does not copy back, and a token or scores of their prompt that the step before it still
+    computes are known then.
+
+    `plan` is the value that the runner gets, `launched` the runner's handle of it.
+    """
+
+    number: int
+    steps: list[SequenceStep] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    num_decodes: int = 0
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    published: list[int] = field(default_factory=list)
+    evicted: set[Sequence] = field(default_factory=set)
+    plan: StepPlan = _NOTHING
+    time_slice: TimeSlice | None = None  # None where no sequence is ever oversized
+    launched: Launched | None = None
+    record: StepRecord = field(default_factory=StepRecord)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.steps or self.swap_out or self.swap_in)
+
+    def add(self, sequence: Sequence, step: SequenceStep) -> None:
+        self.steps.append(step)
+        self.sequences.append(sequence)
+
+    def seal(self, groups: list[int], prefix_lens: list[int]) -> StepPlan:
+        """Planning is over. Returns the plan."""
+        self.plan = StepPlan(
+            tuple(self.steps),
+            self.num_decodes,
+            tuple(self.copies),
+            tuple(self.swap_out),
+            tuple(self.swap_in),
+            tuple(groups),
+            tuple(prefix_lens),
+        )
+        return self.plan
