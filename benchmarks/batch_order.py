@@ -20,7 +20,7 @@ from typing import Any
 
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.workloads import Work, workload
-from octavo_worker.contract.step import Sampled, SampleSpec, SequenceResult, StepPlan, StepResult
+from octavo_worker.contract.step import Sampled, SampleRow, SequenceResult, StepPlan, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
 from octavo_worker.messages import BATCH, NORMAL, AddRequest, EngineSampling, SequenceInput
@@ -59,8 +59,8 @@ class Engine:
                 AddRequest(str(seed), array("I", w.prompt), [SequenceInput(0)], sampling, priority=priority)
             )
 
-        def token(spec: SampleSpec) -> Sampled:
-            return Sampled(STOP if spec.position >= ends[spec.params.seed] else OTHER)
+        def token(row: SampleRow) -> Sampled:
+            return Sampled(STOP if row.position >= ends[row.params.seed] else OTHER)
 
         under_way: deque[StepPlan] = deque()
         while self.scheduler.has_requests or under_way:
@@ -70,7 +70,10 @@ class Engine:
             if plan is None or len(under_way) > 1:
                 step = under_way.popleft()
                 self.now += seconds(step)
-                samples = [SequenceResult([token(spec) for spec in s.samples]) for s in step.sequences]
+                samples = [
+                    SequenceResult([token(s.sample_row(number)) for number in range(len(s.samples))])
+                    for s in step.sequences
+                ]
                 self.scheduler.commit(step, StepResult(samples))
                 self.scheduler.take_output()
                 yield step

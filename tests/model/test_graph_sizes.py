@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_worker.model.cuda.graphs import PROMPT_TOKENS, batch_sizes, prompt_sizes
+from octavo_worker.model.cuda.shapes import PROMPT_TOKENS, batch_sizes, prompt_sizes
 
 
 def test_every_batch_has_a_size_that_holds_it() -> None:

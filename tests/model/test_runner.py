@@ -40,8 +40,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> PagedRunner:
     return load_runner(options)
 
 
-def sampled(position: int) -> SampleSpec:
-    return SampleSpec(EngineSampling(seed=5, max_tokens=9, temperature=0.0, logprobs=0), 0, position, [], [])
+SAMPLED = SampleSpec(EngineSampling(seed=5, max_tokens=9, temperature=0.0, logprobs=0), 0, [], [])
 
 
 def score(runner: PagedRunner, *steps: SequenceStep, copies: list[tuple[int, int]] | None = None) -> list[float]:
@@ -54,14 +53,14 @@ PROMPT = [7, 3, 9, 4, 4, 1, 8, 2, 6, 5, 0, 11, 13, 12, 19, 17, 23, 29, 31, 37]
 
 
 def test_context_is_found_through_the_block_table(runner: PagedRunner) -> None:
-    whole = score(runner, SequenceStep(PROMPT, 0, [5, 2], [sampled(20)]))
+    whole = score(runner, SequenceStep(PROMPT, 0, [5, 2], [SAMPLED]))
     score(runner, SequenceStep(PROMPT[:17], 0, [9, 3]))
-    assert score(runner, SequenceStep(PROMPT[17:], 17, [9, 3], [sampled(20)])) == whole
+    assert score(runner, SequenceStep(PROMPT[17:], 17, [9, 3], [SAMPLED])) == whole
 
 
 def test_products_in_parts_are_the_products(runner: PagedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a device computes products in parts, the next norm adds them to the residual stream."""
-    step = SequenceStep(PROMPT, 0, [5, 2], [sampled(20)])
+    step = SequenceStep(PROMPT, 0, [5, 2], [SAMPLED])
     whole, asked = score(runner, step), []
 
     def halves(x: Tensor, weight: Tensor) -> Tensor:
@@ -75,33 +74,34 @@ def test_products_in_parts_are_the_products(runner: PagedRunner, monkeypatch: py
 
 def test_copies_come_before_the_tokens(runner: PagedRunner) -> None:
     """The copied block stands in for the original, and writing to it leaves the original alone."""
-    whole = score(runner, SequenceStep(PROMPT, 0, [5, 2], [sampled(20)]))
+    whole = score(runner, SequenceStep(PROMPT, 0, [5, 2], [SAMPLED]))
     score(runner, SequenceStep(PROMPT[:19], 0, [9, 3]))
-    assert score(runner, SequenceStep([PROMPT[19]], 19, [9, 4], [sampled(20)]), copies=[(3, 4)]) == whole
-    other = score(runner, SequenceStep([49], 19, [9, 3], [sampled(20)]))
+    assert score(runner, SequenceStep([PROMPT[19]], 19, [9, 4], [SAMPLED]), copies=[(3, 4)]) == whole
+    other = score(runner, SequenceStep([49], 19, [9, 3], [SAMPLED]))
     assert other != whole
-    assert score(runner, SequenceStep([PROMPT[19]], 19, [9, 4], [sampled(20)])) == whole
+    assert score(runner, SequenceStep([PROMPT[19]], 19, [9, 4], [SAMPLED])) == whole
 
 
 def test_a_plan_of_copies_alone_is_carried_out(runner: PagedRunner) -> None:
-    whole = score(runner, SequenceStep(PROMPT[:16], 0, [6], []), SequenceStep(PROMPT, 0, [6, 7], [sampled(20)]))
+    whole = score(runner, SequenceStep(PROMPT[:16], 0, [6], []), SequenceStep(PROMPT, 0, [6, 7], [SAMPLED]))
     assert runner.launch(StepPlan([], 0, [(6, 8)])).result().sequences == []
-    assert score(runner, SequenceStep(PROMPT[16:], 16, [8, 7], [sampled(20)])) == whole
+    assert score(runner, SequenceStep(PROMPT[16:], 16, [8, 7], [SAMPLED])) == whole
 
 
 def test_what_comes_from_the_host_may_leave_for_it_at_once(runner: PagedRunner) -> None:
-    whole = score(runner, SequenceStep(PROMPT, 0, [5, 2], [sampled(20)]))
-    runner.launch(StepPlan([], 0, swap_out=[(5, 1)])).result()
-    runner.launch(StepPlan([], 0, swap_in=[(1, 15)], swap_out=[(15, 2)])).result()
-    runner.launch(StepPlan([], 0, swap_in=[(2, 10)])).result()
-    assert score(runner, SequenceStep(PROMPT[16:], 16, [10, 7], [sampled(20)])) == whole
+    host = runner.first_host_block
+    whole = score(runner, SequenceStep(PROMPT, 0, [5, 2], [SAMPLED]))
+    runner.launch(StepPlan([], 0, swap_out=[(5, host + 1)])).result()
+    runner.launch(StepPlan([], 0, swap_in=[(host + 1, 15)], swap_out=[(15, host + 2)])).result()
+    runner.launch(StepPlan([], 0, swap_in=[(host + 2, 10)])).result()
+    assert score(runner, SequenceStep(PROMPT[16:], 16, [10, 7], [SAMPLED])) == whole
 
 
 def test_answers_come_in_order_and_only_where_asked(runner: PagedRunner) -> None:
     steps = [
-        SequenceStep([3], 0, [1], [sampled(1)]),
+        SequenceStep([3], 0, [1], [SAMPLED]),
         SequenceStep([4, 5], 0, [2]),
-        SequenceStep([6, 7], 0, [3], [sampled(2), sampled(2)], prompt_logprobs=2, targets=[7]),
+        SequenceStep([6, 7], 0, [3], [SAMPLED, SAMPLED], prompt_logprobs=2, targets=[7]),
     ]
     result = runner.launch(StepPlan(steps, 1)).result()
     assert [len(s.samples) for s in result.sequences] == [1, 0, 2]
@@ -111,12 +111,12 @@ def test_answers_come_in_order_and_only_where_asked(runner: PagedRunner) -> None
 
 
 def test_more_tokens_than_the_budget_still_run(runner: PagedRunner) -> None:
-    assert len(score(runner, SequenceStep(PROMPT * 3, 0, [1, 2, 3, 4], [sampled(60)]))) == 1
+    assert len(score(runner, SequenceStep(PROMPT * 3, 0, [1, 2, 3, 4], [SAMPLED]))) == 1
 
 
 @pytest.mark.parametrize("token", [-1, 50])
 def test_a_token_outside_the_vocabulary_blames_its_sequence(runner: PagedRunner, token: int) -> None:
-    steps = [SequenceStep([3], 0, [1], [sampled(1)]), SequenceStep([2, token], 0, [2], [sampled(2)])]
+    steps = [SequenceStep([3], 0, [1], [SAMPLED]), SequenceStep([2, token], 0, [2], [SAMPLED])]
     with pytest.raises(StepError, match="vocabulary") as failure:
         runner.launch(StepPlan(steps, 0)).result()
     assert failure.value.sequence == 1

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from octavo_worker.contract.step import SampleSpec
+from octavo_worker.contract.step import SampleRow
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.sampler import adjust_rows, sample, score
 
 
 def spec(
     *, prompt: Sequence[int] = (), output: Sequence[int] = (), forbidden: Sequence[int] = (), **params: object
-) -> SampleSpec:
+) -> SampleRow:
     sampling = EngineSampling(**{"seed": 1, "max_tokens": 9, "temperature": 0.0, **params})  # type: ignore[arg-type]
-    return SampleSpec(sampling, 0, len(prompt) + len(output), prompt, output, forbidden)
+    return SampleRow(sampling, 0, len(prompt) + len(output), prompt, output, forbidden)
 
 
-def adjusted(logits: list[float], asked: SampleSpec) -> list[float]:
+def adjusted(logits: list[float], asked: SampleRow) -> list[float]:
     row = torch.tensor([logits])
     adjust_rows(row, [asked])
     return row[0].tolist()

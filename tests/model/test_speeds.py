@@ -25,6 +25,7 @@ class Machine:
     block_size: int = 16
     num_blocks: int = 200
     num_host_blocks: int = 50
+    first_host_block: int = 200
     max_model_len: int = 4096
 
     @property

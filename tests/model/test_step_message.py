@@ -2,6 +2,7 @@
 and, on a GPU, the kernel reads them as the CPU does."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import fields
 
 import numpy as np
@@ -13,8 +14,21 @@ from octavo_worker.contract.step import SampleSpec, SequenceStep, StepError, Ste
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.cuda.packer import Packer
+from octavo_worker.model.cuda.shapes import RaggedShape, StepSizes
 
 ROWS, BLOCKS, BLOCK, VOCAB, TOKENS, FIRST_HOST_BLOCK = 6, 12, 16, 500, 256, 5000
+SAMPLES = 4 * ROWS  # of decodes with several tokens
+
+
+class AsItIs:
+    """Pads no step."""
+
+    def of(self, step: StepSizes) -> RaggedShape:
+        return RaggedShape(0, False, False)
+
+
+def make_packer(rows: int = ROWS, first_host_block: int | None = None) -> Packer:
+    return Packer(rows=rows, block_size=BLOCK, vocab_size=VOCAB, shapes=AsItIs(), first_host_block=first_host_block)
 
 
 class Device:
@@ -23,7 +37,7 @@ class Device:
     def __init__(self, device: str = "cpu") -> None:
         self.tables = torch.zeros((ROWS, BLOCKS), dtype=torch.int32, device=device)
         self.sampled = torch.zeros(ROWS, dtype=torch.int64, device=device)
-        self.inputs = StepInputs.allocate(ROWS, TOKENS, BLOCKS, torch.device(device))
+        self.inputs = StepInputs.allocate(SAMPLES, TOKENS, BLOCKS, torch.device(device))
 
     def unpack(self, message: np.ndarray, sequences: int) -> StepInputs:
         sent = torch.from_numpy(message.copy()).to(self.tables.device)
@@ -31,14 +45,14 @@ class Device:
         return self.inputs
 
 
-class Stay:
+class Run:
     """A sequence as the scheduler would run it: chunks, then decodes; its table grows, its tail may be copied, and the
     oldest blocks of some go to the host."""
 
     def __init__(self, number: int, rng: random.Random) -> None:
         self.number, self.rng = number, rng
         self.table: list[int] = []
-        self.cold: list[int] = []
+        self.on_host = 0
         self.is_oversized = rng.random() < 0.5
         self.done = 0
         self.params = EngineSampling(
@@ -46,50 +60,60 @@ class Stay:
             top_p=rng.random(), min_p=rng.random(),
         )  # fmt: skip
 
-    def step(self, count: int, samples: int) -> SequenceStep:
-        rng = self.rng
+    def step(self, count: int, samples: int, *, each: bool = False) -> SequenceStep:
+        """`count` tokens; `samples` of the last one, or of `each`."""
+        rng, table = self.rng, list(self.table)
         if self.done % BLOCK and rng.random() < 0.2:
-            self.table[-1] = rng.randrange(1, 1000)
+            table[-1] = rng.randrange(1, 1000)
         if self.is_oversized and rng.random() < 0.3:
-            more = rng.randrange(self.done // BLOCK - len(self.cold) + 1)
-            self.table[len(self.cold) : len(self.cold) + more] = [0] * more
-            self.cold += [rng.randrange(1, 1000) for _ in range(more)]
+            more = rng.randrange(self.done // BLOCK - self.on_host + 1)
+            hosts = [FIRST_HOST_BLOCK + rng.randrange(1, 1000) for _ in range(more)]
+            table[self.on_host : self.on_host + more] = hosts
+            self.on_host += more
         end = self.done + count
-        self.table += [rng.randrange(1, 1000) for _ in range(-(-end // BLOCK) - len(self.table))]
-        specs = [SampleSpec(self.params, index, end, [], []) for index in range(samples)]
+        self.table = table + [rng.randrange(1, 1000) for _ in range(-(-end // BLOCK) - len(table))]
+        specs = [SampleSpec(self.params, 0 if each else index, [], []) for index in range(samples)]
         tokens = [rng.randrange(VOCAB) for _ in range(count)]
-        step = SequenceStep(tokens, self.done, self.table, specs, run_id=self.number, cold=tuple(self.cold))
+        rows = tuple(sorted(rng.sample(range(count), samples))) if each else ()
+        step = SequenceStep(tokens, self.done, self.table, specs, rows, run_id=self.number)
         self.done = end
         return step
 
 
-def random_steps(seed: int, steps: int):
-    """Plans of up to `ROWS` sequences that come, sit out and go."""
+def random_plans(seed: int, steps: int) -> Iterator[StepPlan]:
+    """Plans of up to `ROWS` sequences that come, sit out and go. Decodes of one token, or of several to be verified."""
     rng = random.Random(seed)
-    stays: list[Stay] = []
+    runs: list[Run] = []
     number = 0
     for _ in range(steps):
-        stays = [s for s in stays if s.done < BLOCK * BLOCKS - 40 and rng.random() > 0.1]
-        while len(stays) < ROWS and rng.random() < 0.5:
+        runs = [run for run in runs if run.done < BLOCK * BLOCKS - 40 and rng.random() > 0.1]
+        while len(runs) < ROWS and rng.random() < 0.5:
             number += 1
-            stays.append(Stay(number, rng))
-        chosen = [s for s in stays if rng.random() < 0.8]
+            runs.append(Run(number, rng))
+        chosen = [run for run in runs if rng.random() < 0.8]
+        decodes = [run for run in chosen if run.done and rng.random() < 0.8]
+        prompts = [run for run in chosen if run not in decodes]
+        longest = rng.choice([1, 4])
+        counts = [rng.randint(1, longest) for _ in decodes]
+        steps_of_decodes = [run.step(n, rng.randint(1, n), each=True) for run, n in zip(decodes, counts, strict=True)]
+        chunks = [run.step(rng.randrange(1, 33), rng.randrange(2)) for run in prompts]
         if chosen:
-            counts = [1 if s.done and rng.random() < 0.8 else rng.randrange(1, 33) for s in chosen]
-            yield [s.step(count, rng.randrange(2)) for s, count in zip(chosen, counts, strict=True)]
+            yield StepPlan([*steps_of_decodes, *chunks], len(decodes))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_device_sees_what_the_plan_says(seed: int) -> None:
-    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB, first_host_block=FIRST_HOST_BLOCK)
-    device, message = Device(), np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
-    cold_steps = 0
-    for steps in random_steps(seed, 60):
-        packed = packer.pack(StepPlan(steps, 0), message)
-        got, count, tokens = device.unpack(message[: packed.words], len(steps)), len(steps), packed.tokens
-        want = ragged_batch(steps, BLOCK, VOCAB, FIRST_HOST_BLOCK)
-        assert packed.is_cold == any(step.cold for step in steps)
-        cold_steps += packed.is_cold
+    packer = make_packer(first_host_block=FIRST_HOST_BLOCK)
+    device, message = Device(), np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    host_steps = several = 0
+    for plan in random_plans(seed, 60):
+        steps, packed = plan.sequences, packer.pack(plan, message)
+        got, count, tokens = device.unpack(packed.words, len(steps)), len(steps), packed.sizes.tokens
+        want = ragged_batch(steps, BLOCK, VOCAB)
+        assert packed.sizes.on_host.tolist() == [step.block_table[0] >= FIRST_HOST_BLOCK for step in steps]
+        assert packed.sizes.decodes == plan.num_decodes
+        host_steps += packed.sizes.reads_host
+        several += any(len(step.samples) > 1 for step in steps)
         assert torch.equal(got.token_ids[:tokens], want.token_ids)
         assert torch.equal(got.positions[:tokens], want.positions)
         assert torch.equal(got.slots[:tokens], want.slots)
@@ -98,32 +122,36 @@ def test_the_device_sees_what_the_plan_says(seed: int) -> None:
         for row, table, length in zip(got.block_tables, want.block_tables, want.context_lens.tolist(), strict=False):
             used = -(-length // BLOCK)
             assert torch.equal(row[:used], table[:used])
-        specs = [(spec, step, place) for place, step in enumerate(steps) for spec in step.samples]
-        last = (want.query_start[1:] - 1).tolist()
-        assert got.sample_rows[: len(specs)].tolist() == [last[place] for _, _, place in specs]
-        assert got.seeds[: len(specs)].tolist() == [spec.params.seed for spec, _, _ in specs]
-        assert got.sample_positions[: len(specs)].tolist() == [spec.position for spec, _, _ in specs]
-        assert got.top_k[: len(specs)].tolist() == [min(spec.params.top_k, VOCAB) for spec, _, _ in specs]
-        assert got.min_p[: len(specs)].tolist() == pytest.approx([spec.params.min_p for spec, _, _ in specs])
-    assert cold_steps > 10
+        starts = want.query_start.tolist()
+        rows = [start + row for start, step in zip(starts, steps, strict=False) for row in step.rows]
+        samples = [step.sample_row(number) for step in steps for number in range(len(step.samples))]
+        assert got.sample_rows[: len(rows)].tolist() == rows
+        assert got.sample_positions[: len(rows)].tolist() == [sample.position for sample in samples]
+        assert got.sample_positions[: len(rows)].tolist() == (want.positions[rows] + 1).tolist()
+        assert got.indices[: len(rows)].tolist() == [sample.index for sample in samples]
+        assert got.seeds[: len(rows)].tolist() == [sample.params.seed for sample in samples]
+        assert got.top_k[: len(rows)].tolist() == [min(sample.params.top_k, VOCAB) for sample in samples]
+        assert got.min_p[: len(rows)].tolist() == pytest.approx([sample.params.min_p for sample in samples])
+    assert host_steps > 10
+    assert several > 10
 
 
 def test_a_decode_sends_one_block_however_long_the_context() -> None:
-    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB)
-    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
-    stay = Stay(1, random.Random(1))
-    stay.is_oversized = False
-    first = packer.pack(StepPlan([stay.step(150, 1)], 0), message).words
-    assert packer.pack(StepPlan([stay.step(1, 1)], 1), message).words == first - 149 - 9
+    packer = make_packer()
+    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    run = Run(1, random.Random(1))
+    run.is_oversized = False
+    first = len(packer.pack(StepPlan([run.step(150, 1)], 0), message).words)
+    assert len(packer.pack(StepPlan([run.step(1, 1)], 1), message).words) == first - 149 - 9
 
 
 def test_only_what_went_to_the_host_and_what_is_behind_it_is_sent_again() -> None:
-    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB, first_host_block=FIRST_HOST_BLOCK)
-    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
+    packer = make_packer(first_host_block=FIRST_HOST_BLOCK)
+    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
 
-    def decode(start: int, cold: int) -> int:
-        table = [0] * cold + list(range(cold, 10))
-        return packer.pack(StepPlan([SequenceStep([7], start, table, run_id=1, cold=range(cold))], 1), message).words
+    def decode(start: int, on_host: int) -> int:
+        table = [FIRST_HOST_BLOCK + 1 + n for n in range(on_host)] + list(range(on_host, 10))
+        return len(packer.pack(StepPlan([SequenceStep([7], start, table, run_id=1)], 1), message).words)
 
     decode(140, 3)
     assert decode(141, 3) == decode(142, 3)
@@ -131,9 +159,9 @@ def test_only_what_went_to_the_host_and_what_is_behind_it_is_sent_again() -> Non
 
 
 def test_parallel_samples_of_one_prompt_have_their_indices() -> None:
-    packer, device = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB), Device()
-    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
-    steps = [Stay(1, random.Random(1)).step(3, 0), Stay(2, random.Random(2)).step(4, 3)]
+    packer, device = make_packer(), Device()
+    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    steps = [Run(1, random.Random(1)).step(3, 0), Run(2, random.Random(2)).step(4, 3)]
     packer.pack(StepPlan(steps, 0), message)
     got = device.unpack(message, 2)
     assert got.indices[:3].tolist() == [0, 1, 2]
@@ -141,9 +169,9 @@ def test_parallel_samples_of_one_prompt_have_their_indices() -> None:
 
 
 def test_padding_is_written_nowhere() -> None:
-    packer, device = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB), Device()
-    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
-    packer.pack(StepPlan([Stay(1, random.Random(1)).step(1, 1)], 1), message)
+    packer, device = make_packer(), Device()
+    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    packer.pack(StepPlan([Run(1, random.Random(1)).step(1, 1)], 1), message)
     got = device.unpack(message, 4)
     assert got.slots[:4].tolist()[1:] == [-1, -1, -1]
     assert got.context_lens[:4].tolist() == [1, 0, 0, 0]
@@ -153,15 +181,15 @@ def test_padding_is_written_nowhere() -> None:
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
 def test_a_token_outside_the_vocabulary_blames_its_sequence(token: int) -> None:
-    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB)
+    packer = make_packer()
     steps = [SequenceStep([3], 0, [1]), SequenceStep([2, token], 0, [2])]
     with pytest.raises(StepError) as caught:
-        packer.pack(StepPlan(steps, 0), np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32))
+        packer.pack(StepPlan(steps, 0), np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32))
     assert caught.value.sequence == 1
 
 
 def test_more_sequences_than_rows_are_refused() -> None:
-    packer = Packer(rows=2, block_size=BLOCK, vocab_size=VOCAB)
+    packer = make_packer(2)
     steps = [SequenceStep([3], 0, [block]) for block in (1, 2, 3)]
     with pytest.raises(ValueError, match="made for 2"):
         packer.pack(StepPlan(steps, 0), np.zeros(1000, np.int32))
@@ -170,15 +198,15 @@ def test_more_sequences_than_rows_are_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(4))
 def test_the_kernel_reads_messages_as_the_cpu_does(seed: int) -> None:
-    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB)
-    message = np.zeros(Packer.capacity(ROWS, TOKENS, BLOCKS), np.int32)
+    packer = make_packer()
+    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
     cpu, gpu = Device("cpu"), Device("cuda")
-    for steps in random_steps(seed, 60):
-        packed = packer.pack(StepPlan(steps, 0), message)
+    for plan in random_plans(seed, 60):
+        steps, packed = plan.sequences, packer.pack(plan, message)
         padded = random.Random(seed).randrange(len(steps), ROWS + 1)
         if padded > len(steps) and any(len(s.tokens) > 1 for s in steps):
             padded = len(steps)
-        one, other = (device.unpack(message[: packed.words], padded) for device in (cpu, gpu))
+        one, other = (device.unpack(packed.words, padded) for device in (cpu, gpu))
         used = [-(-int(length) // BLOCK) for length in one.context_lens[: len(steps)]]
         for field in fields(StepInputs):
             a, b = getattr(one, field.name), getattr(other, field.name).cpu()
@@ -186,7 +214,7 @@ def test_the_kernel_reads_messages_as_the_cpu_does(seed: int) -> None:
                 for row, blocks in enumerate(used):
                     assert torch.equal(a[row, :blocks], b[row, :blocks])
             elif field.name in ("token_ids", "positions", "slots"):
-                total = packed.tokens + padded - len(steps)
+                total = packed.sizes.tokens + padded - len(steps)
                 assert torch.equal(a[:total], b[:total]), field.name
             else:
                 size = padded + (field.name == "query_start")

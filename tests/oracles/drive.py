@@ -42,6 +42,7 @@ class Engine:
             token_budget=token_budget,
             max_running=64,
             **{
+                "first_host_block": runner.first_host_block,
                 "window": runner.window,
                 "reads_host": runner.reads_host,
                 "shared_reading": runner.shared_reading,
@@ -54,7 +55,7 @@ class Engine:
     def launch(self, plan: StepPlan) -> Launched:
         """As the runner, with a note of what the step needs."""
         self._most_blocks = max(self._most_blocks, self.scheduler.pool.used)
-        self._cold_steps += any(step.cold for step in plan.sequences)
+        self._cold_steps += any(step.block_table[0] >= self.runner.first_host_block for step in plan.sequences)
         return self.runner.launch(plan)
 
     def run(self, requests: Sequence[AddRequest]) -> Answers:

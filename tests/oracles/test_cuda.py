@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
 
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.contract.step import ModelRunner, SampleSpec, StepPlan
+from octavo_worker.contract.step import ModelRunner, SampleRow, StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling
 from octavo_worker.model import load_runner
@@ -217,8 +217,9 @@ def test_reading_a_shared_prefix_once_changes_nothing(runner: ModelRunner) -> No
 def test_what_comes_from_the_host_may_leave_for_it_at_once(runner: ModelRunner) -> None:
     runner.kv_cache[5].copy_(torch.randn_like(runner.kv_cache[5]))
     torch.cuda.synchronize()  # the runner's stream waits for no other
-    runner.launch(StepPlan([], 0, swap_out=[(5, 1)])).result()
-    runner.launch(StepPlan([], 0, swap_in=[(1, 9)], swap_out=[(9, 2)])).result()
+    host = runner.first_host_block
+    runner.launch(StepPlan([], 0, swap_out=[(5, host + 1)])).result()
+    runner.launch(StepPlan([], 0, swap_in=[(host + 1, 9)], swap_out=[(9, host + 2)])).result()
     assert torch.equal(runner.host_cache[2].cpu(), runner.kv_cache[5].cpu())
 
 
@@ -230,7 +231,7 @@ def test_nothing_is_lost_or_leaked_when_memory_is_short(runner: ModelRunner, mod
 def test_samples_that_ask_for_more_are_those_of_the_cpu() -> None:
     rng = random.Random(9)
     specs = [
-        SampleSpec(
+        SampleRow(
             EngineSampling(
                 seed=i, max_tokens=9, temperature=rng.choice([0.0, 0.8]), top_k=rng.choice([0, 30]),
                 repetition_penalty=rng.choice([1.0, 1.4]), presence_penalty=rng.choice([0.0, 0.7]),

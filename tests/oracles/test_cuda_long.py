@@ -129,7 +129,7 @@ def test_an_end_in_its_middle_frees_both_sides_and_harms_nobody(end: str, runner
     now = 201.0
     answers = engine_run(engine, pipeline, others)
     assert answers == {name: of[0] for name, of in Engine(runner(deterministic=True)).run(others).tokens.items()}
-    host = scheduler.residency.host
+    host = scheduler.kv.host
     assert host is not None
     assert scheduler.pool.used == host.pool.used == 0
 

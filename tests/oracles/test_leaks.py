@@ -52,7 +52,7 @@ def assert_nothing_grows(runner: ModelRunner, *, cuda: bool) -> None:
         preemptions = answers.stats.preemptions
         del answers
         assert engine.scheduler.pool.used == 0
-        host = engine.scheduler.residency.host
+        host = engine.scheduler.kv.host
         assert host is not None
         assert host.pool.used == 0
     assert preemptions > BATCHES

@@ -164,10 +164,11 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     def uses_swapped_in(self) -> bool:
         """Whether this step reads a block that it swaps in, for a sequence or for a copy of any kind: else a runner may
         let it begin before those are there, and wait for them in the next."""
+        if not self.swap_in:
+            return False
         loaded = {block for _, block in self.swap_in}
         copied = (source for source, _ in chain(self.swap_out, self.copies))
-        used = chain(copied, *(s.block_table for s in self.sequences))
-        return bool(loaded) and not loaded.isdisjoint(used)
+        return not loaded.isdisjoint(chain(copied, *(s.block_table for s in self.sequences)))
 
 
 def count_host_blocks(block_table: Sequence[int], first_host_block: int) -> int:

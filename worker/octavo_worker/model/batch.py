@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,11 +33,8 @@ class Batch:
     stage: Stage | None = None
 
 
-def ragged_batch(sequences: list[SequenceStep], block_size: int, vocab_size: int, first_host_block: int = 0) -> Batch:
-    """Raises `StepError` for a sequence with a token id outside the vocabulary.
-
-    `first_host_block`: where host block 0 lies in the cache, for sequences with `cold` blocks.
-    """
+def ragged_batch(sequences: Sequence[SequenceStep], block_size: int, vocab_size: int) -> Batch:
+    """Raises `StepError` for a sequence with a token id outside the vocabulary."""
     counts = np.array([len(s.tokens) for s in sequences])
     starts = np.array([s.start for s in sequences])
     query_start = np.zeros(len(sequences) + 1, np.int32)
@@ -50,8 +48,6 @@ def ragged_batch(sequences: list[SequenceStep], block_size: int, vocab_size: int
     for row, sequence, length in zip(block_tables, sequences, context_lens, strict=True):
         blocks = -(-int(length) // block_size)
         row[:blocks] = sequence.block_table[:blocks]
-        if sequence.cold:
-            row[: len(sequence.cold)] = np.array(sequence.cold) + first_host_block
 
     owner = np.repeat(np.arange(len(sequences)), counts)
     positions = np.arange(len(token_ids)) + (starts - query_start[:-1])[owner]
@@ -66,7 +62,7 @@ def ragged_batch(sequences: list[SequenceStep], block_size: int, vocab_size: int
     )
 
 
-def _blame(sequences: list[SequenceStep], vocab_size: int) -> None:
+def _blame(sequences: Sequence[SequenceStep], vocab_size: int) -> None:
     for i, sequence in enumerate(sequences):
         for token in sequence.tokens:
             if not 0 <= token < vocab_size:

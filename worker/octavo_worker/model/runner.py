@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -62,9 +63,9 @@ class CausalModel(Protocol):
 class PagedRunner:
     """Runs plans on the CPU against one paged KV cache.
 
-    `num_host_blocks` (0: none) more blocks are the host pool, where preempted sequences wait and long ones keep what
-    does not fit. Both pools are one piece of memory, so attention reads a cold block where it lies. `cache_dtype`: int8
-    or float8_e4m3fn instead of the model's.
+    `num_host_blocks` (0: none) more blocks are the host pool, where preempted sequences wait and oversized ones keep
+    what does not fit. Both pools are one piece of memory, so attention reads a host block where it lies. `cache_dtype`:
+    int8 or float8_e4m3fn instead of the model's.
     """
 
     asynchronous = False
@@ -86,7 +87,7 @@ class PagedRunner:
         self.model = model
         self.token_budget = token_budget
         self.num_blocks = num_blocks
-        self.num_host_blocks = num_host_blocks
+        self.num_host_blocks, self.first_host_block = num_host_blocks, num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = model.vocab_size
@@ -109,20 +110,24 @@ class PagedRunner:
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> StepResult:
         if plan.swap_in:
-            ops.swap_blocks(self.host_cache, self.kv_cache, torch.tensor(plan.swap_in, dtype=torch.int64))
+            ops.swap_blocks(self.host_cache, self.kv_cache, self._in_pools(plan.swap_in))
         if plan.swap_out:
-            ops.swap_blocks(self.kv_cache, self.host_cache, torch.tensor(plan.swap_out, dtype=torch.int64))
+            ops.swap_blocks(self.kv_cache, self.host_cache, self._in_pools(plan.swap_out))
         if plan.copies:
             ops.copy_blocks(self.kv_cache, torch.tensor(plan.copies, dtype=torch.int64))
         if not plan.sequences:
             return StepResult([])
-        batch = ragged_batch(plan.sequences, self.block_size, self.vocab_size, self.num_blocks)
+        batch = ragged_batch(plan.sequences, self.block_size, self.vocab_size)
         self._backing.reach(int(batch.slots.max()) // self.block_size)
-        last_rows = (batch.query_start[1:] - 1).tolist()
-        sampled_rows = [row for row, s in zip(last_rows, plan.sequences, strict=True) if s.samples]
+        starts = batch.query_start.tolist()
+        sampled_rows = [
+            start + row  # parallel sequences that leave one prompt share its row
+            for start, s in zip(starts, plan.sequences, strict=False)
+            for row in dict.fromkeys(s.rows)
+        ]
         prompt_rows = [
             row
-            for start, s in zip(batch.query_start.tolist(), plan.sequences, strict=False)
+            for start, s in zip(starts, plan.sequences, strict=False)
             if s.prompt_logprobs is not None
             for row in range(start, start + len(s.targets))
         ]
@@ -133,19 +138,23 @@ class PagedRunner:
         prompts = self._prompt_logprobs(features[len(sampled_rows) :], plan.sequences)
         return StepResult([SequenceResult(s, p) for s, p in zip(samples, prompts, strict=True)])
 
-    def _sample(self, features: Tensor, sequences: list[SequenceStep]) -> list[list[Sampled]]:
-        """The samples of each sequence; `features` has a row for each sequence that has any."""
-        specs = [spec for s in sequences for spec in s.samples]
-        if not specs:
+    def _in_pools(self, pairs: Sequence[tuple[int, int]]) -> Tensor:
+        """Pairs of a block of the device and one of the host, as each pool counts its own."""
+        ids = torch.tensor(pairs, dtype=torch.int64)
+        return ids - self.first_host_block * (ids >= self.first_host_block)
+
+    def _sample(self, features: Tensor, sequences: Sequence[SequenceStep]) -> list[list[Sampled]]:
+        """The samples of each sequence; `features` has a row for each place that is sampled at all."""
+        samples = [s.sample_row(number) for s in sequences for number in range(len(s.samples))]
+        if not samples:
             return [[] for _ in sequences]
         logits = self.model.logits(features)
-        if len(specs) > len(logits):  # parallel sequences leaving one prompt share its row
-            counts = torch.tensor([len(s.samples) for s in sequences if s.samples])
-            logits = logits.repeat_interleave(counts, dim=0)
-        results = iter(sample(logits, specs).result())
+        if len(samples) > len(logits):
+            logits = logits.repeat_interleave(torch.tensor(_sharers(sequences)), dim=0)
+        results = iter(sample(logits, samples).result())
         return [[next(results) for _ in s.samples] for s in sequences]
 
-    def _prompt_logprobs(self, features: Tensor, sequences: list[SequenceStep]) -> list[list[Logprob]]:
+    def _prompt_logprobs(self, features: Tensor, sequences: Sequence[SequenceStep]) -> list[list[Logprob]]:
         answers: list[list[Logprob]] = []
         at = 0
         for sequence in sequences:
@@ -159,3 +168,8 @@ class PagedRunner:
                     answer += score(logits, torch.tensor(targets, dtype=torch.int64), counts).result()
             answers.append(answer)
         return answers
+
+
+def _sharers(sequences: Sequence[SequenceStep]) -> list[int]:
+    """How many samples read each row that is sampled."""
+    return [len(list(same)) for s in sequences for _, same in groupby(s.rows)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.adjust import Adjustment, adjust, pack
-from octavo_worker.contract.step import Sampled, SampleSpec
+from octavo_worker.contract.step import Sampled, SampleRow
 from octavo_worker.messages import Logprob
 
 
@@ -102,29 +102,29 @@ def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return tensor.to(device) if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def sample(logits: Tensor, specs: Sequence[SampleSpec], latest: Tensor | None = None) -> Choice:
-    """One token for each spec from its row of `logits[B, vocab]` (in float32 they are changed in place).
+def sample(logits: Tensor, rows: Sequence[SampleRow], latest: Tensor | None = None) -> Choice:
+    """One token for each of `rows` from its row of `logits[B, vocab]` (in float32 they are changed in place).
 
-    `latest[B]` (int64): the last token of the rows' output, which `output` lacks because only the device knows it, or
-    -1.
-    Log-probabilities are of the raw logits: before bias, penalties, temperature and filters. A spec that asks for
+    `latest[B]` (int64): the token of each row's output that `output` lacks because only the device knows it, or -1.
+    Log-probabilities are of the raw logits: before bias, penalties, temperature and filters. A row that asks for
     candidates gets those instead.
     """
     logits, device = logits.float(), logits.device
-    beams = [row for row, spec in enumerate(specs) if spec.candidates]
+    beams = [place for place, row in enumerate(rows) if row.candidates]
     if beams:
         beam_rows = on_device(beams, torch.int64, device)
         logits[beam_rows] = torch.log_softmax(logits[beam_rows], dim=-1)
-    wanted = [row for row, spec in enumerate(specs) if spec.params.logprobs is not None]
+    wanted = [place for place, row in enumerate(rows) if row.params.logprobs is not None]
     if wanted:
         wanted_rows = on_device(wanted, torch.int64, device)
         raw = logits[wanted_rows]
-    adjust_rows(logits, specs, latest)
-    choice = Choice(_choose(logits, specs), wanted, None, beams)
+    adjust_rows(logits, rows, latest)
+    choice = Choice(_choose(logits, rows), wanted, None, beams)
     if beams:
-        choice.candidates = _candidates(logits[beam_rows], [specs[row].candidates for row in beams])
+        choice.candidates = _candidates(logits[beam_rows], [rows[place].candidates for place in beams])
     if wanted:
-        choice.scores = score(raw, choice.tokens[wanted_rows], [specs[row].params.logprobs or 0 for row in wanted])
+        counts = [rows[place].params.logprobs or 0 for place in wanted]
+        choice.scores = score(raw, choice.tokens[wanted_rows], counts)
     return choice
 
 
@@ -138,43 +138,43 @@ def _candidates(scores: Tensor, counts: Sequence[int]) -> Candidates:
     return Candidates(counts, ids, values)
 
 
-def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec], latest: Tensor | None = None) -> None:
+def adjust_rows(logits: Tensor, rows: Sequence[SampleRow], latest: Tensor | None = None) -> None:
     """Bias, penalties and forbidden tokens, as in vLLM, in place: one message to the device and one launch. `latest` as
     in `sample`."""
-    if not any(map(_asks, specs)):
+    if not any(map(_asks, rows)):
         return
-    message = on_device(pack([_adjustment(spec) for spec in specs]), torch.int32, logits.device)
+    message = on_device(pack([_adjustment(row) for row in rows]), torch.int32, logits.device)
     adjust(logits, message, latest)
 
 
-def _asks(spec: SampleSpec) -> bool:
-    p = spec.params
+def _asks(row: SampleRow) -> bool:
+    p = row.params
     penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-    return bool(p.logit_bias or penalties or spec.forbidden)
+    return bool(p.logit_bias or penalties or row.forbidden)
 
 
-def _adjustment(spec: SampleSpec) -> Adjustment:
-    p = spec.params
+def _adjustment(row: SampleRow) -> Adjustment:
+    p = row.params
     return Adjustment(
         bias=p.logit_bias or {},
-        prompt=spec.prompt,
-        output=spec.output,
+        prompt=row.prompt,
+        output=row.output,
         repetition=p.repetition_penalty,
         presence=p.presence_penalty,
         frequency=p.frequency_penalty,
-        forbidden=spec.forbidden,
+        forbidden=row.forbidden,
     )
 
 
-def _choose(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
+def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Greedy rows have temperature 0 there, which is far cheaper than torch's argmax."""
-    params = [spec.params for spec in specs]
+    params = [row.params for row in rows]
     vocab, device = logits.shape[1], logits.device
     return ops.sample(
         logits,
         seeds=on_device([p.seed for p in params], torch.int64, device),
-        indices=on_device([spec.index for spec in specs], torch.int32, device),
-        positions=on_device([spec.position for spec in specs], torch.int32, device),
+        indices=on_device([row.index for row in rows], torch.int32, device),
+        positions=on_device([row.position for row in rows], torch.int32, device),
         temperature=on_device([p.temperature for p in params], torch.float32, device),
         top_k=on_device([min(p.top_k, vocab) for p in params], torch.int32, device),
         top_p=on_device([p.top_p for p in params], torch.float32, device),

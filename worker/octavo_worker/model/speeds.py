@@ -15,11 +15,12 @@ RUNS = 3
 
 
 def measure_speeds(runner: PagedRunner | CudaRunner) -> Speeds:
-    """Computes prompts and copies some blocks out and back, on a cache that nobody uses yet."""
+    """Computes prompts and copies some blocks out and back, on a cache that is not in use yet."""
     block_bytes = runner.kv_cache[0].nbytes
     blocks = min(COPIED_BLOCKS, runner.num_blocks, runner.num_host_blocks) - 1
-    pairs = [(block, block) for block in range(1, blocks + 1)]
-    copying = _seconds(runner, StepPlan([], 0, swap_out=pairs, swap_in=pairs))
+    out = [(block, runner.first_host_block + block) for block in range(1, blocks + 1)]
+    back = [(host, block) for block, host in out]
+    copying = _seconds(runner, StepPlan([], 0, swap_out=out, swap_in=back))
     return Speeds(block_bytes, link=2 * blocks * block_bytes / copying, prefill=_prefill(runner))
 
 

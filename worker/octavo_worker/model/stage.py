@@ -13,7 +13,7 @@ from octavo_worker.model.sampler import on_device
 STAGE_BYTES = 512 << 20
 """The most of one layer that is brought at once."""
 
-UNIT = torch.complex128  # the widest type: whoever copies it moves 16 bytes a thread
+UNIT = torch.complex128  # the widest type: a copy of it moves 16 bytes a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,9 @@ class Stage:
     tables: Tensor
 
     @staticmethod
-    def fits(contexts: np.ndarray, block_size: int, layer_cache: Tensor) -> bool:
-        return int(_counts(contexts, block_size).sum()) * layer_cache[0].nbytes <= STAGE_BYTES
+    def fits(contexts: np.ndarray, block_size: int, block_bytes: int) -> bool:
+        """Whether the blocks of sequences with `contexts[S]` tokens, of `block_bytes` in one layer, have room."""
+        return int(_counts(contexts, block_size).sum()) * block_bytes <= STAGE_BYTES
 
     @classmethod
     def of(cls, tables: Tensor, contexts: np.ndarray, block_size: int) -> Stage:

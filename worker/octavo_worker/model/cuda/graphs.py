@@ -10,44 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PROMPT_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Steps with prompts are padded to these many tokens. With more, a GPU computes longer than their launches take."""
+from octavo_worker.model.cuda.shapes import DecodeShape, PromptShape
 
-
-def batch_sizes(most: int) -> list[int]:
-    """1, 2, 4, then multiples of 8, up to `most` sequences."""
-    sizes = [1, 2, 4, *range(8, most, 8)]
-    return sorted({size for size in sizes if size < most} | {most})
-
-
-def prompt_sizes(sequences: int, tokens: int) -> tuple[list[int], list[int]]:
-    """For steps with prompts: powers of four up to `sequences`, and the sizes of at most `tokens`."""
-    powers = {min(4**power, sequences) for power in range(sequences.bit_length())}
-    return sorted(powers), [size for size in PROMPT_TOKENS if size <= tokens]
+GraphShape = DecodeShape | PromptShape
 
 
 class CaptureError(RuntimeError):
     """A step waits for the device, or does something else that a graph cannot."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeShape:
-    """What a graph is captured for: sequences, with padding, and whether some are grouped by what they share."""
-
-    sequences: int
-    is_shared: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PromptShape:
-    """What a step with prompts is padded to, and for how many chunks of keys its attention plans have room."""
-
-    sequences: int
-    tokens: int
-    chunks: int
-
-
-Shape = DecodeShape | PromptShape
 
 
 @dataclass(slots=True)
@@ -62,12 +31,12 @@ class StepGraphs:
     All graphs share one memory pool, so only one of them runs at a time, and a replay ends what another one left.
     """
 
-    def __init__(self, step: Callable[[Shape], Tensor]) -> None:
+    def __init__(self, step: Callable[[GraphShape], Tensor]) -> None:
         self._step = step
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[Shape, Captured] = {}
+        self._captured: dict[GraphShape, Captured] = {}
 
-    def __contains__(self, shape: Shape) -> bool:
+    def __contains__(self, shape: GraphShape) -> bool:
         return shape in self._captured
 
     def forget_prompts(self, *, but: int) -> None:
@@ -76,13 +45,13 @@ class StepGraphs:
         for shape in gone:
             del self._captured[shape]
 
-    def replay(self, shape: Shape) -> Tensor:
+    def replay(self, shape: GraphShape) -> Tensor:
         """Runs a captured graph on the current stream. Returns its logits."""
         captured = self._captured[shape]
         captured.graph.replay()
         return captured.logits
 
-    def capture(self, shape: Shape) -> None:
+    def capture(self, shape: GraphShape) -> None:
         """Runs the step once, so that modules are loaded and cuBLAS has chosen, then captures it."""
         self._step(shape)
         torch.cuda.current_stream().synchronize()

@@ -1,50 +1,87 @@
-"""Turns the sequences of a step into the message of `octavo_kernels.step`."""
+"""Turns a plan into one `PackedStep`, around the message of `octavo_kernels.step`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 
 from octavo_kernels.step import HEADER, SAMPLE, SEQUENCE
-from octavo_worker.contract.step import SampleSpec, SequenceStep, StepError, StepPlan
+from octavo_worker.contract.step import SampleRow, SampleSpec, SequenceStep, StepError, StepPlan, count_host_blocks
+from octavo_worker.model.cuda.shapes import Shape, StepSizes
 
 HEADER_WORDS, SEQUENCE_WORDS, SAMPLE_WORDS = (dtype.itemsize // 4 for dtype in (HEADER, SEQUENCE, SAMPLE))
 
 
-@dataclass(slots=True)
-class Packed:
-    """What the runner wants to know of a message without reading it again: its length in words, the tokens, each
-    sequence's tokens and context, the samples of each sequence, which samples may ask for more than temperature and
-    filters (`special`, places in the flattened samples), whether any sequences are grouped by what they share, and
-    whether any has `cold` blocks."""
+class Shapes(Protocol):
+    """Chooses what a step is padded to."""
 
-    words: int
-    tokens: int
-    queries: np.ndarray
-    contexts: np.ndarray
+    def of(self, step: StepSizes) -> Shape: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialRow:
+    """A sample that asks for more than temperature and filters: its place among the step's samples, the row, and the
+    place among the step's tokens of the one that `row.output` lacks because the device alone knows it, or -1."""
+
+    place: int
+    row: SampleRow
+    follows: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of `targets` that sequence `sequence` asks for, and of the `count` most likely tokens, in the
+    rows of the tokens from place `first` on."""
+
+    sequence: int
+    first: int
+    targets: Sequence[int]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A step as a runner executes it, complete: it may be executed again, or sent to other ranks.
+
+    `words` are the message, in the memory that it was packed into, `shape` is what the step is padded to: a step
+    without sequences has neither. `samples` counts those of each sequence. Swaps, copies and `uses_swapped_in` are
+    those of the plan.
+    """
+
+    words: np.ndarray
+    sizes: StepSizes
+    shape: Shape | None
     samples: list[int]
-    special: list[int]
-    is_shared: bool
-    is_cold: bool
+    special: list[SpecialRow]
+    scores: list[PromptScores]
+    copies: Sequence[tuple[int, int]]
+    swap_out: Sequence[tuple[int, int]]
+    swap_in: Sequence[tuple[int, int]]
+    uses_swapped_in: bool
 
 
 class Packer:
-    """Remembers what the device knows of each stay: the row of its block table, how much of it was sent, its sampling
-    parameters. When a stay begins, those that are absent are forgotten, whether they have ended or sit out.
+    """Remembers what the device knows of each run: the row of its block table, how much of it was sent, its sampling
+    parameters. When a run begins, those that are absent are forgotten, whether they have ended or sit out.
 
-    `first_host_block`: where host block 0 lies in the cache; None if no sequence ever has `cold` blocks."""
+    `first_host_block`: the first id of the host's blocks; None if no table ever has any."""
 
-    def __init__(self, *, rows: int, block_size: int, vocab_size: int, first_host_block: int | None = None) -> None:
+    def __init__(
+        self, *, rows: int, block_size: int, vocab_size: int, shapes: Shapes, first_host_block: int | None = None
+    ) -> None:
         self._block_size = block_size
         self._first_host_block = first_host_block
         self._vocab_size = vocab_size
+        self._shapes = shapes
         self._row_of: dict[int, int] = {}
         self._free = list(range(rows))
-        self._passing: list[int] = []  # rows of the last step that nobody may remember
+        self._passing: list[int] = []  # rows of the last step that must not be remembered
         self._sent = np.zeros(rows, np.int32)  # blocks of the row's table that the device has
-        self._cold = np.zeros(rows, np.int32)  # leading ones of those that are the host's
+        self._on_host = np.zeros(rows, np.int32)  # leading ones of those that are the host's
         self._sampling = np.zeros(rows, SAMPLE)
         self._is_known = np.zeros(rows, bool)  # whether `_sampling` is filled in
         self._is_special = np.zeros(rows, bool)
@@ -54,27 +91,29 @@ class Packer:
         """Words of the longest message: `rows` sequences and samples, `blocks` blocks each, `tokens` tokens."""
         return HEADER_WORDS + rows * (SEQUENCE_WORDS + SAMPLE_WORDS + blocks) + tokens
 
-    def pack(self, plan: StepPlan, message: np.ndarray) -> Packed:
+    def pack(self, plan: StepPlan, message: np.ndarray) -> PackedStep:
         """Writes the message into `message` (int32). Raises `StepError` for a token id outside the vocabulary."""
         steps = plan.sequences
+        if not steps:
+            return _without_sequences(plan)
         count = len(steps)
         queries = np.fromiter((len(s.tokens) for s in steps), np.int32, count)
         query_ends = np.cumsum(queries, dtype=np.int32)
-        tokens = self._tokens(plan, query_ends)
+        query_starts = query_ends - queries
+        tokens = self._tokens(plan, query_starts, query_ends)
         rows = self._rows(steps)
         starts = np.fromiter((s.start for s in steps), np.int32, count)
         contexts = starts + queries
         samples = [len(s.samples) for s in steps]
-        specs = [spec for s in steps for spec in s.samples]
         owners = np.repeat(np.arange(count), samples)
 
         token_at = HEADER_WORDS + count * SEQUENCE_WORDS
         sample_at = token_at + len(tokens)
-        block_at = sample_at + len(specs) * SAMPLE_WORDS
-        message[:HEADER_WORDS] = count, len(tokens), len(specs), HEADER_WORDS, token_at, sample_at
+        block_at = sample_at + len(owners) * SAMPLE_WORDS
+        message[:HEADER_WORDS] = count, len(tokens), len(owners), HEADER_WORDS, token_at, sample_at
         sequences = message[HEADER_WORDS:token_at].view(SEQUENCE)
         sequences["row"], sequences["context"], sequences["queries"] = rows, contexts, queries
-        sequences["query_start"] = query_ends - queries
+        sequences["query_start"] = query_starts
         sequences["group"], sequences["prefix"] = -1, 0
         sequences["group"][: len(plan.groups)] = plan.groups
         sequences["prefix"][: len(plan.prefix_lens)] = plan.prefix_lens
@@ -84,33 +123,58 @@ class Packer:
         self._learn(steps, rows)
         records = message[sample_at:block_at].view(SAMPLE)
         records[:] = self._sampling[rows[owners]]
-        records["row"] = query_ends[owners] - 1
-        records["index"] = np.fromiter((spec.index for spec in specs), np.int32, len(specs))
-        records["position"] = contexts[owners]
+        records["index"] = np.fromiter((spec.index for s in steps for spec in s.samples), np.int32, len(owners))
+        after = _tokens_after(steps, queries, owners)
+        records["row"] = query_ends[owners] - after - 1
+        records["position"] = contexts[owners] - after
         special = np.flatnonzero(self._is_special[rows[owners]]).tolist()
-        is_cold = bool(self._cold[rows].any())
-        return Packed(words, len(tokens), queries, contexts, samples, special, bool(plan.groups), is_cold)
+        scores = _prompt_scores(steps, query_starts)
+        sizes = StepSizes(
+            count,
+            plan.num_decodes,
+            len(tokens),
+            len(owners),
+            queries,
+            contexts,
+            is_shared=bool(plan.groups),
+            is_scored=bool(scores),
+            on_host=self._on_host[rows] > 0,
+        )
+        return PackedStep(
+            message[:words],
+            sizes,
+            self._shapes.of(sizes),
+            samples,
+            _special_rows(steps, special, query_starts),
+            scores,
+            plan.copies,
+            plan.swap_out,
+            plan.swap_in,
+            plan.uses_swapped_in,
+        )
 
-    def _tokens(self, plan: StepPlan, ends: np.ndarray) -> np.ndarray:
+    def _tokens(self, plan: StepPlan, query_starts: np.ndarray, query_ends: np.ndarray) -> np.ndarray:
         """All token ids; those that the device alone knows as `~` the place of the sample that they follow."""
         steps, decodes = plan.sequences, plan.num_decodes
-        tokens = np.empty(int(ends[-1]), np.int64)
-        tokens[:decodes] = [s.tokens[0] if s.follows is None else 0 for s in steps[:decodes]]
-        _fill(tokens[decodes:], [s.tokens for s in steps[decodes:]])
+        tokens = np.empty(int(query_ends[-1]), np.int64)
+        single = decodes if decodes and query_ends[decodes - 1] == decodes else 0
+        tokens[:single] = [s.tokens[0] for s in steps[:single]]
+        _fill(tokens[single:], [s.tokens for s in steps[single:]])
+        follows = np.fromiter((-1 if s.follows is None else s.follows for s in steps), np.int64, len(steps))
+        unknown = query_starts[follows >= 0]
+        tokens[unknown] = 0
         if tokens.min() < 0 or tokens.max() >= self._vocab_size:
             self._check_tokens(steps)
-        following = [place for place, s in enumerate(steps[:decodes]) if s.follows is not None]
-        tokens[following] = [~steps[place].follows for place in following]
+        tokens[unknown] = ~follows[follows >= 0]
         return tokens
 
-    def _check_tokens(self, steps: list[SequenceStep]) -> None:
+    def _check_tokens(self, steps: Sequence[SequenceStep]) -> None:
         for place, step in enumerate(steps):
-            if step.follows is None:
-                for token in step.tokens:
-                    if not 0 <= token < self._vocab_size:
-                        raise StepError(place, f"token id {token} is outside the vocabulary of {self._vocab_size}")
+            for token in step.tokens[step.follows is not None :]:
+                if not 0 <= token < self._vocab_size:
+                    raise StepError(place, f"token id {token} is outside the vocabulary of {self._vocab_size}")
 
-    def _rows(self, steps: list[SequenceStep]) -> np.ndarray:
+    def _rows(self, steps: Sequence[SequenceStep]) -> np.ndarray:
         self._free += self._passing
         self._passing = []
         rows = [self._row_of.get(s.run_id, -1) for s in steps]
@@ -118,16 +182,16 @@ class Packer:
             self._give_rows(steps, rows)
         return np.array(rows, np.int64)
 
-    def _give_rows(self, steps: list[SequenceStep], rows: list[int]) -> None:
+    def _give_rows(self, steps: Sequence[SequenceStep], rows: list[int]) -> None:
         here = {s.run_id for s in steps}
-        for stay in [stay for stay in self._row_of if stay not in here]:
-            self._free.append(self._row_of.pop(stay))
+        for run_id in [run_id for run_id in self._row_of if run_id not in here]:
+            self._free.append(self._row_of.pop(run_id))
         if len(self._free) < rows.count(-1):
             raise ValueError(f"{len(steps)} sequences in a step, but the runner was made for {len(self._sent)}")
         for place, step in enumerate(steps):
             if rows[place] < 0:
                 rows[place] = row = self._free.pop()
-                self._sent[row], self._is_known[row] = 0, False
+                self._sent[row], self._on_host[row], self._is_known[row] = 0, 0, False
                 if step.run_id:
                     self._row_of[step.run_id] = row
                 else:
@@ -135,7 +199,7 @@ class Packer:
 
     def _pack_blocks(
         self,
-        steps: list[SequenceStep],
+        steps: Sequence[SequenceStep],
         rows: np.ndarray,
         starts: np.ndarray,
         contexts: np.ndarray,
@@ -145,10 +209,7 @@ class Packer:
     ) -> int:
         """The blocks that the device does not have, and the one that is written next, which may be a new copy."""
         first = np.minimum(self._sent[rows], starts // self._block_size)
-        if self._first_host_block is not None:
-            cold = np.fromiter((len(s.cold) for s in steps), np.int32, len(steps))
-            first = np.where(cold > self._cold[rows], np.minimum(first, self._cold[rows]), first)
-            self._cold[rows] = cold
+        self._find_host_blocks(steps, rows, first)
         end = -(-contexts // self._block_size)
         self._sent[rows] = end
         counts = end - first
@@ -162,23 +223,64 @@ class Packer:
             ]
         else:
             ranges = zip(steps, first.tolist(), end.tolist(), strict=True)
-            _fill(message[block_at : block_at + total], [self._entries(s, at, to) for s, at, to in ranges])
+            _fill(message[block_at : block_at + total], [s.block_table[at:to] for s, at, to in ranges])
         return block_at + total
 
-    def _entries(self, step: SequenceStep, begin: int, end: int) -> Sequence[int]:
-        """Of its block table, with the host's blocks where they are cold."""
-        if self._first_host_block is None or begin >= len(step.cold):
-            return step.block_table[begin:end]
-        hosts = [self._first_host_block + block for block in step.cold[begin:end]]
-        return [*hosts, *step.block_table[len(step.cold) : end]]
+    def _find_host_blocks(self, steps: Sequence[SequenceStep], rows: np.ndarray, first: np.ndarray) -> None:
+        """Lower `first`, the first entry that each sequence sends, to the first that has gone to the host since."""
+        host = self._first_host_block
+        if host is None:
+            return
+        heads = np.fromiter((s.block_table[0] for s in steps), np.int32, len(steps))
+        for place in np.flatnonzero(heads >= host).tolist():
+            row, count = rows[place], count_host_blocks(steps[place].block_table, host)
+            if count > self._on_host[row]:
+                first[place] = min(first[place], self._on_host[row])
+                self._on_host[row] = count
 
-    def _learn(self, steps: list[SequenceStep], rows: np.ndarray) -> None:
+    def _learn(self, steps: Sequence[SequenceStep], rows: np.ndarray) -> None:
         for place in np.flatnonzero(~self._is_known[rows]).tolist():
             specs, row = steps[place].samples, rows[place]
             if specs:
                 self._sampling[row] = _record(specs[0], self._vocab_size)
                 self._is_special[row] = _may_be_special(specs)
                 self._is_known[row] = True
+
+
+def _without_sequences(plan: StepPlan) -> PackedStep:
+    none = np.zeros(0, np.int32)
+    sizes = StepSizes(0, 0, 0, 0, none, none, is_shared=False, is_scored=False, on_host=none)
+    moves = plan.copies, plan.swap_out, plan.swap_in, plan.uses_swapped_in
+    return PackedStep(none, sizes, None, [], [], [], *moves)
+
+
+def _tokens_after(steps: Sequence[SequenceStep], queries: np.ndarray, owners: np.ndarray) -> np.ndarray | int:
+    """Of each sample, how many tokens of its sequence come after the one whose row it reads."""
+    if queries.max() == 1 or not any(s.sample_rows for s in steps):
+        return 0
+    rows = np.fromiter(chain.from_iterable(s.rows for s in steps), np.int32, len(owners))
+    return np.asarray(queries[owners] - 1 - rows)
+
+
+def _special_rows(steps: Sequence[SequenceStep], places: list[int], query_starts: np.ndarray) -> list[SpecialRow]:
+    if not places:
+        return []
+    samples = [(owner, number) for owner, s in enumerate(steps) for number in range(len(s.samples))]
+    rows = []
+    for place in places:
+        owner, number = samples[place]
+        step = steps[owner]
+        follows = -1 if step.follows is None else int(query_starts[owner])
+        rows.append(SpecialRow(place, step.sample_row(number), follows))
+    return rows
+
+
+def _prompt_scores(steps: Sequence[SequenceStep], query_starts: np.ndarray) -> list[PromptScores]:
+    return [
+        PromptScores(place, int(query_starts[place]), step.targets, step.prompt_logprobs)
+        for place, step in enumerate(steps)
+        if step.prompt_logprobs is not None
+    ]
 
 
 def _fill(words: np.ndarray, parts: list[Sequence[int]]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from octavo_kernels.plan import AttentionPlan, chunk_count, chunk_tokens, only_prompts
+from octavo_kernels.plan import AttentionPlan, chunk_tokens
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.cuda.packer import Packed
 from octavo_worker.model.runner import CausalModel
 
 
@@ -20,7 +19,6 @@ class AttentionPlans:
     def __init__(self, model: CausalModel, sequences: int, tokens: int, max_model_len: int, *, groups: bool) -> None:
         self._model, self._groups = model, groups
         self._sequences, self._tokens = sequences, tokens
-        self._heads_per_kv = max(1, model.num_heads // model.num_kv_heads)
         self.chunks = sequences * -(-max_model_len // chunk_tokens())
         """For how many chunks of keys the plans for prompts have room; with another number all addresses change."""
         self._decodes = {shared: self._make(self.chunks, sequences, 1, shared=shared) for shared in {False, groups}}
@@ -50,18 +48,17 @@ class AttentionPlans:
         """Updated on the device for a batch of one token a sequence, `shared` if some are grouped by their prefix."""
         return _updated(self._decodes[shared], batch)
 
-    def make_room(self, packed: Packed, padding: int = 0) -> None:
-        """For a step with prompts and `padding` more chunks."""
-        chunks = chunk_count(packed.contexts, packed.queries, self._heads_per_kv) + padding
+    def make_room(self, chunks: int) -> None:
+        """For a step with prompts of so many chunks."""
         if chunks > self.chunks:
             self._mixed = {}  # its memory first
             self._mixed = self._make(chunks, self._tokens, self._tokens, shared=self._groups)
             self.chunks = chunks
 
-    def for_step(self, batch: Batch, packed: Packed | None = None) -> dict[int, AttentionPlan]:
-        """Updated on the device for any batch that there is room for; for that of `packed` alone, if it is given."""
-        alone = packed is not None and only_prompts(packed.contexts, packed.queries, self._heads_per_kv)
-        return _updated(self._mixed, batch, prompts_only=alone)
+    def for_step(self, batch: Batch, *, prompts_only: bool = False) -> dict[int, AttentionPlan]:
+        """Updated on the device for any batch that there is room for. With `prompts_only` for this batch alone, of
+        which no sequence is computed as decodes are."""
+        return _updated(self._mixed, batch, prompts_only=prompts_only)
 
     def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> dict[int, AttentionPlan]:
         model = self._model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -19,9 +18,7 @@ from octavo_worker.contract.step import (
     Done,
     Launched,
     Sampled,
-    SampleSpec,
     SequenceResult,
-    SequenceStep,
     SharedReading,
     Speeds,
     StepError,
@@ -29,18 +26,11 @@ from octavo_worker.contract.step import (
     StepResult,
 )
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.cuda.graphs import (
-    CaptureError,
-    DecodeShape,
-    PromptShape,
-    Shape,
-    StepGraphs,
-    batch_sizes,
-    prompt_sizes,
-)
+from octavo_worker.model.cuda.graphs import CaptureError, GraphShape, StepGraphs
 from octavo_worker.model.cuda.mailbox import Mailbox, Slot
-from octavo_worker.model.cuda.packer import Packed, Packer
+from octavo_worker.model.cuda.packer import PackedStep, Packer, PromptScores, SpecialRow
 from octavo_worker.model.cuda.plans import AttentionPlans
+from octavo_worker.model.cuda.shapes import DecodeShape, PromptShape, RaggedShape, Shape, StepShapes
 from octavo_worker.model.cuda.swap import SwapStreams
 from octavo_worker.model.numerics import numerics
 from octavo_worker.model.runner import PROMPT_ROWS, CausalModel
@@ -53,22 +43,17 @@ SHARED_BYTES = 1 << 20
 """Of one layer: what the second read of a shared prefix costs up to here, the cache of the chip hides."""
 
 
-FEW_QUERIES = 64
-"""Up to here one or two tiles hold all queries of a sequence: they may as well read the host's blocks over the link."""
-
-
 @dataclass(slots=True)
-class StepUnderWay:
-    """What is to be read once a step is done: how many samples each sequence has, the places of those that are
-    `special`, which are in `choice`. `before`: the slot of the step that the device computed before."""
+class LaunchedStep:
+    """The device's half of a step in flight: what is to be read once it is done. `before`: the slot of the step that
+    the device computed before. `choice` are the special samples, `scores` the log-probabilities of prompts."""
 
-    slot: Slot | None
-    samples: list[int]
+    packed: PackedStep
+    swaps: list[torch.cuda.Event]
+    slot: Slot | None = None
     before: Slot | None = None
-    special: list[int] = field(default_factory=list)
     choice: Choice | None = None
-    prompts: list[list[Scores]] = field(default_factory=list)
-    swaps: list[torch.cuda.Event] = field(default_factory=list)
+    scores: list[tuple[int, Scores]] = field(default_factory=list)  # by the sequence's place
 
     def result(self) -> StepResult:
         """Waits for the device."""
@@ -77,33 +62,35 @@ class StepUnderWay:
         if self.slot is None:
             return StepResult([])
         self.slot.done.synchronize()
-        tokens = self.slot.tokens[: sum(self.samples)].tolist()
-        answers = list(map(Sampled, tokens))
+        answers = list(map(Sampled, self.slot.tokens[: self.packed.sizes.samples].tolist()))
         if self.choice is not None:
-            for place, answer in zip(self.special, self.choice.result(), strict=True):
-                answers[place] = answer
+            for special, answer in zip(self.packed.special, self.choice.result(), strict=True):
+                answers[special.place] = answer
         gap_ms = self.before.done.elapsed_time(self.slot.began) if self.before else 0.0
         return StepResult(self._by_sequence(answers), gap_s=gap_ms / 1e3)
 
     def _by_sequence(self, answers: list[Sampled]) -> list[SequenceResult]:
-        if len(answers) == len(self.samples) and not self.prompts and 0 not in self.samples:
-            return [SequenceResult([answer]) for answer in answers]
-        found = iter(answers)
-        results = [SequenceResult([next(found) for _ in range(count)]) for count in self.samples]
-        for result, parts in zip(results, self.prompts, strict=False):
-            result.prompt_logprobs = [logprob for part in parts for logprob in part.result()]
+        counts = self.packed.samples
+        if len(answers) == len(counts) and 0 not in counts:
+            results = [SequenceResult([answer]) for answer in answers]
+        else:
+            found = iter(answers)
+            results = [SequenceResult([next(found) for _ in range(count)]) for count in counts]
+        for place, scores in self.scores:
+            results[place].prompt_logprobs += scores.result()
         return results
 
 
 class CudaRunner:
     """Runs plans on one GPU against one paged KV cache.
 
-    At most two steps may be in flight. A decode step is a message, one replay of a CUDA graph, and the answer's copy
+    A plan is packed first: what is executed is a `PackedStep`, which needs nothing else of it. At most two steps may be
+    in flight. A decode step is a message, one replay of a CUDA graph, and the answer's copy
     back; every other step, and with `graphs` False each, launches its kernels one by one. Nothing waits for the device
     but `Launched.result`.
 
     `num_host_blocks` (0: none) more blocks lie in pinned memory, where preempted sequences wait and, if the runner
-    `reads_host`, long ones keep what does not fit: attention reads it there, over the link. `cache_dtype`: int8 or
+    `reads_host`, oversized ones keep what does not fit: attention reads it there, over the link. `cache_dtype`: int8 or
     float8_e4m3fn instead of the model's.
     """
 
@@ -135,6 +122,7 @@ class CudaRunner:
         pools = empty_pools(num_blocks, num_host_blocks, *shape, cache_dtype or model.dtype, model.device)
         self.kv_cache, self.host_cache = pools.device, pools.host
         self.reads_host = pools.first_host_block is not None
+        self.first_host_block = pools.first_host_block or num_blocks
         self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
         self.numerics = numerics(model.device, model.dtype, self.kv_cache.dtype, uniform=model.uniform)
         model.bind(pools.blocks, block_size, max_model_len)
@@ -142,23 +130,31 @@ class CudaRunner:
         self._tokens = tokens = token_budget + max_running  # the most in a step: of prompts, and one of each decode
         words = Packer.capacity(max_running, tokens, blocks)
         self.shared_reading = _shared_reading(model, block_size, self.kv_cache.dtype)
-        self._packer = Packer(
-            rows=max_running,
-            block_size=block_size,
-            vocab_size=model.vocab_size,
-            first_host_block=pools.first_host_block,
-        )
         self._mailbox = Mailbox(words, max_running)
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
         self._tables = torch.zeros((max_running, blocks), dtype=torch.int32, device=device)
         self._sampled = torch.zeros(max_running, dtype=torch.int64, device=device)
         self._inputs = StepInputs.allocate(max_running, tokens, blocks, device)
-        self._swap = SwapStreams(self.kv_cache, self.host_cache)
+        self._swap = SwapStreams(self.kv_cache, self.host_cache, self.first_host_block)
         self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
         self._stream = torch.cuda.Stream(device)
         self._before: Slot | None = None  # of the step launched last
-        self._sizes = batch_sizes(max_running)
-        self._prompt_sizes = prompt_sizes(max_running, tokens if model.is_capturable else 0)
+        self._shapes = StepShapes(
+            max_running,
+            tokens,
+            prompts=bool(model.is_capturable),
+            chunks=self._plans.chunks,
+            heads_per_kv=max(1, model.num_heads // model.num_kv_heads),
+            block_size=block_size,
+            block_bytes=self.kv_cache[0, 0].nbytes,
+        )
+        self._packer = Packer(
+            rows=max_running,
+            block_size=block_size,
+            vocab_size=model.vocab_size,
+            shapes=self._shapes,
+            first_host_block=pools.first_host_block,
+        )
         self._graphs = StepGraphs(self._run) if graphs and model.is_capturable is not False else None
         torch.cuda.synchronize(device)
 
@@ -166,7 +162,8 @@ class CudaRunner:
         """Starts a step. It fails with a `StepError` for a sequence whose tokens the model cannot embed."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             try:
-                return self._launch(plan)
+                slot = self._mailbox.take()
+                return self._execute(self._packer.pack(plan, slot.words), slot)
             except StepError as error:
                 return Done(error)
 
@@ -185,71 +182,62 @@ class CudaRunner:
     def _capture_all(self) -> None:
         kinds = (False,) if self.shared_reading is None else (False, True)
         with torch.cuda.stream(self._stream):
-            for size in reversed(self._sizes):  # smaller ones find their memory in the larger ones' pool
+            for size in reversed(self._shapes.decodes):  # smaller ones find their memory in the larger ones' pool
                 for is_shared in kinds if size > 1 else (False,):
                     self._capture(DecodeShape(size, is_shared))
-            for sequences, tokens in product(*self._prompt_sizes):
+            for sequences, tokens in product(*self._shapes.prompts):
                 if sequences <= tokens:
                     self._capture(PromptShape(sequences, tokens, self._plans.chunks))
             self._stream.synchronize()
 
-    def _launch(self, plan: StepPlan) -> StepUnderWay:
-        swaps = self._move(plan)
-        if plan.copies:
-            ops.copy_blocks(self.kv_cache, on_device(plan.copies, torch.int64, self.model.device))
-        if not plan.sequences:
+    def _execute(self, packed: PackedStep, slot: Slot) -> LaunchedStep:
+        """Starts a step whose message lies in `slot`."""
+        swaps = self._move(packed)
+        if packed.copies:
+            ops.copy_blocks(self.kv_cache, on_device(packed.copies, torch.int64, self.model.device))
+        shape, sizes = packed.shape, packed.sizes
+        if shape is None:
             self._before = None
-            return StepUnderWay(None, [], swaps=[*swaps, self._stream.record_event()])
-        slot = self._mailbox.take()
-        packed = self._packer.pack(plan, slot.words)
-        if packed.tokens > self._tokens:
-            raise ValueError(f"a step of {packed.tokens} tokens, but the runner was made for {self._tokens}")
-        if packed.is_cold:
+            return LaunchedStep(packed, [*swaps, self._stream.record_event()])
+        if max(sizes.tokens - self._tokens, sizes.samples - self.max_running) > 0:
+            most = f"{self._tokens} tokens and {self.max_running} samples"
+            raise ValueError(f"a step of {sizes.tokens} tokens and {sizes.samples} samples: at most {most} have room")
+        if sizes.reads_host:
             self._swap.wait_out()
-        count = sum(packed.samples)
-        is_staged = self._is_staged(plan, packed)
-        shape = self._shape(plan, packed, may_pad=not is_staged)
-        if shape is not None:
-            self._capture(shape)
+        self._prepare(shape)
+        words = len(packed.words)
         slot.began.record()
-        carry(slot.message[: packed.words], self._message[: packed.words])
+        carry(slot.message[:words], self._message[:words])
         slot.sent.record()
-        step = StepUnderWay(slot, packed.samples, self._before, packed.special, swaps=swaps)
+        step = LaunchedStep(packed, swaps, slot, self._before)
         self._before = slot
-        logits = self._replay(shape) if shape else self._run_eagerly(plan, packed, step, is_staged=is_staged)
+        logits = self._run_ragged(shape, step) if isinstance(shape, RaggedShape) else self._replay(shape)
         if packed.special:
-            step.choice = self._choose_again(plan.sequences, packed.special, logits)
-        carry(self._sampled[:count], slot.tokens[:count])
+            step.choice = self._choose_again(packed.special, logits)
+        carry(self._sampled[: sizes.samples], slot.tokens[: sizes.samples])
         slot.done.record()
         return step
 
-    def _move(self, plan: StepPlan) -> list[torch.cuda.Event]:
+    def _move(self, packed: PackedStep) -> list[torch.cuda.Event]:
         """Starts what comes from the host and what leaves for it. What the step before let come, this one may read."""
         self._swap.wait_in()
         swaps = []
-        if plan.swap_in:
-            swaps.append(self._swap.bring(plan.swap_in))
-            if plan.uses_swapped_in:
+        if packed.swap_in:
+            swaps.append(self._swap.bring(packed.swap_in))
+            if packed.uses_swapped_in:
                 self._swap.wait_in()
-        if plan.swap_out:
-            swaps.append(self._swap.send(plan.swap_out))
+        if packed.swap_out:
+            swaps.append(self._swap.send(packed.swap_out))
         return swaps
 
-    def _shape(self, plan: StepPlan, packed: Packed, *, may_pad: bool) -> Shape | None:
-        """What the step is padded to; None for one that launches its kernels one by one, as many as it needs."""
-        sequences, count = len(plan.sequences), sum(packed.samples)
-        if plan.num_decodes == sequences == count:
-            return DecodeShape(self._sizes[bisect_left(self._sizes, count)], packed.is_shared)
-        sizes, tokens = self._prompt_sizes
-        padded = sizes[bisect_left(sizes, max(sequences, count))]
-        padding = padded - sequences  # a token and a chunk each
-        fit = bisect_left(tokens, packed.tokens + padding)
-        scores = any(step.prompt_logprobs is not None for step in plan.sequences)
-        is_padded = may_pad and fit < len(tokens) and not scores
-        self._plans.make_room(packed, padding if is_padded else 0)
-        return PromptShape(padded, tokens[fit], self._plans.chunks) if is_padded else None
+    def _prepare(self, shape: Shape) -> None:
+        """Makes room for a shape, and its graph."""
+        if not isinstance(shape, DecodeShape):
+            self._plans.make_room(shape.chunks)
+        if not isinstance(shape, RaggedShape):
+            self._capture(shape)
 
-    def _capture(self, shape: Shape) -> None:
+    def _capture(self, shape: GraphShape) -> None:
         """Captures a graph unless it exists. An empty message makes every row padding, and what the step in flight
         sampled, which the next step may ask for, outlives the trial."""
         if self._graphs is not None and shape not in self._graphs:
@@ -260,11 +248,11 @@ class CudaRunner:
             self._graphs.capture(shape)
             self._sampled.copy_(sampled)
 
-    def _replay(self, shape: Shape) -> Tensor:
+    def _replay(self, shape: GraphShape) -> Tensor:
         """A padded step. Returns its logits."""
         return self._run(shape) if self._graphs is None else self._graphs.replay(shape)
 
-    def _run(self, shape: Shape) -> Tensor:
+    def _run(self, shape: GraphShape) -> Tensor:
         """Everything from the message to the sampled tokens: this is what graphs capture."""
         return self._run_decodes(shape) if isinstance(shape, DecodeShape) else self._run_prompts(shape)
 
@@ -289,30 +277,24 @@ class CudaRunner:
         self._sample(logits)
         return logits
 
-    def _run_eagerly(self, plan: StepPlan, packed: Packed, step: StepUnderWay, *, is_staged: bool) -> Tensor:
-        sequences = len(plan.sequences)
-        unpack_step(self._message, self._tables, self._sampled, self._inputs, sequences, self.block_size)
-        batch = self._batch(sequences, packed.tokens)
-        batch.plans = self._plans.for_step(batch, packed)
-        if is_staged:
-            batch.stage = Stage.of(batch.block_tables, packed.contexts, self.block_size)
-        count = sum(packed.samples)
+    def _run_ragged(self, shape: RaggedShape, step: LaunchedStep) -> Tensor:
+        """A step of any sizes, kernel by kernel. Returns its logits."""
+        packed, sizes = step.packed, step.packed.sizes
+        unpack_step(self._message, self._tables, self._sampled, self._inputs, sizes.sequences, self.block_size)
+        batch = self._batch(sizes.sequences, sizes.tokens)
+        batch.plans = self._plans.for_step(batch, prompts_only=shape.prompts_only)
+        if shape.is_staged:
+            batch.stage = Stage.of(batch.block_tables, sizes.contexts, self.block_size)
+        count = sizes.samples
         rows = self._inputs.sample_rows[: max(count, 1)]  # one at least: kernels want rows
-        prompt_rows = _prompt_rows(plan.sequences)
-        if prompt_rows:
-            rows = torch.cat((rows[:count], on_device(prompt_rows, torch.int64, self.model.device)))
+        scored = [row for part in packed.scores for row in range(part.first, part.first + len(part.targets))]
+        if scored:
+            rows = torch.cat((rows[:count], on_device(scored, torch.int64, self.model.device)))
         features = self.model.forward(batch, rows)
-        if prompt_rows:
-            step.prompts = self._prompt_scores(features[count:], plan.sequences)
+        step.scores = self._prompt_scores(features[count:], packed.scores)
         logits = self.model.logits(features[:count])
         self._sample(logits)
         return logits
-
-    def _is_staged(self, plan: StepPlan, packed: Packed) -> bool:
-        """Whether many queries of a sequence read what lies on the host, and it fits."""
-        prompts = plan.sequences[plan.num_decodes :]
-        many = packed.is_cold and any(step.cold and len(step.tokens) > FEW_QUERIES for step in prompts)
-        return many and Stage.fits(packed.contexts, self.block_size, self.kv_cache[:, 0])
 
     def _batch(self, sequences: int, tokens: int) -> Batch:
         i = self._inputs
@@ -342,32 +324,24 @@ class CudaRunner:
                 out=self._sampled[:count],
             )
 
-    def _choose_again(self, sequences: list[SequenceStep], special: list[int], logits: Tensor) -> Choice:
+    def _choose_again(self, special: list[SpecialRow], logits: Tensor) -> Choice:
         """Samples that ask for more than temperature and filters, from copies of their logits."""
-        specs: list[tuple[SampleSpec, int, bool]] = [
-            (spec, at, s.follows is not None) for at, s in enumerate(sequences) for spec in s.samples
-        ]
-        places = on_device(special, torch.int64, logits.device)
-        asking = [specs[place] for place in special]
-        # decodes come first: what they follow stands in their sequence's place of the input
-        followed = on_device([at if ahead else -1 for _, at, ahead in asking], torch.int64, logits.device)
-        latest = torch.where(followed >= 0, self._inputs.token_ids[followed], -1)
-        choice = sample(logits[places], [spec for spec, _, _ in asking], latest)
+        places = on_device([row.place for row in special], torch.int64, logits.device)
+        follows = on_device([row.follows for row in special], torch.int64, logits.device)
+        latest = torch.where(follows >= 0, self._inputs.token_ids[follows], -1)
+        choice = sample(logits[places], [row.row for row in special], latest)
         self._sampled[places] = choice.tokens
         return choice.to_host()
 
-    def _prompt_scores(self, features: Tensor, sequences: list[SequenceStep]) -> list[list[Scores]]:
-        answers: list[list[Scores]] = []
+    def _prompt_scores(self, features: Tensor, asked: list[PromptScores]) -> list[tuple[int, Scores]]:
+        answers: list[tuple[int, Scores]] = []
         at = 0
-        for sequence in sequences:
-            answer: list[Scores] = []
-            if sequence.prompt_logprobs is not None:
-                for first in range(0, len(sequence.targets), PROMPT_ROWS):
-                    targets = on_device(sequence.targets[first : first + PROMPT_ROWS], torch.int64, self.model.device)
-                    logits = self.model.logits(features[at : at + len(targets)])
-                    at += len(targets)
-                    answer.append(score(logits, targets, [sequence.prompt_logprobs] * len(targets)).to_host())
-            answers.append(answer)
+        for part in asked:
+            for first in range(0, len(part.targets), PROMPT_ROWS):
+                targets = on_device(part.targets[first : first + PROMPT_ROWS], torch.int64, self.model.device)
+                logits = self.model.logits(features[at : at + len(targets)])
+                at += len(targets)
+                answers.append((part.sequence, score(logits, targets, [part.count] * len(targets)).to_host()))
         return answers
 
 
@@ -379,14 +353,3 @@ def _shared_reading(model: CausalModel, block_size: int, cache_dtype: torch.dtyp
     token_bytes = 2 * model.num_kv_heads * model.head_dim * model.dtype.itemsize
     queries = split_queries(max(1, model.num_heads // model.num_kv_heads))
     return SharedReading(chunk_tokens() // block_size, SHARED_BYTES // token_bytes, queries)
-
-
-def _prompt_rows(sequences: list[SequenceStep]) -> list[int]:
-    """Rows of the batch whose logits score the next token of a prompt."""
-    rows: list[int] = []
-    at = 0
-    for sequence in sequences:
-        if sequence.prompt_logprobs is not None:
-            rows += range(at, at + len(sequence.targets))
-        at += len(sequence.tokens)
-    return rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,17 +12,19 @@ from octavo_kernels import ops
 
 class SwapStreams:
     """One stream for each direction. Copies out wait for what was computed before and hold up nothing; copies in wait
-    for it, too (their targets may just have been freed) and for the copies out (whoever the step before it sent to the
-    host may come back at once). For their end waits `wait_in`, or a copy out of what comes in with the same step."""
+    for it, too (their targets may just have been freed) and for the copies out (a sequence that the step before it sent
+    to the host may come back at once). For their end waits `wait_in`, or a copy out of what comes in with the same
+    step. The ids of the host's blocks begin at `first_host_block`."""
 
-    def __init__(self, device_pool: Tensor, host_pool: Tensor) -> None:
+    def __init__(self, device_pool: Tensor, host_pool: Tensor, first_host_block: int) -> None:
         self._device_pool, self._host_pool = device_pool, host_pool
+        self._first_host_block = first_host_block
         self._out = torch.cuda.Stream(device_pool.device)
         self._in = torch.cuda.Stream(device_pool.device)
         self._arrival: torch.cuda.Event | None = None
         self._arriving: frozenset[int] = frozenset()  # device blocks, of the last copies in
 
-    def bring(self, pairs: list[tuple[int, int]]) -> torch.cuda.Event:
+    def bring(self, pairs: Sequence[tuple[int, int]]) -> torch.cuda.Event:
         """Starts to copy (host block, device block). The event fires when they are there."""
         self._in.wait_stream(torch.cuda.current_stream())
         self._in.wait_stream(self._out)
@@ -28,7 +32,7 @@ class SwapStreams:
         self._arriving = frozenset(block for _, block in pairs)
         return self._arrival
 
-    def send(self, pairs: list[tuple[int, int]]) -> torch.cuda.Event:
+    def send(self, pairs: Sequence[tuple[int, int]]) -> torch.cuda.Event:
         """Starts to copy (device block, host block). The event fires when they have left."""
         self._out.wait_stream(torch.cuda.current_stream())
         if self._arrival is not None and not self._arriving.isdisjoint(block for block, _ in pairs):
@@ -36,10 +40,12 @@ class SwapStreams:
         return self._copy(self._out, self._device_pool, self._host_pool, pairs)
 
     def _copy(
-        self, stream: torch.cuda.Stream, source: Tensor, target: Tensor, pairs: list[tuple[int, int]]
+        self, stream: torch.cuda.Stream, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]
     ) -> torch.cuda.Event:
+        ids = torch.tensor(pairs, dtype=torch.int64)
+        ids -= self._first_host_block * (ids >= self._first_host_block)  # as each pool counts its own
         with torch.cuda.stream(stream):
-            ops.swap_blocks(source, target, torch.tensor(pairs, dtype=torch.int64))
+            ops.swap_blocks(source, target, ids)
             return stream.record_event()
 
     def wait_in(self) -> None:

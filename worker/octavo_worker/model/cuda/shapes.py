@@ -1,0 +1,125 @@
+"""What each step is padded to, so that a few graphs serve nearly all of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo_kernels.plan import chunk_count, only_prompts
+from octavo_worker.model.stage import Stage
+
+PROMPT_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Steps with prompts are padded to these many tokens. With more, a GPU computes longer than their launches take."""
+
+FEW_QUERIES = 64
+"""Up to here one or two tiles hold all queries of a sequence: they may as well read the host's blocks over the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """A step of one token and one sample a sequence: how many, with padding, and whether some are grouped by what they
+    share."""
+
+    sequences: int
+    is_shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PromptShape:
+    """What a step with prompts is padded to, and for how many chunks of keys its attention plans have room."""
+
+    sequences: int
+    tokens: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedShape:
+    """A step that launches its kernels one by one, as many as it needs. `prompts_only`: no sequence of it is computed
+    as decodes are. `is_staged`: its layers are gathered before their attention."""
+
+    chunks: int
+    prompts_only: bool
+    is_staged: bool
+
+
+Shape = DecodeShape | PromptShape | RaggedShape
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What the shape of a step depends on: its sequences, tokens, samples, `queries[S]` and `contexts[S]`, whether any
+    sequences are grouped by what they share, whether prompts are scored, and which sequences have blocks on the host
+    (`on_host[S]`)."""
+
+    sequences: int
+    decodes: int
+    tokens: int
+    samples: int
+    queries: np.ndarray
+    contexts: np.ndarray
+    is_shared: bool
+    is_scored: bool
+    on_host: np.ndarray
+
+    @property
+    def reads_host(self) -> bool:
+        return bool(self.on_host.any())
+
+
+class StepShapes:
+    """The shapes of the steps of one runner. The room for `chunks` only grows, and with it all prompt shapes change.
+
+    `block_bytes` are those of one layer. Without `prompts` no step with prompts is padded.
+    """
+
+    def __init__(
+        self,
+        sequences: int,
+        tokens: int,
+        *,
+        prompts: bool,
+        chunks: int,
+        heads_per_kv: int,
+        block_size: int,
+        block_bytes: int,
+    ) -> None:
+        self.decodes = batch_sizes(sequences)
+        self.prompts = prompt_sizes(sequences, tokens if prompts else 0)
+        self._chunks = chunks
+        self._heads_per_kv = heads_per_kv
+        self._block_size, self._block_bytes = block_size, block_bytes
+
+    def of(self, step: StepSizes) -> Shape:
+        if step.decodes == step.sequences == step.tokens == step.samples:
+            return DecodeShape(self.decodes[bisect_left(self.decodes, step.sequences)], step.is_shared)
+        is_staged = self._is_staged(step)
+        sizes, tokens = self.prompts
+        padded = sizes[bisect_left(sizes, max(step.sequences, step.samples))]
+        padding = padded - step.sequences  # a token and a chunk each
+        fit = bisect_left(tokens, step.tokens + padding)
+        is_padded = fit < len(tokens) and not step.is_scored and not is_staged
+        chunks = chunk_count(step.contexts, step.queries, self._heads_per_kv)
+        self._chunks = max(self._chunks, chunks + (padding if is_padded else 0))
+        if is_padded:
+            return PromptShape(padded, tokens[fit], self._chunks)
+        return RaggedShape(self._chunks, only_prompts(step.contexts, step.queries, self._heads_per_kv), is_staged)
+
+    def _is_staged(self, step: StepSizes) -> bool:
+        """Whether many queries of a sequence read what lies on the host, and it fits."""
+        many = bool((step.on_host & (step.queries > FEW_QUERIES)).any())
+        return many and Stage.fits(step.contexts, self._block_size, self._block_bytes)
+
+
+def batch_sizes(most: int) -> list[int]:
+    """1, 2, 4, then multiples of 8, up to `most` sequences."""
+    sizes = [1, 2, 4, *range(8, most, 8)]
+    return sorted({size for size in sizes if size < most} | {most})
+
+
+def prompt_sizes(sequences: int, tokens: int) -> tuple[list[int], list[int]]:
+    """For steps with prompts: powers of four up to `sequences`, and the sizes of at most `tokens`."""
+    powers = {min(4**power, sequences) for power in range(sequences.bit_length())}
+    return sorted(powers), [size for size in PROMPT_TOKENS if size <= tokens]
