@@ -83,8 +83,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
 
     `run_id` numbers one run of one sequence in the batch, from the step that admits it to its end or its preemption; no
     other run ever has that number. Between two steps of a run the table grows, gets a copy of the block that is written
-    next, or has more null or host blocks at its beginning: a runner that remembers the run needs to look at nothing
-    else. 0 is a step that must not be remembered.
+    next, or has more null or host blocks at its beginning, and what is sampled first is the same: a runner that
+    remembers the run needs to look at nothing else. 0 is a step that must not be remembered.
 
     The first of `tokens` is `UNKNOWN` if the step before this one chooses it. `follows` is then the place of that token
     among all samples of the plan launched last, counted through its sequences and their `samples`: the runner takes it

@@ -24,16 +24,18 @@ class OutputProcessor:
 
     def take(self, plan: StepPlan, planned: list[Sequence], result: StepResult) -> None:
         """`planned` are the sequences of the plan's steps, in their order."""
-        for position, (sequence, answer) in enumerate(zip(planned, result.sequences, strict=True)):
-            if position >= plan.num_decodes:
-                self._take_chunk(sequence, plan.sequences[position], answer)
-            elif sequence.state is State.FINISHED:
+        answers, decodes = result.sequences, plan.num_decodes
+        for sequence, answer in zip(planned[:decodes], answers[:decodes], strict=True):
+            if sequence.state is State.FINISHED:
                 continue
-            elif sequence.request.beam is not None:
+            if sequence.request.beam is not None:
                 if sequence.state is State.RUNNING:  # else it was preempted meanwhile and will be asked again
                     self._beams.offer(sequence, answer.samples[0])
             else:
                 self._append(sequence, answer.samples[0])
+        chunks = zip(planned[decodes:], plan.sequences[decodes:], answers[decodes:], strict=True)
+        for sequence, chunk, answer in chunks:
+            self._take_chunk(sequence, chunk, answer)
 
     def _take_chunk(self, sequence: Sequence, step: SequenceStep, answer: SequenceResult) -> None:
         request = sequence.request

@@ -123,7 +123,8 @@ class Packer:
         self._learn(steps, rows)
         records = message[sample_at:block_at].view(SAMPLE)
         records[:] = self._sampling[rows[owners]]
-        records["index"] = np.fromiter((spec.index for s in steps for spec in s.samples), np.int32, len(owners))
+        if max(samples) > 1:  # parallel sequences leave a prompt
+            records["index"] = [spec.index for s in steps for spec in s.samples]
         after = _tokens_after(steps, queries, owners)
         records["row"] = query_ends[owners] - after - 1
         records["position"] = contexts[owners] - after
@@ -156,16 +157,18 @@ class Packer:
     def _tokens(self, plan: StepPlan, query_starts: np.ndarray, query_ends: np.ndarray) -> np.ndarray:
         """All token ids; those that the device alone knows as `~` the place of the sample that they follow."""
         steps, decodes = plan.sequences, plan.num_decodes
+        follows = [s.follows for s in steps]
+        if None not in follows and query_ends[-1] == decodes:
+            return ~np.array(follows, np.int64)
         tokens = np.empty(int(query_ends[-1]), np.int64)
         single = decodes if decodes and query_ends[decodes - 1] == decodes else 0
         tokens[:single] = [s.tokens[0] for s in steps[:single]]
         _fill(tokens[single:], [s.tokens for s in steps[single:]])
-        follows = np.fromiter((-1 if s.follows is None else s.follows for s in steps), np.int64, len(steps))
-        unknown = query_starts[follows >= 0]
-        tokens[unknown] = 0
+        behind = [place for place, sample in enumerate(follows) if sample is not None]
+        tokens[query_starts[behind]] = 0
         if tokens.min() < 0 or tokens.max() >= self._vocab_size:
             self._check_tokens(steps)
-        tokens[unknown] = ~follows[follows >= 0]
+        tokens[query_starts[behind]] = [~sample for sample in follows if sample is not None]
         return tokens
 
     def _check_tokens(self, steps: Sequence[SequenceStep]) -> None:
@@ -293,7 +296,7 @@ def _fill(words: np.ndarray, parts: list[Sequence[int]]) -> None:
 
 def _record(spec: SampleSpec, vocab_size: int) -> tuple[int | float, ...]:
     p = spec.params
-    return p.seed, 0, 0, 0, p.temperature, min(p.top_k, vocab_size), p.top_p, p.min_p
+    return p.seed, 0, spec.index, 0, p.temperature, min(p.top_k, vocab_size), p.top_p, p.min_p
 
 
 def _may_be_special(specs: Sequence[SampleSpec]) -> bool:
