@@ -1,5 +1,5 @@
-"""Any order of allocate, append, fork, free, preempt, swap, restore, slide, spill, beam step, cache hit and evict keeps
-the books and the contents right."""
+"""Any order of allocate, append, verify and rewind, fork, free, preempt, swap, restore, slide, spill, beam step, cache
+hit and evict keeps the books and the contents right."""
 
 from __future__ import annotations
 
@@ -92,7 +92,11 @@ class Memory(RuleBasedStateMachine):
     def _append(self, writer: Writer, token: int) -> None:
         if writer.stored < len(writer.tokens) or not writer.present:
             return
-        position = len(writer.tokens)
+        if self._make_writable(writer, len(writer.tokens)):
+            writer.tokens.append(token)
+            self._write(writer)
+
+    def _make_writable(self, writer: Writer, position: int) -> bool:
         try:
             if writer.table.missing(position + 1):
                 writer.table.reserve(position + 1)
@@ -103,10 +107,31 @@ class Memory(RuleBasedStateMachine):
                 self.array[target * SIZE : (target + 1) * SIZE] = copied
                 self.done["copies on write"] += 1
         except OutOfBlocks:
-            return
+            return False
         assert not writer.table.is_shared(position), "a block with two writers"
-        writer.tokens.append(token)
+        return True
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data(), drafts=st.lists(st.integers(0, 1), min_size=1, max_size=9), accepted=st.integers(0, 9))
+    def verify(self, data: st.DataObject, drafts: list[int], accepted: int) -> None:
+        """Drafts are stored without being published, as far as there are blocks; then some of them are taken back."""
+        writer = data.draw(st.sampled_from(self.writers))
+        if writer.stored < len(writer.tokens) or not writer.present:
+            return
+        before, length = list(writer.table.blocks), len(writer.tokens)
+        fitting = 0
+        while fitting < len(drafts) and self._make_writable(writer, length + fitting):
+            block = writer.table.blocks[(length + fitting) // SIZE]
+            self.array[block * SIZE + (length + fitting) % SIZE] = drafts[fitting]
+            fitting += 1
+        planned = writer.table.blocks
+        seen = list(planned)
+        writer.tokens += drafts[: min(accepted, fitting)]
+        writer.table.shrink(len(writer.tokens))
+        assert list(planned) == seen, "a step in flight would see another table"
+        assert len(writer.table.blocks) == -(-len(writer.tokens) // SIZE) >= len(before)
         self._write(writer)
+        self.done["rewinds"] += fitting > accepted
 
     @precondition(lambda self: 0 < len(self.writers) < 8)
     @rule(data=st.data())
@@ -365,5 +390,5 @@ def test_any_order_keeps_books_and_contents(capsys):
     with capsys.disabled():
         print(f"\nmemory state machine: {dict(Memory.done.most_common())}")
     assert Memory.done["steps"] > 10_000
-    kinds = "forks", "copies on write", "swaps out", "swaps in", "spills", "slides", "hits", "ahead"
+    kinds = "rewinds", "forks", "copies on write", "swaps out", "swaps in", "spills", "slides", "hits", "ahead"
     assert {kind: count for kind in kinds if (count := Memory.done[kind]) < 5} == {}

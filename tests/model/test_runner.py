@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from transformers import LlamaConfig
 
 from octavo_kernels import ops
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.contract.step import SampleSpec, SequenceStep, StepError, StepPlan
+from octavo_worker.contract.step import Sampled, SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model import load_runner
 from octavo_worker.model.runner import PagedRunner
@@ -120,3 +122,40 @@ def test_a_token_outside_the_vocabulary_blames_its_sequence(runner: PagedRunner,
     with pytest.raises(StepError, match="vocabulary") as failure:
         runner.launch(StepPlan(steps, 0)).result()
     assert failure.value.sequence == 1
+
+
+def verified(runner: PagedRunner, spec: SampleSpec, *, others: bool) -> list[Sampled]:
+    """Samples after each of the last three tokens of `PROMPT`, computed in one step as if they were to be verified."""
+    runner.launch(StepPlan([SequenceStep(PROMPT[:17], 0, [9, 3])], 0)).result()
+    steps = [SequenceStep(PROMPT[17:], 17, [9, 3], [spec] * 3, [0, 1, 2])]
+    if others:
+        runner.launch(StepPlan([SequenceStep(PROMPT[:16], 0, [6])], 0)).result()
+        steps = [SequenceStep([5], 16, [6, 7], [SAMPLED]), *steps, SequenceStep([1, 2], 0, [8], [SAMPLED] * 2)]
+    return runner.launch(StepPlan(steps, len(steps) - others)).result().sequences[int(others)].samples
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 0.9, "top_k": 9}, {"repetition_penalty": 3.0, "frequency_penalty": 0.5}, {"min_tokens": 2}],
+    ids=str,
+)
+def test_rows_of_one_step_are_those_of_steps_of_one_row(
+    runner: PagedRunner, sampling: dict[str, Any], others: bool
+) -> None:
+    """Token, log-probability and all: positions, penalties and forbidden tokens are those of each row."""
+    params = EngineSampling(**{"seed": 5, "max_tokens": 9, "temperature": 0.0, "logprobs": 2, **sampling})
+    output: list[int] = []
+    spec = SampleSpec(params, 0, PROMPT[:17], output, tuple(range(40)), 17 + params.min_tokens)
+    together = verified(runner, spec, others=others)
+    for at, want in enumerate(together, 17):
+        output.append(PROMPT[at])
+        step = SequenceStep([PROMPT[at]], at, [9, 3], [spec])
+        assert runner.launch(StepPlan([step], 1)).result().sequences[0].samples == [want]
+
+
+def test_some_rows_of_a_step_may_be_left_out(runner: PagedRunner) -> None:
+    spec = SAMPLED
+    every = verified(runner, spec, others=False)
+    step = SequenceStep(PROMPT[17:], 17, [9, 3], [spec] * 2, [0, 2])
+    assert runner.launch(StepPlan([step], 1)).result().sequences[0].samples == [every[0], every[2]]

@@ -115,7 +115,24 @@ class KVCacheManager:
             self.host.share(sequence, child)
         return child
 
-    # Receding
+    def rewind(self, sequence: Sequence, tokens: int) -> None:
+        """Take back the last `tokens` that a decoding sequence has computed or planned: drafts that were rejected.
+
+        Frees the blocks past what is left. They may be shared, and a step in flight may write them still. What is left
+        must cover all that is final: published blocks, and blocks that left the device or the window. `ValueError` if
+        it does not: only tokens that were planned as drafts since then can be taken back.
+        """
+        end, table = sequence.computed - tokens, sequence.table
+        if not sequence.decodes or sequence.state is not State.RUNNING:
+            raise ValueError("only a running sequence that decodes can be rewound")
+        if tokens < 0 or end < max(sequence.published, table.start) * self._block_size:
+            raise ValueError(f"{tokens} of {sequence.computed} tokens cannot be taken back: some of them are final")
+        if self.capacity.slides and self.capacity.unseen(end) < table.start:
+            raise ValueError(f"{tokens} tokens cannot be taken back: the window has moved on")
+        table.shrink(end)
+        sequence.computed = end
+
+    # Room on the device
 
     def offload(self, members: list[Sequence], growth: int, step: StepInFlight) -> None:
         """Let go of what members of one group need not have on the device, before they take `growth` more blocks."""

@@ -66,6 +66,14 @@ class BlockTable:
         """Make room for `num_tokens` tokens in all. `OutOfBlocks` changes nothing."""
         self.blocks.extend(self._pool.allocate(self.missing(num_tokens)))
 
+    def shrink(self, num_tokens: int) -> None:
+        """Give back the blocks past the first `num_tokens` tokens, the last first."""
+        end = -(-num_tokens // self.block_size)
+        if end < self.start:
+            raise ValueError(f"{num_tokens} tokens end before the blocks that this table holds")
+        self._pool.release(reversed(self.blocks[end:]))
+        self.blocks = self.blocks[:end]
+
     def fork(self) -> BlockTable:
         """A table that shares every block, the partly filled last one included."""
         child = BlockTable(self._pool, self.block_size)
