@@ -118,8 +118,9 @@ class Allocation:
 
     def _run(self, member: Sequence, digests: list[bytes], first: int = 0) -> array[int]:
         """Blocks for `digests`, those from entry `first` on, as far as there are any."""
-        shared = self._neighbour.common(member, first + len(digests)) if self._neighbour is not None else 0
-        found = self._neighbour.table.blocks[first:shared] if shared > first else array("i")
+        neighbour, found = self._neighbour, array("i")
+        if neighbour is not None:
+            found = neighbour.table.blocks[first : neighbour.common(member, first + len(digests))]
         rest = self._pool.find_run(digests[len(found) :])
         rest.extend(takewhile(bool, map(self._there, digests[len(found) + len(rest) :])))
         self._note_idle(rest)
@@ -135,11 +136,13 @@ class Allocation:
         cold = max(0, len(hosts) - max(1, self._bound // len(self.members))) if self._oversized else 0
         slots = hosts[:cold]
         for position, host in enumerate(hosts[cold:], cold):
-            source = member.digests[position + 1] if position < full else host
             if host == NULL_BLOCK:
                 slots.append(NULL_BLOCK)
                 continue
-            slot = (position < full and self._pool.find(source)) or self._loading.get(source)
+            digest = member.digests[position + 1] if position < full else None
+            slot = None if digest is None else self._pool.find(digest)
+            source = digest or host
+            slot = slot or self._loading.get(source)
             if not slot:
                 slot = self._loading[source] = self._add()
                 self.loads[slot] = host

@@ -16,7 +16,7 @@ class EngineLoop:
     """Serves one agent until it says `Shutdown` or closes its end.
 
     Messages are taken before every step is planned, so an abort or a deadline acts within one step: the results of an
-    aborted request in the step under way are dropped. A step that one sequence provably spoiled (`StepError`) costs
+    aborted request in the step in flight are dropped. A step that one sequence provably spoiled (`StepError`) costs
     that request. After any other error no state can be trusted: it leaves `run` and ends the process, and the agent
     hands all jobs to other workers.
     """

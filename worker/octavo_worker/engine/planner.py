@@ -37,7 +37,7 @@ class Planner:
 
     Planning advances every sequence as if the step were computed already, so that the next one can be planned while
     this one runs: its decodes then follow samples that are not known yet. Sequences that certainly end with the token
-    under way are left out of it. Those that end for another reason are computed once more in vain. Requests that need
+    in flight are left out of it. Those that end for another reason are computed once more in vain. Requests that need
     their tokens before they can continue (see `Request.needs_tokens`) sit out one plan; the others run ahead.
 
     All work is incremental: a step costs its sequences and new tokens, never the length of contexts or of the queue.

@@ -40,7 +40,7 @@ class Request:
     timer, `arrival` counts requests; `max_new_tokens` are what its limits left it to generate then.
 
     `needs_tokens`: what it computes next depends on tokens in ways that the device does not know, as beams do. It is
-    not planned ahead of its own step under way.
+    not planned ahead of its own step in flight.
     """
 
     __slots__ = (

@@ -30,8 +30,8 @@ class SharedReads:
         keys += [~step.run_id if self._joins(step) else None for step in steps[num_decodes:]]
         here = {key for key in keys if key is not None}
         if not self._known.issuperset(here):
-            for key in self._known - here:
-                self._groups.discard(key)
+            for absent in self._known - here:
+                self._groups.discard(absent)
             for key, step in zip(keys, steps, strict=True):
                 if key is not None and key not in self._known:
                     self._groups.add(key, step.block_table, step.start)

@@ -32,7 +32,7 @@ class TimeShare:
     others. They are owed the difference: the oversized sequence rests until it is paid, so it gets at most half of the
     device. Where reading host memory costs nothing, as on a CPU, it never rests.
 
-    A step may be planned before the one under way has ended. It is then charged what the last oversized step cost.
+    A step may be planned before the one in flight has ended. It is then charged what the last oversized step cost.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
