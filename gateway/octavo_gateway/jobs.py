@@ -16,6 +16,7 @@ from octavo import wire
 from octavo.errors import JobNotFound
 from octavo.keys import cell_of
 from octavo.models import Chunk, Event, IdempotencyKey, JobInfo, JobRequest, JobStatus, Result, Terminal
+from octavo.structs import as_dict
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.body import JSON, MSGPACK, described, media_type, read_body
 from octavo_gateway.errors import ApiError
@@ -158,7 +159,7 @@ def event_bytes(event: Event) -> bytes:
     if event.end is not None:
         return _end_bytes(event.offset, event.end)
     if event.progress is not None:  # without an id: a reader that comes back is where it was
-        return f"event: progress\ndata: {event.progress.model_dump_json()}\n\n".encode()
+        return f"event: progress\ndata: {json.dumps(as_dict(event.progress))}\n\n".encode()
     chunk = event.chunk or Chunk()
     ids = ",".join(map(str, chunk.token_ids))
     reason = "null" if chunk.finish_reason is None else quote(chunk.finish_reason)
@@ -173,7 +174,7 @@ def event_bytes(event: Event) -> bytes:
 
 def _end_bytes(offset: int, end: Terminal) -> bytes:
     name = "error" if end.status in (JobStatus.FAILED, JobStatus.EXPIRED) else "done"
-    data = {"offset": offset, **end.model_dump(mode="json", include={"status", "usage", "error"})}
+    data = {"offset": offset, "status": end.status, "usage": as_dict(end.usage), "error": as_dict(end.error)}
     return f"id: {offset}-1\nevent: {name}\ndata: {json.dumps(data)}\n\n".encode()
 
 

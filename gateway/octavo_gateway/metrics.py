@@ -68,11 +68,6 @@ _WORKER_COUNTERS = {
     "cached_tokens": "octavo_prompt_tokens_cached",
     "generated_tokens": "octavo_generation_tokens",
 }
-_BLOCK_STATES = ("free", "used", "shared", "cached", "quarantined", "pinned", "host", "host_free", "cold")
-_PREEMPTION_REASONS = (
-    *("swapped_out", "recompute_cheaper", "recompute_cached"),
-    *("recompute_host_full", "recompute_no_swap", "recompute_no_choice"),
-)
 
 
 class Metrics:
@@ -219,16 +214,12 @@ def _workers(workers: list[WorkerInfo]) -> Iterable[Metric]:
     for worker in workers:
         at = [worker.id, worker.model]
         up.add_metric(at, 1)
-        for phase in ("plan", "launch", "wait", "commit", "idle"):
-            if (spent := worker.stats.get(f"{phase}_s")) is not None:
-                seconds.add_metric([*at, phase], float(spent))
-        for state in _BLOCK_STATES:
-            if (count := worker.stats.get(f"{state}_blocks")) is not None:
-                blocks.add_metric([*at, state], float(count))
-        for reason in _PREEMPTION_REASONS:
-            if (count := worker.stats.get(reason)) is not None:
-                reasons.add_metric([*at, reason], float(count))
+        for phase, spent in worker.stats.seconds().items():
+            seconds.add_metric([*at, phase], spent)
+        for state, count in worker.stats.blocks().items():
+            blocks.add_metric([*at, state], count)
+        for reason, count in worker.stats.reasons().items():
+            reasons.add_metric([*at, reason], count)
         for key, family in (gauges | counters).items():
-            if (value := worker.stats.get(key)) is not None:
-                family.add_metric(at, float(value))
+            family.add_metric(at, getattr(worker.stats, key))
     yield from (up, blocks, seconds, reasons, *gauges.values(), *counters.values())

@@ -1,19 +1,23 @@
 """The light client of octavo: submit generation jobs, stream their tokens, collect their results."""
 
-from octavo.blocking import Client, Job
-from octavo.client import AsyncClient, AsyncJob
-from octavo.errors import (
-    IdempotencyConflict,
-    InvalidRequest,
-    JobFailed,
-    JobNotFound,
-    OctavoError,
-    QueueFull,
-    ServerUnavailable,
-    UnknownModel,
-)
-from octavo.models import Event, JobInfo, JobRequest, JobStatus, Message, Result, SamplingParams
-from octavo.protocol import Limits, Retention
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.blocking import Client, Job
+    from octavo.client import AsyncClient, AsyncJob
+    from octavo.errors import (
+        IdempotencyConflict,
+        InvalidRequest,
+        JobFailed,
+        JobNotFound,
+        OctavoError,
+        QueueFull,
+        ServerUnavailable,
+        UnknownModel,
+    )
+    from octavo.models import Event, JobInfo, JobRequest, JobStatus, Message, Result, SamplingParams
+    from octavo.protocol import Limits, Retention
 
 __all__ = [
     "AsyncClient",
@@ -38,3 +42,14 @@ __all__ = [
     "ServerUnavailable",
     "UnknownModel",
 ]
+
+_MODULES = ("errors", "models", "protocol", "client", "blocking")
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name at its first use: an engine's process shares structs with the client and needs no Redis."""
+    if name in __all__:
+        for module in _MODULES:
+            if hasattr(found := import_module(f"octavo.{module}"), name):
+                return globals().setdefault(name, getattr(found, name))
+    raise AttributeError(f"module 'octavo' has no attribute {name!r}")

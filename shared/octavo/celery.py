@@ -26,6 +26,7 @@ from octavo.client import DEFAULT_TENANT, ensure_completed
 from octavo.errors import QueueFull, ServerUnavailable
 from octavo.models import Result
 from octavo.requests import RequestFields
+from octavo.structs import as_dict
 
 # Countdowns stay far below any visibility timeout, beyond which the broker would deliver the task a second time.
 _FIRST_LOOK_S = 0.25
@@ -91,5 +92,5 @@ def _as_dict(result: Result) -> dict[str, Any]:
         "token_ids": list(result.token_ids),
         "finish_reason": result.sequences[0].finish_reason if result.sequences else None,
         "texts": [sequence.text for sequence in result.sequences],
-        "usage": result.usage.model_dump(),
+        "usage": as_dict(result.usage),
     }

@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypedDict, Unpack
+from typing import Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
 from octavo.errors import InvalidRequest
-from octavo.models import JobRequest, Message, Priority, SamplingParams, Tenant
+from octavo.fields import Priority, Tenant
+from octavo.models import JobRequest, Message
+from octavo.sampling import SamplingFields, SamplingParams
 
 Prompt = str | Sequence[int]
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
-
-
-class SamplingFields(TypedDict, total=False):
-    """The fields of `SamplingParams`, to be given one by one."""
-
-    n: int
-    best_of: int | None
-    beam_width: int | None
-    length_penalty: float
-    early_stopping: bool | Literal["never"]
-    max_tokens: int | None
-    min_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    include_stop_str_in_output: bool
-    ignore_eos: bool
-    skip_special_tokens: bool
-    seed: int | None
-    logprobs: int | None
-    prompt_logprobs: int | None
 
 
 class RequestFields(SamplingFields, total=False):

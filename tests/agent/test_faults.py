@@ -60,7 +60,7 @@ def test_killed_engine_passes_its_jobs_on_at_once(queue: Queue, start_worker):
     assert_undisturbed(queue, jobs, 100)
     assert {crashes(queue, job) for job in jobs} == {0, 1}
     assert all(worker.process.poll() is None for worker in workers)
-    eventually(lambda: (info := workers[0].info()) is not None and info.stats["free_blocks"] > 0)
+    eventually(lambda: (info := workers[0].info()) is not None and info.stats.free_blocks > 0)
 
 
 def test_lone_worker_restarts_its_engine_and_goes_on(queue: Queue, start_worker):
@@ -95,7 +95,7 @@ def test_zombie_is_fenced(queue: Queue, start_worker):
     first.send(signal.SIGCONT)
     assert_undisturbed(queue, jobs, 150)
     eventually(lambda: "belongs to somebody else" in first.log)
-    eventually(lambda: (info := first.info()) is not None and info.stats["jobs"] == 0)
+    eventually(lambda: (info := first.info()) is not None and info.stats.jobs == 0)
     assert second.process.poll() is None
 
 
@@ -142,7 +142,7 @@ def test_cancel_and_deadline_wherever_the_job_is(queue: Queue, start_worker):
         assert result.status == status
         assert list(result.token_ids) == expected(list(PROMPT), len(result.token_ids))
         assert result.usage.completion_tokens == len(result.token_ids) < 900
-    eventually(lambda: (info := worker.info()) is not None and (info.stats["running"], info.stats["jobs"]) == (0, 0))
+    eventually(lambda: (info := worker.info()) is not None and (info.stats.running, info.stats.jobs) == (0, 0))
 
 
 def test_cancel_between_two_owners(queue: Queue, start_worker):
@@ -196,7 +196,7 @@ async def test_server_that_forgets_its_last_second(tmp_path: Path, start_worker)
             for job, reader, wanted in jobs:
                 assert await asyncio.wait_for(reader, 30) == wanted
                 assert list((await job.result(timeout=30)).token_ids) == wanted
-        eventually(lambda: [worker.info().stats["running"] for worker in workers] == [0, 0])
+        eventually(lambda: [worker.info().stats.running for worker in workers] == [0, 0])
 
 
 async def test_server_that_forgets_everything_hears_of_models_and_jobs_again(tmp_path: Path, start_worker):

@@ -77,7 +77,7 @@ def test_workers_that_start_later_and_engines_that_start_again_pin_it_too(queue:
 
     def pins_again() -> bool:
         stats = first.info().stats
-        return stats.get("engine_pid", engine) != engine and stats["pinned_blocks"] == 3
+        return stats.engine_pid not in (0, engine) and stats.pinned_blocks == 3
 
     eventually(pins_again)
     assert {outcome.tokens for outcome in settled(client, "beginning").workers.values()} == {48}

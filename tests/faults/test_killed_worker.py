@@ -78,7 +78,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             info = worker.info()
             assert info is not None
             assert '"check_integrity":true' in " ".join(psutil.Process(worker.engine_pid).cmdline())
-            assert info.stats["kv_dtype"] == flags.get("kv_dtype", "bfloat16")
+            assert info.stats.kv_dtype == flags.get("kv_dtype", "bfloat16")
             assert info.numerics.endswith("deterministic") == (request.param == "cuda")
         queue = known_queue(connection)
         times_as_long = TIMES_AS_LONG[request.param]
@@ -96,7 +96,7 @@ def in_progress(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> list[st
 def serves(worker: WorkerProcess) -> bool:
     """Its engine has loaded: also after a kill."""
     info = worker.info()
-    return info is not None and info.stats["free_blocks"] != 0
+    return info is not None and info.stats.free_blocks != 0
 
 
 @pytest.mark.parametrize("victim", ["engine", "worker"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgpack
 import pytest
 
 from octavo import wire
@@ -33,5 +34,8 @@ def test_a_recorded_frame_says_the_same(recorder: ModuleType, kind: str, frame: 
 
 
 def test_frames_are_written_as_they_were(recorder: ModuleType) -> None:
-    recorded = {(kind, frame) for kind, frame, _ in RECORDED}
-    assert {(kind, frame.hex()) for kind, frame, _ in recorder.made_here()} <= recorded
+    """To the byte where frames are compared (requests under an idempotency key); maps in any order elsewhere."""
+    recorded = [bytes.fromhex(frame) for _, frame, _ in RECORDED]
+    contents = [msgpack.unpackb(frame, raw=True) for frame in recorded]
+    for kind, frame, _ in recorder.made_here():
+        assert frame in recorded if kind == "request" else msgpack.unpackb(frame, raw=True) in contents

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import fake_worker as fake
+import msgspec
 import pytest
 import redis.asyncio
 from killable_server import forgotten_by, killable_service
@@ -83,7 +84,7 @@ async def write(connection: redis.asyncio.Redis, *chunks: tuple[int, list[int]])
     claim = await fake.claimed(connection)
     offset = 0
     for index, tokens in chunks:
-        chunk = fake.chunk_of(tokens, last=False).model_copy(update={"index": index})
+        chunk = msgspec.structs.replace(fake.chunk_of(tokens, last=False), index=index)
         (reply,) = await run(connection, fake.CELL.append([fake.Append(claim.job_id, claim.token, offset, chunk)]))
         assert reply.state == "ok"
         offset = reply.offset

@@ -431,7 +431,7 @@ def test_attached_subscribers_get_one_message_a_call_and_the_gone_are_forgotten(
     world.run(world.cell.append([Append(c.job_id, c.token, 0, chunk) for c in claims]))
     message = pubsub.get_message(timeout=1)["data"]
     assert {row[0].decode() for row in wire.decode_live(message)} == set(ids)
-    assert all(wire.decode_chunk(payload) == chunk for _, _, payload in wire.decode_live(message))
+    assert all(wire.decode_entry(payload) == chunk for _, _, payload in wire.decode_live(message))
     assert {world.state(job_id)["gw"] for job_id in ids} == {"here"}
     assert world.run(world.cell.detach(ids[0], "here"))
     assert not world.run(world.cell.detach(ids[0], "here"))
@@ -440,7 +440,7 @@ def test_attached_subscribers_get_one_message_a_call_and_the_gone_are_forgotten(
     world.finish(claims[1], tokens=1)
     ((job_id, entry, payload),) = wire.decode_live(pubsub.get_message(timeout=1)["data"])
     assert (job_id.decode(), entry) == (ids[1], b"1-1")
-    assert wire.decode_terminal(payload).status == JobStatus.COMPLETED
+    assert wire.decode_entry(payload).status == JobStatus.COMPLETED
     assert pubsub.get_message(timeout=0.05) is None
     assert world.run(world.cell.attach(ids[1], "here")) == 1
     assert "gw" not in world.state(ids[1])

@@ -62,7 +62,7 @@ class WorkerProcess:
 
     @property
     def engine_pid(self) -> int:
-        return int(self._known().stats["engine_pid"])
+        return int(self._known().stats.engine_pid)
 
     def info(self) -> WorkerInfo | None:
         """Its latest heartbeat."""

@@ -11,6 +11,8 @@ from array import array
 
 import msgspec
 
+from octavo.stats import EngineStats
+
 PRIORITIES = HIGH, NORMAL, BATCH = 0, 1, 2
 """The classes of requests, the first before the others. Nobody waits for a single job of `BATCH`."""
 
@@ -195,56 +197,6 @@ class RequestFailed(Message):
     code: str
     message: str
     param: str | None = None
-
-
-class EngineStats(Message):
-    """The engine's state after a step: gauges, and counters since its start.
-
-    Blocks: free (empty) + used (referenced) + cached (unreferenced, but the prefix cache may revive them) + quarantined
-    (unreferenced, but a copy to the host still reads them) = all; `shared_blocks` of the used ones have several
-    references, `pinned_blocks` one that keeps them resident. Of the `host_blocks` in CPU memory, `host_free_blocks` are
-    free and `cold_blocks` hold what the device lacks of a running sequence that is longer than its memory. Tokens:
-    `prompt_tokens` were asked for by admitted requests, `cached_tokens` of those came from the prefix cache,
-    `recomputed_tokens` had been computed before a preemption and were computed again, `restored_tokens` came back from
-    CPU memory. Of the `preemptions` (of sequences), `swapped_out` kept their memory on the host; why the others were to
-    be recomputed says `octavo_worker.memory.cost.Decision`. Seconds: spent planning, launching, waiting for and
-    committing steps, and with requests while nothing was computed (`idle_s`). Tokens that the steps computed:
-    `decoded_tokens`, one a sequence that decodes, and `prefilled_tokens` in chunks.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    free_blocks: int = 0
-    used_blocks: int = 0
-    cached_blocks: int = 0
-    steps: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    recomputed_tokens: int = 0
-    generated_tokens: int = 0
-    step_ms: float = 0.0
-    swapped: int = 0
-    shared_blocks: int = 0
-    pinned_blocks: int = 0
-    quarantined_blocks: int = 0
-    host_blocks: int = 0
-    host_free_blocks: int = 0
-    cold_blocks: int = 0
-    restored_tokens: int = 0
-    swapped_out: int = 0
-    recompute_cheaper: int = 0
-    recompute_cached: int = 0
-    recompute_host_full: int = 0
-    recompute_no_swap: int = 0
-    recompute_no_choice: int = 0
-    plan_s: float = 0.0
-    launch_s: float = 0.0
-    wait_s: float = 0.0
-    commit_s: float = 0.0
-    idle_s: float = 0.0
-    decoded_tokens: int = 0
-    prefilled_tokens: int = 0
 
 
 class StepOutput(Message):

@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from octavo.models import CELL_STATES, WorkerMemory
+from octavo.stats import PREEMPTION_REASONS
 
 _MARKS = {
     "p": ("◆", "magenta"),
@@ -18,14 +19,6 @@ _MARKS = {
     ".": ("·", "bright_black"),
 }
 _SHARED = "bold green"  # its mark is the reference count
-_WHY = {
-    "swapped_out": "swapped out",
-    "recompute_cheaper": "recomputed, cheaper",
-    "recompute_cached": "recomputed, the cache keeps a part",
-    "recompute_host_full": "recomputed, host memory full",
-    "recompute_no_swap": "recomputed, no swapping here",
-    "recompute_no_choice": "recomputed, nothing to swap",
-}
 
 
 def memory_panel(memory: WorkerMemory, width: int) -> RenderableType:
@@ -82,5 +75,6 @@ def _tokens(memory: WorkerMemory) -> Text:
 
 def _preemptions(memory: WorkerMemory) -> Text:
     line = Text("preempted: ", style="bold")
-    said = "; ".join(f"{count:,} {_WHY.get(reason, reason)}" for reason, count in memory.preemptions.items() if count)
+    counts = ((PREEMPTION_REASONS.get(reason, reason), count) for reason, count in memory.preemptions.items())
+    said = "; ".join(f"{count:,} {why}" for why, count in counts if count)
     return line.append(said or "nobody", "default not bold")

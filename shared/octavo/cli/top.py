@@ -21,12 +21,7 @@ from octavo.errors import WorkerNotFound
 from octavo.fleet import describe_mix, mixed_numerics
 from octavo.models import WorkerInfo, WorkerMemory
 
-_BLOCK_STATES = ("free", "used", "shared", "cached", "quarantined", "pinned", "host", "host_free", "cold")
 _WIDEST = 132
-_REASONS = (
-    *("swapped_out", "recompute_cheaper", "recompute_cached"),
-    *("recompute_host_full", "recompute_no_swap", "recompute_no_choice"),
-)
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ class Reader:
         now, found = time.monotonic(), await self._client.workers()
         workers = [worker for worker in found if worker.id.startswith(self._prefix)]
         loads = [_load(worker, self._made.get(worker.id), now - self._since) for worker in workers]
-        self._made, self._since = {worker.id: _count(worker, "generated_tokens") for worker in workers}, now
+        self._made, self._since = {worker.id: worker.stats.generated_tokens for worker in workers}, now
         return Snapshot(queued, loads, await self._ask(workers) if self._memory else [])
 
     async def _ask(self, workers: list[WorkerInfo]) -> list[WorkerMemory]:
@@ -126,30 +121,26 @@ class Reader:
 
 def _load(worker: WorkerInfo, made_before: int | None, seconds: float) -> WorkerLoad:
     """`made_before`: tokens at the reading before; None if that did not have the worker."""
-    used, cached, free = (_count(worker, f"{state}_blocks") for state in ("used", "cached", "free"))
-    blocks = max(1, used + cached + free)
-    made = 0 if made_before is None else max(0, _count(worker, "generated_tokens") - made_before)
+    stats = worker.stats
+    blocks = max(1, stats.used_blocks + stats.cached_blocks + stats.free_blocks)
+    made = 0 if made_before is None else max(0, stats.generated_tokens - made_before)
     return WorkerLoad(
         id=worker.id,
         model=worker.model,
         host=worker.host,
         pid=worker.pid,
-        running=_count(worker, "running"),
-        waiting=_count(worker, "waiting"),
-        kv_used=round(used / blocks, 4),
-        kv_cached=round(cached / blocks, 4),
-        kv_dtype=str(worker.stats.get("kv_dtype", "")),
+        running=stats.running,
+        waiting=stats.waiting,
+        kv_used=round(stats.used_blocks / blocks, 4),
+        kv_cached=round(stats.cached_blocks / blocks, 4),
+        kv_dtype=stats.kv_dtype,
         numerics=worker.numerics,
-        blocks={state: _count(worker, f"{state}_blocks") for state in _BLOCK_STATES},
-        preemptions=_count(worker, "preemptions"),
-        preemption_reasons={reason: _count(worker, reason) for reason in _REASONS},
-        swapped=_count(worker, "swapped"),
+        blocks=stats.blocks(),
+        preemptions=stats.preemptions,
+        preemption_reasons=stats.reasons(),
+        swapped=stats.swapped,
         tokens_per_s=round(made / max(seconds, 1e-3), 1),
     )
-
-
-def _count(worker: WorkerInfo, name: str) -> int:
-    return int(worker.stats.get(name, 0))
 
 
 def _screen(snapshot: Snapshot) -> RenderableType:

@@ -37,6 +37,7 @@ from octavo.models import (
 )
 from octavo.protocol import Append, Cell, Limits, Retention, run_sync
 from octavo.server import EmbeddedServer
+from octavo.structs import Record, as_dict
 
 STATS = {
     "running": 3, "waiting": 1, "free_blocks": 40, "used_blocks": 50, "cached_blocks": 9, "steps": 1234,
@@ -168,6 +169,8 @@ def plain(value: Any) -> Any:
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
+    if isinstance(value, Record):
+        return plain(as_dict(value))
     if hasattr(value, "model_dump"):
         return plain(value.model_dump())
     return value

@@ -313,13 +313,6 @@ class ActiveJob:
 
     def _logprob(self, token: int, logprob: Logprob | None) -> TokenLogprob:
         if logprob is None:
-            return TokenLogprob.model_construct(token_id=token, token=self._token_bytes(token), logprob=None, top=())
-        return TokenLogprob.model_construct(
-            token_id=token,
-            token=self._token_bytes(token),
-            logprob=logprob.logprob,
-            top=tuple(
-                TopLogprob.model_construct(token_id=other, token=self._token_bytes(other), logprob=value)
-                for other, value in logprob.top
-            ),
-        )
+            return TokenLogprob(token, self._token_bytes(token), None)
+        top = tuple(TopLogprob(other, self._token_bytes(other), value) for other, value in logprob.top)
+        return TokenLogprob(token, self._token_bytes(token), logprob.logprob, top)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 
-from octavo.models import WorkerMemory
+from octavo.models import CELL_STATES, WorkerMemory
+from octavo.stats import EngineStats
 from octavo_worker.agent.child import EngineProcess
-from octavo_worker.messages import DescribeMemory, EngineStats, MemoryReport, Ready
+from octavo_worker.messages import DescribeMemory, MemoryReport, Ready
 
 MAP_CELLS = 512
 PATIENCE_S = 2.0  # a step may take long; who asks a worker waits for three seconds
-
-_REASONS = (
-    *("swapped_out", "recompute_cheaper", "recompute_cached"),
-    *("recompute_host_full", "recompute_no_swap", "recompute_no_choice"),
-)
 
 
 class Reports:
@@ -70,20 +66,10 @@ def worker_memory(worker_id: str, model: str, report: MemoryReport, limits: Read
             "recomputed": stats.recomputed_tokens,
             "restored": stats.restored_tokens,
         },
-        preemptions={reason: getattr(stats, reason) for reason in _REASONS},
+        preemptions=stats.reasons(),
     )
 
 
 def _blocks(stats: EngineStats) -> dict[str, int]:
-    counts = {
-        "free": stats.free_blocks,
-        "used": stats.used_blocks,
-        "cached": stats.cached_blocks,
-        "quarantined": stats.quarantined_blocks,
-    }
-    return {
-        "total": sum(counts.values()),
-        **counts,
-        "shared": stats.shared_blocks,
-        "pinned": stats.pinned_blocks,
-    }
+    by_state = {state: count for state, count in stats.blocks().items() if state in CELL_STATES.values()}
+    return {"total": stats.total_blocks, **by_state}

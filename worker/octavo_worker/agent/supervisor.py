@@ -27,6 +27,7 @@ from octavo.connection import answered, connect, outage
 from octavo.fleet import describe_mix, live_workers, mixed_numerics
 from octavo.models import ModelCard, ModelName, WorkerInfo
 from octavo.protocol import Cell, run
+from octavo.stats import WorkerStats
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.claimer import Claimer
@@ -353,13 +354,15 @@ class Supervisor:
         )
 
     def _info(self) -> WorkerInfo:
-        stats = msgspec.structs.asdict(self._agent.stats)
-        stats["jobs"] = len(self._agent.holding())
-        if self._limits is not None:
-            limits = self._limits
-            stats |= {"num_blocks": limits.num_blocks, "max_running": limits.max_running, "kv_dtype": limits.kv_dtype}
-        if self._engine is not None:
-            stats["engine_pid"] = self._engine.pid
+        limits = self._limits
+        stats = WorkerStats(
+            **msgspec.structs.asdict(self._agent.stats),
+            jobs=len(self._agent.holding()),
+            num_blocks=0 if limits is None else limits.num_blocks,
+            max_running=0 if limits is None else limits.max_running,
+            kv_dtype="" if limits is None else limits.kv_dtype,
+            engine_pid=0 if self._engine is None else self._engine.pid,
+        )
         return WorkerInfo(
             id=self._worker_id,
             model=self._model,
@@ -368,7 +371,7 @@ class Supervisor:
             started_at=self._started_at,
             stats=stats,
             pins=self._pins.outcomes(),
-            numerics="" if self._limits is None else self._limits.numerics,
+            numerics="" if limits is None else limits.numerics,
         )
 
     # The end

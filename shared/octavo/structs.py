@@ -1,0 +1,46 @@
+"""Structs that two sides share: by the order of their fields in a frame, by their names for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+T = TypeVar("T")
+
+
+class Record:
+    """Mixed into structs that are also fields of pydantic models, which dump them as dictionaries."""
+
+    __slots__ = ()
+    __struct_fields__: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema  # here: an engine's process has structs and no pydantic
+
+        return core_schema.no_info_plain_validator_function(
+            cls._of, serialization=core_schema.plain_serializer_function_ser_schema(as_dict)
+        )
+
+    @classmethod
+    def _of(cls, value: Any) -> Any:
+        return value if isinstance(value, cls) else checked(value, cls)
+
+
+def checked(value: Any, kind: type[T]) -> T:
+    """What msgpack has unpacked as a `kind`. Types are taken as they are, bytes are bytes. Raises ValueError."""
+    return msgspec.convert(value, kind, builtin_types=(bytes,))
+
+
+def as_dict(value: Any) -> Any:
+    """A record by the names of its fields, and so the records in it."""
+    if isinstance(value, Record):
+        return {name: as_dict(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, tuple):
+        return tuple(as_dict(item) for item in value)
+    return value
