@@ -27,9 +27,10 @@ import psutil
 import typer
 
 from octavo import AsyncClient, JobRequest, SamplingParams, wire
+from octavo.calls import run, run_many
 from octavo.connection import connect
 from octavo.models import Chunk, JobStatus, ModelCard, Terminal, Usage
-from octavo.protocol import MAX_APPENDS, Append, Cell, Claim, run, run_many
+from octavo.protocol import MAX_APPENDS, Append, Cell, Claim
 from octavo.server import EmbeddedServer
 
 MODEL = "bench"

@@ -47,7 +47,7 @@ async def submit(
     """Accept a job: `202` and its address. The same `Idempotency-Key` and body again: `200` and the same job."""
     gateway: Gateway = request.state.gateway
     handle = await gateway.client.submit(job, tenant=tenant, idempotency_key=idempotency_key)
-    info = await gateway.client.info(handle.id)
+    info = handle.accepted or await gateway.client.info(handle.id)
     if handle.created:
         gateway.metrics.jobs_submitted.labels(job.model, job.priority).inc()
     body = job_json(info)
@@ -89,21 +89,26 @@ async def show(info: OwnJob) -> dict[str, Any]:
 
 
 @router.get("/{job_id}/result")
-async def result(request: Request, info: OwnJob) -> Response:
+async def result(request: Request, job_id: str, tenant: CurrentTenant) -> Response:
     """The finished job with all its sequences; `202` and the job while it is not finished."""
-    if not info.status.is_terminal:
-        return JSONResponse(job_json(info), 202)
+    _check_id(job_id)
     gateway: Gateway = request.state.gateway
-    return JSONResponse(_result_json(await gateway.client.result(info.id)))
+    info, found = await gateway.client.outcome(job_id)
+    if info.tenant != tenant:
+        raise _not_found(job_id)
+    return JSONResponse(job_json(info), 202) if found is None else JSONResponse(_result_json(found))
 
 
 @router.delete("/{job_id}", status_code=202)
-async def cancel(request: Request, info: OwnJob) -> Response:
+async def cancel(request: Request, job_id: str, tenant: CurrentTenant) -> Response:
     """Ask for the job's end: `202`, or `200` when it is over already. A running job stops within a step or two."""
+    _check_id(job_id)
     gateway: Gateway = request.state.gateway
-    status = await gateway.client.cancel(info.id)
-    now = await gateway.client.info(info.id)
-    return JSONResponse(job_json(now), 200 if status.is_terminal else 202)
+    try:
+        status, info = await gateway.client.cancel_own(job_id, tenant=tenant)
+    except JobNotFound:
+        raise _not_found(job_id) from None
+    return JSONResponse(job_json(info), 200 if status.is_terminal else 202)
 
 
 @router.get(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.blocking import Client, Job
-    from octavo.client import AsyncClient, AsyncJob
+    from octavo.client import AsyncClient
     from octavo.errors import (
         IdempotencyConflict,
         InvalidRequest,
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ServerUnavailable,
         UnknownModel,
     )
+    from octavo.handles import AsyncJob
     from octavo.models import Event, JobInfo, JobRequest, JobStatus, Message, Result, SamplingParams
     from octavo.protocol import Limits, Retention
 
@@ -43,7 +44,7 @@ __all__ = [
     "UnknownModel",
 ]
 
-_MODULES = ("errors", "models", "protocol", "client", "blocking")
+_MODULES = ("errors", "models", "protocol", "handles", "client", "blocking")
 
 
 def __getattr__(name: str) -> Any:

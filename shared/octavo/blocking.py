@@ -11,8 +11,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from octavo.client import DEFAULT_TENANT, AsyncClient, AsyncJob
+from octavo.client import DEFAULT_TENANT, AsyncClient
 from octavo.errors import OctavoError
+from octavo.handles import AsyncJob
 from octavo.models import (
     DeadLetter,
     Event,

@@ -22,8 +22,9 @@ from typing import Any, NoReturn, cast
 from celery import Task, shared_task
 
 from octavo.blocking import Client
-from octavo.client import DEFAULT_TENANT, ensure_completed
+from octavo.client import DEFAULT_TENANT
 from octavo.errors import QueueFull, ServerUnavailable
+from octavo.handles import ensure_completed
 from octavo.models import Result
 from octavo.requests import RequestFields
 from octavo.structs import as_dict

@@ -12,15 +12,25 @@ from typing import Any, Self, TypeVar, Unpack
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from octavo import wire
+from octavo.calls import Call, run, run_all, run_many
 from octavo.connection import LOST, answered, connect, connect_listener, default_url, outage, redacted
-from octavo.errors import JobFailed, JobNotFound, OctavoError, QueueFull, ServerUnavailable, WorkerNotFound
+from octavo.errors import JobNotFound, OctavoError, QueueFull, ServerUnavailable, WorkerNotFound
 from octavo.fleet import live_workers
-from octavo.jobs import list_dead_letters, list_jobs, read_info, read_result, read_submission, remove_dead_letters
+from octavo.handles import AsyncJob
+from octavo.jobs import (
+    info_query,
+    list_dead_letters,
+    list_jobs,
+    not_found,
+    read_info,
+    read_outcome,
+    read_submission,
+    remove_dead_letters,
+)
 from octavo.keys import Keys
 from octavo.models import (
     DeadLetter,
     Event,
-    JobError,
     JobInfo,
     JobRequest,
     JobStatus,
@@ -32,7 +42,7 @@ from octavo.models import (
     WorkerMemory,
 )
 from octavo.pins import announce, build_pin, drop_pin, list_pins, store_pin
-from octavo.protocol import Call, Cell, Enqueued, Limits, Retention, run, run_many
+from octavo.protocol import Cell, Enqueued, Limits, Retention
 from octavo.requests import Prompt, RequestFields, build_request, checked_tenant
 from octavo.submissions import Submissions
 from octavo.subscriber import Subscriber
@@ -180,16 +190,16 @@ class AsyncClient:
                 with self._errors():
                     if isinstance(answer, Exception):
                         raise answer
-                    if answer.created and isinstance(call, Call):
+                    if answer.accepted is not None and isinstance(call, Call):
                         self._submissions.keep(answer.job_id, call)
-                    answers.append(AsyncJob(self, answer.job_id, created=answer.created))
+                    answers.append(AsyncJob(self, answer.job_id, answer.accepted))
             except OctavoError as error:
                 answers.append(error)
         return answers
 
     def job(self, job_id: str) -> AsyncJob:
-        """A handle on a job that anybody submitted. Whether it exists shows at its first use."""
-        return AsyncJob(self, job_id, created=False)
+        """A handle on a job, submitted by any client. Whether it exists shows at its first use."""
+        return AsyncJob(self, job_id)
 
     async def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
         """Every event of a job beyond offset `after`, as it comes. The last has `end` set, however the job ended.
@@ -209,15 +219,19 @@ class AsyncClient:
             raise TimeoutError(f"job {job_id} has not ended within {timeout} s; it goes on, ask again") from None
 
     async def _await_result(self, job_id: str) -> Result:
-        info = await self.info(job_id)
-        if not info.status.is_terminal:
+        info, result = await self.outcome(job_id)
+        if result is None:
             async with aclosing(self.events(job_id, info.tokens)) as events:
                 async for _ in events:
                     pass
-        async with self._asking():
-            result = await self._found(job_id, lambda: read_result(self._redis, job_id))
+            _, result = await self.outcome(job_id)
         assert result is not None, "a stream ends after its job"
         return result
+
+    async def outcome(self, job_id: str) -> tuple[JobInfo, Result | None]:
+        """Where a job stands, and its result if it has ended, in one round trip. Raises JobNotFound."""
+        async with self._asking():
+            return await self._found(job_id, lambda: read_outcome(self._redis, job_id))
 
     async def info(self, job_id: str) -> JobInfo:
         """Where a job stands. Raises JobNotFound."""
@@ -230,8 +244,18 @@ class AsyncClient:
         self._submissions.forget(job_id)
         status = await self._run(self._cell.cancel(job_id))
         if status is None:
-            raise JobNotFound(f"no job {job_id}: it never existed or its result has expired")
+            raise not_found(job_id)
         return status
+
+    async def cancel_own(self, job_id: str, *, tenant: str) -> tuple[JobStatus, JobInfo]:
+        """`cancel` for one tenant, and where the job stands then, in one round trip. Raises JobNotFound, also for the
+        job of another tenant."""
+        with self._errors():
+            status, info = await run_all(self._redis, [self._cell.cancel(job_id, tenant=tenant), info_query(job_id)])
+        if status is None:
+            raise not_found(job_id)
+        self._submissions.forget(job_id)
+        return status, info
 
     async def jobs(
         self,
@@ -373,52 +397,3 @@ class AsyncClient:
             raise QueueFull("the server's memory is full: try again later, or raise its maxmemory") from error
         except RedisError as error:
             raise ServerUnavailable(f"the Redis server at {redacted(self._url)} refuses this: {error}") from error
-
-
-class AsyncJob:
-    """A handle on one job. `created` is False if the idempotency key named a job that existed."""
-
-    def __init__(self, client: AsyncClient, job_id: str, *, created: bool) -> None:
-        self.id = job_id
-        self.created = created
-        self._client = client
-
-    def __repr__(self) -> str:
-        return f"AsyncJob({self.id!r})"
-
-    def events(self, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Every event beyond offset `after`, as it comes, the end last, however the job ended."""
-        return self._client.events(self.id, after)
-
-    async def stream(self, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Tokens beyond offset `after`, as they come. Raises JobFailed after the last if the job did not complete."""
-        async with aclosing(self.events(after)) as events:
-            async for event in events:
-                if event.end is None:
-                    yield event
-                else:
-                    ensure_completed(self.id, event.end.status, event.end.error)
-
-    async def result(self, timeout: float | None = None) -> Result:  # noqa: ASYNC109
-        """The completed job. Raises JobFailed if it ended otherwise, TimeoutError after `timeout` seconds."""
-        result = await self._client.result(self.id, timeout)
-        ensure_completed(self.id, result.status, result.error)
-        return result
-
-    async def info(self) -> JobInfo:
-        """Where the job stands."""
-        return await self._client.info(self.id)
-
-    async def cancel(self) -> JobStatus:
-        """Ask for the job's end; see `AsyncClient.cancel`."""
-        return await self._client.cancel(self.id)
-
-
-def ensure_completed(job_id: str, status: JobStatus, error: JobError | None) -> None:
-    """Raises JobFailed unless the job completed."""
-    if status is JobStatus.COMPLETED:
-        return
-    if error is None:
-        raise JobFailed(f"job {job_id} was {status.value}", status=status.value)
-    message = f"job {job_id} {status.value}: {error.message}"
-    raise JobFailed(message, status=status.value, code=error.code, param=error.param)

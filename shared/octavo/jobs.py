@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, cast
 
 import redis.asyncio
 
 from octavo import wire
+from octavo.calls import Query, run_all
 from octavo.errors import InvalidRequest, JobNotFound
-from octavo.keys import Keys, cell_of
+from octavo.keys import JobHash, Keys, cell_of
 from octavo.models import DeadLetter, JobInfo, JobRequest, JobStatus, Result
 from octavo.streams import assemble, read_stream, result_of_events
 
-_ALWAYS = ("st", "mdl", "tn", "cls", "ct", "n", "ep", "crashes")
-_PACKED = ("err", "meta", "use", "pg")
-_FIELDS = (*_ALWAYS, "sts", "ft", "wid", *_PACKED)
+_ALWAYS = (
+    *(JobHash.STATUS, JobHash.MODEL, JobHash.TENANT, JobHash.PRIORITY),
+    *(JobHash.CREATED_MS, JobHash.TOKENS, JobHash.ATTEMPTS, JobHash.CRASHES),
+)
+_PACKED = (JobHash.ERROR, JobHash.METADATA, JobHash.USAGE, JobHash.PROGRESS)
+_FIELDS = (*_ALWAYS, JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.WORKER, *_PACKED)
 _PAGE = 200
 
 
@@ -29,28 +33,30 @@ class Submission:
     seed: int
 
 
+def info_query(job_id: str) -> Query[JobInfo]:
+    """Where a job stands. Raises JobNotFound, here for what cannot be a job id; the reply does for an unknown job."""
+    command = ("HMGET", locate(job_id).job(job_id), *_FIELDS)
+    return Query(command, lambda values: _known(job_id, _info(job_id, values)))
+
+
 async def read_info(connection: redis.asyncio.Redis, job_id: str) -> JobInfo:
     """Raises JobNotFound."""
-    values: Any = await connection.hmget(locate(job_id).job(job_id), _FIELDS)
-    return _info(job_id, values) or _raise_not_found(job_id)
+    (info,) = await run_all(connection, [info_query(job_id)])
+    return cast(JobInfo, info)
 
 
-async def read_result(connection: redis.asyncio.Redis, job_id: str) -> Result | None:
-    """The result of an ended job, None while it has not ended. Raises JobNotFound."""
-    keys = locate(job_id)
-    state: Any = await connection.hmget(keys.job(job_id), ("st", "mdl"))
-    status, model = state
-    if status is None:
-        _raise_not_found(job_id)
-    if not JobStatus(status.decode()).is_terminal:
-        return None
-    data: Any = await connection.get(keys.result(job_id))
+async def read_outcome(connection: redis.asyncio.Redis, job_id: str) -> tuple[JobInfo, Result | None]:
+    """Where a job stands, and its result once it has ended, in one round trip. Raises JobNotFound."""
+    query = Query[bytes | None](("GET", locate(job_id).result(job_id)), lambda data: data)
+    info, data = await run_all(connection, [info_query(job_id), query])
+    if not info.status.is_terminal:
+        return info, None
     if data is not None:
-        return assemble(job_id, model.decode(), *wire.decode_result(data))
-    events = await read_stream(connection, job_id)  # it ended without an owner, who would have made a result
+        return info, assemble(job_id, info.model, *wire.decode_result(data))
+    events = await read_stream(connection, job_id)  # it ended without an owner, which would have made a result
     if not events:
-        _raise_not_found(job_id)
-    return result_of_events(job_id, model.decode(), events)
+        raise not_found(job_id)
+    return info, result_of_events(job_id, info.model, events)
 
 
 async def list_jobs(
@@ -95,10 +101,12 @@ def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
 
 async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submission:
     """The request of a job that was given up. Raises JobNotFound, and InvalidRequest if it is not there any more."""
-    row: Any = await connection.hmget(locate(job_id).job(job_id), ("st", "body", "tn", "seed"))
+    row: Any = await connection.hmget(
+        locate(job_id).job(job_id), (JobHash.STATUS, JobHash.REQUEST, JobHash.TENANT, JobHash.SEED)
+    )
     status, body, tenant, seed = row
     if status is None:
-        _raise_not_found(job_id)
+        raise not_found(job_id)
     if body is None or seed is None or not JobStatus(status.decode()).is_terminal:
         raise InvalidRequest(
             f"job {job_id} is {status.decode()} and was not given up with its request: `octavo jobs dead` lists those "
@@ -130,27 +138,38 @@ def _is_readable(values: Any) -> bool:
 
 def _info(job_id: str, values: Sequence[bytes | None]) -> JobInfo | None:
     row = dict(zip(_FIELDS, values, strict=True))
-    if row["st"] is None:
+    if row[JobHash.STATUS] is None:
         return None
     text = {name: value.decode() for name, value in row.items() if value is not None and name not in _PACKED}
+    error, metadata, usage, progress = (row[name] for name in _PACKED)
     return JobInfo(
         id=job_id,
-        status=JobStatus(text["st"]),
-        model=text["mdl"],
-        tenant=text["tn"],
-        priority=text["cls"],
-        created_at=int(text["ct"]) / 1000,
-        started_at=int(text["sts"]) / 1000 if "sts" in text else None,
-        finished_at=int(text["ft"]) / 1000 if "ft" in text else None,
-        tokens=int(text["n"]),
-        attempts=int(text["ep"]),
-        crashes=int(text["crashes"]),
-        worker=text.get("wid"),
-        error=wire.decode_error(row["err"]) if row["err"] else None,
-        metadata=wire.decode_metadata(row["meta"]) if row["meta"] else {},
-        usage=wire.decode_usage(row["use"]) if row["use"] else None,
-        progress=wire.decode_progress(row["pg"]) if row["pg"] else None,
+        status=JobStatus(text[JobHash.STATUS]),
+        model=text[JobHash.MODEL],
+        tenant=text[JobHash.TENANT],
+        priority=text[JobHash.PRIORITY],
+        created_at=int(text[JobHash.CREATED_MS]) / 1000,
+        started_at=_seconds(text.get(JobHash.STARTED_MS)),
+        finished_at=_seconds(text.get(JobHash.FINISHED_MS)),
+        tokens=int(text[JobHash.TOKENS]),
+        attempts=int(text[JobHash.ATTEMPTS]),
+        crashes=int(text[JobHash.CRASHES]),
+        worker=text.get(JobHash.WORKER),
+        error=wire.decode_error(error) if error else None,
+        metadata=wire.decode_metadata(metadata) if metadata else {},
+        usage=wire.decode_usage(usage) if usage else None,
+        progress=wire.decode_progress(progress) if progress else None,
     )
+
+
+def _seconds(milliseconds: str | None) -> float | None:
+    return None if milliseconds is None else int(milliseconds) / 1000
+
+
+def _known(job_id: str, info: JobInfo | None) -> JobInfo:
+    if info is None:
+        raise not_found(job_id)
+    return info
 
 
 def locate(job_id: str) -> Keys:
@@ -161,5 +180,5 @@ def locate(job_id: str) -> Keys:
         raise JobNotFound(f"{error}: ids look like g00_01ARZ3NDEKTSV4RRFFQ69G5FAV") from None
 
 
-def _raise_not_found(job_id: str) -> NoReturn:
-    raise JobNotFound(f"no job {job_id}: it never existed or its result has expired")
+def not_found(job_id: str) -> JobNotFound:
+    return JobNotFound(f"no job {job_id}: it never existed or its result has expired")

@@ -1,7 +1,7 @@
 """The names of everything octavo keeps in Redis.
 
 All keys of a cell share one hash tag, so that every transition is one script in one slot. The scripts build the
-same names from the prefix; this module and the comment in `lua/` are the only two places that know them.
+same names from the prefix. This module and the comment in `lua/common.lua` are the only two places that know them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,31 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+class JobHash(StrEnum):
+    """Fields of a job's hash. `lua/common.lua` lists all of them; these are read in Python, too."""
+
+    STATUS = "st"
+    MODEL = "mdl"
+    TENANT = "tn"
+    PRIORITY = "cls"
+    TOKENS = "n"
+    ATTEMPTS = "ep"
+    CRASHES = "crashes"
+    WORKER = "wid"
+    CREATED_MS = "ct"
+    STARTED_MS = "sts"
+    FINISHED_MS = "ft"
+    REQUEST = "body"
+    SEED = "seed"
+    METADATA = "meta"
+    ERROR = "err"
+    USAGE = "use"
+    PROGRESS = "pg"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,5 @@
 """Every state change of a job as one script call.
 
-A `Call` is inert data: which script, which arguments, how to read the reply. Synchronous and asynchronous code
-share all of it and differ only in who awaits: `await run(redis, call)` or `run_sync(redis, call)`; several calls
-go out in one round trip with `run_many`.
-
 Every script is idempotent: a call whose outcome is unknown (a timeout, a lost connection) may be sent again. The
 claim token is drawn when the `Call` is made, so repeat the same `Call` object, not the method.
 """
@@ -14,19 +10,15 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
-import redis
-import redis.asyncio
-from redis.exceptions import NoScriptError, RedisError
 
 from octavo import wire
-from octavo.connection import Line, answered
+from octavo.calls import Call
 from octavo.errors import IdempotencyConflict, InvalidRequest, MalformedMessage, QueueFull, UnknownModel
 from octavo.keys import Keys
-from octavo.models import MAX_BODY_BYTES, Chunk, JobRequest, JobStatus, ModelCard, Priority, Progress, Terminal
-from octavo.scripts import script
+from octavo.models import MAX_BODY_BYTES, Chunk, JobInfo, JobRequest, JobStatus, ModelCard, Priority, Progress, Terminal
 
 MAX_APPENDS = 64  # items in one append call; keeps the server's pause under a millisecond
 _JOB_TOKENS = 16  # what a job costs a claim's budget besides its prompt: a block
@@ -38,14 +30,6 @@ _FULL = {
 }
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Call(Generic[T]):
-    script: str  # file name in lua/, without suffix
-    keys: tuple[str, ...]
-    args: tuple[bytes | str | int | float, ...]
-    parse: Callable[[Any], T]
 
 
 @dataclass(frozen=True)
@@ -68,8 +52,14 @@ class Retention:
 
 @dataclass(frozen=True)
 class Enqueued:
+    """A job that is in the queue, and how it stood when this call put it there."""
+
     job_id: str
-    created: bool  # False: the idempotency key named a job that exists
+    accepted: JobInfo | None  # None: the idempotency key named a job that exists
+
+    @property
+    def created(self) -> bool:
+        return self.accepted is not None
 
 
 @dataclass(frozen=True)
@@ -196,7 +186,7 @@ class Cell:
             limits.queued_jobs_per_tenant,
             limits.queued_bytes,
             subscriber_id,
-            parse=lambda reply: _parse_enqueued(reply, request.model),
+            parse=lambda reply: _parse_enqueued(reply, request, tenant),
         )
 
     def claim(
@@ -263,10 +253,10 @@ class Cell:
         """Free what dead workers hold and end what is late. Call it about once a second. The number of jobs changed."""
         return self._call("reap", parse=int)
 
-    def cancel(self, job_id: str) -> Call[JobStatus | None]:
+    def cancel(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:
         """The job's status now: CANCELLED at once if it was queued, RUNNING until its worker has stopped, unchanged
-        if it had ended. None: no such job."""
-        return self._call("cancel", job_id, parse=lambda reply: JobStatus(_text(reply)) if reply else None)
+        if it had ended. None: no such job, or not one of `tenant`'s."""
+        return self._call("cancel", job_id, tenant, parse=lambda reply: JobStatus(_text(reply)) if reply else None)
 
     def attach(self, job_id: str, subscriber_id: str) -> Call[int | None]:
         """Publish the job's entries to a subscriber too. The tokens stored so far; None: no such job."""
@@ -282,81 +272,6 @@ class Cell:
 
     def _call(self, name: str, *args: bytes | str | int | float, parse: Callable[[Any], T]) -> Call[T]:
         return Call(name, (self.keys.prefix,), args, parse)
-
-
-async def run(connection: redis.asyncio.Redis | Line, call: Call[T]) -> T:
-    """Run one call. Raises what its `parse` raises, and redis-py's errors as they are."""
-    if isinstance(connection, Line):
-        (outcome,) = await run_many(connection, [call])
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-    async with answered():
-        try:
-            reply = await connection.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
-        except NoScriptError:
-            reply = await connection.eval(script(call.script).source, len(call.keys), *call.keys, *call.args)
-    return call.parse(reply)
-
-
-def run_sync(connection: redis.Redis, call: Call[T]) -> T:
-    """`run` for synchronous connections."""
-    try:
-        reply = connection.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
-    except NoScriptError:
-        reply = connection.eval(script(call.script).source, len(call.keys), *call.keys, *call.args)
-    return call.parse(reply)
-
-
-async def run_many(connection: redis.asyncio.Redis | Line, calls: Sequence[Call[T]]) -> list[T | Exception]:
-    """Run calls in one round trip, in order. A call that fails gives its exception in place of its result and
-    spoils no other; a lost connection raises."""
-    async with answered():
-        replies = await _exchange(connection, _evaluations(calls))
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            await _exchange(connection, _loads(calls))
-            replies = await _exchange(connection, _evaluations(calls))
-    return _settle(calls, replies)
-
-
-def run_many_sync(connection: redis.Redis, calls: Sequence[Call[T]]) -> list[T | Exception]:
-    """`run_many` for synchronous connections."""
-    replies = _pipeline(connection, _evaluations(calls)).execute(raise_on_error=False)
-    if any(isinstance(reply, NoScriptError) for reply in replies):
-        _pipeline(connection, _loads(calls)).execute()
-        replies = _pipeline(connection, _evaluations(calls)).execute(raise_on_error=False)
-    return _settle(calls, replies)
-
-
-async def _exchange(connection: redis.asyncio.Redis | Line, commands: Sequence[Sequence[Any]]) -> list[Any]:
-    if isinstance(connection, Line):
-        return await connection.exchange(commands)
-    return await _pipeline(connection, commands).execute(raise_on_error=False)  # type: ignore[no-any-return]
-
-
-def _pipeline(connection: Any, commands: Sequence[Sequence[Any]]) -> Any:
-    pipeline = connection.pipeline(transaction=False)
-    for command in commands:
-        pipeline.execute_command(*command)
-    return pipeline
-
-
-def _evaluations(calls: Sequence[Call[Any]]) -> list[Sequence[Any]]:
-    return [("EVALSHA", script(call.script).sha, len(call.keys), *call.keys, *call.args) for call in calls]
-
-
-def _loads(calls: Sequence[Call[Any]]) -> list[Sequence[Any]]:
-    return [("SCRIPT", "LOAD", script(name).source) for name in {call.script for call in calls}]
-
-
-def _settle(calls: Sequence[Call[T]], replies: Sequence[Any]) -> list[T | Exception]:
-    settled: list[T | Exception] = []
-    for call, reply in zip(calls, replies, strict=True):
-        try:
-            settled.append(reply if isinstance(reply, RedisError) else call.parse(reply))
-        except Exception as error:  # what a single `run` would raise
-            settled.append(error)
-    return settled
 
 
 def _text(value: bytes) -> str:
@@ -375,20 +290,35 @@ def _estimate_prompt_tokens(request: JobRequest) -> int:
     return sum(len(text.encode()) for text in texts) // 3 + _JOB_TOKENS
 
 
-def _parse_enqueued(reply: list[Any], model: str) -> Enqueued:
+def _parse_enqueued(reply: list[Any], request: JobRequest, tenant: str) -> Enqueued:
     outcome, *rest = reply
     match _text(outcome):
         case "ok":
-            return Enqueued(_text(rest[0]), bool(rest[1]))
+            job_id, created, at_ms = _text(rest[0]), bool(rest[1]), int(rest[2])
+            return Enqueued(job_id, _accepted(job_id, request, tenant, at_ms / 1000) if created else None)
         case "conflict":
             raise IdempotencyConflict(
                 f"the idempotency key was used by job {_text(rest[0])} with another request: use a new key"
             )
         case "unknown":
             known = ", ".join(sorted(_text(name) for name in rest)) or "none: start a worker first"
-            raise UnknownModel(f"no worker has ever served the model {model!r}; known models: {known}", param="model")
+            raise UnknownModel(
+                f"no worker has ever served the model {request.model!r}; known models: {known}", param="model"
+            )
         case _:
             raise QueueFull(f"{_FULL[_text(rest[0])]}: try again later", retry_after_s=1.0)
+
+
+def _accepted(job_id: str, request: JobRequest, tenant: str, at: float) -> JobInfo:
+    return JobInfo(
+        id=job_id,
+        status=JobStatus.QUEUED,
+        model=request.model,
+        tenant=tenant,
+        priority=request.priority,
+        created_at=at,
+        metadata=request.metadata,
+    )
 
 
 def _parse_claims(reply: list[Any], token: str) -> Claims:

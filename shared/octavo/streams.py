@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import redis
 import redis.asyncio
 
 from octavo import wire
@@ -22,18 +21,6 @@ async def read_stream(connection: redis.asyncio.Redis, job_id: str, after: int =
     start = after
     while True:
         page = await read_page(connection, job_id, start)
-        events += page
-        if len(page) < PAGE or page[-1].end:
-            return events
-        start = page[-1].offset
-
-
-def read_stream_sync(connection: redis.Redis, job_id: str, after: int = 0) -> list[Event]:
-    """`read_stream` for synchronous connections."""
-    events: list[Event] = []
-    start = after
-    while True:
-        page = parse_entries(connection.xrange(*page_query(job_id, start)), start)
         events += page
         if len(page) < PAGE or page[-1].end:
             return events

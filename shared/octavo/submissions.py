@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import redis
 import redis.asyncio
 
+from octavo.calls import Call, run, run_many
 from octavo.connection import answered
 from octavo.errors import OctavoError
-from octavo.protocol import Call, Enqueued, run, run_many
+from octavo.protocol import Enqueued
 
 _WRITTEN_S = 5.0  # a busy disk delays a write by two seconds at most, and its sync comes within another
 _PATIENCE_S = 60.0  # how long one is kept that a server which came back refuses: it may not know the model yet

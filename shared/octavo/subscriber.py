@@ -21,12 +21,13 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import ConnectionError, RedisError
 
 from octavo import wire
+from octavo.calls import run
 from octavo.connection import answered, is_final
 from octavo.errors import JobNotFound, MalformedMessage
 from octavo.jobs import locate
-from octavo.keys import Keys
+from octavo.keys import JobHash, Keys
 from octavo.models import Event, JobStatus
-from octavo.protocol import Cell, run
+from octavo.protocol import Cell
 from octavo.streams import PAGE, events_of_result, page_query, parse_entries, parse_entry
 from octavo.submissions import Submissions
 
@@ -237,7 +238,7 @@ class Subscriber:
                 raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
         reader.begun = True
         pipeline = self._commands.pipeline(transaction=False)
-        pipeline.hmget(reader.keys.job(reader.job_id), "st", "pg")
+        pipeline.hmget(reader.keys.job(reader.job_id), JobHash.STATUS, JobHash.PROGRESS)
         pipeline.xrange(*page_query(reader.job_id, reader.read))
         async with answered():
             (status, reader.progress), entries = await pipeline.execute()
@@ -341,7 +342,7 @@ class Subscriber:
     async def _check(self, readers: list[_Reader], now: float) -> None:
         pipeline = self._commands.pipeline(transaction=False)
         for reader in readers:
-            pipeline.hmget(reader.keys.job(reader.job_id), "st", "n")
+            pipeline.hmget(reader.keys.job(reader.job_id), JobHash.STATUS, JobHash.TOKENS)
         async with answered():
             states = await pipeline.execute()
         for reader, (status, tokens) in zip(readers, states, strict=True):

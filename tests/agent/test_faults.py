@@ -16,9 +16,9 @@ from queue_client import MODEL, Queue, expected, known_queue
 from waiting import eventually, until
 
 from octavo import AsyncClient
-from octavo.client import AsyncJob
+from octavo.calls import run_sync
+from octavo.handles import AsyncJob
 from octavo.models import JobStatus
-from octavo.protocol import run_sync
 from octavo.server import EmbeddedServer
 
 PROMPT = (7, 8, 9)

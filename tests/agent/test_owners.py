@@ -14,9 +14,10 @@ from queue_client import MODEL, known_queue
 from waiting import eventually
 
 from octavo import AsyncClient
+from octavo.calls import run_sync
 from octavo.connection import connect
 from octavo.models import Chunk, JobError, JobStatus
-from octavo.protocol import Append, run_sync
+from octavo.protocol import Append
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.publisher import Publisher

@@ -12,9 +12,9 @@ import pytest
 import redis
 from queue_client import MODEL, Queue, known_queue
 
+from octavo.calls import run_sync
 from octavo.connection import connect
 from octavo.models import JobStatus
-from octavo.protocol import run_sync
 from octavo.server import EmbeddedServer
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.publisher import Publisher

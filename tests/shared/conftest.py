@@ -9,24 +9,14 @@ import fake_worker as fake
 import pytest
 import redis
 import redis.asyncio
+from sync_streams import read_stream_sync
 
 from octavo import AsyncClient, wire
+from octavo.calls import Call, run_sync
 from octavo.connection import connect
 from octavo.keys import Keys
 from octavo.models import Chunk, Event, JobRequest, JobStatus, ModelCard, SamplingParams, Terminal, Usage
-from octavo.protocol import (
-    Append,
-    AppendReply,
-    Call,
-    Cell,
-    Claim,
-    Claims,
-    FinishReply,
-    Limits,
-    Retention,
-    run_sync,
-)
-from octavo.streams import read_stream_sync
+from octavo.protocol import Append, AppendReply, Cell, Claim, Claims, FinishReply, Limits, Retention
 
 T = TypeVar("T")
 MODEL = "toy"

@@ -30,7 +30,7 @@ from octavo import (
     ServerUnavailable,
     UnknownModel,
 )
-from octavo.protocol import run
+from octavo.calls import run
 
 NOBODY = "g00_00000000000000000000000000"
 

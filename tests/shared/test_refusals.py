@@ -10,11 +10,11 @@ import pytest
 from waiting import until
 
 from octavo import AsyncClient, JobStatus, OctavoError, wire
-from octavo.client import AsyncJob
+from octavo.calls import run
 from octavo.connection import connect
 from octavo.errors import InvalidRequest, ServerUnavailable
+from octavo.handles import AsyncJob
 from octavo.models import JobRequest, Terminal, Usage
-from octavo.protocol import run
 from octavo.server import EmbeddedServer
 
 

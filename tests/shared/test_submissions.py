@@ -12,8 +12,9 @@ import redis.asyncio
 from killable_server import forgotten_by, killable_service
 
 from octavo import AsyncClient, JobNotFound, JobStatus, submissions
-from octavo.client import AsyncJob
-from octavo.protocol import Claim, Retention, run
+from octavo.calls import run
+from octavo.handles import AsyncJob
+from octavo.protocol import Claim, Retention
 
 
 @pytest.fixture(autouse=True)

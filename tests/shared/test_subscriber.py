@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from octavo import AsyncClient, Event, JobStatus, UnknownModel
 from octavo import client as client_module
+from octavo.calls import run
 from octavo.connection import connect
 from octavo.models import Progress
-from octavo.protocol import Claim, run
+from octavo.protocol import Claim
 
 
 @pytest.fixture

@@ -9,9 +9,11 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from octavo import wire
+from octavo.calls import run_many
+from octavo.connection import connect
 from octavo.errors import IdempotencyConflict, InvalidRequest, QueueFull, UnknownModel
 from octavo.models import Chunk, JobError, JobStatus, Terminal, Usage
-from octavo.protocol import Append, Limits, Retention, run_many_sync
+from octavo.protocol import Append, Limits, Retention
 
 LIVE_KEYS = {"models", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers"}  # what may stay when all jobs have ended
 
@@ -466,16 +468,18 @@ def test_a_subscriber_named_at_enqueue_hears_of_the_first_entry(world: Any) -> N
 # the runners
 
 
-def test_a_server_that_forgot_the_scripts_is_taught_again(world: Any) -> None:
+async def test_a_server_that_forgot_the_scripts_is_taught_again(world: Any, redis_url: str) -> None:
     world.redis.script_flush()
     job_id = world.enqueue()
     world.redis.script_flush()
-    replies = run_many_sync(world.redis, [world.cell.cancel(job_id), world.cell.cancel(job_id)])
+    async with connect(redis_url) as connection:
+        replies = await run_many(connection, [world.cell.cancel(job_id), world.cell.cancel(job_id)])
     assert replies == [JobStatus.CANCELLED, JobStatus.CANCELLED]
 
 
-def test_one_refused_call_spoils_no_other(world: Any, request_of: Any) -> None:
+async def test_one_refused_call_spoils_no_other(world: Any, redis_url: str, request_of: Any) -> None:
     good, bad = world.enqueue_call(), world.enqueue_call(request_of(model="nope"))
-    first, second, third = run_many_sync(world.redis, [good, bad, good])
+    async with connect(redis_url) as connection:
+        first, second, third = await run_many(connection, [good, bad, good])
     assert first == third
     assert isinstance(second, UnknownModel)

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager, suppress
 import redis.asyncio
 
 from octavo import wire
+from octavo.calls import run
 from octavo.models import Chunk, JobError, JobRequest, JobStatus, ModelCard, Terminal, Usage, WorkerInfo
-from octavo.protocol import Append, Cell, Claim, run
+from octavo.protocol import Append, Cell, Claim
 from octavo.streams import read_stream
 
 MODEL = "toy"

@@ -18,14 +18,15 @@ from typing import Any, TypeVar
 
 import fake_worker as fake
 import redis
+from sync_streams import read_stream_sync
 
 import octavo.protocol
 from octavo import wire
+from octavo.calls import Call, run_sync
 from octavo.connection import connect_sync
 from octavo.models import Chunk, JobStatus, Terminal, Usage, WorkerInfo
-from octavo.protocol import Append, AppendReply, Call, Claim, run_sync
+from octavo.protocol import Append, AppendReply, Claim
 from octavo.scripts import Script, script
-from octavo.streams import read_stream_sync
 
 LEASE_MS = 700
 CAPACITY = 16

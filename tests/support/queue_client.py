@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import redis
 from fake_runner import next_token
+from sync_streams import read_stream_sync
 from waiting import eventually
 
 from octavo import wire
+from octavo.calls import run_sync
 from octavo.keys import Keys
 from octavo.models import JobRequest, JobStatus, ModelCard, Result
-from octavo.protocol import Cell, Limits, Retention, run_sync
-from octavo.streams import assemble, read_stream_sync
+from octavo.protocol import Cell, Limits, Retention
+from octavo.streams import assemble
 
 MODEL = "demo"
 VOCABULARY = 2048  # of the bundled model's tokenizer

@@ -10,6 +10,7 @@ import time
 from typing import Self
 
 from octavo import wire
+from octavo.calls import run
 from octavo.connection import connect
 from octavo.keys import Keys
 from octavo.models import (
@@ -26,7 +27,7 @@ from octavo.models import (
     WorkerInfo,
     WorkerMemory,
 )
-from octavo.protocol import Append, Cell, Claim, HeartbeatReply, run
+from octavo.protocol import Append, Cell, Claim, HeartbeatReply
 
 MODEL = "toy"
 CONTEXT = 256

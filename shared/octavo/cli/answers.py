@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from octavo.cli.console import out
-from octavo.client import AsyncJob
+from octavo.handles import AsyncJob
 
 _LINES = 14
 _REFRESH_S = 0.05

@@ -22,8 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from octavo.cli.batch_lines import BatchLine, completed, failed, parse_line
 from octavo.cli.console import AsJson, RedisUrl, err, fail, print_json
-from octavo.client import AsyncClient, AsyncJob, ensure_completed
+from octavo.client import AsyncClient
 from octavo.errors import OctavoError, QueueFull, ServerUnavailable
+from octavo.handles import AsyncJob, ensure_completed
 from octavo.models import JobRequest, JobStatus
 from octavo.openai.answers import CompletedJob
 

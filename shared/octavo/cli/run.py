@@ -11,7 +11,8 @@ import typer
 from rich.markup import escape
 
 from octavo.cli.console import AsJson, RedisUrl, err, print_json
-from octavo.client import AsyncClient, AsyncJob
+from octavo.client import AsyncClient
+from octavo.handles import AsyncJob
 from octavo.models import Priority, Progress
 
 _TAIL = 40

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 -- A queued job ends at once; the owner of a running one finds the mark in its next reply.
--- ARGV: id   -> status now, '' if there is no such job
-local id = ARGV[1]
-local job = fields(id, 'st', 'cx')
-if not job.st then return '' end
+-- ARGV: id tenant('' for any)   -> status now, '' if there is no such job of the tenant
+local id, tenant = ARGV[1], ARGV[2]
+local job = fields(id, 'st', 'cx', 'tn')
+if not job.st or (tenant ~= '' and job.tn ~= tenant) then return '' end
 if (job.st == 'queued' or job.st == 'running') and not is_intact(id) then
   end_damaged(id, {})
   publish()

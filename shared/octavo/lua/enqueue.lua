@@ -2,18 +2,18 @@
 -- Accept a job, or say why not. Repeating it with the same id changes nothing.
 -- ARGV: id body hash tenant idempotency-key('' for none) model class cost est seed timeout_ms('' for none)
 --       queue_timeout_ms('' for none) metadata retention cap_jobs cap_tenant_jobs cap_bytes subscriber('' for none)
--- -> {'ok', id, created} | {'conflict', id} | {'unknown', model...} | {'full', what}
+-- -> {'ok', id, created, time of acceptance in ms} | {'conflict', id} | {'unknown', model...} | {'full', what}
 local id, body, hash, tenant, idem, model, class = unpack(ARGV, 1, 7)
 local cost, est, seed, timeout, queue_timeout, meta, retention = unpack(ARGV, 8, 14)
 local cap_jobs, cap_tenant, cap_bytes = tonumber(ARGV[15]), tonumber(ARGV[16]), tonumber(ARGV[17])
 local subscriber = ARGV[18]
 
-if redis.call('EXISTS', key('j', id)) == 1 then return {'ok', id, 1} end
+if redis.call('EXISTS', key('j', id)) == 1 then return {'ok', id, 1, tonumber(fields(id, 'ct').ct) or NOW} end
 if idem ~= '' then
   local known = redis.call('GET', key('i', tenant, idem))
   if known then
     local old, old_hash = string.match(known, '(%S+) (%S+)')
-    if old_hash == hash then return {'ok', old, 0} else return {'conflict', old} end
+    if old_hash == hash then return {'ok', old, 0, 0} else return {'conflict', old} end
   end
 end
 if redis.call('HEXISTS', key('models'), model) == 0 then
@@ -50,4 +50,4 @@ count_queued(job, 1)
 count(tenant, 'bytes', #body)
 enter_class(id, job)
 ring(model)
-return {'ok', id, 1}
+return {'ok', id, 1, NOW}

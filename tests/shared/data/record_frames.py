@@ -16,6 +16,7 @@ from typing import Any
 import redis
 
 from octavo import wire
+from octavo.calls import run_sync
 from octavo.keys import Keys
 from octavo.models import (
     Chunk,
@@ -35,7 +36,7 @@ from octavo.models import (
     WorkerInfo,
     WorkerMemory,
 )
-from octavo.protocol import Append, Cell, Limits, Retention, run_sync
+from octavo.protocol import Append, Cell, Limits, Retention
 from octavo.server import EmbeddedServer
 from octavo.structs import Record, as_dict
 

@@ -11,10 +11,11 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from octavo.calls import Call, run
 from octavo.connection import is_final
 from octavo.errors import MalformedMessage
 from octavo.models import Event, JobError, JobRequest, JobStatus, Terminal, Usage
-from octavo.protocol import Call, Cell, Claims, HeartbeatReply, Unreadable, run
+from octavo.protocol import Cell, Claims, HeartbeatReply, Unreadable
 from octavo.streams import read_stream
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.heartbeat import Holding

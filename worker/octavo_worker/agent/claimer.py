@@ -10,8 +10,9 @@ from collections.abc import Callable, Coroutine
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from octavo.calls import run
 from octavo.connection import Line, answered
-from octavo.protocol import Cell, Claims, run
+from octavo.protocol import Cell, Claims
 from octavo_worker.agent.room import Room
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,9 @@ import contextlib
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from octavo.calls import run_many
 from octavo.models import Progress
-from octavo.protocol import Cell, run_many
+from octavo.protocol import Cell
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.messages import BeamProgress
 

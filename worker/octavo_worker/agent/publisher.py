@@ -13,8 +13,9 @@ from redis import exceptions
 from redis.exceptions import RedisError
 
 from octavo import wire
+from octavo.calls import Call, run_many
 from octavo.connection import Line, is_final
-from octavo.protocol import MAX_APPENDS, Append, AppendReply, Call, Cell, FinishReply, run_many
+from octavo.protocol import MAX_APPENDS, Append, AppendReply, Cell, FinishReply
 from octavo_worker.agent.jobs import ActiveJob
 
 log = logging.getLogger(__name__)

@@ -23,10 +23,11 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from octavo import wire
+from octavo.calls import run
 from octavo.connection import answered, connect, outage
 from octavo.fleet import describe_mix, live_workers, mixed_numerics
 from octavo.models import ModelCard, ModelName, WorkerInfo
-from octavo.protocol import Cell, run
+from octavo.protocol import Cell
 from octavo.stats import WorkerStats
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.child import EngineProcess
