@@ -8,10 +8,16 @@ dataclasses with slots; `msgspec.structs.asdict` and `replace` stand in for thos
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from octavo.stats import EngineStats
+from octavo.stats import EngineStats as EngineStats  # part of the socket's messages
+
+if TYPE_CHECKING:
+    Words = array[int]
+else:
+    Words = array  # takes no parameters at run time
 
 PRIORITIES = HIGH, NORMAL, BATCH = 0, 1, 2
 """The classes of requests, the first before the others. Nobody waits for a single job of `BATCH`."""
@@ -79,7 +85,7 @@ class AddRequest(Message):
     """
 
     id: str
-    prompt: array
+    prompt: Words
     sequences: list[SequenceInput]
     sampling: EngineSampling
     salt: bytes = b""  # tenant salt of the prefix cache
@@ -186,15 +192,21 @@ class BeamProgress(Message):
     finished: int
 
 
-class RequestFailed(Message):
-    """Engine to agent: this request cannot run or was dropped, with all its sequences.
+FailureCode = Literal[
+    "deadline",  # it passed
+    "prompt_too_long",  # for the model's context
+    "pool_too_small",  # this worker's KV memory can never hold the request
+    "invalid_request",  # `param` says what is wrong
+    "invalid_logits",  # the model's logits are not numbers
+    "step_failed",  # the model could not compute it
+]
 
-    `code`: deadline (it passed), prompt_too_long (for the model's context), pool_too_small (this worker's KV memory can
-    never hold it), invalid_request (`param` says what is wrong), step_failed (the model could not compute it).
-    """
+
+class RequestFailed(Message):
+    """Engine to agent: this request cannot run or was dropped, with all its sequences."""
 
     id: str
-    code: str
+    code: FailureCode
     message: str
     param: str | None = None
 

@@ -25,14 +25,17 @@ from octavo_worker.agent.publisher import Publisher
 from octavo_worker.agent.room import Room, room_for
 from octavo_worker.agent.tokens import PromptRejected, Prompts, check_ids
 from octavo_worker.decoding.sampling import resolve_sampling
-from octavo_worker.messages import Abort, EngineStats, Ready, RequestFailed, StepOutput
+from octavo_worker.messages import Abort, EngineStats, FailureCode, Ready, RequestFailed, StepOutput
 
 log = logging.getLogger(__name__)
 
 _LONG_TEXT = 4000  # characters from which tokenising goes to a thread: below, the hop costs more than the work
 _RETRY_S = 0.2
 _READERS = 8  # streams read at once when many jobs are taken over: each costs a connection
-_ERROR_CODES = {"prompt_too_long": "context_length_exceeded"}  # where the engine's word is not the public one
+_PUBLIC_CODES = {  # where the engine's word is another one
+    "deadline": "expired",
+    "prompt_too_long": "context_length_exceeded",
+}
 
 
 class Agent:
@@ -258,8 +261,7 @@ class Agent:
         if failure.code == "deadline":
             self._end(job, JobStatus.EXPIRED, _expired())
         else:
-            code = _ERROR_CODES.get(failure.code, failure.code)
-            self._end(job, JobStatus.FAILED, JobError(code=code, message=failure.message, param=failure.param))
+            self._end(job, JobStatus.FAILED, JobError(public_code(failure.code), failure.message, failure.param))
 
     def _stop(self, job: ActiveJob, reason: str) -> None:
         self._abort(job)
@@ -316,6 +318,11 @@ class Agent:
                 await asyncio.sleep(_RETRY_S)
             else:
                 return
+
+
+def public_code(code: FailureCode) -> str:
+    """What a submitter reads for the engine's word."""
+    return _PUBLIC_CODES.get(code, code)
 
 
 def _expired() -> JobError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from octavo.models import SamplingParams
 from octavo_worker.messages import BeamOptions, EngineSampling
@@ -27,20 +28,13 @@ def resolve_sampling(
     stop_ids = set(params.stop_token_ids)
     if not params.ignore_eos:
         stop_ids.update(eos_token_ids)
-    return EngineSampling(
-        seed=seed,
-        max_tokens=max_model_len if params.max_tokens is None else params.max_tokens,
-        min_tokens=params.min_tokens,
-        temperature=0.0 if beam is not None or params.temperature < COLDEST else params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=dict(params.logit_bias),
-        stop_token_ids=sorted(stop_ids),
-        logprobs=logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        beam=beam,
-    )
+    resolved: dict[str, Any] = {
+        "seed": seed,
+        "max_tokens": max_model_len if params.max_tokens is None else params.max_tokens,
+        "temperature": 0.0 if beam is not None or params.temperature < COLDEST else params.temperature,
+        "stop_token_ids": sorted(stop_ids),
+        "logprobs": logprobs,
+        "beam": beam,
+    }
+    asked = dict(params) | resolved  # what the engine leaves to the agent drops out
+    return EngineSampling(**{name: asked[name] for name in EngineSampling.__struct_fields__})

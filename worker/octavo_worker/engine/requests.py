@@ -15,6 +15,7 @@ from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import (
     AddRequest,
     EngineStats,
+    FailureCode,
     Logprob,
     RequestFailed,
     RequestStarted,
@@ -163,7 +164,7 @@ class Requests:
         message = "the model's logits are not numbers, they may have overflowed its dtype: try bfloat16 or float32"
         self.fail(request, "invalid_logits", message)
 
-    def fail(self, request: Request, code: str, message: str) -> None:
+    def fail(self, request: Request, code: FailureCode, message: str) -> None:
         self.end(request)
         self.output.failed.append(RequestFailed(request.id, code, message))
 

@@ -1,0 +1,18 @@
+"""What the engine can say of a failed request is documented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from octavo_worker.agent.agent import public_code
+from octavo_worker.messages import FailureCode
+
+ERRORS = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("code", get_args(FailureCode))
+def test_every_failure_of_the_engine_is_documented(code: FailureCode) -> None:
+    assert f"`{public_code(code)}`" in ERRORS
