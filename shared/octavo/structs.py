@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
-
-T = TypeVar("T")
 
 
 class Record:
@@ -23,18 +21,12 @@ class Record:
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema  # here: an engine's process has structs and no pydantic
 
-        return core_schema.no_info_plain_validator_function(
-            cls._of, serialization=core_schema.plain_serializer_function_ser_schema(as_dict)
+        unpacked = core_schema.no_info_plain_validator_function(lambda value: msgspec.convert(value, cls))
+        return core_schema.union_schema(
+            [core_schema.is_instance_schema(cls), unpacked],
+            mode="left_to_right",
+            serialization=core_schema.plain_serializer_function_ser_schema(as_dict),
         )
-
-    @classmethod
-    def _of(cls, value: Any) -> Any:
-        return value if isinstance(value, cls) else checked(value, cls)
-
-
-def checked(value: Any, kind: type[T]) -> T:
-    """What msgpack has unpacked as a `kind`. Types are taken as they are, bytes are bytes. Raises ValueError."""
-    return msgspec.convert(value, kind, builtin_types=(bytes,))
 
 
 def as_dict(value: Any) -> Any:

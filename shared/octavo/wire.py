@@ -18,7 +18,6 @@ from pydantic import BaseModel, ValidationError
 from octavo.errors import MalformedMessage
 from octavo.messages import Chunk, JobError, Progress, QueueMessage, Terminal, Usage
 from octavo.models import JobRequest, ModelCard, PrefixPin, WorkerInfo, WorkerMemory
-from octavo.structs import checked
 
 VERSION = 1
 MAX_DEPTH = 12
@@ -74,9 +73,9 @@ def encode_terminal(terminal: Terminal) -> bytes:
 def decode_entry(data: bytes) -> Chunk | Terminal:
     """One entry of a token stream, of either kind. Raises MalformedMessage."""
     kind, fields = _open(data)
-    if kind not in _ENTRIES:
+    if (entry := _ENTRIES.get(kind)) is None:
         raise MalformedMessage(f"expected a stream entry, got a message of kind {kind!r}")
-    return _checked(fields, _ENTRIES[kind])
+    return _checked(fields, entry)
 
 
 def encode_result(terminal: Terminal, chunks: Iterable[Chunk]) -> bytes:
@@ -239,7 +238,7 @@ def _open(data: bytes) -> tuple[str, list[Any]]:
 
 def _checked(fields: list[Any], kind: type[T]) -> T:
     try:
-        return checked(fields, kind)
+        return msgspec.convert(fields, kind)
     except ValueError as error:
         raise MalformedMessage(str(error)) from None
 
