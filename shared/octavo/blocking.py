@@ -31,8 +31,22 @@ from octavo.protocol import Limits, Retention
 from octavo.requests import Prompt, RequestFields
 
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
 
 
+def _documented_by(twin: type) -> Callable[[C], C]:
+    """Methods without a docstring have that of the asynchronous method of the same name."""
+
+    def document(kind: C) -> C:
+        for name, method in vars(kind).items():
+            if callable(method) and not name.startswith("_") and method.__doc__ is None:
+                method.__doc__ = getattr(twin, name).__doc__
+        return kind
+
+    return document
+
+
+@_documented_by(AsyncClient)
 class Client:
     """A service's door to the queue; `AsyncClient` tells what each method does and raises.
 
@@ -78,7 +92,6 @@ class Client:
         follow: bool = False,
         **fields: Unpack[RequestFields],
     ) -> Job:
-        """Put a job into the queue."""
         submit = self._ready().client.submit
         return Job(
             self, self._wait(submit(prompt, tenant=tenant, idempotency_key=idempotency_key, follow=follow, **fields))
@@ -92,29 +105,23 @@ class Client:
         idempotency_keys: Sequence[str] | None = None,
         follow: bool = False,
     ) -> list[Job | OctavoError]:
-        """Put many jobs into the queue. A request that is refused has its error in its place."""
         submit_many = self._ready().client.submit_many
         answers = self._wait(submit_many(requests, tenant=tenant, idempotency_keys=idempotency_keys, follow=follow))
         return [Job(self, answer) if isinstance(answer, AsyncJob) else answer for answer in answers]
 
     def job(self, job_id: str) -> Job:
-        """A handle on a job that anybody submitted."""
         return Job(self, self._ready().client.job(job_id))
 
     def events(self, job_id: str, after: int = 0) -> Iterator[Event]:
-        """Every event of a job beyond offset `after`, the end last."""
         return self._iterate(self._ready().client.events(job_id, after))
 
     def result(self, job_id: str, timeout: float | None = None) -> Result:
-        """A job's result once it has ended, however it ended."""
         return self._wait(self._ready().client.result(job_id, timeout))
 
     def info(self, job_id: str) -> JobInfo:
-        """Where a job stands."""
         return self._wait(self._ready().client.info(job_id))
 
     def cancel(self, job_id: str) -> JobStatus:
-        """Ask for a job's end."""
         return self._wait(self._ready().client.cancel(job_id))
 
     def jobs(
@@ -125,27 +132,21 @@ class Client:
         limit: int = 100,
         after: str | None = None,
     ) -> list[JobInfo]:
-        """Jobs, newest first."""
         return self._wait(self._ready().client.jobs(status=status, tenant=tenant, limit=limit, after=after))
 
     def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """Jobs that were given up, the latest first."""
         return self._wait(self._ready().client.dead_letters(limit))
 
     def requeue(self, job_id: str) -> Job:
-        """Submit a job that was given up once more, as a new job."""
         return Job(self, self._wait(self._ready().client.requeue(job_id)))
 
     def models(self) -> list[ModelCard]:
-        """All models that jobs are accepted for."""
         return self._wait(self._ready().client.models())
 
     def workers(self) -> list[WorkerInfo]:
-        """All workers whose heartbeat is fresh."""
         return self._wait(self._ready().client.workers())
 
     def worker_memory(self, worker_id: str) -> WorkerMemory:
-        """A worker's KV memory now."""
         return self._wait(self._ready().client.worker_memory(worker_id))
 
     def pin_prefix(
@@ -157,20 +158,16 @@ class Client:
         prompt: Prompt | None = None,
         tenant: str | None = None,
     ) -> PrefixPin:
-        """Have every worker of a model keep a prefix in its KV memory."""
         pin_prefix = self._ready().client.pin_prefix
         return self._wait(pin_prefix(name, model=model, system=system, prompt=prompt, tenant=tenant))
 
     def unpin_prefix(self, name: str, *, model: str, tenant: str | None = None) -> bool:
-        """Leave a pinned prefix to the cache again. Whether there was one."""
         return self._wait(self._ready().client.unpin_prefix(name, model=model, tenant=tenant))
 
     def pins(self, model: str | None = None) -> list[PinnedPrefix]:
-        """The pinned prefixes of a model, or of all, with what has become of them on each live worker."""
         return self._wait(self._ready().client.pins(model))
 
     def queue_depths(self) -> dict[str, int]:
-        """Jobs that wait, by model."""
         return self._wait(self._ready().client.queue_depths())
 
     def _ready(self) -> _Engine:
@@ -197,6 +194,7 @@ class Client:
             engine.leave_stream(events)
 
 
+@_documented_by(AsyncJob)
 class Job:
     """A handle on one job. `created` is False if the idempotency key named a job that existed."""
 
@@ -209,23 +207,18 @@ class Job:
         return f"Job({self.id!r})"
 
     def events(self, after: int = 0) -> Iterator[Event]:
-        """Every event beyond offset `after`, the end last, however the job ended."""
         return self._client.events(self.id, after)
 
     def stream(self, after: int = 0) -> Iterator[Event]:
-        """Tokens beyond offset `after`, as they come. Raises JobFailed after the last if the job did not complete."""
         return self._client._iterate(self._async().stream(after))
 
     def result(self, timeout: float | None = None) -> Result:
-        """The completed job. Raises JobFailed if it ended otherwise, TimeoutError after `timeout` seconds."""
         return self._client._wait(self._async().result(timeout))
 
     def info(self) -> JobInfo:
-        """Where the job stands."""
         return self._client.info(self.id)
 
     def cancel(self) -> JobStatus:
-        """Ask for the job's end."""
         return self._client.cancel(self.id)
 
     def _async(self) -> AsyncJob:

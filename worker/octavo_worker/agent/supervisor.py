@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import secrets
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import redis
 import redis.asyncio
 from pydantic import TypeAdapter, ValidationError
@@ -23,17 +19,15 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from octavo import wire
-from octavo.calls import run
-from octavo.connection import answered, connect, outage
-from octavo.fleet import describe_mix, live_workers, mixed_numerics
-from octavo.models import ModelCard, ModelName, WorkerInfo
+from octavo.connection import connect
+from octavo.models import ModelName, WorkerInfo
 from octavo.protocol import Cell
-from octavo.stats import WorkerStats
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.claimer import Claimer
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.inbox import Inbox
+from octavo_worker.agent.membership import Membership
 from octavo_worker.agent.memory import Reports, worker_memory
 from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.tokens import Prompts
@@ -44,9 +38,6 @@ from octavo_worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-_CONNECT_RETRY_S = 3.0
-_KNOWN_EVERY_S = 1.0
-_REAP_EVERY_S = 0.25  # what a takeover waits beyond the lease
 _FLUSH_S = 1.0
 _ENGINE_EXIT_S = 3.0
 _RESTART_PAUSE_S = 1.0  # loading is heavy: workers beside this one take over its jobs first
@@ -132,13 +123,13 @@ class Supervisor:
     ) -> None:
         """`model` is the name that jobs ask for; `command` starts another engine when `engine` has died."""
         self._settings = settings
-        self._connection = connection
         self._command = command
         self._cell = Cell()
         self._model = model
-        self._worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self._prompts = prompts
-        self._started_at = time.time()
+        self._membership = Membership(
+            connection, self._cell, settings.redis_url, model, has_tokenizer=prompts.tokenizer is not None
+        )
+        worker_id = self._membership.worker_id
         self._changed = asyncio.Event()
         self._leave = asyncio.Event()
         self._leave_now = asyncio.Event()
@@ -149,7 +140,7 @@ class Supervisor:
         self._heartbeat = Heartbeat(
             self._heartbeat_connection,
             self._cell,
-            self._worker_id,
+            worker_id,
             lease_s=settings.lease,
             holding=self._agent.holding,
             info=lambda: wire.encode_worker(self._info()),
@@ -160,7 +151,7 @@ class Supervisor:
             connection,
             self._cell,
             model=self._model,
-            worker_id=self._worker_id,
+            worker_id=worker_id,
             lease_ms=round(settings.lease * 1000),
             room=self._agent.room,
             changed=self._changed,
@@ -171,7 +162,7 @@ class Supervisor:
         self._inbox = Inbox(
             connection,
             self._cell.keys,
-            self._worker_id,
+            worker_id,
             describe=self._describe_memory,
             pins_changed=self._pins.sync,
         )
@@ -189,8 +180,8 @@ class Supervisor:
                 self._keep_engine(),
                 self._agent.publisher.run(),
                 self._agent.progress.run(),
-                self._reap(),
-                self._stay_known(),
+                self._membership.reap(),
+                self._membership.stay_known(),
                 self._watch(),
                 self._inbox.run(),
             )
@@ -216,7 +207,7 @@ class Supervisor:
 
     async def _keep_engine(self) -> None:
         """Start the engine again whenever it dies. Returns while leaving; raises WorkerFailed if it is hopeless."""
-        await self._reach_server()
+        await self._membership.reach_server()
         failures = 0
         while not self._leave.is_set():
             self._engine = engine = self._engine or await EngineProcess.start(self._command)
@@ -243,13 +234,15 @@ class Supervisor:
     async def _serve_engine(self, engine: EngineProcess, ready: Ready) -> None:
         """Raises EOFError when the engine dies."""
         is_first, self._limits = self._limits is None, ready
-        await self._register(ready)
+        await self._membership.register(ready)
+        if not self._heartbeat.is_alive:
+            self._heartbeat.start()
         if is_first:
             log.info(
                 "serving %s: loaded in %.1f s, %d blocks of %d tokens in %s",
                 self._model, ready.load_seconds, ready.num_blocks, ready.block_size, ready.kv_dtype,
             )  # fmt: skip
-            await self._compare_rounding()
+            await self._membership.compare_rounding(self._info())
         self._agent.attach(engine, ready)
         self._pins.attach(engine, ready)
         with contextlib.suppress(RedisError, OSError):  # the inbox tries again
@@ -269,7 +262,7 @@ class Supervisor:
         report = await self._reports.ask(engine)
         if report is None:
             return None
-        return wire.encode_memory(worker_memory(self._worker_id, self._model, report, limits))
+        return wire.encode_memory(worker_memory(self._membership.worker_id, self._model, report, limits))
 
     async def _watch(self) -> None:
         """Kill an engine that hangs; its death does the rest."""
@@ -283,68 +276,6 @@ class Supervisor:
 
     # The server
 
-    async def _reach_server(self) -> None:
-        while True:
-            try:
-                async with answered():
-                    await self._connection.ping()
-            except (RedisError, OSError) as error:
-                log.warning("trying again: %s", outage(self._settings.redis_url, error))
-                await asyncio.sleep(_CONNECT_RETRY_S)
-            else:
-                return
-
-    def _card(self, ready: Ready) -> ModelCard:
-        return ModelCard(
-            name=self._model,
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            has_tokenizer=self._prompts.tokenizer is not None,
-            created_at=time.time(),
-        )
-
-    async def _register(self, ready: Ready) -> None:
-        card = self._card(ready)
-        while True:
-            try:
-                await run(self._connection, self._cell.register_model(card))
-            except (RedisError, OSError):
-                await asyncio.sleep(_KNOWN_EVERY_S)
-                await self._reach_server()
-            else:
-                break
-        if not self._heartbeat.is_alive:
-            self._heartbeat.start()
-
-    async def _stay_known(self) -> None:
-        """A server that came back without its data refuses jobs for a model until it hears of it again."""
-        while True:
-            await asyncio.sleep(_KNOWN_EVERY_S)
-            if self._limits is None:
-                continue
-            with contextlib.suppress(RedisError, OSError):
-                async with answered():
-                    known = await self._connection.hexists(self._cell.keys.models, self._model)
-                if not known:
-                    log.warning("the server has forgotten the model %s: telling it again", self._model)
-                    await run(self._connection, self._cell.register_model(self._card(self._limits)))
-
-    async def _compare_rounding(self) -> None:
-        """Warn when workers of this model round differently; whoever starts last says it."""
-        with contextlib.suppress(RedisError, OSError):
-            workers = [*await live_workers(self._connection, self._cell.keys), self._info()]
-            if numerics := mixed_numerics(workers).get(self._model):
-                log.warning(describe_mix(self._model, numerics))
-
-    async def _reap(self) -> None:
-        while True:
-            await asyncio.sleep(_REAP_EVERY_S)
-            try:
-                if changed := await run(self._connection, self._cell.reap()):
-                    log.info("%d jobs of lost workers or past their deadline cleared up", changed)
-            except (RedisError, OSError):
-                log.debug("the reaper cannot reach the server")
-
     def _heartbeat_connection(self) -> redis.Redis:
         timeout = self._settings.lease / BEATS_A_LEASE  # a server that hangs must not hide that the lease runs out
         return redis.Redis.from_url(
@@ -355,24 +286,11 @@ class Supervisor:
         )
 
     def _info(self) -> WorkerInfo:
-        limits = self._limits
-        stats = WorkerStats(
-            **msgspec.structs.asdict(self._agent.stats),
+        return self._membership.info(
+            self._agent.stats,
             jobs=len(self._agent.holding()),
-            num_blocks=0 if limits is None else limits.num_blocks,
-            max_running=0 if limits is None else limits.max_running,
-            kv_dtype="" if limits is None else limits.kv_dtype,
-            engine_pid=0 if self._engine is None else self._engine.pid,
-        )
-        return WorkerInfo(
-            id=self._worker_id,
-            model=self._model,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            started_at=self._started_at,
-            stats=stats,
+            engine_pid=None if self._engine is None else self._engine.pid,
             pins=self._pins.outcomes(),
-            numerics="" if limits is None else limits.numerics,
         )
 
     # The end
@@ -392,9 +310,7 @@ class Supervisor:
     async def _shut_down(self) -> None:
         if self._heartbeat.is_alive:
             await asyncio.to_thread(self._heartbeat.stop)
-            with contextlib.suppress(RedisError, OSError):
-                await self._connection.delete(self._cell.keys.worker(self._worker_id))
-                await self._connection.zrem(self._cell.keys.workers, self._worker_id)
+            await self._membership.withdraw()
         if self._engine is not None:
             self._engine.send(Shutdown())
             await self._engine.ended(patience_s=_ENGINE_EXIT_S if self._limits is not None else 0.0)

@@ -1,0 +1,138 @@
+"""What the server knows of this worker and its model, kept up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from octavo.calls import run
+from octavo.connection import answered, outage
+from octavo.fleet import describe_mix, live_workers, mixed_numerics
+from octavo.models import ModelCard, PinOutcome, WorkerInfo
+from octavo.protocol import Cell
+from octavo.stats import EngineStats, WorkerStats
+from octavo_worker.messages import Ready
+
+log = logging.getLogger(__name__)
+
+_CONNECT_RETRY_S = 3.0
+_KNOWN_EVERY_S = 1.0
+_REAP_EVERY_S = 0.25  # what a takeover waits beyond the lease
+
+
+class Membership:
+    """The worker's place in the fleet: its model's card, its heartbeat's content, and its share of reaping."""
+
+    def __init__(
+        self, connection: redis.asyncio.Redis, cell: Cell, redis_url: str, model: str, *, has_tokenizer: bool
+    ) -> None:
+        """`model` is the name that jobs ask for."""
+        self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._connection = connection
+        self._cell = cell
+        self._redis_url = redis_url
+        self._model = model
+        self._has_tokenizer = has_tokenizer
+        self._started_at = time.time()
+        self._limits: Ready | None = None
+
+    def info(self, stats: EngineStats, *, jobs: int, engine_pid: int | None, pins: dict[str, PinOutcome]) -> WorkerInfo:
+        """What a heartbeat says."""
+        limits = self._limits
+        counts = WorkerStats(
+            **msgspec.structs.asdict(stats),
+            jobs=jobs,
+            num_blocks=0 if limits is None else limits.num_blocks,
+            max_running=0 if limits is None else limits.max_running,
+            kv_dtype="" if limits is None else limits.kv_dtype,
+            engine_pid=engine_pid or 0,
+        )
+        return WorkerInfo(
+            id=self.worker_id,
+            model=self._model,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            stats=counts,
+            pins=pins,
+            numerics="" if limits is None else limits.numerics,
+        )
+
+    async def reach_server(self) -> None:
+        """Wait until the server answers."""
+        while True:
+            try:
+                async with answered():
+                    await self._connection.ping()
+            except (RedisError, OSError) as error:
+                log.warning("trying again: %s", outage(self._redis_url, error))
+                await asyncio.sleep(_CONNECT_RETRY_S)
+            else:
+                return
+
+    async def register(self, limits: Ready) -> None:
+        """Make the model known: jobs for it are accepted from now on."""
+        self._limits = limits
+        card = self._card(limits)
+        while True:
+            try:
+                await run(self._connection, self._cell.register_model(card))
+            except (RedisError, OSError):
+                await asyncio.sleep(_KNOWN_EVERY_S)
+                await self.reach_server()
+            else:
+                return
+
+    async def stay_known(self) -> None:
+        """For ever: a server that came back without its data refuses jobs for a model until it is registered again."""
+        while True:
+            await asyncio.sleep(_KNOWN_EVERY_S)
+            if self._limits is None:
+                continue
+            with contextlib.suppress(RedisError, OSError):
+                async with answered():
+                    known = await self._connection.hexists(self._cell.keys.models, self._model)
+                if not known:
+                    log.warning("the server has forgotten the model %s: telling it again", self._model)
+                    await run(self._connection, self._cell.register_model(self._card(self._limits)))
+
+    async def compare_rounding(self, own: WorkerInfo) -> None:
+        """Warn when workers of this model round differently; the worker that starts last says it."""
+        with contextlib.suppress(RedisError, OSError):
+            workers = [*await live_workers(self._connection, self._cell.keys), own]
+            if numerics := mixed_numerics(workers).get(self._model):
+                log.warning(describe_mix(self._model, numerics))
+
+    async def reap(self) -> None:
+        """For ever: free what dead workers hold and end what is late."""
+        while True:
+            await asyncio.sleep(_REAP_EVERY_S)
+            try:
+                if changed := await run(self._connection, self._cell.reap()):
+                    log.info("%d jobs of lost workers or past their deadline cleared up", changed)
+            except (RedisError, OSError):
+                log.debug("the reaper cannot reach the server")
+
+    async def withdraw(self) -> None:
+        """The worker leaves: its heartbeat is no sign of life any more."""
+        with contextlib.suppress(RedisError, OSError):
+            await self._connection.delete(self._cell.keys.worker(self.worker_id))
+            await self._connection.zrem(self._cell.keys.workers, self.worker_id)
+
+    def _card(self, limits: Ready) -> ModelCard:
+        return ModelCard(
+            name=self._model,
+            max_model_len=limits.max_model_len,
+            vocab_size=limits.vocab_size,
+            has_tokenizer=self._has_tokenizer,
+            created_at=time.time(),
+        )
