@@ -65,7 +65,7 @@ class Client:
         self._options: dict[str, Any] = {"url": url, "tenant": tenant, "limits": limits, "retention": retention}
         self._lock = threading.Lock()
         self._engine: _Engine | None = None
-        self._left: weakref.finalize[..., Client] | None = None  # for those who do not close it
+        self._left: weakref.finalize[..., Client] | None = None  # of a client that was never closed
         self._inherited: list[_Engine] = []
 
     def __enter__(self) -> Self:
@@ -261,8 +261,8 @@ class _Engine:
         self._loop.close()
 
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Without waiting: whoever drops something may be a forked child, an interpreter that ends, or the garbage
-        collector in the loop's own thread."""
+        """Without waiting. The caller may be a forked child, an interpreter that ends, or the garbage collector in the
+        loop's own thread."""
         if self.pid == os.getpid() and not self._loop.is_closed():
             with suppress(RuntimeError):  # it was closed meanwhile
                 self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(work(), loop=self._loop))

@@ -61,7 +61,7 @@ def generate(task: GenerateTask, prompt: Any = None, **fields: Any) -> dict[str,
     `usage`. Raises JobFailed if the job ends otherwise, InvalidRequest or UnknownModel if it cannot run at all; waits
     while the queue is full or the server away.
     """
-    direct = task.request.called_directly  # as a function: without an id, and with nobody who would try again
+    direct = task.request.called_directly  # as a function: without an id, and without retries
     key = None if direct else f"celery:{task.request.id}"
     try:
         job = task.client.submit(_prompt(prompt), idempotency_key=key, **_restored(fields))

@@ -107,8 +107,8 @@ class AsyncClient:
         follow: bool = False,
         **fields: Unpack[RequestFields],
     ) -> AsyncJob:
-        """Put a job into the queue: a prompt (text or token ids) or `messages`, a `model`, and whatever else
-        `JobRequest` and `SamplingParams` know; or a complete `JobRequest`. With an `idempotency_key` a repeated
+        """Put a job into the queue: a prompt (text or token ids) or `messages`, a `model`, and any other field of
+        `JobRequest` and `SamplingParams`; or a complete `JobRequest`. With an `idempotency_key` a repeated
         call gives the same job. `follow` says that its events are read next, which then costs no round trip.
         Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
         (answer,) = await self._submit_batch([build_request(prompt, **fields)], tenant, [idempotency_key], follow)
@@ -124,9 +124,9 @@ class AsyncClient:
         idempotency_keys: Sequence[str] | None = None,
         follow: bool = False,
     ) -> list[AsyncJob | OctavoError]:
-        """Put many jobs into the queue in few round trips. A request that is refused has its error in its place, and so
-        have those that are left when the server goes away after it has accepted others.
-        `follow` says that the events of all of them are read next."""
+        """Put many jobs into the queue in few round trips. A refused request has its error in its place, and so have
+        the remaining ones when the server goes away after it has accepted others. `follow` says that the events of all
+        of them are read next."""
         if idempotency_keys is not None and len(idempotency_keys) != len(requests):
             raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
         answers: list[AsyncJob | OctavoError] = []
@@ -304,7 +304,7 @@ class AsyncClient:
         answer_id, inbox = secrets.token_hex(8), self._keys.inbox(worker_id)
         async with self._asking():
             if not await self._redis.exists(self._keys.worker(worker_id)):
-                raise WorkerNotFound(f"no live worker {worker_id}: `octavo workers` lists those that there are")
+                raise WorkerNotFound(f"no live worker {worker_id}: `octavo workers` lists the live ones")
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.rpush(inbox, answer_id)
             pipeline.expire(inbox, 10)

@@ -1,4 +1,4 @@
-"""Connections to the server, with one set of options for everybody."""
+"""Connections to the server, with one set of options."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ASYNC_OPTIONS: dict[str, Any] = {**_OPTIONS, "socket_timeout": None}
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """An asynchronous pool of at most 16 connections, whatever waits for one. Connects on first use."""
+    """An asynchronous pool of at most 16 connections; callers wait for a free one. Connects on first use."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         max_connections=_POOL,
@@ -72,9 +72,8 @@ def connect_listener(url: str) -> redis.asyncio.Redis:
 
 
 class Line:
-    """A connection of its own for somebody whose calls follow each other without end: what a pool, its locks and a
-    pipeline's bookkeeping cost is as much as the call itself. Connects on first use, and again when it was lost; calls
-    are repeated as those of the pool are. For one task.
+    """A dedicated connection for one task that calls without end: a pool, its locks and a pipeline's bookkeeping cost
+    as much as the call itself. Connects on first use, and again when it was lost. Calls are repeated like a pool's.
     """
 
     def __init__(self, pool: redis.asyncio.Redis) -> None:
@@ -90,7 +89,7 @@ class Line:
         )
 
     async def _once(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Cancelled or failed half-way, redis-py drops the connection: nobody finds the replies of somebody else."""
+        """Cancelled or failed half-way, redis-py drops the connection, so no call reads the replies of another."""
         connection = self._connection
         await connection.send_packed_command(connection.pack_commands(commands))
         replies: list[Any] = []
@@ -117,7 +116,7 @@ async def answered(seconds: float = ANSWER_TIMEOUT_S) -> AsyncIterator[None]:
 
 def is_final(error: Exception) -> bool:
     """Whether the server would give the same answer for ever: a script or a command that failed on what it found. All
-    else passes, or somebody can mend it: a lost connection, a full disk, a wrong password."""
+    else passes or can be mended: a lost connection, a full disk, a wrong password."""
     return type(error) is redis.ResponseError and ("user_script" in str(error) or str(error).startswith("WRONGTYPE"))
 
 

@@ -132,7 +132,7 @@ async def _read_infos(connection: redis.asyncio.Redis, ids: Sequence[str]) -> li
 
 
 def _is_readable(values: Any) -> bool:
-    """Not so for a damaged job, which the reaper ends: nobody else's list is to fail with it."""
+    """Not so for a damaged job, which the reaper ends: a list of jobs must not fail with it."""
     return not isinstance(values, Exception) and (values[0] is None or None not in values[: len(_ALWAYS)])
 
 

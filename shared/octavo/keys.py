@@ -67,7 +67,7 @@ class Keys:
         return f"{self.prefix}:W:{worker_id}"
 
     def inbox(self, worker_id: str) -> str:
-        """LIST: ids under which somebody awaits an answer from a worker about its memory."""
+        """LIST: ids under which callers await an answer from a worker about its memory."""
         return f"{self.prefix}:in:{worker_id}"
 
     def answer(self, answer_id: str) -> str:

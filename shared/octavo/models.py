@@ -106,8 +106,8 @@ class JobRequest(Frozen):
     """One generation job: exactly one of `prompt` (text or token ids) and `messages`.
 
     `timeout_s` bounds the whole job, `queue_timeout_s` the wait for a worker; a job past either ends as `expired`. The
-    priority `batch` is for work of which nobody waits for a single job: it comes after all other, and a worker begins
-    with what has the highest `max_tokens`.
+    priority `batch` is for work whose single jobs are not awaited: it comes after all other, and a worker begins with
+    the job of the highest `max_tokens`.
     """
 
     model: ModelName

@@ -1,4 +1,4 @@
-"""Prefixes that workers keep resident: asked for in the server, so that those that start later pin them, too."""
+"""Prefixes that workers keep resident. They are stored in the server, so that workers that start later pin them too."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class AppendReply(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishReply:
-    """`state`: ok (ended, now or by an earlier try), fenced (somebody else's: drop it), rewind (the server lost
+    """`state`: ok (ended, now or by an earlier try), fenced (another owner's: drop it), rewind (the server lost
     tokens: append again from `offset`, then finish). True where a bool is wanted if the job has ended."""
 
     state: str

@@ -113,7 +113,7 @@ class EmbeddedServer:
             ) from error
 
     def _start_somewhere(self, lock: BinaryIO) -> None:
-        attempts = 3 if self._port is None else 1  # somebody else may take a free port before the server does
+        attempts = 3 if self._port is None else 1  # another process may take a free port before the server does
         for attempt in range(attempts):
             port = self._port or _free_port()
             try:

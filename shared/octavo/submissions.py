@@ -59,7 +59,7 @@ class Submissions:
         self._wanted.set()
 
     def forget(self, job_id: str) -> None:
-        """Nobody wants the job any more."""
+        """The job is not wanted any more."""
         self._kept.pop(job_id, None)
 
     async def restore(self, job_id: str) -> bool:
@@ -72,7 +72,7 @@ class Submissions:
         return False
 
     async def close(self) -> None:
-        """What is still kept is nobody's concern from here on."""
+        """Stop watching. Jobs that are still kept are not submitted again."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

@@ -3,8 +3,8 @@
 One pub/sub connection hears of new entries, everything else goes through the command pool. A reader trusts neither:
 it knows the offset it has reached, drops what it has, and reads the stream itself from there whenever something is
 missing: at its start, after a reconnect, on a gap, when its buffer ran over, and when a poll finds more than it heard.
-Only a job that is yet to be enqueued needs no reading at the start: whoever enqueues it names the subscriber in the
-same call, and hears of everything from the first token on.
+Only a job that is yet to be enqueued needs no reading at the start: its enqueue call names the subscriber, which
+hears of everything from the first token on.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Subscriber:
     def expect(self, job_id: str) -> str:
         """Keep what is published about a job from now on for its first `events`. Returns the id to enqueue it with.
 
-        What nobody has asked for by the next poll is dropped: `events` then begins like any other.
+        A reader that is not asked for by the next poll is dropped: `events` then begins like any other.
         """
         reader = _Reader(locate(job_id), job_id, 0, behind=not self._hearing, begun=True)
         self._expected[job_id] = reader
@@ -152,7 +152,7 @@ class Subscriber:
         return self.id
 
     def forget(self, job_id: str) -> None:
-        """An expected job was not enqueued after all, or nobody wants its events."""
+        """An expected job was not enqueued after all, or its events are not wanted."""
         if (reader := self._expected.pop(job_id, None)) is not None:
             self._unregister(reader)
 
@@ -173,7 +173,7 @@ class Subscriber:
             self._unregister(reader)
 
     async def close(self) -> None:
-        """Stop listening. Whoever still waits for an event gets a RuntimeError; streams that are left send nothing."""
+        """Stop listening. Readers that wait for an event get a RuntimeError; streams that are left send nothing."""
         self._closed = True
         for reader in [reader for readers in self._readers.values() for reader in readers]:
             reader.wake()
@@ -306,7 +306,7 @@ class Subscriber:
                 await channel.ping()
             elif message["type"] == "subscribe":
                 self._hearing = True
-                self._start_over()  # whatever was published before this moment went unheard
+                self._start_over()  # messages published before this moment went unheard
             elif message["type"] == "message":
                 self._deliver(message["data"])
             quiet = message is None

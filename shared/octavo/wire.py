@@ -2,8 +2,8 @@
 
 Every frame is one array `[version, kind, field, ...]`; fields that are None may be left off at the end. A message of
 `octavo.messages` is its fields in their order; the pydantic models are one field, a map by name. The Lua scripts write
-the same form (a `Terminal` for a job that ends without an owner). Whatever is wrong with a frame, its reader raises
-MalformedMessage: input is not trusted.
+the same form (a `Terminal` for a job that ends without an owner). Input is not trusted:
+any flaw of a frame raises MalformedMessage.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ else:
     Words = array  # takes no parameters at run time
 
 PRIORITIES = HIGH, NORMAL, BATCH = 0, 1, 2
-"""The classes of requests, the first before the others. Nobody waits for a single job of `BATCH`."""
+"""The classes of requests, the first before the others. A single job of `BATCH` is not awaited."""
 
 
 class Message(msgspec.Struct, array_like=True, tag=True):
@@ -71,7 +71,7 @@ class EngineSampling(Message):
 
 
 class AddRequest(Message):
-    """Agent to engine: run this job. `sequences` lists only those that are not finished yet.
+    """Agent to engine: run this job. `sequences` lists the unfinished ones.
 
     With `sampling.max_tokens` 0 the request ends with its `RequestStarted`; otherwise each sequence ends with the
     `TokenOutput` that has a `finish_reason`, or all of them with one `RequestFailed`. An id may be used again once its
@@ -106,7 +106,7 @@ class Abort(Message):
 class PinPrefix(Message):
     """Agent to engine: keep the full blocks of these tokens in memory under a name, in place of what it kept before.
 
-    They are computed if nobody has done so. A request `pin:<name>` starts or fails when that is settled.
+    They are computed if they are not in memory yet. A request `pin:<name>` starts or fails when that is decided.
     """
 
     name: str

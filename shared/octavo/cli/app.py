@@ -1,4 +1,4 @@
-"""All commands in one application: our own, and those that installed packages bring."""
+"""All commands in one application: our own, and those of installed packages."""
 
 from __future__ import annotations
 

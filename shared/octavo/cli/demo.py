@@ -1,4 +1,4 @@
-"""`octavo demo`: everything on one machine, and a worker that dies in mid-answer without anybody noticing."""
+"""`octavo demo`: everything on one machine, and a worker that dies in mid-answer unnoticed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def _kill_in_mid_answer(
 
 
 async def _report(client: AsyncClient, running: Service, answers: list[Answer], cut: dict[str, int]) -> bool:
-    """Say what happened to every answer, and compare it with a run that nobody disturbed."""
+    """Say what happened to every answer, and compare it with an undisturbed run."""
     names = {worker.id: running.name_of(worker.pid) for worker in await client.workers()}
     whole = bool(cut)
     out.print()

@@ -33,7 +33,7 @@ _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow] ?[/]", "error": "[red]no[/]
 
 @dataclass(frozen=True)
 class Finding:
-    """One check. `state`: ok, warning (something is missing that not everybody needs) or error."""
+    """One check. `state`: ok, warning (something optional is missing) or error."""
 
     name: str
     state: str

@@ -22,7 +22,7 @@ app = typer.Typer(help="Keep named prefixes in the KV memory of workers.", no_ar
 _POLL_S = 0.2
 Name = Annotated[str, typer.Argument(help="Name of the prefix.", show_default=False)]
 Model = Annotated[str, typer.Option("--model", "-m", help="Name of the model.")]
-OfTenant = Annotated[str, typer.Option("--tenant", help="Whose jobs find it; others never do.")]
+OfTenant = Annotated[str, typer.Option("--tenant", help="The tenant whose jobs find it; others never do.")]
 
 
 @app.command("pin")
@@ -113,7 +113,7 @@ async def _pin(
         while True:
             found = next((pinned for pinned in await client.pins(model) if pinned.pin.key == asked.key), None)
             if found is None:
-                return PinnedPrefix(pin=asked, workers={})  # somebody dropped it meanwhile
+                return PinnedPrefix(pin=asked, workers={})  # it was dropped meanwhile
             if found.is_settled or time.monotonic() > deadline:
                 return found
             await asyncio.sleep(_POLL_S)

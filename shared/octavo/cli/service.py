@@ -106,7 +106,7 @@ class Service:
         return next((child.name for child in self.children if child.pid == pid), f"process {pid}")
 
     def supervise(self, log: Console) -> None:
-        """Start again whatever ends. Returns never: KeyboardInterrupt ends it."""
+        """Restart every child that ends. Returns never: KeyboardInterrupt ends it."""
         while True:
             child = self._events.get()
             if child.returncode is None:

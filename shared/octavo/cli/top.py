@@ -61,9 +61,9 @@ def top(
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between readings.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="One reading, then exit.")] = False,
     memory: Annotated[
-        bool, typer.Option("--memory", "-M", help="Show each worker's KV blocks, and who gave up memory and why.")
+        bool, typer.Option("--memory", "-M", help="Show each worker's KV blocks, and why sequences gave up memory.")
     ] = False,
-    worker: Annotated[str | None, typer.Option(help="Only workers whose id begins so.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Only workers with ids that begin so.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show queue depth, workers, KV cache and tokens a second until Ctrl-C. --json prints a line for each reading."""

@@ -1,4 +1,4 @@
-"""`octavo workers`: who is alive and what they are doing."""
+"""`octavo workers`: the live workers and what they are doing."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@
 --   P:i:<tenant>:<key>    STRING idempotency: "<id> <hash of the request>"
 --   P:c:<token>           STRING what a claim handed out, so that it can be repeated
 --   P:W:<wid>  P:workers  STRING worker info with TTL, ZSET of workers by last heartbeat
---   P:in:<wid>  P:a:<id> LIST   who awaits an answer about a worker's memory; that answer (both expire)
+--   P:in:<wid>  P:a:<id> LIST   ids that await an answer about a worker's memory; that answer (both expire)
 --   P:pins:<model>        HASH   prefixes to keep resident, by "<tenant>:<name>"
 --   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
@@ -152,7 +152,7 @@ local function terminal(status, tokens, code, message)
   return cmsgpack.pack({1, 'e', status, {0, tonumber(tokens), 0}, problem})
 end
 
--- What has no business under this key is kept for whoever wants to know how it came there.
+-- A foreign value under this key is kept, so that its origin can be found.
 local function set_aside(name)
   local kept = key('aside', string.sub(name, #P + 2))
   redis.call('RENAME', name, kept)
@@ -173,7 +173,7 @@ local function write_end(id, entry, ending, result)
   end
 end
 
--- The one way a job ends. `result` false: without an owner there is nobody to make one, and readers rebuild it
+-- The one way a job ends. `result` false: without an owner there is none, and readers rebuild it
 -- from the stream, which therefore lives as long as the result would have.
 local function conclude(id, status, ending, result, token, problem, redrivable)
   local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret', 'gw', 'ct')

@@ -104,7 +104,7 @@ class Agent:
         await self._empty.wait()
 
     async def release(self, *, crashed: bool = False) -> None:
-        """Give every unfinished job back to the queue. With `crashed`, those that the engine had count as a crash."""
+        """Give every unfinished job back to the queue. With `crashed`, jobs in the engine count as crashed."""
         back = [job for job in self._jobs.values() if not job.is_over]
         for job in back:
             self._forget(job)
@@ -121,7 +121,7 @@ class Agent:
         self._changed()
 
     async def detach(self) -> None:
-        """The engine is gone: its jobs go on elsewhere at once. Those that only have to be stored stay."""
+        """The engine is gone: its jobs go on elsewhere at once. Jobs that only have to be stored stay."""
         self._engine = None
         self.stats = EngineStats()
         await self.release(crashed=True)
@@ -280,7 +280,7 @@ class Agent:
         if job.request_id not in self._jobs:
             return
         if state == "fenced":
-            log.warning("job %s belongs to somebody else by now: dropped", job.claim.job_id)
+            log.warning("job %s belongs to another worker by now: dropped", job.claim.job_id)
             self._abort(job)
         elif state == "refused":  # the next worker may fare better; after three it is given up
             self._spawn(self._give_back([job], crashed=True))

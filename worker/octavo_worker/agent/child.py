@@ -99,7 +99,7 @@ class EngineProcess:
                 return
             text = line.decode(errors="replace")
             self.last_lines.append(text.rstrip())
-            with contextlib.suppress(OSError):  # whoever read it is gone: the engine must not wait for us
+            with contextlib.suppress(OSError):  # its reader is gone: the engine must not wait for us
                 sys.stderr.write(text)
                 sys.stderr.flush()
 

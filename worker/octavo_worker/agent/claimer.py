@@ -129,7 +129,7 @@ class Claimer:
             await asyncio.sleep(_RETRY_S)
 
     async def _pass_bell_on(self) -> None:
-        """Whoever took the bell claims, or rings it again: the work may be what this worker's own engine dropped."""
+        """A worker that took the bell claims or rings it again: the work may be what its own engine dropped."""
         self._answered_bell = False
         if self._stopping or self._room() is None:
             with contextlib.suppress(RedisError, OSError):

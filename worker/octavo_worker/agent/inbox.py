@@ -1,4 +1,4 @@
-"""What others ask of this one worker, straight and not through the queue."""
+"""Questions to this one worker, asked directly and not through the queue."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _RETRY_S = 1.0
 
 
 class Inbox:
-    """Answers questions about memory: `describe` gives an answer, or None if there is nobody to give one. Calls
-    `pins_changed` when somebody says so, and every few seconds in case nobody could."""
+    """Answers questions about memory: `describe` gives an answer, or None while there is no engine. Calls
+    `pins_changed` when a message says so, and every few seconds in case the message was lost."""
 
     def __init__(
         self,

@@ -186,7 +186,7 @@ class ActiveJob:
             sequences=[SequenceInput(s.index, list(s.ids) if sampling.max_tokens else []) for s in unfinished],
             sampling=sampling,
             salt=self.claim.tenant.encode(),
-            # One that was taken over goes first: somebody may be watching it stand.
+            # A job that was taken over goes first: its reader may be waiting in mid-stream.
             priority=HIGH if self.claim.offset else _PRIORITIES[self.claim.priority],
             deadline=deadline,
         )

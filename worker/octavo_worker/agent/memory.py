@@ -1,4 +1,4 @@
-"""A worker's memory for those who ask: the engine's report in the words of the protocol."""
+"""A worker's memory on request: the engine's report in the words of the protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo_worker.agent.child import EngineProcess
 from octavo_worker.messages import DescribeMemory, MemoryReport, Ready
 
 MAP_CELLS = 512
-PATIENCE_S = 2.0  # a step may take long; who asks a worker waits for three seconds
+PATIENCE_S = 2.0  # a step may take long; a client waits for three seconds
 
 
 class Reports:

@@ -71,7 +71,7 @@ class Pins:
                 self._unpin(name)
             if gone or replaced:  # what found no room may find some
                 self._outcomes = {name: made for name, made in self._outcomes.items() if made.state != "refused"}
-            for name in (*replaced, *wanted):  # first those that may give room back
+            for name in (*replaced, *wanted):  # replaced pins first: they may give room back
                 pin, version = wanted[name]
                 if self._version(name) != version:
                     await self._pin(name, pin, version)

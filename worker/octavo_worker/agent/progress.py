@@ -1,4 +1,4 @@
-"""How far searches are whose tokens come all at the end: told now and then, and only the latest."""
+"""How far beam searches are, since their tokens all come at the end: the latest state, now and then."""
 
 from __future__ import annotations
 

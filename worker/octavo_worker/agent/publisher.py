@@ -28,12 +28,12 @@ _UNWELCOME = (exceptions.AuthenticationError, exceptions.AuthorizationError, exc
 class Publisher:
     """Sends what jobs have generated and ends them.
 
-    Whatever arrives while a pipeline is under way leaves with the next one, so a slow server makes longer chunks and
-    a server that is away costs the tokens in memory, nothing else: jobs remember what is not known to be stored.
-    A job's first tokens and its end leave at once; between them nobody can tell tokens that are 10 ms apart, so very
-    fast engines have several steps share a pipeline.
+    Tokens that arrive while a pipeline is under way leave with the next one. A slow server thus makes longer chunks,
+    and a server that is away costs the tokens in memory, nothing else: jobs remember what is not known to be stored.
+    A job's first tokens and its end leave at once. Between them tokens 10 ms apart look the same to a reader, so
+    several steps of a very fast engine share a pipeline.
     `stop(job, reason)` is called when the server wants a job stopped, `gone(job, state)` when a job left: with
-    state ok because its last entry is stored, with fenced because it belongs to somebody else by now, with refused
+    state ok because its last entry is stored, with fenced because it belongs to another worker by now, with refused
     because the server will never take what it has.
     """
 
@@ -157,7 +157,7 @@ class Publisher:
         ]
 
     def _refused(self, jobs: Sequence[ActiveJob], error: Exception) -> Exception | None:
-        """Send these again, unless it is clear whose fault it is and that it will not pass. The error if it may."""
+        """Send these again, unless one job is at fault and the error is final. The error if it may pass."""
         if is_final(error) and len(jobs) == 1:
             log.error("the server cannot store job %s: %s", jobs[0].claim.job_id, error)
             self._gone(jobs[0], "refused")
@@ -171,7 +171,7 @@ class Publisher:
         terminal = job.terminal()
         result = wire.encode_result(terminal, job.result_chunks()) if job.is_restored else b""
         if len(result) > wire.MAX_BYTES:
-            result = b""  # nobody could read it: the stream has to do
+            result = b""  # beyond what readers take: the stream has to do
         return self._cell.finish(job.claim.job_id, job.claim.token, terminal, result)
 
     def _appended(self, job: ActiveJob, reply: AppendReply) -> None:

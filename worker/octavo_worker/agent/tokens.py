@@ -14,7 +14,7 @@ from octavo.models import JobError, JobRequest, Message, PrefixPin
 from octavo_worker.agent.template import ChatTemplate, TemplateFailed
 from octavo_worker.agent.vocabulary import TokenBytes
 
-_USERS_SAY = ("0", "z", "\n")  # whatever follows a prefix: what these have in common does not depend on it
+_USERS_SAY = ("0", "z", "\n")  # continuations of a prefix: tokens common to all do not depend on it
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
