@@ -8,6 +8,8 @@ from waiting import eventually
 
 from octavo import Client
 from octavo.errors import WorkerNotFound
+from octavo.stats import PREEMPTION_REASONS
+from octavo_worker.memory.cost import Decision
 
 PROMPT = tuple(range(2, 66))
 
@@ -52,3 +54,7 @@ def test_the_host_and_the_reasons_of_preemptions(queue: Queue, redis_url, start_
 def test_nobody_answers_for_a_worker_that_is_not_there(redis_url):
     with Client(redis_url) as client, pytest.raises(WorkerNotFound, match="octavo workers"):
         client.worker_memory("nobody")
+
+
+def test_every_way_that_a_preemption_goes_is_counted():
+    assert list(PREEMPTION_REASONS) == [decision.value for decision in Decision]

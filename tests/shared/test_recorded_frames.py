@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 from octavo import wire
+from octavo.errors import MalformedMessage
 
 DATA = Path(__file__).parent / "data"
 RECORDED = [row for file in sorted(DATA.glob("frames-*.json")) for row in json.loads(file.read_text(encoding="utf-8"))]
@@ -39,3 +40,16 @@ def test_frames_are_written_as_they_were(recorder: ModuleType) -> None:
     contents = [msgpack.unpackb(frame, raw=True) for frame in recorded]
     for kind, frame, _ in recorder.made_here():
         assert frame in recorded if kind == "request" else msgpack.unpackb(frame, raw=True) in contents
+
+
+def test_a_heartbeat_may_lack_figures_and_have_unknown_ones() -> None:
+    fields = {"id": "w", "model": "m", "host": "h", "pid": 1, "started_at": 1.0, "stats": {"running": 2, "later": 1.5}}
+    stats = wire.decode_worker(msgpack.packb([1, "worker", fields])).stats
+    assert (stats.running, stats.waiting, stats.kv_dtype) == (2, 0, "")
+
+
+@pytest.mark.parametrize("stats", [{"running": "2"}, {"running": True}, {"kv_dtype": 1}, [2]])
+def test_a_heartbeat_with_a_figure_of_another_type_is_malformed(stats: Any) -> None:
+    fields = {"id": "w", "model": "m", "host": "h", "pid": 1, "started_at": 1.0, "stats": stats}
+    with pytest.raises(MalformedMessage):
+        wire.decode_worker(msgpack.packb([1, "worker", fields]))
