@@ -9,6 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
+    from pydantic_core.core_schema import SerializationInfo
 
 
 class Record:
@@ -25,8 +26,12 @@ class Record:
         return core_schema.union_schema(
             [core_schema.is_instance_schema(cls), unpacked],
             mode="left_to_right",
-            serialization=core_schema.plain_serializer_function_ser_schema(as_dict),
+            serialization=core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True),
         )
+
+
+def _dumped(value: Record, info: SerializationInfo) -> dict[str, Any]:
+    return {name: item for name, item in as_dict(value).items() if item is not None or not info.exclude_none}
 
 
 def as_dict(value: Any) -> Any:
