@@ -103,7 +103,8 @@ async def read_streams(streams: int, tokens: int) -> dict[str, float]:
     with EmbeddedServer() as server:
         feeder = await asyncio.create_subprocess_exec(
             sys.executable, str(Path(__file__).with_name("token_feeder.py")), server.url, str(streams), str(tokens),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "shared")},
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "shared")},
         )  # fmt: skip
         assert feeder.stdin is not None
         assert feeder.stdout is not None
