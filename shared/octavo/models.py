@@ -11,88 +11,36 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from octavo.fields import (
-    MAX_BODY_BYTES,
-    MAX_LOGIT_BIAS,
-    MAX_PINS,
-    MAX_SEQUENCES,
-    MAX_STOP_STRINGS,
-    MAX_TOP_LOGPROBS,
-    Frozen,
-    IdempotencyKey,
-    MetadataKey,
-    MetadataValue,
-    ModelName,
-    PinName,
-    Priority,
-    StopString,
-    Tenant,
-    TokenId,
-    TokenIds,
-)
-from octavo.messages import (
-    Chunk,
-    FinishReason,
-    JobError,
-    JobStatus,
-    Progress,
-    Terminal,
-    TokenLogprob,
-    TopLogprob,
-    Usage,
-)
-from octavo.sampling import SamplingParams
-from octavo.workers import (
-    CELL_STATES,
-    ModelCard,
-    PinnedPrefix,
-    PinOutcome,
-    PrefixPin,
-    WorkerInfo,
-    WorkerMemory,
-)
-
-__all__ = [
-    "CELL_STATES",
-    "MAX_BODY_BYTES",
-    "MAX_LOGIT_BIAS",
-    "MAX_PINS",
-    "MAX_SEQUENCES",
-    "MAX_STOP_STRINGS",
-    "MAX_TOP_LOGPROBS",
-    "Chunk",
-    "DeadLetter",
-    "Event",
-    "FinishReason",
-    "Frozen",
-    "IdempotencyKey",
-    "JobError",
-    "JobInfo",
-    "JobRequest",
-    "JobStatus",
-    "Message",
-    "ModelCard",
-    "ModelName",
-    "PinName",
-    "PinOutcome",
-    "PinnedPrefix",
-    "PrefixPin",
-    "Priority",
-    "Progress",
-    "Result",
-    "SamplingParams",
-    "SequenceResult",
-    "StopString",
-    "Tenant",
-    "Terminal",
-    "TokenId",
-    "TokenIds",
-    "TokenLogprob",
-    "TopLogprob",
-    "Usage",
-    "WorkerInfo",
-    "WorkerMemory",
-]
+from octavo.fields import MAX_BODY_BYTES as MAX_BODY_BYTES
+from octavo.fields import MAX_LOGIT_BIAS as MAX_LOGIT_BIAS
+from octavo.fields import MAX_PINS as MAX_PINS
+from octavo.fields import MAX_SEQUENCES as MAX_SEQUENCES
+from octavo.fields import MAX_STOP_STRINGS as MAX_STOP_STRINGS
+from octavo.fields import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
+from octavo.fields import Frozen, MetadataKey, MetadataValue
+from octavo.fields import IdempotencyKey as IdempotencyKey
+from octavo.fields import ModelName as ModelName
+from octavo.fields import Priority as Priority
+from octavo.fields import StopString as StopString
+from octavo.fields import TokenId as TokenId
+from octavo.fields import TokenIds as TokenIds
+from octavo.messages import Chunk as Chunk
+from octavo.messages import FinishReason as FinishReason
+from octavo.messages import JobError as JobError
+from octavo.messages import JobStatus as JobStatus
+from octavo.messages import Progress as Progress
+from octavo.messages import Terminal as Terminal
+from octavo.messages import TokenLogprob as TokenLogprob
+from octavo.messages import TopLogprob as TopLogprob
+from octavo.messages import Usage as Usage
+from octavo.sampling import SamplingParams as SamplingParams
+from octavo.workers import CELL_STATES as CELL_STATES
+from octavo.workers import ModelCard as ModelCard
+from octavo.workers import PinnedPrefix as PinnedPrefix
+from octavo.workers import PinOutcome as PinOutcome
+from octavo.workers import PrefixPin as PrefixPin
+from octavo.workers import WorkerInfo as WorkerInfo
+from octavo.workers import WorkerMemory as WorkerMemory
 
 
 class Message(Frozen):
