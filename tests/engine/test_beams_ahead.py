@@ -25,9 +25,8 @@ class Plans(DelayedRunner):
         self.launched: list[StepPlan] = []
 
     def launch(self, plan):
-        flight = super().launch(plan)
-        self.launched.append(flight.plan)
-        return flight
+        self.launched.append(plan)
+        return super().launch(plan)
 
 
 def plain(count: int, max_tokens: int) -> list[AddRequest]:

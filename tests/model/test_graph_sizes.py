@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from octavo_worker.model.cuda.shapes import PROMPT_TOKENS, batch_sizes, prompt_sizes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo_worker.model.cuda import shapes as module
+from octavo_worker.model.cuda.shapes import (
+    PROMPT_TOKENS,
+    DecodeShape,
+    PromptShape,
+    RaggedShape,
+    StepShapes,
+    StepSizes,
+    batch_sizes,
+    prompt_sizes,
+)
 
 
 def test_every_batch_has_a_size_that_holds_it() -> None:
@@ -23,3 +38,40 @@ def test_every_step_with_prompts_has_sequences_that_hold_it_and_tokens_within_th
 
 def test_a_runner_that_captures_no_prompts_has_no_sizes_for_them() -> None:
     assert prompt_sizes(256, 0)[1] == []
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> StepShapes:
+    """A chunk a sequence, whatever kernels are there."""
+    monkeypatch.setattr(module, "chunk_count", lambda contexts, queries, heads_per_kv: len(contexts))
+    monkeypatch.setattr(module, "only_prompts", lambda contexts, queries, heads_per_kv: bool((queries > 16).all()))
+    return StepShapes(64, 300, prompts=True, chunks=20, heads_per_kv=4, block_size=16, block_bytes=1 << 20)
+
+
+def sizes(queries: list[int], decodes: int, **options: Any) -> StepSizes:
+    """Of sequences with contexts of 100 tokens, each of which samples once."""
+    count = len(queries)
+    flags = {"is_shared": False, "is_scored": False, "on_host": np.zeros(count, bool), "samples": count} | options
+    return StepSizes(count, decodes, sum(queries), queries=np.array(queries), contexts=np.full(count, 100), **flags)
+
+
+def test_a_step_of_one_token_and_one_sample_a_sequence_is_padded_to_a_batch_size(shapes: StepShapes) -> None:
+    assert shapes.of(sizes([1] * 17, 17)) == DecodeShape(24, False)
+    assert shapes.of(sizes([1] * 3, 3, is_shared=True)) == DecodeShape(4, True)
+
+
+def test_decodes_with_several_tokens_or_samples_are_padded_as_prompts_are(shapes: StepShapes) -> None:
+    assert shapes.of(sizes([1, 3], 2)) == PromptShape(4, 16, 20)
+    assert shapes.of(sizes([1, 3], 2, samples=6)) == PromptShape(16, 32, 20)
+
+
+def test_what_is_long_or_scored_or_staged_is_not_padded(shapes: StepShapes) -> None:
+    assert shapes.of(sizes([1, 280], 1)) == RaggedShape(20, prompts_only=False, is_staged=False)
+    assert shapes.of(sizes([40], 0, is_scored=True)) == RaggedShape(20, prompts_only=True, is_staged=False)
+    assert shapes.of(sizes([70], 0, on_host=np.array([True]))) == RaggedShape(20, prompts_only=True, is_staged=True)
+    assert shapes.of(sizes([64], 0, on_host=np.array([True]))) == PromptShape(1, 64, 20)
+
+
+def test_room_for_chunks_only_grows(shapes: StepShapes) -> None:
+    assert shapes.of(sizes([2] * 30, 0)) == PromptShape(64, 96, 64), "padding has a chunk each"
+    assert shapes.of(sizes([2], 0)) == PromptShape(1, 16, 64)

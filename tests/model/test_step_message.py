@@ -1,6 +1,7 @@
 """The packer's messages, unpacked by the CPU's reading of them, are the batch that `ragged_batch` builds from the plan;
 and, on a GPU, the kernel reads them as the CPU does."""
 
+import pickle
 import random
 from collections.abc import Iterator
 from dataclasses import fields
@@ -193,6 +194,47 @@ def test_more_sequences_than_rows_are_refused() -> None:
     steps = [SequenceStep([3], 0, [block]) for block in (1, 2, 3)]
     with pytest.raises(ValueError, match="made for 2"):
         packer.pack(StepPlan(steps, 0), np.zeros(1000, np.int32))
+
+
+def penalised(output: list[int]) -> SampleSpec:
+    return SampleSpec(EngineSampling(seed=1, max_tokens=9, presence_penalty=0.5), 0, [1, 2, 3], output)
+
+
+def test_samples_that_ask_for_more_come_with_their_rows() -> None:
+    """Three of a decode whose first token the device alone knows, behind a decode that asks for nothing."""
+    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    plain = SampleSpec(EngineSampling(seed=2, max_tokens=9), 0, [7], [])
+    steps = [
+        SequenceStep([5, 6], 1, [1], [plain] * 2, (0, 1), run_id=1),
+        SequenceStep([-1, 60, 61], 5, [2], [penalised([4, 5])] * 3, (0, 1, 2), run_id=2, follows=1),
+    ]
+    packed = make_packer().pack(StepPlan(steps, 2), message)
+    assert [special.place for special in packed.special] == [2, 3, 4]
+    assert [special.row.position for special in packed.special] == [6, 7, 8]
+    assert [list(special.row.output) for special in packed.special] == [[4, 5], [4, 5, 60], [4, 5, 60, 61]]
+    assert [special.follows for special in packed.special] == [2, 2, 2], "the place of the unknown token"
+
+
+def test_what_is_packed_again_or_elsewhere_is_the_same() -> None:
+    """Nothing but the plan goes into the message, and nothing but the packed step to other ranks."""
+    packers = [make_packer(first_host_block=FIRST_HOST_BLOCK) for _ in range(2)]
+    message = [np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32) for _ in range(2)]
+    for plan in random_plans(3, 40):
+        one = packers[0].pack(plan, message[0])
+        other = packers[1].pack(pickle.loads(pickle.dumps(plan)), message[1])
+        received = pickle.loads(pickle.dumps(one))
+        for again in (other, received):
+            assert again.words.tolist() == one.words.tolist()
+            assert again.samples == one.samples
+            assert again.shape == one.shape
+            assert again.special == one.special
+
+
+def test_a_plan_of_swaps_alone_has_no_message() -> None:
+    packed = make_packer().pack(StepPlan([], 0, swap_out=[(3, 5001)]), np.zeros(0, np.int32))
+    assert len(packed.words) == packed.sizes.sequences == 0
+    assert packed.shape is None
+    assert packed.swap_out == [(3, 5001)]
 
 
 @pytest.mark.gpu

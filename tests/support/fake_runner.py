@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -280,6 +279,7 @@ class _Flight:
 
     runner: DelayedRunner
     plan: StepPlan
+    value: list[Any]
     future: Future[StepResult]
 
     def result(self) -> StepResult:
@@ -291,7 +291,7 @@ class DelayedRunner(FakeRunner):
 
     It does everything as late as the contract allows. Blocks leave for the host only when the step's result is asked
     for, or a later step needs them there. What was launched behind a step that fails computes nonsense and stores it.
-    Plans are kept for a while after their end, and must not change.
+    A plan must not change while its step is in flight.
     """
 
     asynchronous = True
@@ -303,15 +303,12 @@ class DelayedRunner(FakeRunner):
         self._leaving: dict[int, int] = {}  # host block -> block that is still to be copied there
         self._under_way: list[_Flight] = []
         self.launched_ahead = 0  # steps that were launched while another was under way
-        self._kept: deque[tuple[StepPlan, list[Any]]] = deque(maxlen=4)
 
     def launch(self, plan: StepPlan) -> _Flight:
         self._check_groups(plan)
-        for kept, value in self._kept:
-            assert value_of(kept, self.block_size) == value, "a plan changed after its launch"
-        self._kept.append((plan, value_of(plan, self.block_size)))
         before = self._under_way[-1].future if self._under_way else None
-        flight = _Flight(self, plan, self._device.submit(self._run, plan, before))
+        value = value_of(plan, self.block_size)
+        flight = _Flight(self, plan, value, self._device.submit(self._run, plan, before))
         self._under_way.append(flight)
         self.launched_ahead += len(self._under_way) > 1
         assert len(self._under_way) <= 2, "more than two steps are under way"
@@ -322,6 +319,7 @@ class DelayedRunner(FakeRunner):
         try:
             return flight.future.result()
         finally:
+            assert value_of(flight.plan, self.block_size) == flight.value, "a plan changed after its launch"
             self._flush(host for _, host in flight.plan.swap_out)
 
     def close(self) -> None:
