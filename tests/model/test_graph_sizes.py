@@ -75,3 +75,9 @@ def test_what_is_long_or_scored_or_staged_is_not_padded(shapes: StepShapes) -> N
 def test_room_for_chunks_only_grows(shapes: StepShapes) -> None:
     assert shapes.of(sizes([2] * 30, 0)) == PromptShape(64, 96, 64), "padding has a chunk each"
     assert shapes.of(sizes([2], 0)) == PromptShape(1, 16, 64)
+
+
+def test_more_than_there_is_room_for_is_refused(shapes: StepShapes) -> None:
+    for step in (sizes([301], 0), sizes([65], 1, samples=65)):
+        with pytest.raises(ValueError, match="room for 300 tokens and 64 samples"):
+            shapes.of(step)

@@ -123,35 +123,39 @@ class Packer:
         self._learn(steps, rows)
         records = message[sample_at:block_at].view(SAMPLE)
         records[:] = self._sampling[rows[owners]]
-        if max(samples) > 1:  # parallel sequences leave a prompt
-            records["index"] = [spec.index for s in steps for spec in s.samples]
         after = _tokens_after(steps, queries, owners)
         records["row"] = query_ends[owners] - after - 1
         records["position"] = contexts[owners] - after
+        if max(samples) > 1:  # parallel sequences leave a prompt
+            records["index"] = [spec.index for s in steps for spec in s.samples]
         special = np.flatnonzero(self._is_special[rows[owners]]).tolist()
-        scores = _prompt_scores(steps, query_starts)
-        sizes = StepSizes(
-            count,
-            plan.num_decodes,
-            len(tokens),
-            len(owners),
-            queries,
-            contexts,
-            is_shared=bool(plan.groups),
-            is_scored=bool(scores),
-            on_host=self._on_host[rows] > 0,
-        )
+        sizes = self._sizes(plan, rows, queries, contexts, len(owners))
         return PackedStep(
             message[:words],
             sizes,
             self._shapes.of(sizes),
             samples,
             _special_rows(steps, special, query_starts),
-            scores,
+            _prompt_scores(plan, query_starts),
             plan.copies,
             plan.swap_out,
             plan.swap_in,
             plan.uses_swapped_in,
+        )
+
+    def _sizes(
+        self, plan: StepPlan, rows: np.ndarray, queries: np.ndarray, contexts: np.ndarray, samples: int
+    ) -> StepSizes:
+        return StepSizes(
+            len(rows),
+            plan.num_decodes,
+            int(queries.sum()),
+            samples,
+            queries,
+            contexts,
+            is_shared=bool(plan.groups),
+            is_scored=any(step.prompt_logprobs is not None for step in plan.sequences[plan.num_decodes :]),
+            on_host=self._on_host[rows] > 0,
         )
 
     def _tokens(self, plan: StepPlan, query_starts: np.ndarray, query_ends: np.ndarray) -> np.ndarray:
@@ -278,10 +282,11 @@ def _special_rows(steps: Sequence[SequenceStep], places: list[int], query_starts
     return rows
 
 
-def _prompt_scores(steps: Sequence[SequenceStep], query_starts: np.ndarray) -> list[PromptScores]:
+def _prompt_scores(plan: StepPlan, query_starts: np.ndarray) -> list[PromptScores]:
+    first = plan.num_decodes
     return [
         PromptScores(place, int(query_starts[place]), step.targets, step.prompt_logprobs)
-        for place, step in enumerate(steps)
+        for place, step in enumerate(plan.sequences[first:], first)
         if step.prompt_logprobs is not None
     ]
 

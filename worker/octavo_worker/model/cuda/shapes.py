@@ -70,7 +70,8 @@ class StepSizes:
 
 
 class StepShapes:
-    """The shapes of the steps of one runner. The room for `chunks` only grows, and with it all prompt shapes change.
+    """The shapes of the steps of one runner, of at most `sequences`, as many samples, and `tokens`. The room for
+    `chunks` only grows, and with it all prompt shapes change.
 
     `block_bytes` are those of one layer. Without `prompts` no step with prompts is padded.
     """
@@ -88,11 +89,16 @@ class StepShapes:
     ) -> None:
         self.decodes = batch_sizes(sequences)
         self.prompts = prompt_sizes(sequences, tokens if prompts else 0)
+        self._most_tokens = tokens
         self._chunks = chunks
         self._heads_per_kv = heads_per_kv
         self._block_size, self._block_bytes = block_size, block_bytes
 
     def of(self, step: StepSizes) -> Shape:
+        """Raises `ValueError` for a step that the runner has no room for."""
+        if step.tokens > self._most_tokens or step.samples > self.decodes[-1]:
+            most = f"{self._most_tokens} tokens and {self.decodes[-1]} samples"
+            raise ValueError(f"a step of {step.tokens} tokens and {step.samples} samples: there is room for {most}")
         if step.decodes == step.sequences == step.tokens == step.samples:
             return DecodeShape(self.decodes[bisect_left(self.decodes, step.sequences)], step.is_shared)
         is_staged = self._is_staged(step)
