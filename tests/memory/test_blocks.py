@@ -8,7 +8,7 @@ from array import array
 from hashlib import blake2b
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_worker.memory.block_pool import BlockPool, OutOfBlocks
@@ -44,6 +44,7 @@ def hashed(tokens: list[int], salt: bytes) -> list[bytes]:
     return digests
 
 
+@settings(deadline=None)
 @given(
     beginnings=st.lists(st.sampled_from([0, 5, 16, 250, 256, 257, 512, 700, 1024]), min_size=1, max_size=6),
     end=st.integers(0, 600),
@@ -191,6 +192,42 @@ def test_fork_shares_and_copies_the_tail_at_the_first_write_only():
     for table in (parent, *children):
         table.free()
     assert pool.used == 0
+
+
+def test_what_was_planned_with_a_table_sees_none_of_its_changes_but_growth():
+    pool = BlockPool(20)
+    table = BlockTable(pool, SIZE)
+    table.reserve(5 * SIZE)
+    planned = table.blocks
+    before = list(planned)
+    table.reserve(6 * SIZE)
+    assert list(planned) == [*before, table.blocks[5]], "it grows where it is"
+    sibling = table.fork()
+    changes = [
+        lambda: table.unshare(5 * SIZE),
+        lambda: table.give_up(1),
+        lambda: table.replace(array("i", [77, 78])),
+        lambda: table.shrink(4 * SIZE + 1),
+        table.free,
+    ]
+    for change in changes:
+        planned, before = table.blocks, list(table.blocks)
+        change()
+        assert list(planned) == before != list(table.blocks)
+        pool.check_integrity([table.held, sibling.held])
+
+
+def test_ids_may_begin_behind_those_of_another_pool():
+    pool = BlockPool(5, first=100)
+    blocks = pool.allocate(4)
+    assert sorted(blocks) == [101, 102, 103, 104]
+    pool.publish(103, b"x" * 16)
+    pool.release(blocks)
+    pool.check_integrity([])
+    assert (pool.total, pool.available, pool.cached) == (4, 4, 1)
+    assert pool.free_order()[-1] == 103
+    with pytest.raises(OutOfBlocks):
+        pool.allocate(5)
 
 
 @pytest.mark.parametrize("corruption", ["refs", "link", "hash", "count"])
