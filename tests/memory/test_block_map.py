@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.models import CELL_STATES
@@ -44,7 +44,6 @@ def test_the_legend_that_clients_know_is_complete():
     assert {state.value: state.name.lower() for state in CellState} == CELL_STATES
 
 
-@settings(deadline=None)
 @given(st.integers(2, 200), st.sampled_from([0, 70]), st.integers(1, 60), st.data())
 def test_every_block_is_in_exactly_one_cell(num_blocks: int, first: int, cells: int, data: st.DataObject):
     pool = BlockPool(num_blocks, first)

@@ -8,7 +8,7 @@ from array import array
 from hashlib import blake2b
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_worker.memory.block_pool import BlockPool, OutOfBlocks
@@ -44,7 +44,6 @@ def hashed(tokens: list[int], salt: bytes) -> list[bytes]:
     return digests
 
 
-@settings(deadline=None)
 @given(
     beginnings=st.lists(st.sampled_from([0, 5, 16, 250, 256, 257, 512, 700, 1024]), min_size=1, max_size=6),
     end=st.integers(0, 600),
