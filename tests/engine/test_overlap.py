@@ -1,4 +1,4 @@
-"""One step ahead: the next step is launched while the one before it runs, and nobody can tell from the tokens."""
+"""One step ahead: the next step is launched while the one before it runs, and no token tells."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_what_two_failed_steps_published_is_forgotten():
 
 
 def test_who_came_back_to_blocks_of_a_step_that_fails_computes_again():
-    """ "back" left for the host and finds all that it had in blocks that a step under way fills for somebody else. No
+    """ "back" left for the host and finds all that it had in blocks that a step in flight fills for another request. No
     block is left for its next token, so it is in no step itself when that one fails."""
     driver = Driver.create(6, 4, runner={"num_host_blocks": 20}, policy=PreemptionPolicy("swap"), max_running=1)
     scheduler = driver.scheduler
@@ -362,7 +362,7 @@ def test_a_device_that_waits_for_a_step_launched_ahead_is_idle():
     driver.run()
     stats = EngineStats()
     driver.pipeline.times.report(stats)
-    assert driver.scheduler.stats().steps == 3  # before the first nobody waited for anything
+    assert driver.scheduler.stats().steps == 3  # before the first there was nothing to wait for
     assert 200 < stats.idle_s < 201
 
 

@@ -1,4 +1,4 @@
-"""Who runs first, who gives way, and that nobody waits for ever."""
+"""Which requests run first, which are preempted, and that none waits for ever."""
 
 from __future__ import annotations
 

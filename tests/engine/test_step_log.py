@@ -1,4 +1,4 @@
-"""What is recorded of steps when somebody asks, and how it looks as a Chrome trace."""
+"""What is recorded of steps on request, and how it looks as a Chrome trace."""
 
 from __future__ import annotations
 

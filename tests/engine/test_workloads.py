@@ -174,7 +174,7 @@ def test_failing_steps_change_no_token():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_step_that_fails_takes_the_one_behind_it_along_and_costs_one_request(seed):
-    """What both should have written is nonsense; nobody reads it, in a cached block or on the host."""
+    """What both should have written is nonsense that is never read, in a cached block or on the host."""
     driver = run_workload(
         seed,
         usable_blocks=45,

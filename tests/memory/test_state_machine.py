@@ -162,7 +162,7 @@ class Memory(RuleBasedStateMachine):
     @precondition(lambda self: self.writers)
     @rule(data=st.data(), together=st.integers(1, 3))
     def swap_out(self, data: st.DataObject, together: int) -> None:
-        """A gang leaves; what its members share is copied once, and nobody gets the blocks before that is done."""
+        """A gang leaves; what its members share is copied once, and its blocks are not reused before that is done."""
         gang = [w for w in data.draw(st.permutations(self.writers))[:together] if w.present and w.stored]
         blocks = list(dict.fromkeys(b for w in gang for b in w.stored_blocks))
         if not gang or len(blocks) > self.host_pool.available:
@@ -213,7 +213,7 @@ class Memory(RuleBasedStateMachine):
             self.done["slides"] += writer.table.start > before
 
     def _may_return(self) -> list[Writer]:
-        """Who is away, but for those who leave in this very step."""
+        """Writers that are away, but for those that leave in this very step."""
         leaving = {host for step, _, host in self.outgoing if step == self.step}
         return [writer for writer in self.writers if writer.away and leaving.isdisjoint(writer.host)]
 
@@ -252,7 +252,7 @@ class Memory(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """The copies of the oldest step are made as late as possible: nobody may have touched their sources or targets
+        """The copies of the oldest step are made as late as possible: their sources and targets must be untouched
         before."""
         self.settled += 1
         for _, host, block in (copy for copy in self.incoming if copy[0] == self.settled):
@@ -297,7 +297,7 @@ class Memory(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def evict(self, count: int) -> None:
-        """Somebody takes the blocks that are next in line, overwrites them and gives them back."""
+        """The blocks that are next in line are taken, overwritten and given back."""
         order = self.pool.free_order()
         try:
             blocks = self.pool.allocate(count)

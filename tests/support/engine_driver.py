@@ -163,7 +163,7 @@ def prompt(length: int, start: int = 0) -> list[int]:
 
 
 def assert_complete(driver: Driver, *requests: AddRequest) -> None:
-    """Nobody failed, and every sequence has all tokens of the fake model."""
+    """No request failed, and every sequence has all tokens of the fake model."""
     for request in requests:
         assert request.id not in driver.failed
         for sequence in request.sequences:

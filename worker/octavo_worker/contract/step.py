@@ -82,9 +82,9 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     read in its device block still.
 
     `run_id` numbers one run of one sequence in the batch, from the step that admits it to its end or its preemption; no
-    other run ever has that number. Between two steps of a run the table grows, gets a copy of the block that is written
-    next, or has more null or host blocks at its beginning, and what is sampled first is the same: a runner that
-    remembers the run needs to look at nothing else. 0 is a step that must not be remembered.
+    other run ever has that number. From one step of a run to the next, only table entries from the block that is
+    written next on are new, and more null or host blocks at the beginning; the first of `samples` is the same. A runner
+    that remembers the run needs to look at nothing else. 0 is a step that must not be remembered.
 
     The first of `tokens` is `UNKNOWN` if the step before this one chooses it. `follows` is then the place of that token
     among all samples of the plan launched last, counted through its sequences and their `samples`: the runner takes it

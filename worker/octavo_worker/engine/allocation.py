@@ -45,7 +45,7 @@ class Allocation:
         self._capacity = capacity
         self._oversized = members[0].request.oversized
         self._bound = capacity.pace if self._oversized else capacity.bound(chunk)
-        self._idle: set[int] = set()  # found, and held by nobody
+        self._idle: set[int] = set()  # found, without a reference
         self._new = 0
         self._computing: dict[bytes, int] = {}  # digest -> slot, see `_slots`
         self._loading: dict[bytes | int, int] = {}  # digest, or host block of a partly filled one -> slot

@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who may write where, and which block is reused next."""
+"""The pool of KV blocks: references to them, and which block is reused next."""
 
 from __future__ import annotations
 
