@@ -11,7 +11,7 @@ class Capacity:
 
     With a `window` (tokens that a query sees in every layer, 0: all) that the device can hold, a sequence
     *slides*: it gives up what falls out of the window and is never too long. Any other sequence that does not fit on
-    the device is *long*: it keeps `share` blocks there, the latest ones, and the others on the host.
+    the device is *oversized*: it keeps `share` blocks there, the latest ones, and the others on the host.
     """
 
     device: int
@@ -33,13 +33,13 @@ class Capacity:
 
     @property
     def share(self) -> int:
-        """Device blocks of a long sequence: half, so that others run beside it, but a block to fill and one to leave.
-        0 if none can be long."""
+        """Device blocks of an oversized sequence: half, so that others run beside it, but a block to fill and one to
+        leave. 0 if none can be oversized."""
         return max(self.device // 2, min(2, self.device)) if self.host and not self.slides else 0
 
     @property
     def pace(self) -> int:
-        """Device blocks that a long sequence takes at a time, while as many others leave."""
+        """Device blocks that an oversized sequence takes at a time, while as many others leave."""
         return max(1, self.share // 2)
 
     def bound(self, chunk: int) -> int:

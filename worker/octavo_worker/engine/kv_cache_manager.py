@@ -80,7 +80,7 @@ class KVCacheManager:
 
     def publish(self, sequence: Sequence) -> None:
         """Offer the blocks that are full once all planned steps are computed, as far as their tokens are known. Not
-        those of long sequences: they would pass through the cache and leave nothing of it."""
+        those of oversized sequences: they would pass through the cache and leave nothing of it."""
         if sequence.request.oversized:
             return
         full = min(sequence.computed, sequence.length) // self._block_size
@@ -214,8 +214,7 @@ class KVCacheManager:
         return decision
 
     def _is_apart(self, members: list[Sequence]) -> bool:
-        """Of groups amid their prompts, long and sliding ones are not swapped: they may lack what comes before the
-        blocks that they would go back to."""
+        """Groups still in prefill are recomputed if oversized or sliding: their earlier blocks may be gone."""
         request = members[0].request
         alone = len(set(request.sequences.values())) == 1
         return (
