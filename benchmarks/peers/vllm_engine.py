@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from octavo_worker.bench.workloads import Work
-from octavo_worker.model.weights import RandomWeights
+from octavo_worker.model.checkpoint.source import RandomWeights
 from peers.base import refuse, serve
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read when vLLM is imported

@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 from transformers import LlamaConfig
 
-from octavo_kernels import ops
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import Sampled, SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.messages import EngineSampling
@@ -58,20 +55,6 @@ def test_context_is_found_through_the_block_table(runner: PagedRunner) -> None:
     whole = score(runner, SequenceStep(PROMPT, 0, [5, 2], [SAMPLED]))
     score(runner, SequenceStep(PROMPT[:17], 0, [9, 3]))
     assert score(runner, SequenceStep(PROMPT[17:], 17, [9, 3], [SAMPLED])) == whole
-
-
-def test_products_in_parts_are_the_products(runner: PagedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a device computes products in parts, the next norm adds them to the residual stream."""
-    step = SequenceStep(PROMPT, 0, [5, 2], [SAMPLED])
-    whole, asked = score(runner, step), []
-
-    def halves(x: Tensor, weight: Tensor) -> Tensor:
-        asked.append(weight.shape)
-        return torch.stack([a @ b.T for a, b in zip(x.chunk(2, 1), weight.chunk(2, 1), strict=True)])
-
-    monkeypatch.setattr(ops, "linear_parts", halves)
-    assert score(runner, step) == pytest.approx(whole, abs=1e-5)
-    assert asked == [(32, 32), (32, 40)] * 2
 
 
 def test_copies_come_before_the_tokens(runner: PagedRunner) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from octavo_worker.model.cuda import loading
-from octavo_worker.model.cuda.loading import StreamedCheckpoint, read_header
+from octavo_worker.model.checkpoint import streamed
+from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint, read_header
 from octavo_worker.model.errors import CheckpointError
 
 
@@ -51,7 +51,7 @@ def test_what_is_not_safetensors_is_refused(tmp_path: Path, content: bytes) -> N
 def test_pieces_arrive_where_they_belong(
     tmp_path: Path, tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "PIECE", 1000)
+    monkeypatch.setattr(streamed, "PIECE", 1000)
     checkpoint = StreamedCheckpoint.open(tmp_path)
     torch.cuda._sleep(100_000_000)  # the zeros are not there yet when the pieces come
     fused = torch.zeros(310, 70, dtype=torch.bfloat16, device="cuda")

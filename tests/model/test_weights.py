@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Phi3Config, PreTrainedConfig
 from transformers.utils import logging
 
+from octavo_worker.model.checkpoint.build import build_layers
+from octavo_worker.model.checkpoint.formats import DenseFormat, Reader
+from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights, WeightSource
 from octavo_worker.model.config import decoder_config
+from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.errors import CheckpointError
-from octavo_worker.model.weights import Checkpoint, DecoderWeights, RandomWeights, load_weights
+from octavo_worker.model.layers.linear import Products
 
 SMALL = {
     "vocab_size": 50,
@@ -37,36 +42,40 @@ def checkpoint(folder: Path, config: PreTrainedConfig, shard_size: str = "5GB") 
     return dict(model.state_dict())
 
 
-def load(folder: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> DecoderWeights:
+def load(folder: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> DecoderLayers:
+    return built(config, Checkpoint.open(folder), dtype)
+
+
+def built(config: PreTrainedConfig, source: WeightSource, dtype: torch.dtype = torch.float32) -> DecoderLayers:
     described = decoder_config(config)
     assert described is not None
-    return load_weights(described, Checkpoint.open(folder), dtype, torch.device("cpu"))
+    return build_layers(described, Reader(source, dtype, torch.device("cpu"), Products()), DenseFormat())
 
 
 def test_separate_projections_are_stacked(tmp_path: Path) -> None:
     saved = checkpoint(tmp_path, LLAMA)
-    layer = load(tmp_path, LLAMA).layers[1]
+    block = load(tmp_path, LLAMA).blocks[1]
     at = "model.layers.1."
     qkv = torch.cat([saved[f"{at}self_attn.{p}_proj.weight"] for p in "qkv"])
     up = torch.cat([saved[f"{at}mlp.{p}_proj.weight"] for p in ("gate", "up")])
-    assert torch.equal(layer.qkv.weight, qkv)
-    assert torch.equal(layer.up.weight, up)
-    assert torch.equal(layer.out.weight, saved[f"{at}self_attn.o_proj.weight"])
+    assert torch.equal(block.attention.qkv.weight, qkv)
+    assert torch.equal(block.mlp.up.weight, up)
+    assert torch.equal(block.attention.out.weight, saved[f"{at}self_attn.o_proj.weight"])
 
 
 def test_fused_projections_are_taken_as_they_are(tmp_path: Path) -> None:
     config = Phi3Config(**SMALL)
     saved = checkpoint(tmp_path, config)
-    layer = load(tmp_path, config).layers[0]
-    assert torch.equal(layer.qkv.weight, saved["model.layers.0.self_attn.qkv_proj.weight"])
-    assert torch.equal(layer.up.weight, saved["model.layers.0.mlp.gate_up_proj.weight"])
+    block = load(tmp_path, config).blocks[0]
+    assert torch.equal(block.attention.qkv.weight, saved["model.layers.0.self_attn.qkv_proj.weight"])
+    assert torch.equal(block.mlp.up.weight, saved["model.layers.0.mlp.gate_up_proj.weight"])
 
 
 def test_conv1d_matrices_are_transposed(tmp_path: Path) -> None:
     saved = checkpoint(tmp_path, GPT2)
-    layer = load(tmp_path, GPT2).layers[0]
-    assert torch.equal(layer.qkv.weight, saved["transformer.h.0.attn.c_attn.weight"].T)
-    assert torch.equal(layer.qkv.bias, saved["transformer.h.0.attn.c_attn.bias"])
+    block = load(tmp_path, GPT2).blocks[0]
+    assert torch.equal(block.attention.qkv.weight, saved["transformer.h.0.attn.c_attn.weight"].T)
+    assert torch.equal(block.attention.qkv.bias, saved["transformer.h.0.attn.c_attn.bias"])
 
 
 def test_gpt2_checkpoints_without_prefix_load_too(tmp_path: Path) -> None:
@@ -81,17 +90,17 @@ def test_shards_give_the_same_weights_as_one_file(tmp_path: Path) -> None:
     checkpoint(tmp_path / "many", LLAMA, shard_size="10KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
     one, many = load(tmp_path / "one", LLAMA), load(tmp_path / "many", LLAMA)
-    assert torch.equal(one.head, many.head)
-    for a, b in zip(one.layers, many.layers, strict=True):
-        assert torch.equal(a.qkv.weight, b.qkv.weight)
-        assert torch.equal(a.down.weight, b.down.weight)
+    assert torch.equal(one.head.weight, many.head.weight)
+    for a, b in zip(one.blocks, many.blocks, strict=True):
+        assert torch.equal(a.attention.qkv.weight, b.attention.qkv.weight)
+        assert torch.equal(a.mlp.down.weight, b.mlp.down.weight)
 
 
 def test_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
     config = LlamaConfig(**SMALL, tie_word_embeddings=True)
     checkpoint(tmp_path, config)
     weights = load(tmp_path, config)
-    assert weights.head is weights.embed
+    assert weights.head.weight is weights.embed
 
 
 def test_tied_checkpoint_may_store_the_head_twice(tmp_path: Path) -> None:
@@ -100,7 +109,7 @@ def test_tied_checkpoint_may_store_the_head_twice(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file(load_file(file) | {"lm_head.weight": saved["model.embed_tokens.weight"].clone()}, file)
     weights = load(tmp_path, config)
-    assert weights.head is weights.embed
+    assert weights.head.weight is weights.embed
 
 
 def test_a_head_that_differs_counts_whatever_the_config_says(tmp_path: Path) -> None:
@@ -109,7 +118,7 @@ def test_a_head_that_differs_counts_whatever_the_config_says(tmp_path: Path) -> 
     file = tmp_path / "model.safetensors"
     head = saved["model.embed_tokens.weight"] + 1
     save_file(load_file(file) | {"lm_head.weight": head}, file)
-    assert torch.equal(load(tmp_path, config).head, head)
+    assert torch.equal(load(tmp_path, config).head.weight, head)
 
 
 def test_other_files_beside_the_model_are_left_alone(tmp_path: Path) -> None:
@@ -168,13 +177,31 @@ def test_empty_folder_points_to_dummy_weights(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
-def test_dummy_weights_depend_on_the_seed_alone() -> None:
-    described = decoder_config(LLAMA)
-    assert described is not None
+def test_a_head_is_compared_with_the_embedding_once_both_have_been_read(tmp_path: Path) -> None:
+    """A streamed checkpoint's reads end with `finish`."""
 
+    class Late(Checkpoint):
+        def read(self, name: str, target: torch.Tensor, transposed: bool = False) -> None:
+            target.zero_()
+            reads.append((name, target, transposed))
+
+        def finish(self, ignored: Iterable[str]) -> None:
+            for read in reads:
+                super().read(*read)
+            super().finish(ignored)
+
+    reads: list[tuple[str, torch.Tensor, bool]] = []
+    config = LlamaConfig(**SMALL, tie_word_embeddings=True)
+    saved = checkpoint(tmp_path, config)
+    file = tmp_path / "model.safetensors"
+    head = saved["model.embed_tokens.weight"] + 1
+    save_file(load_file(file) | {"lm_head.weight": head}, file)
+    assert torch.equal(built(config, Late.open(tmp_path)).head.weight, head)
+
+
+def test_dummy_weights_depend_on_the_seed_alone() -> None:
     def head(seed: int) -> torch.Tensor:
-        source = RandomWeights(seed, 1.0, torch.device("cpu"))
-        return load_weights(described, source, torch.float32, torch.device("cpu")).head
+        return built(LLAMA, RandomWeights(seed, 1.0, torch.device("cpu"))).head.weight
 
     assert torch.equal(head(1), head(1))
     assert not torch.equal(head(1), head(2))

@@ -13,16 +13,19 @@ from octavo_kernels.pools import reads_host
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.files import model_folder
+from octavo_worker.model.checkpoint.build import build_layers
+from octavo_worker.model.checkpoint.formats import Reader, format_of
+from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights, WeightSource
+from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.config import DecoderConfig, decoder_config, reject
 from octavo_worker.model.config_file import ModelConfig, read_file
-from octavo_worker.model.cuda.loading import StreamedCheckpoint
 from octavo_worker.model.cuda.memory import room_for_cache
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.runner import CausalModel, PagedRunner
 from octavo_worker.model.speeds import measure_speeds
-from octavo_worker.model.weights import Checkpoint, RandomWeights, WeightSource, load_weights
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +87,7 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     """The model and the context length asked for. Without `decoders` every model takes the transformers route."""
     folder = model_folder(options.model)
     config = (read_file(folder) if decoders else None) or read_config(folder)
+    form = format_of(config, folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
@@ -98,11 +102,11 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
         from octavo_worker.model.transformers_route import load_transformers  # brings transformers, which takes seconds
 
         return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len
-    weights = load_weights(described, weight_source(options, described, folder, device), dtype, device)
-    rows = (
-        token_budget(options, device) + options.max_running
-    )  # tokens, or those that are sampled or scored: some twice
-    return Decoder(described, weights, rows, uniform=uniform), wanted_len
+    products = Products(uniform, torch.zeros(1, dtype=torch.int32, device=device))
+    reader = Reader(weight_source(options, described, folder, device), dtype, device, products)
+    layers = build_layers(described, reader, form)
+    rows = token_budget(options, device) + options.max_running  # tokens, or rows to sample or score: some twice
+    return Decoder(described, layers, rows, uniform=uniform), wanted_len
 
 
 def check_block_size(block_size: int, device: torch.device) -> None:
@@ -145,8 +149,6 @@ def read_config(folder: Path) -> ModelConfig:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
         raise UnsupportedModel(f"transformers cannot read {folder / 'config.json'}: {error}") from error
-    if getattr(config, "quantization_config", None):
-        raise UnsupportedModel(f"{folder} is quantised; give the checkpoint in bfloat16, float16 or float32.")
     return config
 
 

@@ -11,22 +11,24 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from octavo_kernels import ops
+from octavo_worker.model.layers.linear import Dense, Linear
+from octavo_worker.model.layers.norm import Input
 
 WIDTH_MULTIPLE = 8
 MOST_WIDTH = 16_384
 
 
-class Linear(nn.Module):
-    """An `nn.Linear` with its own weights: rows of few are multiplied at the speed of memory, and on a CPU none of them
-    feels the others."""
+class Projection(nn.Module):
+    """A `Linear` in the place of an `nn.Linear`, whose attributes other modules may read."""
 
     def __init__(self, like: nn.Linear) -> None:
         super().__init__()
         self.weight, self.bias = like.weight, like.bias
         self.in_features, self.out_features = like.in_features, like.out_features
+        self.linear = Dense(like.weight, like.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _product(x, self.weight, self.bias)
+        return _product(x, self.linear, self.out_features)
 
 
 class RowByRow(TorchFunctionMode):
@@ -43,9 +45,9 @@ class RowByRow(TorchFunctionMode):
         if name in _VECTORISED:
             return func(args[0].double(), *args[1:], **named).to(args[0].dtype)
         if name == "linear" and not named:
-            return _product(*args)
+            return _product(args[0], Dense(*args[1:]), len(args[1]))
         if name != "linear" and not named and args[1].dim() == 2 and args[1].mT.is_contiguous():
-            return _product(args[0], args[1].mT)
+            return _product(args[0], Dense(args[1].mT), args[1].shape[1])
         return func(*args, **named)
 
 
@@ -53,10 +55,10 @@ _VECTORISED = frozenset(("silu", "gelu", "sigmoid", "tanh", "exp", "softplus", "
 _NAMES = _VECTORISED | {"linear", "matmul", "__matmul__"}
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if not x.numel():  # an expert that nobody asks
-        return x.new_empty(*x.shape[:-1], len(weight))
-    return ops.linear(x.reshape(-1, x.shape[-1]), weight, bias).unflatten(0, x.shape[:-1])
+def _product(x: Tensor, linear: Linear, columns: int) -> Tensor:
+    if not x.numel():  # an expert without tokens
+        return x.new_empty(*x.shape[:-1], columns)
+    return linear.apply(Input(x.reshape(-1, x.shape[-1]))).view(*x.shape[:-1], columns)
 
 
 class LayerNorm(nn.Module):
@@ -99,7 +101,7 @@ def substitute(model: nn.Module) -> None:
 
 def _ours(module: nn.Module) -> nn.Module | None:
     if type(module) is nn.Linear:
-        return Linear(module)
+        return Projection(module)
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1:
         return None

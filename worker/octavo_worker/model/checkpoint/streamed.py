@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.errors import CheckpointError
-from octavo_worker.model.weights import Checkpoint
 
 PIECE = 16 << 20  # bytes; at this size a copy over the link is as fast as it gets
 THREADS = 8

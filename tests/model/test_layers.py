@@ -1,0 +1,83 @@
+"""What a Linear does at the end of a sublayer, and what another kind of Linear has to bring along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.linear import Dense, Linear
+from octavo_worker.model.layers.norm import AddNorm, Input, LayerNorm, Norm, RmsNorm
+
+ROWS, HIDDEN, WIDTH = 3, 16, 24
+
+
+@dataclass(frozen=True)
+class Halves(Linear):
+    """A matrix in two pieces, with a product of its own and nothing else."""
+
+    upper: Tensor
+    lower: Tensor
+
+    def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        rows = x.materialise()
+        product = torch.cat([rows @ self.upper.T, rows @ self.lower.T], dim=1)
+        product = product if residual is None else product + residual
+        return product if out is None else out.copy_(product)
+
+
+def made(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def buffers() -> Buffers:
+    hidden = made(ROWS, HIDDEN)
+    empty = [torch.empty(ROWS, width) for width in (HIDDEN, HIDDEN, 1, 1, 1, 2 * WIDTH, WIDTH)]
+    return Buffers(hidden, *empty)
+
+
+RMS = RmsNorm(made(HIDDEN), 1e-6, 1.0)
+LAYER = LayerNorm(made(HIDDEN), made(HIDDEN, 1)[:, 0], 1e-5)
+WEIGHT = made(HIDDEN, WIDTH)
+KINDS = [Dense(WEIGHT), Halves(*WEIGHT.chunk(2))]
+
+
+def expected(norm: Norm | None, x: Tensor) -> Tensor:
+    if isinstance(norm, RmsNorm):
+        return functional.rms_norm(x, (HIDDEN,), norm.operand.weight + norm.operand.offset, norm.operand.eps)
+    return functional.layer_norm(x, (HIDDEN,), norm.weight, norm.bias, norm.eps) if norm else x
+
+
+@pytest.mark.parametrize("linear", KINDS, ids=["dense", "another"])
+@pytest.mark.parametrize(
+    "add_norm",
+    [
+        AddNorm(RMS),
+        AddNorm(LAYER),
+        AddNorm(None),
+        AddNorm(RMS, post_norm=RMS),
+        AddNorm(None, post_norm=LAYER),
+        AddNorm(RMS, multiplier=0.5),
+        AddNorm(LAYER, LAYER, 2.0),
+    ],
+    ids=["rms", "layer", "none", "rms-post", "post-alone", "multiplier", "all"],
+)
+def test_a_last_product_goes_into_the_residual_stream_and_the_next_norm(linear: Linear, add_norm: AddNorm) -> None:
+    b, x = buffers(), made(ROWS, WIDTH)
+    hidden = b.hidden + add_norm.multiplier * expected(add_norm.post_norm, x @ WEIGHT.T)
+    got = linear.into_norm(x, b, add_norm).materialise()
+    torch.testing.assert_close(b.hidden, hidden)
+    torch.testing.assert_close(got, expected(add_norm.norm, hidden))
+
+
+def test_another_kind_of_linear_needs_only_its_product() -> None:
+    weight, b = made(2 * WIDTH, HIDDEN), buffers()
+    x = RMS.defer(b.hidden, b.normed)
+    gate, up = (expected(RMS, b.hidden) @ weight.T).chunk(2, dim=1)
+    for linear in (Dense(weight), Halves(*weight.chunk(2))):
+        got = linear.gated(x, "silu", out=b.activated, scratch=b.up)
+        torch.testing.assert_close(got, functional.silu(gate) * up)

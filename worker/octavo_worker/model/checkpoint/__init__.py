@@ -1,0 +1,1 @@
+"""From a folder of safetensors files to the layers of a decoder."""

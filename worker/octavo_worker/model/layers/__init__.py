@@ -1,0 +1,1 @@
+"""The layers of the decoder: each owns its weights and its arithmetic."""

@@ -1,0 +1,30 @@
+"""One block of a transformer: attention, then an MLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from octavo_worker.model.batch import Batch
+from octavo_worker.model.layers.attention import Attention
+from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.mlp import Mlp
+from octavo_worker.model.layers.norm import AddNorm, Input
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    attention: Attention
+    attention_end: AddNorm
+    mlp: Mlp
+    mlp_end: AddNorm  # its norm is that of the next block's attention, or the model's last
+
+    def forward(self, x: Input, b: Buffers, batch: Batch, rows: Tensor | None = None) -> Input:
+        """The next block's input. With `rows[R]` (int64) only those rows pass the attention: the results of the last
+        block, of which the others are not read."""
+        self.attention.attend(x, b, batch)
+        if rows is not None:
+            b = b.select(rows)
+        x = self.attention.out.into_norm(b.attended.flatten(1), b, self.attention_end)
+        return self.mlp.down.into_norm(self.mlp.activate(x, b), b, self.mlp_end)

@@ -1,0 +1,49 @@
+"""Scratch memory of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from octavo_worker.model.config import DecoderConfig
+
+
+@dataclass(slots=True)
+class Buffers:
+    """One row a token. Every layer overwrites all of it but `hidden`."""
+
+    hidden: Tensor  # the residual stream
+    normed: Tensor
+    delta: Tensor  # a sublayer's output, not yet added to the residual stream
+    qkv: Tensor
+    q: Tensor  # [T, heads, head_dim]
+    attended: Tensor  # [T, heads, head_dim]
+    up: Tensor
+    activated: Tensor
+
+    @classmethod
+    def allocate(cls, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> Buffers:
+        def buffer(*width: int) -> Tensor:
+            return torch.empty((rows, *width), dtype=dtype, device=device)
+
+        return cls(
+            hidden=buffer(config.hidden_size),
+            normed=buffer(config.hidden_size),
+            delta=buffer(config.hidden_size),
+            qkv=buffer(config.q_size + 2 * config.kv_size),
+            q=buffer(config.num_heads, config.head_dim),
+            attended=buffer(config.num_heads, config.head_dim),
+            up=buffer(config.intermediate_size * (2 if config.gated else 1)),
+            activated=buffer(config.intermediate_size),
+        )
+
+    def first(self, rows: int) -> Buffers:
+        return Buffers(*(getattr(self, field.name)[:rows] for field in fields(self)))
+
+    def select(self, rows: Tensor) -> Buffers:
+        """Buffers of `rows` only, with their hidden states and attention outputs."""
+        chosen = self.first(len(rows))
+        chosen.hidden, chosen.attended = self.hidden[rows], self.attended[rows]
+        return chosen

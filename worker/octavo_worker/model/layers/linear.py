@@ -1,0 +1,83 @@
+"""Linear layers: a matrix in the form in which it is stored, and the products with it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from octavo_kernels import ops
+from octavo_kernels.ops import Gate
+from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.norm import AddNorm, Input
+
+
+class Linear(ABC):
+    """`[T, depth]` to `[T, columns]`. A kind of Linear (another form of its weights, a part of them on each rank) has
+    an `apply` of its own, and overrides the other two where it has kernels for them."""
+
+    @abstractmethod
+    def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """The product, plus the bias, plus `residual` (which may be `out`)."""
+
+    def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
+        """Of a product whose first half is the gate: the gate's activation times the second half. `scratch` is where
+        the product goes if it has to be stored."""
+        return ops.act_and_mul(self.apply(x, scratch), kind, out=out)
+
+    def into_norm(self, x: Tensor, b: Buffers, add_norm: AddNorm) -> Input:
+        """A sublayer's last product, added to the residual stream `b.hidden`, and normalised for the next sublayer.
+
+        The norm may be left to the next product. A Linear split by depth sums its ranks' products here, before all
+        that follows.
+        """
+        if add_norm.is_plain:
+            self.apply(Input(x), b.hidden, residual=b.hidden)
+            return add_norm.after_sum(b)
+        return add_norm.add(self.apply(Input(x), b.delta), b)
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """How a model computes its products on a GPU. `uniform`: no row depends on the others, nor on their number.
+    `counter`: see `ops.linear`; one is enough for all layers."""
+
+    uniform: bool = False
+    counter: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense(Linear):
+    """`weight[columns, depth]` and `bias[columns]` in the type of the activations."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    products: Products = Products()
+
+    def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        return ops.linear(
+            x.rows,
+            self.weight,
+            self.bias,
+            out=out,
+            residual=residual,
+            norm=x.norm,
+            normed=x.normed,
+            uniform=self.products.uniform,
+            counter=self.products.counter,
+        )
+
+    def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
+        return ops.gated_linear(
+            x.rows,
+            self.weight,
+            kind,
+            self.bias,
+            out=out,
+            scratch=scratch,
+            norm=x.norm,
+            normed=x.normed,
+            uniform=self.products.uniform,
+            counter=self.products.counter,
+        )

@@ -1,0 +1,92 @@
+"""Norms, alone and between the sublayers of a transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo_kernels import operands, ops
+from octavo_worker.model.layers.buffers import Buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a product reads: `rows[T, depth]`, or their RMS norm if there is a `norm`. The product fuses that norm where
+    a kernel does; elsewhere the normalised rows are stored in `normed`."""
+
+    rows: Tensor
+    norm: operands.RmsNorm | None = None
+    normed: Tensor | None = None
+
+    def materialise(self) -> Tensor:
+        if self.norm is None:
+            return self.rows
+        return ops.rms_norm(self.rows, self.norm.weight, self.norm.eps, out=self.normed, offset=self.norm.offset)
+
+
+class Norm(Protocol):
+    def apply(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The norm of the rows of `x`. With `residual`: residual += x in place, and the norm of that."""
+        ...
+
+    def defer(self, x: Tensor, out: Tensor) -> Input:
+        """The norm of the rows of `x` for a product, which may fuse it."""
+        ...
+
+
+class RmsNorm:
+    """Weights are stored as scale minus `offset`."""
+
+    def __init__(self, weight: Tensor, eps: float, offset: float) -> None:
+        self.operand = operands.RmsNorm(weight, eps, offset)
+
+    def apply(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
+        norm = self.operand
+        return ops.rms_norm(x, norm.weight, norm.eps, out=out, residual=residual, offset=norm.offset)
+
+    def defer(self, x: Tensor, out: Tensor) -> Input:
+        return Input(x, self.operand, out)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def apply(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
+        return ops.layer_norm(x, self.weight, self.bias, self.eps, out=out, residual=residual)
+
+    def defer(self, x: Tensor, out: Tensor) -> Input:
+        return Input(self.apply(x, out))
+
+
+@dataclass(frozen=True, slots=True)
+class AddNorm:
+    """What comes between two sublayers: `hidden += multiplier * post_norm(delta)`, where `delta` is the output of the
+    first, then the `norm` in front of the second. Either norm may be absent."""
+
+    norm: Norm | None
+    post_norm: Norm | None = None
+    multiplier: float = 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `delta` is added as it is, so that a product can add itself to the residual stream."""
+        return self.post_norm is None and self.multiplier == 1.0
+
+    def after_sum(self, b: Buffers) -> Input:
+        """The second sublayer's input, where `b.hidden` is already the sum."""
+        return Input(b.hidden) if self.norm is None else self.norm.defer(b.hidden, b.normed)
+
+    def add(self, delta: Tensor, b: Buffers) -> Input:
+        """The second sublayer's input. Overwrites `delta`."""
+        if self.post_norm is not None:
+            self.post_norm.apply(delta, delta)
+        if self.multiplier != 1.0:
+            delta.mul_(self.multiplier)
+        if self.norm is None:
+            return Input(b.hidden.add_(delta))
+        return Input(self.norm.apply(delta, b.normed, residual=b.hidden))
