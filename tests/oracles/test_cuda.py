@@ -15,6 +15,7 @@ from octavo_worker.contract.step import ModelRunner, SampleRow, StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling
 from octavo_worker.model import load_runner
+from octavo_worker.model.base_runner import CacheConfig
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.loading import load_model
 from octavo_worker.model.sampler import sample
@@ -117,7 +118,7 @@ def test_the_transformers_route_scores_alike(folder: Path, oracle: PreTrainedMod
     """transformers' own code around our attention: the prompt in chunks, then decodes."""
     fixed = options(folder)
     model, length = load_model(fixed, decoders=False)
-    routed = CudaRunner(model, 65, 16, min(length, 512), max_running=64, token_budget=512)
+    routed = CudaRunner(model, CacheConfig(65, 16), min(length, 512), 512, max_running=64)
     rng = random.Random(8)
     prompts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (1, 16, 33, 100)]
     requests = [request(str(i), prompt, max_tokens=20) for i, prompt in enumerate(prompts)]

@@ -9,6 +9,7 @@ import pytest
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import load_runner
+from octavo_worker.model.base_runner import CacheConfig
 from octavo_worker.model.loading import load_model
 from octavo_worker.model.runner import PagedRunner
 from octavo_worker.model.transformers_route import TransformersModel
@@ -25,7 +26,7 @@ def test_both_routes_agree(name: str, cpu_pair: Callable[[str], Pair]) -> None:
     options = ModelOptions(model=str(pair.folder), device="cpu", dtype="float32", num_blocks=65, threads=1)
     model, max_model_len = load_model(options, decoders=False)
     assert isinstance(model, TransformersModel)
-    routed = PagedRunner(model, 65, 16, max_model_len)
+    routed = PagedRunner(model, CacheConfig(65, 16), max_model_len)
     requests = [request(str(i), prompts()[i], logprobs=0, max_tokens=8) for i in (0, 3, 6, 9)]
     theirs, ours = Engine(routed).run(requests), Engine(pair.runner).run(requests)
     assert theirs.tokens == ours.tokens

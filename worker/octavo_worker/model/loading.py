@@ -13,6 +13,7 @@ from octavo_kernels.pools import reads_host
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.files import model_folder
+from octavo_worker.model.base_runner import CacheConfig, CausalModel
 from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import Reader, format_of
 from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights, WeightSource
@@ -24,7 +25,7 @@ from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.layers.linear import Products
-from octavo_worker.model.runner import CausalModel, PagedRunner
+from octavo_worker.model.runner import PagedRunner
 from octavo_worker.model.speeds import measure_speeds
 
 log = logging.getLogger(__name__)
@@ -39,39 +40,33 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
         torch.set_num_threads(options.threads)
         ops.set_num_threads(options.threads)
     model, wanted_len = load_model(options)
-    cache_dtype = ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
-    block_bytes = ops.block_bytes(model.num_layers, model.num_kv_heads, options.block_size, model.head_dim, cache_dtype)
-    budget = token_budget(options, model.device)
-    held = min(wanted_len, model.window + budget) if model.window else wanted_len
-    num_blocks = pool_size(options, model, block_bytes, wanted_len, held)
-    host_blocks = options.host_cache_bytes // block_bytes
-    num_host_blocks = host_blocks + 1 if host_blocks else 0  # as everywhere, block 0 is never used
-    readable = host_blocks if host_blocks and reads_host(model.device) else 0
-    capacity = Capacity(num_blocks - 1, options.block_size, readable, model.window)
+    cache = cache_config(options, model, wanted_len)
+    readable = cache.num_host_blocks - 1 if cache.num_host_blocks and reads_host(model.device) else 0
+    capacity = Capacity(cache.num_blocks - 1, options.block_size, readable, model.window)
     max_model_len = min(wanted_len, capacity.longest or wanted_len)
     if max_model_len < wanted_len:
         message = "max_model_len clamped from %d to %d, which is what the KV memory holds: %s"
         log.warning(message, wanted_len, max_model_len, capacity)
-    shape = (num_blocks, options.block_size, max_model_len)
+    budget = token_budget(options, model.device)
     runner: PagedRunner | CudaRunner
     if model.device.type == "cuda":
-        runner = CudaRunner(
-            model,
-            *shape,
-            max_running=options.max_running,
-            token_budget=budget,
-            num_host_blocks=num_host_blocks,
-            cache_dtype=cache_dtype,
-            graphs=options.cuda_graphs,
-        )
+        graphs, most = options.cuda_graphs, options.max_running
+        runner = CudaRunner(model, cache, max_model_len, budget, max_running=most, graphs=graphs)
         runner.warm_up()
     else:
-        runner = PagedRunner(
-            model, *shape, token_budget=budget, num_host_blocks=num_host_blocks, cache_dtype=cache_dtype
-        )
-    if num_host_blocks:
+        runner = PagedRunner(model, cache, max_model_len, budget)
+    if cache.num_host_blocks:
         runner.speeds = measure_speeds(runner)
     return runner
+
+
+def cache_config(options: ModelOptions, model: CausalModel, max_model_len: int) -> CacheConfig:
+    """The KV cache that the options ask for and the device has room for. Block 0 of either pool is never used."""
+    dtype = ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
+    block_bytes = ops.block_bytes(model.num_layers, model.num_kv_heads, options.block_size, model.head_dim, dtype)
+    num_blocks = pool_size(options, model, block_bytes, max_model_len)
+    host_blocks = options.host_cache_bytes // block_bytes
+    return CacheConfig(num_blocks, options.block_size, host_blocks + 1 if host_blocks else 0, dtype)
 
 
 def choose_device(name: str) -> torch.device:
@@ -173,18 +168,19 @@ def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
     return dtype
 
 
-def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int, held: int) -> int:
+def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int) -> int:
     """Blocks of the KV cache, the null block included.
 
     `num_blocks` as given, else `kv_cache_bytes`, else what the device has room for: on the CPU 1 GiB or a quarter of
-    the memory available, whichever is less. Never more than `max_running` sequences can fill that hold `held` of their
-    `max_model_len` tokens.
+    the memory available, whichever is less. Never more than `max_running` sequences of `max_model_len` tokens can fill,
+    of which sliding windows keep a part.
     """
     if options.num_blocks is not None:
         blocks = options.num_blocks
     else:
         budget = options.kv_cache_bytes or _room(options, model, max_model_len)
-        useful = options.max_running * -(-held // options.block_size) + 1
+        kept = min(max_model_len, model.window + token_budget(options, model.device)) if model.window else max_model_len
+        useful = options.max_running * -(-kept // options.block_size) + 1
         blocks = min(budget // block_bytes, useful)
     if blocks < 2:
         raise ModelError(f"the KV cache has room for {blocks} blocks of {block_bytes} bytes; 2 are the least.")

@@ -1,16 +1,14 @@
-"""The model runner: one `StepPlan` in, one `StepResult` out."""
+"""The model runner on a CPU: a step is over when its launch returns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.pools import empty_pools
 from octavo_worker.contract.options import TOKEN_BUDGET
 from octavo_worker.contract.step import (
     Done,
@@ -18,86 +16,26 @@ from octavo_worker.contract.step import (
     SequenceResult,
     SequenceStep,
     SharedReading,
-    Speeds,
     StepError,
     StepPlan,
     StepResult,
 )
-from octavo_worker.messages import Logprob
 from octavo_worker.model.backing import Backing
-from octavo_worker.model.batch import Batch, ragged_batch
-from octavo_worker.model.numerics import numerics
-from octavo_worker.model.sampler import sample, score
-
-PROMPT_ROWS = 128  # logits of a large vocabulary are megabytes a row
+from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel, prompt_scores
+from octavo_worker.model.batch import ragged_batch
+from octavo_worker.model.sampler import sample
 
 
-class CausalModel(Protocol):
-    """What the runner asks of `Decoder` and `TransformersModel`.
-
-    `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into
-    logits, float32 or of `dtype`. `windows` are the sliding windows that occur among its layers (0: none), `num_heads`
-    the query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA
-    graphs; None: that is to be tried. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone.
-    """
-
-    is_capturable: bool | None
-    uniform: bool
-    num_heads: int
-    windows: Sequence[int]
-    dtype: torch.dtype
-    device: torch.device
-    vocab_size: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    window: int  # tokens that a query sees in every layer; 0: all, in some layer
-
-    def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None: ...
-
-    def forward(self, batch: Batch, rows: Tensor | None) -> Tensor: ...
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
-
-
-class PagedRunner:
-    """Runs plans on the CPU against one paged KV cache.
-
-    `num_host_blocks` (0: none) more blocks are the host pool, where preempted sequences wait and oversized ones keep
-    what does not fit. Both pools are one piece of memory, so attention reads a host block where it lies. `cache_dtype`:
-    int8 or float8_e4m3fn instead of the model's.
-    """
+class PagedRunner(BaseRunner):
+    """Runs steps on the CPU. Both pools are one piece of memory, so attention reads a host block where it lies."""
 
     asynchronous = False
     shared_reading: SharedReading | None = None
-    speeds: Speeds | None = None
-    reads_host = True
 
     def __init__(
-        self,
-        model: CausalModel,
-        num_blocks: int,
-        block_size: int,
-        max_model_len: int,
-        *,
-        token_budget: int = TOKEN_BUDGET["cpu"],
-        num_host_blocks: int = 0,
-        cache_dtype: torch.dtype | None = None,
+        self, model: CausalModel, cache: CacheConfig, max_model_len: int, token_budget: int = TOKEN_BUDGET["cpu"]
     ) -> None:
-        self.model = model
-        self.token_budget = token_budget
-        self.num_blocks = num_blocks
-        self.num_host_blocks, self.first_host_block = num_host_blocks, num_blocks
-        self.block_size = block_size
-        self.max_model_len = max_model_len
-        self.vocab_size = model.vocab_size
-        self.window = model.window
-        shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
-        pools = empty_pools(num_blocks, num_host_blocks, *shape, cache_dtype or model.dtype, model.device)
-        self.kv_cache, self.host_cache = pools.device, pools.host
-        self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
-        self.numerics = numerics(model.device, model.dtype, self.kv_cache.dtype)
-        model.bind(pools.blocks, block_size, max_model_len)
+        super().__init__(model, cache, max_model_len, token_budget)
         self._backing = Backing(self.kv_cache)
 
     def launch(self, plan: StepPlan) -> Done:
@@ -125,18 +63,14 @@ class PagedRunner:
             for start, s in zip(starts, plan.sequences, strict=False)
             for row in dict.fromkeys(s.rows)
         ]
-        prompt_rows = [
-            row
-            for start, s in zip(starts, plan.sequences, strict=False)
-            if s.prompt_logprobs is not None
-            for row in range(start, start + len(s.targets))
-        ]
-        rows = sampled_rows + prompt_rows
-        every_token_once = not prompt_rows and len(rows) == len(batch.token_ids)
+        scores = prompt_scores(plan, starts)
+        rows = sampled_rows + [row for part in scores for row in part.rows]
+        every_token_once = not scores and len(rows) == len(batch.token_ids)
         features = self.model.forward(batch, None if every_token_once else torch.tensor(rows, dtype=torch.int64))
-        samples = self._sample(features[: len(sampled_rows)], plan.sequences)
-        prompts = self._prompt_logprobs(features[len(sampled_rows) :], plan.sequences)
-        return StepResult([SequenceResult(s, p) for s, p in zip(samples, prompts, strict=True)])
+        results = [SequenceResult(found) for found in self._sample(features[: len(sampled_rows)], plan.sequences)]
+        for place, found in self._score_prompts(features[len(sampled_rows) :], scores):
+            results[place].prompt_logprobs += found.result()
+        return StepResult(results)
 
     def _in_pools(self, pairs: Sequence[tuple[int, int]]) -> Tensor:
         """Pairs of a block of the device and one of the host, as each pool counts its own."""
@@ -153,21 +87,6 @@ class PagedRunner:
             logits = logits.repeat_interleave(torch.tensor(_sharers(sequences)), dim=0)
         results = iter(sample(logits, samples).result())
         return [[next(results) for _ in s.samples] for s in sequences]
-
-    def _prompt_logprobs(self, features: Tensor, sequences: Sequence[SequenceStep]) -> list[list[Logprob]]:
-        answers: list[list[Logprob]] = []
-        at = 0
-        for sequence in sequences:
-            answer: list[Logprob] = []
-            if sequence.prompt_logprobs is not None:
-                for first in range(0, len(sequence.targets), PROMPT_ROWS):
-                    targets = sequence.targets[first : first + PROMPT_ROWS]
-                    logits = self.model.logits(features[at : at + len(targets)])
-                    at += len(targets)
-                    counts = [sequence.prompt_logprobs] * len(targets)
-                    answer += score(logits, torch.tensor(targets, dtype=torch.int64), counts).result()
-            answers.append(answer)
-        return answers
 
 
 def _sharers(sequences: Sequence[SequenceStep]) -> list[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from octavo_worker.contract.options import ModelOptions
+from octavo_worker.model.base_runner import CausalModel
 from octavo_worker.model.cuda.plans import AttentionPlans
 from octavo_worker.model.errors import ModelError
-from octavo_worker.model.runner import CausalModel
 from octavo_worker.model.stage import STAGE_BYTES
 
 WORKSPACE = 1 << 30

@@ -11,6 +11,7 @@ import numpy as np
 
 from octavo_kernels.step import HEADER, SAMPLE, SEQUENCE
 from octavo_worker.contract.step import SampleRow, SampleSpec, SequenceStep, StepError, StepPlan, count_host_blocks
+from octavo_worker.model.base_runner import PromptScores, prompt_scores
 from octavo_worker.model.cuda.shapes import Shape, StepSizes
 
 HEADER_WORDS, SEQUENCE_WORDS, SAMPLE_WORDS = (dtype.itemsize // 4 for dtype in (HEADER, SEQUENCE, SAMPLE))
@@ -30,17 +31,6 @@ class SpecialRow:
     place: int
     row: SampleRow
     follows: int
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Log-probabilities of `targets` that sequence `sequence` asks for, and of the `count` most likely tokens, in the
-    rows of the tokens from place `first` on."""
-
-    sequence: int
-    first: int
-    targets: Sequence[int]
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +126,7 @@ class Packer:
             self._shapes.of(sizes),
             samples,
             _special_rows(steps, special, query_starts),
-            _prompt_scores(plan, query_starts),
+            prompt_scores(plan, query_starts),
             plan.copies,
             plan.swap_out,
             plan.swap_in,
@@ -280,15 +270,6 @@ def _special_rows(steps: Sequence[SequenceStep], places: list[int], query_starts
         follows = -1 if step.follows is None else int(query_starts[owner])
         rows.append(SpecialRow(place, step.sample_row(number), follows))
     return rows
-
-
-def _prompt_scores(plan: StepPlan, query_starts: np.ndarray) -> list[PromptScores]:
-    first = plan.num_decodes
-    return [
-        PromptScores(place, int(query_starts[place]), step.targets, step.prompt_logprobs)
-        for place, step in enumerate(plan.sequences[first:], first)
-        if step.prompt_logprobs is not None
-    ]
 
 
 def _fill(words: np.ndarray, parts: list[Sequence[int]]) -> None:

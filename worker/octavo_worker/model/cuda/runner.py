@@ -12,7 +12,6 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.cuda import reads_prefixes_once
 from octavo_kernels.plan import chunk_tokens, split_queries
-from octavo_kernels.pools import empty_pools
 from octavo_kernels.step import StepInputs, carry, unpack_step
 from octavo_worker.contract.step import (
     Done,
@@ -20,21 +19,19 @@ from octavo_worker.contract.step import (
     Sampled,
     SequenceResult,
     SharedReading,
-    Speeds,
     StepError,
     StepPlan,
     StepResult,
 )
+from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.cuda.graphs import CaptureError, GraphShape, StepGraphs
 from octavo_worker.model.cuda.mailbox import Mailbox, Slot
-from octavo_worker.model.cuda.packer import PackedStep, Packer, PromptScores, SpecialRow
+from octavo_worker.model.cuda.packer import PackedStep, Packer, SpecialRow
 from octavo_worker.model.cuda.plans import AttentionPlans
 from octavo_worker.model.cuda.shapes import DecodeShape, PromptShape, RaggedShape, Shape, StepShapes
 from octavo_worker.model.cuda.swap import SwapStreams
-from octavo_worker.model.numerics import numerics
-from octavo_worker.model.runner import PROMPT_ROWS, CausalModel
-from octavo_worker.model.sampler import Choice, Scores, on_device, sample, score
+from octavo_worker.model.sampler import Choice, Scores, on_device, sample
 from octavo_worker.model.stage import Stage
 
 log = logging.getLogger(__name__)
@@ -81,55 +78,33 @@ class LaunchedStep:
         return results
 
 
-class CudaRunner:
-    """Runs plans on one GPU against one paged KV cache.
+class CudaRunner(BaseRunner):
+    """Runs steps on one GPU.
 
     A plan is packed first: what is executed is a `PackedStep`, which needs nothing else of it. At most two steps may be
-    in flight. A decode step is a message, one replay of a CUDA graph, and the answer's copy
-    back; every other step, and with `graphs` False each, launches its kernels one by one. Nothing waits for the device
-    but `Launched.result`.
-
-    `num_host_blocks` (0: none) more blocks lie in pinned memory, where preempted sequences wait and, if the runner
-    `reads_host`, oversized ones keep what does not fit: attention reads it there, over the link. `cache_dtype`: int8 or
-    float8_e4m3fn instead of the model's.
+    in flight. A decode step is a message, one replay of a CUDA graph, and the answer's copy back; every other step, and
+    with `graphs` False each, launches its kernels one by one. Only `Launched.result` waits for the device. Host blocks
+    lie in pinned memory, which attention reads over the link.
     """
 
     asynchronous = True
-    speeds: Speeds | None = None
 
     def __init__(
         self,
         model: CausalModel,
-        num_blocks: int,
-        block_size: int,
+        cache: CacheConfig,
         max_model_len: int,
+        token_budget: int,
         *,
         max_running: int,
-        token_budget: int,
-        num_host_blocks: int = 0,
-        cache_dtype: torch.dtype | None = None,
         graphs: bool = True,
     ) -> None:
-        self.model = model
-        self.num_blocks = num_blocks
-        self.num_host_blocks = num_host_blocks
-        self.block_size = block_size
-        self.max_model_len = max_model_len
-        self.vocab_size = model.vocab_size
-        self.window = model.window
-        self.max_running, self.token_budget = max_running, token_budget
-        shape = (model.num_layers, model.num_kv_heads, block_size, model.head_dim)
-        pools = empty_pools(num_blocks, num_host_blocks, *shape, cache_dtype or model.dtype, model.device)
-        self.kv_cache, self.host_cache = pools.device, pools.host
-        self.reads_host = pools.first_host_block is not None
-        self.first_host_block = pools.first_host_block or num_blocks
-        self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
-        self.numerics = numerics(model.device, model.dtype, self.kv_cache.dtype, uniform=model.uniform)
-        model.bind(pools.blocks, block_size, max_model_len)
-        device, blocks = model.device, -(-max_model_len // block_size)
+        super().__init__(model, cache, max_model_len, token_budget)
+        self.max_running = max_running
+        device, blocks = model.device, -(-max_model_len // cache.block_size)
         tokens = token_budget + max_running  # the most in a step: of prompts, and one of each decode
         words = Packer.capacity(max_running, tokens, blocks)
-        self.shared_reading = _shared_reading(model, block_size, self.kv_cache.dtype)
+        self.shared_reading = _shared_reading(model, cache.block_size, self.kv_cache.dtype)
         self._mailbox = Mailbox(words, max_running)
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
         self._tables = torch.zeros((max_running, blocks), dtype=torch.int32, device=device)
@@ -145,15 +120,15 @@ class CudaRunner:
             prompts=bool(model.is_capturable),
             chunks=self._plans.chunks,
             heads_per_kv=max(1, model.num_heads // model.num_kv_heads),
-            block_size=block_size,
+            block_size=cache.block_size,
             block_bytes=self.kv_cache[0, 0].nbytes,
         )
         self._packer = Packer(
             rows=max_running,
-            block_size=block_size,
+            block_size=cache.block_size,
             vocab_size=model.vocab_size,
             shapes=self._shapes,
-            first_host_block=pools.first_host_block,
+            first_host_block=self.first_host_block if self.reads_host else None,
         )
         self._graphs = StepGraphs(self._run) if graphs and model.is_capturable is not False else None
         torch.cuda.synchronize(device)
@@ -284,11 +259,11 @@ class CudaRunner:
             batch.stage = Stage.of(batch.block_tables, sizes.contexts, self.block_size)
         count = sizes.samples
         rows = self._inputs.sample_rows[: max(count, 1)]  # one at least: kernels want rows
-        scored = [row for part in packed.scores for row in range(part.first, part.first + len(part.targets))]
+        scored = [row for part in packed.scores for row in part.rows]
         if scored:
             rows = torch.cat((rows[:count], on_device(scored, torch.int64, self.model.device)))
         features = self.model.forward(batch, rows)
-        step.scores = self._prompt_scores(features[count:], packed.scores)
+        step.scores = self._score_prompts(features[count:], packed.scores)
         logits = self.model.logits(features[:count])
         self._sample(logits)
         return logits
@@ -329,17 +304,6 @@ class CudaRunner:
         choice = sample(logits[places], [row.row for row in special], latest)
         self._sampled[places] = choice.tokens
         return choice.to_host()
-
-    def _prompt_scores(self, features: Tensor, asked: list[PromptScores]) -> list[tuple[int, Scores]]:
-        answers: list[tuple[int, Scores]] = []
-        at = 0
-        for part in asked:
-            for first in range(0, len(part.targets), PROMPT_ROWS):
-                targets = on_device(part.targets[first : first + PROMPT_ROWS], torch.int64, self.model.device)
-                logits = self.model.logits(features[at : at + len(targets)])
-                at += len(targets)
-                answers.append((part.sequence, score(logits, targets, [part.count] * len(targets)).to_host()))
-        return answers
 
 
 def _shared_reading(model: CausalModel, block_size: int, cache_dtype: torch.dtype) -> SharedReading | None:
