@@ -160,7 +160,7 @@ def _rope_of_transformers(kind: str, config: ModelConfig, max_model_len: int | N
 
 
 def _head_dim(config: ModelConfig) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _activation(name: str) -> Activation:

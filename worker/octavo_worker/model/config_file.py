@@ -79,7 +79,7 @@ def _says_all(values: dict[str, Any]) -> bool:
         return False
     if values.get("use_sliding_window") and not values.get("layer_types"):
         return False
-    return values["hidden_size"] % values["num_attention_heads"] == 0
+    return bool(values["hidden_size"] % values["num_attention_heads"] == 0)
 
 
 def _rope(values: dict[str, Any]) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from octavo_worker.model.checkpoint.formats import Reader, format_of
 from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights, WeightSource
 from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.config import DecoderConfig, decoder_config, reject
-from octavo_worker.model.config_file import ModelConfig, read_file
+from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
 from octavo_worker.model.cuda.memory import room_for_cache
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
@@ -30,6 +30,7 @@ from octavo_worker.model.speeds import measure_speeds
 
 log = logging.getLogger(__name__)
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_CACHE_BYTES = 1 << 30
 DEFAULT_CACHE_SHARE = 0.25  # of the memory available
 
@@ -94,6 +95,7 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     if uniform:
         check_uniform(device, config, described)
     if described is None:
+        assert not isinstance(config, FileConfig)  # which is of one of the decoder's families
         from octavo_worker.model.transformers_route import load_transformers  # brings transformers, which takes seconds
 
         return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len
@@ -141,7 +143,7 @@ def read_config(folder: Path) -> ModelConfig:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: ModelConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
         raise UnsupportedModel(f"transformers cannot read {folder / 'config.json'}: {error}") from error
     return config
@@ -149,23 +151,22 @@ def read_config(folder: Path) -> ModelConfig:
 
 def context_length(asked: int | None, config: ModelConfig) -> int:
     """As asked, else the model's own; more than the model's own is refused."""
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if asked is None and longest is None:
+    longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    wanted = asked or longest
+    if wanted is None:
         raise ModelError(f"{config.model_type!r} names no longest context; give --max-model-len.")
-    if asked is not None and longest is not None and asked > longest:
-        raise ModelError(f"max_model_len {asked} is more than the model's context of {longest} tokens.")
-    return asked or longest
+    if longest is not None and wanted > longest:
+        raise ModelError(f"max_model_len {wanted} is more than the model's context of {longest} tokens.")
+    return wanted
 
 
 def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
     """As asked, else as the config says, else float32."""
-    if name != "auto":
-        return getattr(torch, name)
-    dtype = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
-    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise UnsupportedModel(f"dtype {dtype} is not supported; give --dtype bfloat16.")
-    return dtype
+    stated = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
+    name = str(stated).removeprefix("torch.") if name == "auto" else name
+    if name not in DTYPES:
+        raise UnsupportedModel(f"dtype {name} is not supported; give --dtype bfloat16.")
+    return DTYPES[name]
 
 
 def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int) -> int:

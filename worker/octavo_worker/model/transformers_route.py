@@ -24,6 +24,7 @@ from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 from octavo_worker.model.substitutes import RowByRow, substitute
 
 NAME = "octavo_paged"
+LAYER = "octavo"  # the attribute of an attention module that tells the attention function its layer
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Step:
 
 @dataclass(slots=True)
 class Layer:
-    """Hangs on an attention module, so that the attention function knows its layer without any global."""
+    """What an attention module carries as its attribute `LAYER`."""
 
     index: int
     step: Step
@@ -97,7 +98,8 @@ class TransformersModel:
                 use_cache=False,
                 logits_to_keep=0 if rows is None else rows,
             )
-        return output.logits[0]
+        logits: Tensor = output.logits[0]
+        return logits
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
@@ -136,9 +138,9 @@ def load_transformers(
     try:
         if dummy_seed is not None:
             torch.manual_seed(dummy_seed)
-            model = AutoModelForCausalLM.from_config(config, **ways)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **ways)
         else:
-            model, report = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 use_safetensors=True,
@@ -146,6 +148,7 @@ def load_transformers(
                 output_loading_info=True,
                 **ways,
             )
+            model, report = loaded
             _check_report(report)
     except KeyError as error:  # what it looks up is the name of our attention
         raise UnsupportedModel(
@@ -155,7 +158,7 @@ def load_transformers(
         raise UnsupportedModel(
             f"transformers cannot load {config.model_type!r}: {str(error).splitlines()[0]}"
         ) from error
-    return TransformersModel(model.to(device))
+    return TransformersModel(model.to(device))  # type: ignore[arg-type]  # transformers' decorator hides the signature
 
 
 def paged_attention(
@@ -174,11 +177,12 @@ def paged_attention(
 
     Returns `[1, T, heads, D]`. Values narrower than the keys (MLA) are padded with zeros in the cache.
     """
-    layer: Layer = module.octavo
+    layer: Layer = getattr(module, LAYER)
     step, width = layer.step, value.shape[-1]
     if not step.caches:
-        problem = _problem(layer, module, attention_mask, sliding_window, value.shape[-1] - key.shape[-1], others)
-        step.calls.append(Call(layer.index, query.shape[1], *key.shape[1::2], sliding_window or 0, problem))
+        _, kv_heads, _, head_dim = key.shape
+        problem = _problem(layer, module, attention_mask, sliding_window, width - head_dim, others)
+        step.calls.append(Call(layer.index, query.shape[1], kv_heads, head_dim, sliding_window or 0, problem))
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous(), None
     assert step.batch is not None
     batch, cache = step.batch, step.caches[layer.index]
@@ -231,7 +235,7 @@ def _attach(model: PreTrainedModel, config: PreTrainedConfig, step: Step) -> Non
         index = getattr(module, "layer_idx", None)
         if isinstance(index, int):
             sliding = index < len(kinds) and kinds[index] == "sliding_attention"
-            module.octavo = Layer(index, step, sliding)
+            setattr(module, LAYER, Layer(index, step, sliding))
 
 
 def _check_rope(config: PreTrainedConfig, max_model_len: int) -> None:

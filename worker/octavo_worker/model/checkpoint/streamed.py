@@ -37,13 +37,14 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self.buffer = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
+        self.bytes = self.buffer.numpy().data
         self.stream = torch.cuda.Stream(device)
 
     def fill(self, file: int, begin: int, target: Tensor, usable: torch.cuda.Event) -> None:
         """Reads the bytes of `target[n]` (uint8) from the file at `begin` and starts their copy, which waits until the
         target is `usable`."""
         self.stream.synchronize()  # the copy before this one
-        view, done = memoryview(self.buffer.numpy())[: len(target)], 0
+        view, done = self.bytes[: len(target)], 0
         while done < len(target):
             read = os.preadv(file, [view[done:]], begin + done)
             if read == 0:

@@ -46,7 +46,8 @@ class SwapStreams:
         ids -= self._first_host_block * (ids >= self._first_host_block)  # as each pool counts its own
         with torch.cuda.stream(stream):
             ops.swap_blocks(source, target, ids)
-            return stream.record_event()
+            copied: torch.cuda.Event = stream.record_event()
+            return copied
 
     def wait_in(self) -> None:
         """The current stream reads what was copied in."""
