@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from octavo import AsyncClient, ServerUnavailable
 from octavo.connection import default_url
 from octavo_worker.agent.supervisor import WorkerFailed, serve
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.settings import WorkerSettings
 
 ENGINE = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -44,3 +45,13 @@ async def test_a_tokenizer_that_cannot_be_read(tmp_path):
 async def test_an_address_that_is_none(url):
     with pytest.raises(ServerUnavailable, match="no address"):
         AsyncClient(url)
+
+
+def test_every_option_of_the_engine_is_a_flag_of_the_worker() -> None:
+    flags = WorkerSettings(model="demo", kv_memory=0.5, swap_memory=0.25, block_size=32, dtype="bfloat16").model_dump()
+    in_gib = {"kv_cache_bytes", "host_cache_bytes"}
+    assert set(ModelOptions.__struct_fields__) - in_gib <= flags.keys()
+    options = ModelOptions.of_flags("/folder", flags)
+    assert (options.model, options.block_size, options.dtype) == ("/folder", 32, "bfloat16")
+    assert (options.kv_cache_bytes, options.host_cache_bytes) == (1 << 29, 1 << 28)
+    assert ModelOptions.of_flags("/folder", {}) == ModelOptions(model="/folder")

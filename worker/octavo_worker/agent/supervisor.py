@@ -57,9 +57,8 @@ async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | Non
         folder = await asyncio.to_thread(model_folder, settings.model)
     except ModelNotFound as error:
         raise WorkerFailed(str(error)) from error
-    command = engine_command or [
-        sys.executable, "-m", "octavo_worker.engine_process", "--options", _options(settings, str(folder))
-    ]  # fmt: skip
+    options = ModelOptions.of_flags(str(folder), settings.model_dump()).to_json()
+    command = engine_command or [sys.executable, "-m", "octavo_worker.engine_process", "--options", options]
     engine = await EngineProcess.start(command)  # it loads while the tokenizer does
     try:
         prompts = await asyncio.to_thread(Prompts, folder)
@@ -81,32 +80,6 @@ def _public_name(settings: WorkerSettings) -> str:
         raise WorkerFailed(
             f"no job can ask for a model called {name!r}: give a --served-name of letters, digits and . _ : / @ + -"
         ) from error
-
-
-def _options(settings: WorkerSettings, folder: str) -> str:
-    return ModelOptions(
-        model=folder,
-        load_format=settings.load_format,
-        dtype=settings.dtype,
-        device=settings.device,
-        kv_dtype=settings.kv_dtype,
-        kv_cache_bytes=None if settings.kv_memory is None else round(settings.kv_memory * 2**30),
-        num_blocks=settings.num_blocks,
-        block_size=settings.block_size,
-        gpu_memory=settings.gpu_memory,
-        cuda_graphs=settings.cuda_graphs,
-        deterministic=settings.deterministic,
-        host_cache_bytes=round(settings.swap_memory * 2**30),
-        preemption=settings.preemption,
-        scheduling=settings.scheduling,
-        overlap=settings.overlap,
-        max_model_len=settings.max_model_len,
-        token_budget=settings.token_budget,
-        max_running=settings.max_running,
-        threads=settings.threads,
-        seed=settings.seed,
-        check_integrity=settings.check_integrity,
-    ).to_json()
 
 
 class Supervisor:

@@ -83,13 +83,9 @@ def _options(model: str, threads: int | None, max_model_len: int | None, **more:
             path = write_shape(model, Path(folder)) if model in SHAPES else model_folder(model)
         except ModelNotFound as error:
             raise typer.BadParameter(str(error), param_hint="--model") from None
-        yield ModelOptions(
-            model=str(path),
-            load_format="dummy" if model in SHAPES else "auto",
-            threads=threads,
-            max_model_len=max_model_len,
-            **more,
-        )
+        load_format = "dummy" if model in SHAPES else "auto"
+        flags = {"load_format": load_format, "threads": threads, "max_model_len": max_model_len, **more}
+        yield ModelOptions.of_flags(str(path), flags)
 
 
 def _works(family: str, names: str, vocab_size: int) -> dict[str, list[Work]]:
@@ -188,7 +184,7 @@ def engine(
         "kv_dtype": kv_dtype.value,
         "num_blocks": num_blocks,
         "max_running": max_running,
-        "host_cache_bytes": round(swap_memory * 2**30),
+        "swap_memory": swap_memory,
         "deterministic": deterministic,
     }
     with _options(model, threads, max_model_len, **more) as options:
@@ -289,7 +285,7 @@ def replay(
     types = {"device": device.value, "dtype": dtype.value, "kv_dtype": kv_dtype.value}
     more = {"token_budget": token_budget, "overlap": overlap, **types}
     blocks = blocks_for(max(kv_tokens), ModelOptions(model="").block_size) if kv_tokens else None
-    memory = {"num_blocks": blocks, "host_cache_bytes": round(swap_memory * 2**30)}
+    memory = {"num_blocks": blocks, "swap_memory": swap_memory}
     rows = []
     with _options(model, threads, max_model_len, **more, **memory) as options:
         bench_engine = EngineBench(load_runner(options), options, temperature)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
+GIB = 1 << 30
 TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
 """Prompt tokens of one step by device: on a few CPU cores already 512 delay a running sequence's next token noticeably,
 a GPU is only busy with thousands."""
@@ -48,6 +50,16 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     check_integrity: bool = False
     deterministic: bool = False
+
+    @classmethod
+    def of_flags(cls, model: str, flags: Mapping[str, Any]) -> ModelOptions:
+        """From a worker's flags, which give memory in GiB; those that are no option are left out. `model` replaces the
+        flag of that name."""
+        named = {name: flags[name] for name in cls.__struct_fields__ if name in flags}
+        kv_memory, swap_memory = flags.get("kv_memory"), flags.get("swap_memory", 0.0)
+        kv_cache_bytes = None if kv_memory is None else round(kv_memory * GIB)
+        sizes = {"kv_cache_bytes": kv_cache_bytes, "host_cache_bytes": round(swap_memory * GIB)}
+        return cls(**(named | sizes | {"model": model}))
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()
