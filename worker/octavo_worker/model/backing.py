@@ -1,4 +1,4 @@
-"""Memory that the operating system has promised, and gives when it is first touched."""
+"""Pages of the CPU's pool, backed ahead of their first touch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: back these pages, whatever is in them (Linux 5.14)
 _NICE = 10
 _AHEAD_BYTES = 128 << 20
-_AT_ONCE_BYTES = 1 << 20  # what else touches memory waits for no more than this
+_AT_ONCE_BYTES = 1 << 20  # other first touches wait for no more than this
 
 
 class Backing:
-    """Has the first blocks of a CPU pool backed, and then always some more than are in use, so that no prompt waits.
+    """Keeps more blocks of a CPU pool backed than are in use, so that no prompt waits for pages.
 
-    The first touch of a page takes a microsecond, and ten on a virtual machine whose host has to find it, too: a prompt
-    of 128 tokens waited 10 ms for a thousand of them. Never-used blocks are handed out in ascending order, so the
-    highest one tells what comes next. Where the system knows no such request, pages come with the first touch.
+    The first touch of a page takes a microsecond, and ten on a virtual machine whose host has to back it, too: a prompt
+    of 128 tokens waited 10 ms for a thousand pages. Unused blocks are allocated in ascending order, so the highest
+    block in use tells which come next. On systems without the request, the first touch backs a page.
     """
 
     def __init__(self, pool: Tensor) -> None:
-        """`pool[blocks, ...]` is one piece of memory."""
+        """`pool[blocks, ...]` is contiguous."""
         self._pool = pool
         self._block_bytes = pool[0].numel() * pool.element_size()
         self._end = len(pool) * self._block_bytes
@@ -37,14 +37,13 @@ class Backing:
         wanted = min((block + 1) * self._block_bytes + _AHEAD_BYTES, self._end)
         if self._asked == self._end or wanted < min(self._asked + _AHEAD_BYTES // 2, self._end):
             return
-        stretch = self._asked, wanted
-        # Not a daemon: the interpreter must not end while one lets go of the pool, inside torch, which would abort.
-        threading.Thread(target=_populate, args=(self._pool, *stretch), name="backing").start()
+        # Not a daemon: one that releases the pool, inside torch, while the interpreter ends would abort the process.
+        threading.Thread(target=_populate, args=(self._pool, self._asked, wanted), name="backing").start()
         self._asked = wanted
 
 
 def _populate(pool: Tensor, begin: int, end: int) -> None:
-    """Bytes `begin` to `end` of `pool`, in a thread that gives way to all others and ends with the main one."""
+    """Backs bytes `begin` to `end` of `pool`, in a thread of low priority that ends with the main one."""
     if sys.platform != "linux":
         return
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -44,7 +44,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """What may differ from layer to layer. `sliding_window` 0 sees everything; `rope` names one of `ropes`."""
+    """What may differ from layer to layer. `sliding_window` 0 is full attention; `rope` names one of `ropes`."""
 
     scale: float
     sliding_window: int = 0
@@ -98,7 +98,7 @@ class DecoderConfig:
 
 
 def reject(config: ModelConfig) -> None:
-    """Raises `UnsupportedModel` for what the config alone gives away; a trial run of the model finds the rest."""
+    """Raises `UnsupportedModel` for what the config alone shows; a trial run of the model finds the rest."""
     text, kind = config.get_text_config(), config.model_type
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models.")
@@ -137,8 +137,8 @@ def rope_of(config: ModelConfig, max_model_len: int | None, layer_type: str | No
 
 
 def _llama3(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's: waves that turn seldom in the original context are slowed down by `factor`, those that turn often
-    are not, and in between it is a matter of degree."""
+    """Llama 3.1's rule: frequencies of wavelengths above `original / low` are divided by `factor`, those below
+    `original / high` are kept, and those between are interpolated."""
     low, high, factor = (parameters[name] for name in ("low_freq_factor", "high_freq_factor", "factor"))
     original = parameters["original_max_position_embeddings"]
     waves = 2 * math.pi / frequencies
@@ -149,7 +149,7 @@ def _llama3(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tens
 
 
 def _rope_of_transformers(kind: str, config: ModelConfig, max_model_len: int | None, layer_type: str | None) -> Rope:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # seconds, which most models do without
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # the import takes seconds
 
     if kind not in ROPE_INIT_FUNCTIONS:
         known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
@@ -177,8 +177,8 @@ def _gate(name: str) -> Activation:
 
 
 def _windows(config: ModelConfig) -> list[int]:
-    """Sliding window of each layer; a config without `layer_types` slides in every layer. Files of other families may
-    say something of a window, too, that nobody heeds."""
+    """Sliding window of each layer; a config without `layer_types` slides in every layer. Other families' files may
+    name a window, too, without using it."""
     window = (getattr(config, "sliding_window", None) or 0) if config.model_type in SLIDING else 0
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     return [window if kind == "sliding_attention" else 0 for kind in types]

@@ -1,6 +1,6 @@
-"""config.json without transformers, whose import takes seconds, where the file itself says what the decoder asks.
+"""config.json without transformers, whose import takes seconds, if the file itself states all that the decoder needs.
 
-What a file leaves to the defaults of its class, and all other families, is transformers' to read.
+Files that rely on defaults of transformers' class, and all other families, are left to transformers.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ FAMILIES: dict[str, dict[str, tuple[type, ...]]] = {
     "olmo2": STATED,
     "granite": STATED | dict.fromkeys(MULTIPLIERS, (int, float)),
 }
-"""What a file of a family has to say, and as what."""
+"""What the file of each family must state, with its types."""
 
 ROPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-STRANGE = ("per_layer_config", "partial_rotary_factor", "quantization_config")
-"""What transformers may understand and this does not."""
+UNKNOWN = ("per_layer_config", "partial_rotary_factor", "quantization_config")
+"""Keys that only transformers understands."""
 
 
 class FileConfig(SimpleNamespace):
@@ -55,12 +55,12 @@ class FileConfig(SimpleNamespace):
 
 
 def read_file(folder: Path) -> FileConfig | None:
-    """None if transformers has to read it."""
+    """None if transformers must read it."""
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (ValueError, OSError):
         return None
-    if not isinstance(values, dict) or not _says_all(values):
+    if not isinstance(values, dict) or not _states_all(values):
         return None
     rope = _rope(values)
     if rope is None:
@@ -71,11 +71,11 @@ def read_file(folder: Path) -> FileConfig | None:
     return FileConfig(**{"is_encoder_decoder": False} | values | derived)
 
 
-def _says_all(values: dict[str, Any]) -> bool:
-    asked = FAMILIES.get(values.get("model_type", ""))
-    if asked is None or any(name in values for name in STRANGE):
+def _states_all(values: dict[str, Any]) -> bool:
+    required = FAMILIES.get(values.get("model_type", ""))
+    if required is None or any(name in values for name in UNKNOWN):
         return False
-    if not all(name in values and isinstance(values[name], kinds) for name, kinds in asked.items()):
+    if not all(name in values and isinstance(values[name], kinds) for name, kinds in required.items()):
         return False
     if values.get("use_sliding_window") and not values.get("layer_types"):
         return False

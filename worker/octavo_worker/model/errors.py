@@ -1,4 +1,4 @@
-"""Why a model cannot be served. Each message says what to do next."""
+"""Reasons why a model cannot be served. Each message says what to do next."""
 
 from __future__ import annotations
 

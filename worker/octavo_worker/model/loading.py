@@ -1,4 +1,4 @@
-"""From options to a runner: which device and dtype, which route, how large a cache."""
+"""From options to a runner: device, dtype, route, and size of the KV cache."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def cache_config(options: ModelOptions, model: CausalModel, max_model_len: int) 
 
 
 def choose_device(name: str) -> torch.device:
-    """As asked, else a GPU that torch and the kernels can use, else the CPU."""
+    """The device named, or for "auto" a GPU that torch and the kernels can use, else the CPU."""
     usable = torch.cuda.is_available() and cuda.available()
     if name == "cuda" and not usable:
         missing = "the kernels were built without nvcc" if torch.cuda.is_available() else "torch sees no GPU"
@@ -80,7 +80,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalModel, int]:
-    """The model and the context length asked for. Without `decoders` every model takes the transformers route."""
+    """The model and its context length. Without `decoders` every model takes the transformers route."""
     folder = model_folder(options.model)
     config = (read_file(folder) if decoders else None) or read_config(folder)
     form = format_of(config, folder)
@@ -107,7 +107,7 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
 
 
 def check_block_size(block_size: int, device: torch.device) -> None:
-    """Raises `ModelError` for one that no cache on this device can have."""
+    """Raises `ModelError` for a size that this device's kernels do not take."""
     try:
         ops.check_block_size(block_size, device)
     except ValueError as error:
@@ -115,7 +115,7 @@ def check_block_size(block_size: int, device: torch.device) -> None:
 
 
 def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:
-    """Raises `ModelError` where a GPU cannot compute each row as if it were alone."""
+    """Raises `ModelError` if the GPU cannot compute each row as if it were alone."""
     if not cuda.runs_hopper_code(device):
         raise ModelError(
             f"--deterministic needs a Hopper GPU, not {torch.cuda.get_device_name(device)}; leave it off, or give "
@@ -150,7 +150,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def context_length(asked: int | None, config: ModelConfig) -> int:
-    """As asked, else the model's own; more than the model's own is refused."""
+    """`asked`, by default the model's own, which is the most."""
     longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     wanted = asked or longest
     if wanted is None:
@@ -161,7 +161,7 @@ def context_length(asked: int | None, config: ModelConfig) -> int:
 
 
 def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """As asked, else as the config says, else float32."""
+    """The dtype named, or for "auto" the config's, else float32."""
     stated = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
     name = str(stated).removeprefix("torch.") if name == "auto" else name
     if name not in DTYPES:

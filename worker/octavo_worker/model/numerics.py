@@ -1,4 +1,4 @@
-"""What decides how a worker rounds."""
+"""The name of a worker's arithmetic."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from octavo_kernels import ops
 
 
 def numerics(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, *, uniform: bool = False) -> str:
-    """Workers of one model that say the same here give the same tokens: the instructions or the GPU that compute, the
-    type of the weights and that of the KV cache. GPUs keep that promise only with `uniform` rows."""
+    """The CPU's instruction set or the GPU, the type of the weights and that of the KV cache. Workers of one model with
+    equal numerics generate the same tokens; on GPUs only with `uniform` rows."""
     computes = ops.cpu_level() if device.type == "cpu" else torch.cuda.get_device_name(device)
     names = (str(kind).removeprefix("torch.") for kind in (dtype, cache_dtype))
     return f"{device.type} {computes} {' '.join(names)}{' deterministic' if uniform else ''}"

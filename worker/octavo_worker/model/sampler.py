@@ -1,6 +1,6 @@
-"""From logits to tokens: penalties, bias, noise and log-probabilities, each only for the rows that ask for it.
+"""From logits to tokens: penalties, bias, noise and log-probabilities, each only for the rows that need it.
 
-Nothing here waits for the device: what is chosen comes as a `Choice`, which the host can read once it has arrived.
+Nothing here waits for the device: results are tensors, which the host reads once they have arrived.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Candidates:
 
 @dataclass(slots=True)
 class Choice:
-    """One token for each row, int64 `tokens[B]`, and what the rows `scored` and `beams` asked for besides."""
+    """One token a row, int64 `tokens[B]`, with the scores of the rows `scored` and the candidates of the rows
+    `beams`."""
 
     tokens: Tensor
     scored: list[int] = field(default_factory=list)
@@ -105,9 +106,9 @@ def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 def sample(logits: Tensor, rows: Sequence[SampleRow], latest: Tensor | None = None) -> Choice:
     """One token for each of `rows` from its row of `logits[B, vocab]` (in float32 they are changed in place).
 
-    `latest[B]` (int64): the token of each row's output that `output` lacks because only the device knows it, or -1.
-    Log-probabilities are of the raw logits: before bias, penalties, temperature and filters. A row that asks for
-    candidates gets those instead.
+    `latest[B]` (int64): the last token of a row's output, where `output` lacks it because only the device knows it;
+    else -1. Log-probabilities are of the raw logits: before bias, penalties, temperature and filters. A row with
+    `candidates` gets those instead.
     """
     logits, device = logits.float(), logits.device
     beams = [place for place, row in enumerate(rows) if row.candidates]
@@ -141,13 +142,13 @@ def _candidates(scores: Tensor, counts: Sequence[int]) -> Candidates:
 def adjust_rows(logits: Tensor, rows: Sequence[SampleRow], latest: Tensor | None = None) -> None:
     """Bias, penalties and forbidden tokens, as in vLLM, in place: one message to the device and one launch. `latest` as
     in `sample`."""
-    if not any(map(_asks, rows)):
+    if not any(map(_adjusts, rows)):
         return
     message = on_device(pack([_adjustment(row) for row in rows]), torch.int32, logits.device)
     adjust(logits, message, latest)
 
 
-def _asks(row: SampleRow) -> bool:
+def _adjusts(row: SampleRow) -> bool:
     p = row.params
     penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
     return bool(p.logit_bias or penalties or row.forbidden)
@@ -167,7 +168,7 @@ def _adjustment(row: SampleRow) -> Adjustment:
 
 
 def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Greedy rows have temperature 0 there, which is far cheaper than torch's argmax."""
+    """Greedy rows are sampled at temperature 0, which is far cheaper than torch's argmax."""
     params = [row.params for row in rows]
     vocab, device = logits.shape[1], logits.device
     return ops.sample(

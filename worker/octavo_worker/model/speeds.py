@@ -1,4 +1,4 @@
-"""What preemption costs on this machine, measured once when a model is loaded."""
+"""The speeds that decide what a preemption costs, measured once when a model is loaded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def measure_speeds(runner: PagedRunner | CudaRunner) -> Speeds:
 
 
 def _prefill(runner: PagedRunner | CudaRunner) -> float:
-    """Tokens a second of a prompt that keeps the device busy: twice as long each time, until one takes a while or
-    nothing longer fits a step. What a step costs however short it is would make a fast device look slow."""
+    """Tokens a second of a prompt that keeps the device busy. Its length doubles until a step takes `BUSY_SECONDS` or
+    nothing longer fits: the fixed cost of a step would make a fast device look slow."""
     longest = min(runner.token_budget, runner.max_model_len, (runner.num_blocks - 1) * runner.block_size)
     table = list(range(1, runner.num_blocks))
     tokens = min(SHORTEST_PROMPT, longest)
@@ -38,8 +38,8 @@ def _prefill(runner: PagedRunner | CudaRunner) -> float:
 
 
 def _seconds(runner: PagedRunner | CudaRunner, plan: StepPlan) -> float:
-    """The least of some runs: the first also pays for pages and code that are touched for the first time, and others
-    for whatever else the machine does meanwhile."""
+    """The least of some runs: the first also pays for first touches of pages and code, others for what else the machine
+    does."""
     seconds = []
     for _ in range(RUNS):
         began = time.perf_counter()

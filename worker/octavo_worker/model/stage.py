@@ -1,4 +1,4 @@
-"""Layers of a step's blocks, brought to the device before their attention."""
+"""Copies of a step's blocks on the device, a layer at a time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from octavo_worker.model.sampler import on_device
 
 STAGE_BYTES = 512 << 20
-"""The most of one layer that is brought at once."""
+"""The most of one layer that is copied."""
 
-UNIT = torch.complex128  # the widest type: a copy of it moves 16 bytes a thread
+UNIT = torch.complex128  # the widest type: a copy moves 16 bytes a thread
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The blocks of all sequences of a step, `blocks[n]`, and `tables[S, W]` (int32): where each lies among them.
+    """The blocks of all sequences of a step, `blocks[n]`, and `tables[S, W]` (int32), their block tables into the copy.
 
-    A prompt's chunk has many tiles of queries, and each would read over the link what lies on the host. Gathered, a
-    layer is read once, and the tiles find it in the device's memory.
+    A prompt's chunk has many tiles of queries, each of which would read host blocks over the link. Gathered first, a
+    layer crosses the link once.
     """
 
     blocks: Tensor
@@ -45,7 +45,7 @@ class Stage:
         return cls(tables[places[0], places[1]], starts[:, None] + width)
 
     def gather(self, layer_cache: Tensor) -> Tensor:
-        """The blocks of one layer, side by side."""
+        """The blocks of one layer, contiguous."""
         return torch.index_select(layer_cache.view(UNIT), 0, self.blocks).view(layer_cache.dtype)
 
 

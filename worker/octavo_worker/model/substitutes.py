@@ -1,5 +1,7 @@
-"""Layers of transformers' models that our kernels compute: linear layers, layer norms, and RMS norms, which have many
-names and are recognised by what they compute."""
+"""Modules of transformers' models that our kernels replace: linear layers, layer norms, and RMS norms.
+
+RMS norms have many class names; they are recognised by their results.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ class Projection(nn.Module):
 
 
 class RowByRow(TorchFunctionMode):
-    """While it is on, no row feels how many there are. Torch's products round by that: those with matrices that are no
-    layer of their own (routers, experts) are ours. So do its vectorised functions, by a last bit, at the end of what a
-    thread has of a tensor: they are computed in float64. For CPUs."""
+    """Makes rows independent of their number on a CPU, where torch rounds differently for different numbers of rows.
+
+    Products with matrices that are no module (routers, experts) go to our kernels. Vectorised functions, which differ
+    by a last bit at the end of each thread's part of a tensor, are computed in float64.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -87,8 +91,8 @@ class RMSNorm(nn.Module):
 
 @torch.inference_mode()
 def substitute(model: nn.Module) -> None:
-    """Puts ours in the place of every layer that computes what ours does. Experts' matrices that transformers keeps as
-    `[inputs, outputs]` are turned in memory, which no other code feels."""
+    """Replaces every module for which we have an equivalent. Experts' matrices that transformers keeps as
+    `[inputs, outputs]` are transposed in memory; their shape stays."""
     for parent in list(model.modules()):
         if getattr(parent, "is_transposed", False):
             for matrices in (p for p in parent.parameters(recurse=False) if p.dim() == 3):

@@ -1,9 +1,9 @@
 """Any other causal model: transformers' modelling code with our paged attention registered as its attention function.
 
-Correct first, slower allowed. transformers calls `paged_attention` once a layer with rotated heads; keys and values
-go into the paged cache, attention reads only the cache, so neither masks nor transformers' own caches take part. Linear
-layers and norms are ours. On a GPU decode steps become CUDA graphs if the model's code never waits for the device: what
-depends on values of tensors would have to, so a step that can be captured is the same whatever is in the batch.
+transformers calls `paged_attention` once a layer with rotated heads. Keys and values go into the paged cache and
+attention reads only that, so neither masks nor transformers' own caches take part. Linear layers and norms are ours.
+On a GPU decode steps become CUDA graphs if the model's code never waits for the device. Code that depends on values of
+tensors would have to wait, so a step that can be captured does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Layer:
 class TransformersModel:
     """A transformers causal model behind the same methods as `Decoder`.
 
-    `forward` already yields logits (in the model's dtype) of the rows asked for; `logits` hands them on.
+    `forward` already returns logits, in the model's dtype; `logits` passes them on.
     """
 
     is_capturable = None
@@ -133,7 +133,7 @@ def load_transformers(
     """Loads `folder` (or, with a `dummy_seed`, random weights). Raises `UnsupportedModel` or `CheckpointError`."""
     AttentionInterface.register(NAME, paged_attention)
     ways: dict[str, Any] = {"dtype": dtype, "attn_implementation": NAME}
-    if device.type == "cpu":  # other ways multiply the rows of all experts at once, and round by their number
+    if device.type == "cpu":  # others multiply the rows of all experts at once, and round by their number
         ways["experts_implementation"] = "eager"
     try:
         if dummy_seed is not None:
@@ -150,7 +150,7 @@ def load_transformers(
             )
             model, report = loaded
             _check_report(report)
-    except KeyError as error:  # what it looks up is the name of our attention
+    except KeyError as error:  # the lookup of our attention's name
         raise UnsupportedModel(
             f"{config.model_type!r} takes no attention from elsewhere in transformers: it cannot read a paged cache."
         ) from error
@@ -213,7 +213,7 @@ def paged_attention(
 def _problem(
     layer: Layer, module: nn.Module, mask: Tensor | None, window: int | None, surplus: int, others: dict[str, Any]
 ) -> str | None:
-    """Why paged attention would compute something else than this model means, or None."""
+    """Why paged attention would differ from this model's own, or None."""
     if mask is not None:
         return "it adds a mask or bias of its own to the attention scores (ALiBi, prefix masks)"
     if not getattr(module, "is_causal", True):

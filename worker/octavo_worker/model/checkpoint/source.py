@@ -18,22 +18,30 @@ INDEX = "model.safetensors.index.json"
 
 
 class WeightSource(Protocol):
-    """Where tensors come from. `read` fills `target` with the tensor called `name` (its transpose, if asked)."""
+    """Where tensors come from."""
 
-    def prefix(self, candidates: Sequence[str], marker: str) -> str: ...
+    def prefix(self, candidates: Sequence[str], marker: str) -> str:
+        """The first of `candidates` with which a tensor `marker` exists."""
+        ...
 
-    def __contains__(self, name: str) -> bool: ...
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a tensor of this name, for those that a model can do without."""
+        ...
 
-    def read(self, name: str, target: Tensor, transposed: bool = False) -> None: ...
+    def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
+        """Fills `target` with a tensor, or with its transpose. The values may arrive as late as `finish`."""
+        ...
 
-    def finish(self, ignored: Iterable[str]) -> None: ...
+    def finish(self, ignored: Iterable[str]) -> None:
+        """Waits for all reads. Refuses tensors that were not read, except for names with an `ignored` ending."""
+        ...
 
 
 @dataclass
 class Checkpoint:
     """The safetensors files of a folder, single or sharded.
 
-    Raises `CheckpointError`, naming tensors, for what is missing, has another shape, or nobody asked for.
+    Raises `CheckpointError`, naming tensors, for a tensor that is missing, has another shape, or has no use.
     """
 
     files: dict[str, Path]  # tensor name -> file
@@ -87,8 +95,8 @@ class Checkpoint:
 
 
 class RandomWeights:
-    """Seeded weights for `--load-format dummy`: as a freshly initialised model, made on the device that they are for.
-    On the CPU they are the same on every machine."""
+    """Seeded weights for `--load-format dummy`, drawn on their device as for a freshly initialised model. On the CPU
+    they are the same on every machine."""
 
     def __init__(self, seed: int, norm_scale: float, device: torch.device, std: float = 0.02) -> None:
         self.generator = torch.Generator(device).manual_seed(seed)
@@ -99,7 +107,7 @@ class RandomWeights:
         return candidates[0]
 
     def __contains__(self, name: str) -> bool:
-        return False  # nothing that a model can do without
+        return False  # only what every model has
 
     def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
         if target.dim() == 1:

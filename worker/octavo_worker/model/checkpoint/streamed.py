@@ -1,4 +1,4 @@
-"""Weights from safetensors files into the GPU's memory, several pieces at a time."""
+"""A checkpoint streamed into the GPU's memory, several pieces at a time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 class Place:
     """Where a tensor lies in its file: bytes from `begin` to `end`."""
 
-    dtype: torch.dtype | None  # None: one that weights are not loaded as
+    dtype: torch.dtype | None  # None: one that no weights are loaded as
     shape: tuple[int, ...]
     begin: int
     end: int
 
 
 class Staging:
-    """A pinned buffer and the stream that empties it."""
+    """A pinned buffer and the stream that copies from it."""
 
     def __init__(self, device: torch.device) -> None:
         self.buffer = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
@@ -41,8 +41,8 @@ class Staging:
         self.stream = torch.cuda.Stream(device)
 
     def fill(self, file: int, begin: int, target: Tensor, usable: torch.cuda.Event) -> None:
-        """Reads the bytes of `target[n]` (uint8) from the file at `begin` and starts their copy, which waits until the
-        target is `usable`."""
+        """Reads the bytes of `target[n]` (uint8) from the file at `begin` and starts their copy, which waits for the
+        event `usable`."""
         self.stream.synchronize()  # the copy before this one
         view, done = self.bytes[: len(target)], 0
         while done < len(target):
@@ -57,11 +57,11 @@ class Staging:
 
 @dataclass
 class StreamedCheckpoint(Checkpoint):
-    """A checkpoint read by threads through pinned buffers, straight into tensors on a GPU: near the speed of the link
-    or of the disk, whichever is less, and never twice in the host's memory.
+    """A checkpoint that threads read through pinned buffers, straight into tensors on a GPU: at nearly the speed of the
+    link or of the disk, whichever is slower, and with no copy in pageable memory.
 
-    `read` returns at once; `finish` returns when everything is there. What has to be converted or transposed on the
-    way takes the ordinary road.
+    `read` returns at once; `finish` returns when all values have arrived. Tensors to convert or to transpose are read
+    as on a CPU.
     """
 
     _places: dict[Path, dict[str, Place]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class StreamedCheckpoint(Checkpoint):
             return
         self.unread.discard(name)
         self._prepare(target.device)
-        # The target's memory may have been another tensor's, or been filled, by work that is still under way.
+        # Work in flight on the current stream may still use or fill the target's memory.
         usable = torch.cuda.current_stream(target.device).record_event()
         file, octets = self._open(self.files[name]), target.view(-1).view(torch.uint8)
         for at in range(0, len(octets), PIECE):
@@ -108,7 +108,7 @@ class StreamedCheckpoint(Checkpoint):
             self._idle.put(staging)
 
     def _prepare(self, device: torch.device) -> None:
-        """Two buffers a thread, so that one is read into while the other is copied; made when they are first needed."""
+        """Allocates two buffers a thread on first use: one is filled while the other is copied."""
         if not self._pieces:
             for _ in range(2 * THREADS):
                 self._idle.put(Staging(device))

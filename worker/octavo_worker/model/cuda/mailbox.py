@@ -1,4 +1,4 @@
-"""Pinned memory through which a step's message goes to the device, and its answer comes back."""
+"""Pinned memory for a step's message to the device and for its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SLOTS = 3  # two steps in flight, and one that is being written
 
 @dataclass(slots=True)
 class Slot:
-    """One step's share. `sent` fires when the message may be overwritten, `done` when `tokens` are there."""
+    """One step's memory. `sent` fires when the message may be overwritten, `done` when `tokens` have arrived."""
 
     message: Tensor
     words: np.ndarray  # the same memory

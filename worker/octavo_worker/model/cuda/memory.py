@@ -11,12 +11,12 @@ from octavo_worker.model.errors import ModelError
 from octavo_worker.model.stage import STAGE_BYTES
 
 WORKSPACE = 1 << 30
-"""Bytes for cuBLAS, CUDA graphs, the sampler's copies and the like."""
+"""Bytes for cuBLAS, CUDA graphs, and the sampler's copies."""
 
 
 def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
-    """Bytes of the GPU's memory that the KV cache may take: `gpu_memory` of it all, less what is in use now (by
-    whomever), less what steps need besides. Raises `ModelError` if nothing is left."""
+    """Bytes of the GPU's memory that the KV cache may take: the share `gpu_memory` of all, less what is in use by any
+    process, less what steps need. Raises `ModelError` if nothing is left."""
     free, total = torch.cuda.mem_get_info(model.device)
     room = int(options.gpu_memory * total) - (total - free) - step_bytes(options, model, max_model_len)
     if room <= 0:
@@ -29,8 +29,8 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 
 
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
-    """Logits of a full batch in the model's dtype and in float32, in a graph and outside of one, partial results of
-    attention, block tables, what is brought of long sequences, and a fixed share for the rest."""
+    """Logits of a full batch in the model's dtype and in float32, in a graph and outside of one; partial results of
+    attention; block tables; the copies of host blocks; and a constant for the rest."""
     logits = 2 * options.max_running * model.vocab_size * (model.dtype.itemsize + 4)
     partial = AttentionPlans.scratch_bytes(model, options.max_running, max_model_len)
     tables = 2 * options.max_running * -(-max_model_len // options.block_size) * 4

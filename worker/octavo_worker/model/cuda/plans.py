@@ -8,26 +8,26 @@ from octavo_worker.model.batch import Batch
 
 
 class AttentionPlans:
-    """Plans made once for the largest steps that can come, because graphs keep their addresses: for decodes, with and
-    without groups, which cost a launch a layer, and for steps with prompts. Those grow if the ends of many prompts
-    are split along many keys at once.
+    """Plans allocated once for the largest possible step, because graphs keep their addresses: for decodes, with and
+    without prefix groups (which cost a launch a layer), and for steps with prompts. The latter grow if the ends of many
+    prompts are split along many keys at once.
 
-    Without `groups` sequences are never grouped. A model that does not say how many query heads it has (`num_heads` 0)
-    gets no plans: each layer makes its own.
+    Without `groups` sequences are never grouped. A model of unknown query heads (`num_heads` 0) has no plans: each
+    layer makes its own.
     """
 
     def __init__(self, model: CausalModel, sequences: int, tokens: int, max_model_len: int, *, groups: bool) -> None:
         self._model, self._groups = model, groups
         self._sequences, self._tokens = sequences, tokens
         self.chunks = sequences * -(-max_model_len // chunk_tokens())
-        """For how many chunks of keys the plans for prompts have room; with another number all addresses change."""
+        """Chunks of keys for which the plans for prompts have room. Another number changes all addresses."""
         self._decodes = {shared: self._make(self.chunks, sequences, 1, shared=shared) for shared in {False, groups}}
         self._mixed = self._make(self.chunks, tokens, tokens, shared=groups)
 
     @staticmethod
     def scratch_bytes(model: CausalModel, sequences: int, max_model_len: int) -> int:
-        """What all plans take at most, but for prompts' ends that are split along many keys in nearly every sequence of
-        a step."""
+        """The most that all plans take, unless nearly every sequence of a step is the end of a prompt that is split along
+        many keys."""
         if not model.num_heads:
             return 0
         chunks = sequences * -(-max_model_len // chunk_tokens())
@@ -56,7 +56,7 @@ class AttentionPlans:
             self.chunks = chunks
 
     def for_step(self, batch: Batch, *, prompts_only: bool = False) -> dict[int, AttentionPlan]:
-        """Updated on the device for any batch that there is room for. With `prompts_only` for this batch alone, of
+        """Updated on the device for any batch that fits. With `prompts_only` for this batch alone, of
         which no sequence is computed as decodes are."""
         return _updated(self._mixed, batch, prompts_only=prompts_only)
 

@@ -1,4 +1,4 @@
-"""Whole blocks between the device and pinned memory of the host, beside the computation."""
+"""Copies of whole blocks between the device and the host's pinned memory, overlapped with computation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from octavo_kernels import ops
 
 
 class SwapStreams:
-    """One stream for each direction. Copies out wait for what was computed before and hold up nothing; copies in wait
-    for it, too (their targets may just have been freed) and for the copies out (a sequence that the step before it sent
-    to the host may come back at once). For their end waits `wait_in`, or a copy out of what comes in with the same
-    step. The ids of the host's blocks begin at `first_host_block`."""
+    """One stream a direction.
+
+    Copies out wait for the computation before them. So do copies in, as their targets may just have been freed; they
+    also wait for the copies out, as a sequence that the previous step swapped out may return at once. Copies in are
+    waited for by the computation after `wait_in`, and by copies out of the blocks that they fill.
+    Host blocks have the ids from `first_host_block` on.
+    """
 
     def __init__(self, device_pool: Tensor, host_pool: Tensor, first_host_block: int) -> None:
         self._device_pool, self._host_pool = device_pool, host_pool
