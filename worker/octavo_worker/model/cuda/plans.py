@@ -26,8 +26,8 @@ class AttentionPlans:
 
     @staticmethod
     def scratch_bytes(model: CausalModel, sequences: int, max_model_len: int) -> int:
-        """The most that all plans take, unless nearly every sequence of a step is the end of a prompt that is split along
-        many keys."""
+        """The most that all plans take, unless nearly every sequence of a step is the end of a prompt, split along many
+        keys."""
         if not model.num_heads:
             return 0
         chunks = sequences * -(-max_model_len // chunk_tokens())
