@@ -69,7 +69,7 @@ class _Builder:
         qkv = self._linear([at + name for name in names.qkv], rows, c.hidden_size, c.qkv_bias)
         norms = [self._vector(at + name, size) for name, size in zip((names.q_norm, names.k_norm), sizes, strict=False)]
         out = self._linear([at + names.out], (c.hidden_size,), q, c.out_bias)
-        return Attention(c, layer, qkv, out, *(norms or (None, None)))
+        return Attention(c, layer, qkv, out, norms)
 
     def _mlp(self, at: str) -> Mlp:
         c, names = self.config, self.names

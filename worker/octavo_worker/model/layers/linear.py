@@ -56,28 +56,13 @@ class Dense(Linear):
     products: Products = Products()
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        p = self.products
         return ops.linear(
-            x.rows,
-            self.weight,
-            self.bias,
-            out=out,
-            residual=residual,
-            norm=x.norm,
-            normed=x.normed,
-            uniform=self.products.uniform,
-            counter=self.products.counter,
+            x.rows, self.weight, self.bias, out, residual, x.norm, x.normed, uniform=p.uniform, counter=p.counter
         )
 
     def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
+        p, weight = self.products, self.weight
         return ops.gated_linear(
-            x.rows,
-            self.weight,
-            kind,
-            self.bias,
-            out=out,
-            scratch=scratch,
-            norm=x.norm,
-            normed=x.normed,
-            uniform=self.products.uniform,
-            counter=self.products.counter,
+            x.rows, weight, kind, self.bias, out, scratch, x.norm, x.normed, uniform=p.uniform, counter=p.counter
         )
