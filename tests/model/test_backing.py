@@ -1,4 +1,4 @@
-"""The pages of a pool are there before somebody needs them, and asking for them changes nothing."""
+"""The pages of a pool are backed before they are needed, and backing them changes no value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker believes of its machine, on machines whose speeds are known."""
+"""What a worker measures of its machine, on machines whose speeds are known."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_speeds_are_those_of_a_busy_machine(machine: Machine, monkeypatch: pytes
     assert measured.block_bytes == 2048
     assert measured.link == pytest.approx(1 / machine.byte)
     assert 0.5 / machine.token < measured.prefill <= 1 / machine.token
-    assert machine.now < 0.5 or machine.longest == 64, "nobody waits longer than that for a worker to start"
+    assert machine.now < 0.5 or machine.longest == 64, "a worker's start takes no longer than that"
 
 
 def test_a_small_memory_is_measured_with_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
