@@ -62,7 +62,7 @@ def test_every_kernel_compiles_without_warnings_and_spills(build: Path) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
     assert list(build.rglob("_cuda.*.so"))
     compiled = {entry["file"] for entry in json.loads((build / "compile_commands.json").read_text())}
-    assert {str(source) for source in (KERNELS / "csrc/cuda").glob("*.cu")} <= compiled
+    assert {str(source) for source in (KERNELS / "csrc/cuda").rglob("*.cu")} <= compiled
 
 
 @pytest.mark.parametrize(("source", "complaint"), [(SPILLS, "spill"), (WARNS, "unused")], ids=["spill", "warning"])
@@ -76,7 +76,7 @@ def test_a_spill_or_a_warning_fails_the_build(build: Path, tmp_path: Path, sourc
     assert complaint in done.stderr
 
 
-@pytest.mark.parametrize("kernel", ["activation", "adjust", "linear", "logprobs", "norm", "plan", "sample", "step"])
+@pytest.mark.parametrize("kernel", ["activation", "adjust", "linear_ring", "logprobs", "norm", "plan", "sample", "step"])
 def test_kernels_fit_chips_whose_multiprocessors_hold_fewer_threads(build: Path, kernel: str) -> None:
     """Those beside attention, which takes minutes; `make kernels` builds all for every chip."""
     done = compile_like(build, f"{kernel}.cu", architecture="86")

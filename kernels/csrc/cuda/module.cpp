@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "args.h"
-#include "mapped_pool.h"
+#include "cache/mapped_pool.h"
 
 namespace py = pybind11;
 using namespace octavo;

@@ -1,9 +1,0 @@
-#include "decode_kernel.cuh"
-
-namespace octavo {
-
-cudaError_t decode_attention_i8(const AttentionArgs& a, cudaStream_t stream) {
-  return a.dtype == Dtype::f32 ? cudaErrorInvalidValue : launch<f16, i8>(a, stream);
-}
-
-}  // namespace octavo

@@ -1,0 +1,80 @@
+// One step's inputs, unpacked from the message that the host sends: one block a sequence.
+#include "device/common.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ void write_sample(const StepArgs& a, const StepSample& s, int at) {
+  a.sample_rows[at] = s.row;
+  a.seeds[at] = int64_t(uint64_t(s.seed_high) << 32 | s.seed_low);
+  a.indices[at] = s.index, a.sample_positions[at] = s.position;
+  a.temperature[at] = s.temperature, a.top_k[at] = s.top_k, a.top_p[at] = s.top_p, a.min_p[at] = s.min_p;
+}
+
+__global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant__ StepArgs a) {
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  const StepHeader header = *reinterpret_cast<const StepHeader*>(a.message);
+  const int i = blockIdx.x, thread = threadIdx.x;
+  if (thread == 0)
+    for (int s = i; s < max(header.samples, a.sequences); s += gridDim.x) {
+      StepSample padding{};
+      padding.row = s, padding.top_p = 1.0f;
+      write_sample(a, s < header.samples ? reinterpret_cast<const StepSample*>(a.message + header.sample_at)[s] : padding,
+                   s);
+    }
+  if (i >= header.sequences) {  // padding: one token that is written nowhere and sees nothing
+    if (thread == 0) {
+      const int token = header.tokens + i - header.sequences;
+      a.context_lens[i] = 0, a.query_start[i + 1] = token + 1, a.groups[i] = -1, a.prefix_lens[i] = 0;
+      a.token_ids[token] = a.positions[token] = 0, a.slots[token] = -1;
+    }
+    return;
+  }
+  const StepSequence q = reinterpret_cast<const StepSequence*>(a.message + header.sequence_at)[i];
+  int32_t* table = a.tables + q.row * a.table_stride;
+  int32_t* mine = a.block_tables + i * a.table_stride;
+  const int32_t* blocks = a.message + q.block_at;
+  const int used = (q.context + a.block_size - 1) / a.block_size;
+  for (int b = thread; b < used; b += kThreads) {
+    const bool sent = b >= q.first_block && b < q.first_block + q.blocks;
+    const int32_t block = sent ? blocks[b - q.first_block] : table[b];
+    if (sent) table[b] = block;
+    mine[b] = block;
+  }
+  if (thread == 0) {
+    a.context_lens[i] = q.context, a.groups[i] = q.group, a.prefix_lens[i] = q.prefix;
+    a.query_start[i + 1] = q.query_start + q.queries;
+    if (i == 0) a.query_start[0] = 0;
+  }
+  __syncthreads();
+  for (int t = thread; t < q.queries; t += kThreads) {
+    const int token = a.message[header.token_at + q.query_start + t], position = q.context - q.queries + t;
+    const int at = q.query_start + t;
+    a.token_ids[at] = token >= 0 ? token : a.previous[~token];
+    a.positions[at] = position;
+    a.slots[at] = int64_t(mine[position / a.block_size]) * a.block_size + position % a.block_size;
+  }
+}
+
+// One side is the host's pinned memory, of which no cache may keep a copy.
+__global__ void __launch_bounds__(kThreads) carry_kernel(const int32_t* from, int32_t* to, int64_t words) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < words) to[i] = __ldcv(from + i);
+}
+
+}  // namespace
+
+cudaError_t carry(const int32_t* from, int32_t* to, int64_t words, cudaStream_t stream) {
+  if (words > 0) carry_kernel<<<unsigned((words + kThreads - 1) / kThreads), kThreads, 0, stream>>>(from, to, words);
+  return cudaGetLastError();
+}
+
+cudaError_t unpack_step(const StepArgs& a, cudaStream_t stream) {
+  if (a.sequences == 0) return cudaSuccess;
+  return launch_after(unpack_kernel, {dim3(unsigned(a.sequences)), kThreads}, stream, a);
+}
+
+}  // namespace octavo

@@ -1,0 +1,411 @@
+// Products of dozens of rows or more, on Hopper (sm_90a): out = x weight^T, with bias and residual, or
+// activation(x gate^T) * (x up^T), or parts of a product along its depth, in float32.
+//
+// As in linear_uniform.cu a warp copies and warpgroups multiply 64 rows of x each. Blocks come in pairs, which share their
+// weights or their rows of x: each copies half of those and the copy engine hands it to both. A block goes on to its next tile,
+// whose first stages arrive while the results of one are stored. Gate and up rows lie in shared memory by turns, eight of
+// each, so that both factors of a result are one thread's.
+#include <algorithm>
+#include <iterator>
+
+#include "device/buffer_ring.cuh"
+#include "linear/linear.cuh"
+#include "linear/linear_tiles.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kPair = 2;  // blocks of a cluster
+constexpr int kBand = 8;  // pairs of tiles side by side along the rows: the L2 keeps their x
+
+enum class Ending { plain, gated, parts };
+
+// A tile has 64 rows of x for each consumer, a warpgroup, and so many rows of the weights. Pairs are tall, with the same
+// weights, or wide, with the same x.
+template <int consumers, int columns, bool tall>
+struct Shape {
+  static constexpr int kConsumers = consumers, kColumns = columns;
+  static constexpr int kHigh = tall ? kPair : 1, kWide = kPair / kHigh;
+  static constexpr int kThreads = (consumers + 1) * kWarpgroup, kTileRows = consumers * kRows;
+  static constexpr int kXBytes = kTileRows * kRowBytes, kStageBytes = kXBytes + columns * kRowBytes;
+  static constexpr int kRing = 1024, kStages = (226 * 1024 - 2 * kRing) / kStageBytes;
+  static constexpr int kBytes = 2 * kRing + kStages * kStageBytes;  // one for the barriers, one for aligning them
+  static constexpr int kWeightsShare = columns / kHigh;  // rows that a block copies
+  static_assert(kWeightsShare % 16 == 0 && columns % 16 == 0);
+};
+
+// Pairs of tiles of a launch, and the stages of one. Tiles are as high as the rows they share out need: copies of rows that
+// are not there take longer than of those that are.
+struct Grid {
+  int rows, columns, parts, stages, height;
+  __host__ __device__ int pairs() const { return rows * columns * parts; }
+};
+
+#if OCTAVO_WGMMA
+
+// Copies to the same place in several blocks of the cluster, whose barriers there hear of it.
+__device__ inline void copy_rows(uint32_t shared, const CUtensorMap& map, int depth, int row, uint32_t barrier,
+                                 uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3}], [%4], %5;" ::"r"(shared),
+      "l"(&map), "r"(depth), "r"(row), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+// Of gate and up by turns.
+__device__ inline void copy_halves(uint32_t shared, const CUtensorMap& map, int depth, int eights, uint32_t barrier,
+                                   uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3, %3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(&map), "r"(depth), "r"(0), "r"(eights), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+// Of products that have ended, which need no fence: one for the cluster takes as long as a stage.
+__device__ inline void arrive_at(uint32_t barrier, int rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+
+// Each of four threads has a word of four units, at its place: gives it the unit of its number.
+__device__ inline void transpose_quad(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool high = threadIdx.x & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const uint32_t got = __shfl_xor_sync(~0u, high ? words[i] : words[i | step], step);
+      (high ? words[i] : words[i | step]) = got;
+    }
+  }
+}
+
+template <class T, class S, Ending ending>
+struct Block {
+  const LinearArgs& a;
+  const Grid grid;
+  const uint32_t base;
+  const int rank, down, across;  // in its pair
+  BufferRing ring;
+
+  __device__ Block(const LinearArgs& args, const Grid& all, uint32_t memory)
+      : a(args), grid(all), base(memory), rank(blockIdx.x % kPair), down(rank % S::kHigh), across(rank / S::kHigh),
+        ring(memory, S::kStages) {}
+
+  // Masks of blocks: those with the same rows of x, and of the weights.
+  __device__ uint32_t with_x() const { return S::kWide == kPair ? 3 : 1u << rank; }
+  __device__ uint32_t with_weights() const { return S::kHigh == kPair ? 3 : 1u << rank; }
+
+  __device__ uint32_t x_at(int stage) const { return base + S::kRing + stage * S::kStageBytes; }
+  __device__ uint32_t weights_at(int stage) const { return x_at(stage) + S::kXBytes; }
+  __device__ int first_pair() const { return blockIdx.x / kPair; }
+  __device__ int pairs_apart() const { return gridDim.x / kPair; }
+
+  __device__ void init_barriers() const {
+    for (int i = 0; i < S::kStages; ++i)
+      barrier_init(ring.full + 8 * i, 1), barrier_init(ring.empty + 8 * i, kPair * 4 * S::kConsumers);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_bulk();
+  }
+
+  struct Tile {
+    int row, column, part;
+  };
+  __device__ Tile tile(int index) const {
+    const int of_part = grid.rows * grid.columns, part = index / of_part, pair = index % of_part;
+    const int of_band = kBand * grid.columns, band = pair / of_band, in_band = pair % of_band;
+    const int deep = min(kBand, grid.rows - band * kBand);
+    return {((band * kBand + in_band % deep) * S::kHigh + down) * grid.height,
+            (in_band / deep * S::kWide + across) * S::kColumns, part};
+  }
+
+  // What both blocks bring of a stage, and this block's share.
+  __device__ int stage_bytes() const { return (grid.height + S::kColumns) * kRowBytes; }
+  __device__ int depth(const Tile& to, int at) const { return (to.part * grid.stages + at) * kDepth; }
+  __device__ void bring_x(const CUtensorMap& x, const Tile& to, int at, int stage) const {
+    const int from = across * (grid.height / S::kWide);
+    copy_rows(x_at(stage) + from * kRowBytes, x, depth(to, at), to.row + from, ring.full + 8 * stage, with_x());
+  }
+  __device__ void bring_weights(const CUtensorMap& weights, const Tile& to, int at, int stage) const {
+    const int from = down * S::kWeightsShare, row = to.column + from;
+    const uint32_t shared = weights_at(stage) + from * kRowBytes, barrier = ring.full + 8 * stage;
+    if constexpr (ending == Ending::gated) copy_halves(shared, weights, depth(to, at), row / 16, barrier, with_weights());
+    else copy_rows(shared, weights, depth(to, at), row, barrier, with_weights());
+  }
+  // The first weights are on their way before the previous kernel has ended.
+  __device__ void load(const CUtensorMap& x, const CUtensorMap& weights) {
+    const int early = min(S::kStages, grid.stages);
+    const Tile first = tile(first_pair());
+    for (int i = 0; i < early; ++i) {
+      barrier_expect(ring.full + 8 * i, stage_bytes());
+      bring_weights(weights, first, i, i);
+    }
+    wait_for_previous_kernel();
+    launch_next_kernel();
+    for (int i = 0; i < early; ++i) bring_x(x, first, i, i), ring.advance();
+    for (int pair = first_pair(), i = early; pair < grid.pairs(); pair += pairs_apart(), i = 0) {
+      const Tile to = tile(pair);
+      for (; i < grid.stages; ++i) {
+        barrier_wait(ring.empty_now(), ring.parity ^ 1);
+        barrier_expect(ring.full_now(), stage_bytes());
+        bring_weights(weights, to, i, ring.stage), bring_x(x, to, i, ring.stage);
+        ring.advance();
+      }
+    }
+    drain();
+  }
+  // Not before the other block has let go of all of this one's stages: an arrival at a block that has ended is a fault
+  // ("cluster target block not present"). It may overtake a barrier of the cluster that does not release. What the other block
+  // copies here has come, as all of it has been multiplied.
+  __device__ void drain() {
+    for (int i = 0; i < S::kStages; ++i) barrier_wait(ring.empty_now(), ring.parity ^ 1), ring.advance();
+  }
+
+  // Both blocks copy into both blocks' stages.
+  __device__ void release(int stage) const {
+    const int lane = threadIdx.x % 32;
+    if (lane < kPair) arrive_at(ring.empty + 8 * stage, lane);
+  }
+  __device__ void compute() {
+    const int consumer = uniform(threadIdx.x / kWarpgroup) - 1;
+    // The second one lags by a stage, and so multiplies on while the first stores.
+    if (consumer > 0) barrier_wait(ring.full + 8 * min(1, grid.stages - 1), 0);
+    float sums[S::kColumns / 2];
+    for (int pair = first_pair(); pair < grid.pairs(); pair += pairs_apart()) {
+#pragma unroll
+      for (float& sum : sums) sum = 0.0f;
+      int previous = 0;
+      for (int i = 0; i < grid.stages; ++i) {
+        barrier_wait(ring.full_now(), ring.parity);
+        const uint32_t rows = uniform((x_at(ring.stage) + consumer * kRows * kRowBytes) / 16);
+        const uint32_t columns = uniform(weights_at(ring.stage) / 16);
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < kDepth / 16; ++k) wgmma(T{}, sums, operand<128>(rows + 2 * k), operand<128>(columns + 2 * k));
+        products_commit();
+        if (i > 0) products_wait<1>(), release(previous);
+        previous = ring.stage;
+        ring.advance();
+      }
+      products_wait<0>(sums);
+      release(previous);
+      const Tile of = tile(pair);
+      const int thread = threadIdx.x % kWarpgroup, row = consumer * kRows + thread / 32 * 16 + thread % 32 / 4;
+      const Place to{of.row + row, min(a.rows, of.row + grid.height), of.column, of.part};
+      if constexpr (ending == Ending::gated) store_gated(to, sums);
+      else if constexpr (ending == Ending::plain) store_plain(to, sums);
+      else store_part(to, sums);
+    }
+  }
+
+  // Of a thread's results: its first row, where the tile's rows end, the tile's first column, its part.
+  struct Place {
+    int row, end, column, part;
+  };
+
+  // Four threads have two rows of sixteen results at a time, two of each eight: stores eight of each thread, of columns from
+  // `first` on. `pair`: those of the eight and half that are given.
+  template <class Pair>
+  __device__ void store(const Place& to, int first, int columns, Pair&& pair) const {
+    const int unit = threadIdx.x % 4, row = to.row + unit % 2 * 8, column = first + unit / 2 * 8;
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = pair(i / 2, i % 2);
+      words[i] = pack<T>(x.x, x.y);
+    }
+    transpose_quad(words);
+    T* out = static_cast<T*>(a.out) + row * a.out_stride + column;
+    if (row < to.end && column < columns) *reinterpret_cast<uint4*>(out) = {words[0], words[1], words[2], words[3]};
+  }
+
+  __device__ void store_gated(const Place& to, const float (&sums)[S::kColumns / 2]) const {
+    switch (a.activation) {
+      case Activation::silu: return store_gated<Activation::silu>(to, sums);
+      case Activation::gelu: return store_gated<Activation::gelu>(to, sums);
+      default: return store_gated<Activation::gelu_tanh>(to, sums);
+    }
+  }
+  // Rounded as if the product were stored.
+  template <Activation kind>
+  __device__ void store_gated(const Place& to, const float (&sums)[S::kColumns / 2]) const {
+    static_assert(S::kColumns % 32 == 0);
+    const auto rounded = [&](int at) { return unpack<T>(pack<T>(sums[at], sums[at + 1])); };
+#pragma unroll
+    for (int n = 0; n < S::kColumns / 16; n += 2)
+      store(to, to.column / 2 + n * 8, a.columns / 2, [&](int eight, int half) {
+        const int at = (n + eight) * 8 + half * 2;
+        const float2 gate = rounded(at), up = rounded(at + 4);
+        return make_float2(activate<kind>(gate.x) * up.x, activate<kind>(gate.y) * up.y);
+      });
+  }
+
+  __device__ void store_plain(const Place& to, const float (&sums)[S::kColumns / 2]) const {
+    wait_for_previous_kernel();  // it may have written what is added now
+#pragma unroll
+    for (int n = 0; n < S::kColumns / 8; n += 2)
+      store(to, to.column + n * 8, a.columns, [&](int eight, int half) {
+        const int at = (n + eight) * 4 + half * 2, row = to.row + half * 8;
+        const int column = to.column + (n + eight) * 8 + threadIdx.x % 4 * 2;
+        float2 sum = make_float2(sums[at], sums[at + 1]);
+        const auto add = [&](const void* data, int64_t offset) {
+          const float2 more = unpack<T>(*reinterpret_cast<const uint32_t*>(static_cast<const T*>(data) + offset));
+          sum.x += more.x, sum.y += more.y;
+        };
+        if (row < to.end && column < a.columns) {
+          if (a.bias) add(a.bias, column);
+          if (a.residual) add(a.residual, row * a.residual_stride + column);
+        }
+        return sum;
+      });
+  }
+
+  __device__ void store_part(const Place& to, const float (&sums)[S::kColumns / 2]) const {
+    float* out = static_cast<float*>(a.out) + int64_t(to.part) * a.rows * a.columns;
+#pragma unroll
+    for (int n = 0; n < S::kColumns / 8; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = to.row + half * 8, column = to.column + n * 8 + threadIdx.x % 4 * 2, at = n * 4 + half * 2;
+        if (row < to.end && column < a.columns)
+          *reinterpret_cast<float2*>(out + int64_t(row) * a.columns + column) = make_float2(sums[at], sums[at + 1]);
+      }
+  }
+};
+
+#endif
+
+template <class T, class S, Ending ending>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    linear_wide_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ CUtensorMap x,
+                       const __grid_constant__ CUtensorMap weights, const Grid grid) {
+#if OCTAVO_WGMMA
+  extern __shared__ char memory[];
+  Block<T, S, ending> block(a, grid, (shared_address(memory) + S::kRing - 1) & ~(S::kRing - 1u));
+  if (threadIdx.x == 0) block.init_barriers();
+  __syncthreads();
+  cluster_arrive(), cluster_wait();
+  if (threadIdx.x >= kWarpgroup) {
+    if constexpr (S::kConsumers == 2) take_registers<232>();  // with 40 all of the 168 that each thread begins with
+    block.compute();
+  } else {
+    if constexpr (S::kConsumers == 2) give_registers<40>();
+    if (threadIdx.x == 0) block.load(x, weights);
+  }
+#endif
+}
+
+// [gate; up] as [eights][gate, up][8][depth].
+bool describe_halves(CUtensorMap& map, const LinearArgs& a, int box) {
+  const cuuint64_t row = cuuint64_t(a.weight_stride) * 2;
+  return describe_tensor<4>(map, a.weight, {cuuint64_t(a.depth), 8, 2, cuuint64_t(a.columns / 16)},
+                            {row, row * (a.columns / 2), row * 8}, {kDepth, 8, 2, cuuint32_t(box / 16)});
+}
+
+constexpr int over(int n, int by) { return (n + by - 1) / by; }
+
+template <class S>
+Grid grid_of(const LinearArgs& a, int parts) {
+  const int rows = over(a.rows, S::kTileRows * S::kHigh), tiles = rows * S::kHigh;
+  return {rows, over(a.columns, S::kColumns * S::kWide), parts, over(a.depth / parts, kDepth),
+          over(over(a.rows, tiles), 16) * 16};
+}
+int pairs_at_once(const Device& device) { return device.multiprocessors / kPair; }
+
+template <class T, class S, Ending ending>
+cudaError_t launch(const LinearArgs& a, int parts, const Device& device, cudaStream_t stream) {
+  CUtensorMap x, weights;
+  constexpr int box = S::kWeightsShare;
+  const bool described = ending == Ending::gated
+                             ? describe_halves(weights, a, box)
+                             : describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, box);
+  const Grid grid = grid_of<S>(a, parts);
+  if (!described || !describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, grid.height / S::kWide)) return cudaErrorNotSupported;
+  const Launch how{dim3(kPair * std::min(grid.pairs(), pairs_at_once(device))), S::kThreads, S::kBytes, kPair};
+  return launch_after(linear_wide_kernel<T, S, ending>, how, stream, a, x, weights, grid);
+}
+
+// Tiles of one shape: results they have room for until the last round of pairs ends, and for about how many clocks they keep
+// the shared memory of a multiprocessor busy, which moves 128 bytes a clock. Into it go x and weights, out of it each consumer
+// reads its x and all weights: of 256 columns that takes as long as the products themselves, of fewer longer. Storing a
+// column's results takes about twelve clocks.
+struct Choice {
+  double room, clocks;
+  cudaError_t (*launch)(const LinearArgs&, int, const Device&, cudaStream_t);
+};
+template <class T, class S, Ending ending>
+Choice choice(const LinearArgs& a, int parts, const Device& device) {
+  const Grid grid = grid_of<S>(a, parts);
+  const double rounds = over(grid.pairs(), pairs_at_once(device));
+  const double stage = 2 * S::kTileRows + (S::kConsumers + 1) * S::kColumns;
+  return {rounds * pairs_at_once(device) * kPair * S::kTileRows * S::kColumns,
+          rounds * (grid.stages * stage + 12 * S::kColumns), launch<T, S, ending>};
+}
+
+// With the shape that is done first; of equals the first one.
+template <class T, Ending ending, class... Shapes>
+Choice best_of(const LinearArgs& a, int parts, const Device& device) {
+  const Choice choices[] = {choice<T, Shapes, ending>(a, parts, device)...};
+  const auto sooner = [](const Choice& one, const Choice& other) { return one.clocks < other.clocks; };
+  return *std::min_element(std::begin(choices), std::end(choices), sooner);
+}
+
+// Where tiles were measured to be ahead of cuBLAS and the activation after it on an H200: up to 128 rows, and of more where
+// next to nothing of the room is empty, or where all takes so few microseconds that a launch of two counts.
+template <class T>
+cudaError_t launch_gated(const LinearArgs& a, const Device& device, cudaStream_t stream) {
+  const Choice best =
+      a.rows <= kRows
+          ? best_of<T, Ending::gated, Shape<1, 224, false>, Shape<1, 160, false>, Shape<1, 128, false>, Shape<1, 96, false>>(
+                a, 1, device)
+          : best_of<T, Ending::gated, Shape<2, 256, true>, Shape<2, 224, true>, Shape<2, 224, false>, Shape<2, 160, false>,
+                    Shape<2, 128, false>, Shape<2, 96, false>>(a, 1, device);
+  const bool worth = a.rows <= 128 || double(a.rows) * a.columns >= 0.95 * best.room || best.clocks <= 12000;
+  return worth ? best.launch(a, 1, device, stream) : cudaErrorNotSupported;
+}
+
+// Ahead of cuBLAS on an H200 up to 64 rows, of which one consumer has all, where there is a lot to read and little of the room
+// for results is empty. Of small matrices some are faster by themselves, but a decoder's layers one after the other are not.
+template <class T>
+cudaError_t launch_plain(const LinearArgs& a, const Device& device, cudaStream_t stream) {
+  if (a.rows > kRows) return cudaErrorNotSupported;
+  const Choice best = best_of<T, Ending::plain, Shape<1, 224, false>, Shape<1, 160, false>, Shape<1, 128, false>,
+                              Shape<1, 96, false>, Shape<1, 64, false>, Shape<1, 48, false>>(a, 1, device);
+  const bool worth = int64_t(a.columns) * a.depth >= 1 << 24 && double(kRows) * a.columns >= 0.85 * best.room;
+  return worth ? best.launch(a, 1, device, stream) : cudaErrorNotSupported;
+}
+
+}  // namespace
+
+cudaError_t linear_wide(const LinearArgs& a, const Device& device, cudaStream_t stream) {
+  if (device.major != 9 || (a.gated && a.bias)) return cudaErrorNotSupported;
+  return with_half(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    return a.gated ? launch_gated<T>(a, device, stream) : launch_plain<T>(a, device, stream);
+  });
+}
+
+cudaError_t linear_parts(const LinearArgs& a, int parts, cudaStream_t stream) {
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  if (device.major != 9 || a.depth % (parts * kDepth) != 0 || a.columns % 8 != 0 || !aligned(a.x, a.x_stride) ||
+      !aligned(a.weight, a.weight_stride))
+    return cudaErrorNotSupported;
+  return with_half(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const Choice best =
+        a.rows <= kRows
+            ? best_of<T, Ending::parts, Shape<1, 128, false>, Shape<1, 96, false>, Shape<1, 48, false>>(a, parts, device)
+            : best_of<T, Ending::parts, Shape<2, 64, false>, Shape<2, 48, false>>(a, parts, device);
+    return best.launch(a, parts, device, stream);
+  });
+}
+
+}  // namespace octavo

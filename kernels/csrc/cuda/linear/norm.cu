@@ -1,0 +1,186 @@
+// Residual addition with RMS or layer norm: one block a row, the row in registers, float32 accumulation. The block size
+// depends on the width alone, so a row's result does not depend on the batch.
+#include "linear/norm.cuh"
+
+namespace octavo {
+namespace {
+
+enum class Kind { rms, layer };
+
+// Sum over the block of what each thread has of each of its vectors; every thread gets it. Sums are of 32 vectors first,
+// then of these, so that they do not depend on how many a thread holds. `scratch` holds one for each warp and vector.
+template <int V>
+__device__ float block_sum(const float (&x)[V], float* scratch) {
+  const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const float sum = warp_sum(x[i]);
+    if (lane == 0) scratch[threadIdx.x / 32 + i * warps] = sum;
+  }
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < V; ++i) sum += lane + 32 * i < V * warps ? scratch[lane + 32 * i] : 0.0f;
+  return warp_sum(sum);
+}
+
+// How many of the largest blocks a multiprocessor holds: those of smaller chips before Hopper have room for 1,536 threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900
+constexpr int kBlocks = 1;
+#else
+constexpr int kBlocks = 2;
+#endif
+
+// The sum of what all parts have of one vector: all loads are under way together.
+template <int kParts, int N>
+__device__ void sum_parts(const NormArgs& a, int64_t row, int at, float (&sum)[N]) {
+  const float* x = static_cast<const float*>(a.x) + row * a.x_stride + at * N;
+  uint4 raw[kParts][N / 4];
+#pragma unroll
+  for (int p = 0; p < kParts; ++p)
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) raw[p][i] = reinterpret_cast<const uint4*>(x + p * a.part_stride)[i];
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) {
+    float four[4];
+    widen<float>(raw[0][i], four);
+#pragma unroll
+    for (int p = 1; p < kParts; ++p) {
+      float more[4];
+      widen<float>(raw[p][i], more);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) four[j] += more[j];
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[i * 4 + j] = four[j];
+  }
+}
+
+// A thread holds V vectors of 16 bytes. What bounds this is how many bytes are on their way and how many instructions a
+// row takes; with V up to 2, and 32 registers, a multiprocessor is full of threads.
+template <class T, int V, Kind kind, int kParts>
+__global__ void __launch_bounds__(1024, V <= 2 && kind == Kind::rms && kParts == 0 ? kBlocks : 1)
+    norm_kernel(const __grid_constant__ NormArgs a) {
+  constexpr int N = 16 / sizeof(T);
+  __shared__ float scratch[2][V * 32];
+  launch_next_kernel();
+  const int64_t row = blockIdx.x;
+  const int vectors = a.width / N;
+  const uint4* x = reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + row * a.x_stride);
+  uint4* residual = a.residual ? reinterpret_cast<uint4*>(static_cast<T*>(a.residual) + row * a.residual_stride) : nullptr;
+  const uint4* weight = static_cast<const uint4*>(a.weight);
+  const uint4* bias = static_cast<const uint4*>(a.bias);
+  uint4* out = reinterpret_cast<uint4*>(static_cast<T*>(a.out) + row * a.out_stride);
+
+  constexpr bool early = V == 1;  // where registers allow it, weights come before the wait, all that is added at once
+  uint4 value[V], addend, scale;
+  if (early && int(threadIdx.x) < vectors) scale = weight[threadIdx.x];
+  wait_for_previous_kernel();
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const int at = threadIdx.x + i * blockDim.x;
+    if (kParts == 0 && at < vectors) value[i] = x[at];
+    if (early && at < vectors && residual) addend = residual[at];
+  }
+  float sum[V] = {};
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const int at = threadIdx.x + i * blockDim.x;
+    if (at >= vectors) continue;
+    float own[N];
+    if constexpr (kParts > 0) sum_parts<kParts>(a, row, at, own);
+    else widen<T>(value[i], own);
+    if (residual) {
+      if (!early) addend = residual[at];
+      float other[N];
+      widen<T>(addend, other);
+#pragma unroll
+      for (int j = 0; j < N; ++j) own[j] += other[j];
+      residual[at] = value[i] = narrow<T>(own);
+      widen<T>(value[i], own);
+    }
+    if constexpr (kind == Kind::rms) {
+      sum[i] = sum_of_squares(own);
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum[i] += own[j];
+    }
+  }
+  float mean = 0.0f, squares = block_sum(sum, scratch[0]);
+  if constexpr (kind == Kind::layer) {
+    mean = squares / float(a.width);
+    float deviation[V] = {};
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      if (int(threadIdx.x + i * blockDim.x) >= vectors) continue;
+      float own[N];
+      widen<T>(value[i], own);
+#pragma unroll
+      for (int j = 0; j < N; ++j) own[j] -= mean;
+      deviation[i] = sum_of_squares(own);
+    }
+    squares = block_sum(deviation, scratch[1]);
+  }
+  const float inverse = inverse_rms(squares, a.width, a.eps);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const int at = threadIdx.x + i * blockDim.x;
+    if (at >= vectors) continue;
+    if (!early) scale = weight[at];
+    float own[N], factor[N], shift[N] = {};
+    widen<T>(value[i], own), widen<T>(scale, factor);
+    if (kind == Kind::layer && bias) widen<T>(bias[at], shift);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float y = (own[j] - mean) * inverse;
+      own[j] = kind == Kind::rms ? y * (factor[j] + a.offset) : __fmaf_rn(y, factor[j] + a.offset, shift[j]);
+    }
+    out[at] = narrow<T>(own);
+  }
+}
+
+// Vectors of a row that a thread holds. The bits of a row do not depend on it.
+cudaError_t choose_held(const NormArgs& a, int vectors, int& held) {
+  held = vectors <= 1024 ? 1 : vectors <= 2048 ? 2 : 4;
+  if (held > 1 || a.residual) return cudaSuccess;
+  Device device;
+  const cudaError_t error = describe(device);
+  if (a.rows * vectors > int64_t(device.multiprocessors) * 2048) held = 2;  // more than the chip has threads
+  return error;
+}
+
+template <Kind kind, int kParts = 0>
+cudaError_t launch(const NormArgs& a, cudaStream_t stream) {
+  if (a.rows == 0) return cudaSuccess;
+  return with_dtype(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    constexpr int N = 16 / sizeof(T);
+    if (a.width % N != 0) return cudaErrorInvalidValue;
+    const int vectors = a.width / N;
+    int held;
+    if (cudaError_t error = choose_held(a, vectors, held); error != cudaSuccess) return error;
+    const int threads = ((vectors + held - 1) / held + 31) / 32 * 32;
+    if (threads > 1024) return cudaErrorInvalidValue;
+    const dim3 rows{unsigned(a.rows)};
+    if (held == 1) return launch_after(norm_kernel<T, 1, kind, kParts>, {rows, threads}, stream, a);
+    if constexpr (kParts == 0) {
+      if (held == 2) return launch_after(norm_kernel<T, 2, kind, 0>, {rows, threads}, stream, a);
+      return launch_after(norm_kernel<T, 4, kind, 0>, {rows, threads}, stream, a);
+    }
+    return cudaErrorInvalidValue;
+  });
+}
+
+}  // namespace
+
+cudaError_t rms_norm(const NormArgs& a, cudaStream_t stream) {
+  switch (a.parts) {
+    case 0: return launch<Kind::rms>(a, stream);
+    case 2: return launch<Kind::rms, 2>(a, stream);
+    case 4: return launch<Kind::rms, 4>(a, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+cudaError_t layer_norm(const NormArgs& a, cudaStream_t stream) { return launch<Kind::layer>(a, stream); }
+
+}  // namespace octavo
