@@ -34,7 +34,6 @@ struct WriteArgs {
   const float* cos_sin;  // null: no rotation
   int64_t cos_sin_stride;
   int rotary_dim;
-  bool interleaved;
   const void *q_norm, *k_norm;  // null: no norm
   float eps, norm_offset;
 };

@@ -100,7 +100,6 @@ def rope_attention(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     block_size: int = 16,
-    interleaved: bool = False,
     norm_offset: float = 0.0,
     sliding_window: int = 0,
     softcap: float = 0.0,
@@ -115,7 +114,7 @@ def rope_attention(
     values of earlier tokens, too: they must be older than it. Elsewhere sequences may share what one of them writes.
     """
     write = rope_write_kv.prepare(
-        qkv, q_out, layer_cache, slots, positions, cos_sin, q_norm, k_norm, eps, block_size, interleaved, norm_offset
+        qkv, q_out, layer_cache, slots, positions, cos_sin, q_norm, k_norm, eps, block_size, norm_offset
     )
     attention = paged_attention.prepare(
         q_out, layer_cache, block_tables, context_lens, query_start, out, scale, block_size, sliding_window, softcap,

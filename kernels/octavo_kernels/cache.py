@@ -117,7 +117,6 @@ def rope_write_kv(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     block_size: int = 16,
-    interleaved: bool = False,
     norm_offset: float = 0.0,
 ) -> Call:
     """Optional per-head RMS norm of q and k, rotary embedding, then K and V into the layer's cache; returns `q_out`.
@@ -125,7 +124,7 @@ def rope_write_kv(
     `qkv[T, (heads + 2 * kv_heads) * head_dim]` is a packed projection: q, k, v. `q_out[T, heads, head_dim]`.
     `slots[T]` and `positions[T]` are int64; a slot of -1 skips the write (padding).
     `cos_sin[max_pos, rotary_dim]` (float32, first half cos, second half sin) rotates the first `rotary_dim` values of a
-    head, in halves or, `interleaved`, in neighbouring pairs (RoFormer, arXiv 2104.09864); None rotates nothing.
+    head in halves (RoFormer, arXiv 2104.09864); None rotates nothing.
     `q_norm`, `k_norm`: weights `[head_dim]`, applied as `norm_offset + weight`.
     On CUDA `positions`, `cos_sin` and the weights are read before the stream's previous kernel has ended: they must be
     older than it.
@@ -166,7 +165,7 @@ def rope_write_kv(
     return Call(
         "rope_write_kv", tensors,
         (dtype, qkv.data_ptr(), qkv.stride(0), q_out.data_ptr(), q_out.stride(0), tokens, heads, kv_heads, head_dim,
-        *cache, slots.data_ptr(), positions.data_ptr(), table, table_stride, rotary_dim, interleaved,
+        *cache, slots.data_ptr(), positions.data_ptr(), table, table_stride, rotary_dim,
         address(q_norm), address(k_norm), eps, norm_offset), q_out,
     )  # fmt: skip
 

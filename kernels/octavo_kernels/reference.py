@@ -42,15 +42,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tens
     return y if residual is None else y + residual
 
 
-def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool) -> Tensor:
+def rope(x: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
     """Rotates the first `rotary_dim` values of each head of `x[T, heads, head_dim]`."""
     rotary_dim = cos_sin.shape[1]
     cos, sin = cos_sin[positions].to(x.dtype)[:, None].chunk(2, dim=-1)
     turned, rest = x[..., :rotary_dim], x[..., rotary_dim:]
-    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
-    a, b = a * cos - b * sin, b * cos + a * sin
-    turned = torch.stack((a, b), dim=-1).flatten(-2) if interleaved else torch.cat((a, b), dim=-1)
-    return torch.cat((turned, rest), dim=-1)
+    a, b = turned.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
 
 def attention(

@@ -176,23 +176,22 @@ def paged(sequences: Sequences, queries: list[int]) -> None:
     sequences.attend([1] * 3, 4)
     sequences.attend([1] * 3, 12, sliding_window=40)
     sequences.attend(queries, 4, softcap=20.0, sinks=data(4, dtype=F32))
-    for norm, interleaved, rotary in ((True, False, head_dim), (False, True, head_dim), (True, False, 16)):
+    for norm, rotary in ((True, head_dim), (False, head_dim), (True, 16)):
         weights = {n: data(head_dim, dtype=dtype) for n in ("q_norm", "k_norm")} if norm else {}
         ops.rope_write_kv(
             data(3, 7 * head_dim, dtype=dtype), empty(3, 5, head_dim, dtype=dtype), sequences.cache[:, 1],
-            ints(17, -1, 0, dtype=I64), ints(0, 1, 9, dtype=I64), data(10, rotary, dtype=F32),
-            interleaved=interleaved, **weights,
+            ints(17, -1, 0, dtype=I64), ints(0, 1, 9, dtype=I64), data(10, rotary, dtype=F32), **weights,
         )  # fmt: skip
 
 
 def cache() -> None:
     for head_dim in cuda.TENSOR_CORE_HEAD_DIMS:
-        for norm, interleaved, rotary in ((True, False, head_dim), (False, True, head_dim), (True, False, 8)):
+        for norm, rotary in ((True, head_dim), (False, head_dim), (True, 8)):
             layers = ops.empty_cache(4, 2, 2, BLOCK, head_dim, BF16, "cuda")
             weights = {"q_norm": data(head_dim), "k_norm": data(head_dim)} if norm else {}
             ops.rope_write_kv(
                 data(5, 7 * head_dim), empty(5, 3, head_dim), layers[:, 0], ints(17, 18, -1, 63, 0, dtype=I64),
-                ints(0, 1, 2, 3, 9, dtype=I64), data(10, rotary, dtype=F32), interleaved=interleaved, **weights,
+                ints(0, 1, 2, 3, 9, dtype=I64), data(10, rotary, dtype=F32), **weights,
             )  # fmt: skip
     blocks = data(6, 2, 2, 2, BLOCK * 64)
     ops.copy_blocks(blocks, torch.tensor([[1, 4], [2, 5]]).cuda())

@@ -39,10 +39,9 @@ def test_write_kv_fills_its_slots_and_nothing_else(level, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotary_dim", [None, 2, 24, 48, 80])
 @pytest.mark.parametrize("norm", [False, True])
-def test_rope_write_kv(level, dtype, interleaved, rotary_dim, norm):
+def test_rope_write_kv(level, dtype, rotary_dim, norm):
     heads, kv_heads, dim, tokens = 6, 2, 80, 5
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
     slots, positions = torch.tensor([3, 20, -1, 16, 47]), torch.tensor([0, 9, 5, 77, 99])
@@ -51,17 +50,15 @@ def test_rope_write_kv(level, dtype, interleaved, rotary_dim, norm):
     cache = ops.empty_cache(3, 1, kv_heads, BLOCK, dim, dtype)
     cache.zero_()
     q = torch.empty(tokens, heads, dim, dtype=dtype)
-    ops.rope_write_kv(
-        qkv, q, cache[:, 0], slots, positions, cos_sin, q_norm, k_norm, 1e-5, BLOCK, interleaved, norm_offset=1.0
-    )
+    ops.rope_write_kv(qkv, q, cache[:, 0], slots, positions, cos_sin, q_norm, k_norm, 1e-5, BLOCK, norm_offset=1.0)
 
     expected_q, expected_k, v = qkv.double().reshape(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
     if norm:
         expected_q = reference.rms_norm(expected_q, q_norm.double(), 1e-5, 1.0)
         expected_k = reference.rms_norm(expected_k, k_norm.double(), 1e-5, 1.0)
     if cos_sin is not None:
-        expected_q = reference.rope(expected_q, positions, cos_sin.double(), interleaved)
-        expected_k = reference.rope(expected_k, positions, cos_sin.double(), interleaved)
+        expected_q = reference.rope(expected_q, positions, cos_sin.double())
+        expected_k = reference.rope(expected_k, positions, cos_sin.double())
     close = {"atol": 1e-6, "rtol": 1e-6} if dtype is torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
     torch.testing.assert_close(q.double(), expected_q, **close)
     for row, slot in enumerate(slots.tolist()):

@@ -132,12 +132,11 @@ def test_a_value_that_is_not_finite_is_seen(gpu_batch, dtype, cells):
 
 
 @pytest.mark.parametrize(("dtype", "cells"), KINDS, ids=NAMES)
-@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(
     ("head_dim", "rotary"), [(24, 24), (64, 64), (64, 16), (80, 20), (128, 128), (256, 64), (512, 512)]
 )
-def test_rope_write(dtype, cells, interleaved, norm, head_dim, rotary):
+def test_rope_write(dtype, cells, norm, head_dim, rotary):
     """What a query over one token at a time gives: K by its scores against unit queries, V as it is."""
     tokens, heads, kv_heads = 17, 6, 2
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim).to(dtype)
@@ -154,8 +153,7 @@ def test_rope_write(dtype, cells, interleaved, norm, head_dim, rotary):
         q_out = torch.empty(tokens, heads, head_dim, dtype=dtype, device=device)
         ops.rope_write_kv(
             qkv.to(device), q_out, cache[:, 0], slots.to(device), positions.to(device), cos_sin.to(device),
-            **{name: weight.to(device) for name, weight in norms.items()}, eps=1e-5, interleaved=interleaved,
-            norm_offset=0.25,
+            **{name: weight.to(device) for name, weight in norms.items()}, eps=1e-5, norm_offset=0.25,
         )  # fmt: skip
         tables = (slots // 16).int()[:, None].to(device)
         out = torch.empty(tokens, heads, head_dim, dtype=dtype, device=device)

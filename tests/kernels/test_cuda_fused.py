@@ -49,12 +49,11 @@ def test_written_values_come_back_bit_for_bit(dtype, head_dim, block_size):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(
     ("head_dim", "rotary"), [(32, 32), (64, 64), (64, 16), (96, 96), (96, 24), (128, 128), (128, 64), (256, 64)]
 )
-def test_rope_write(dtype, interleaved, norm, head_dim, rotary):
+def test_rope_write(dtype, norm, head_dim, rotary):
     """q against float64; K through scores: rotated q and k must give the reference's dot products."""
     tokens, heads, kv_heads, block_size = 37, 6, 2, 16
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim).to(dtype)
@@ -68,14 +67,14 @@ def test_rope_write(dtype, interleaved, norm, head_dim, rotary):
     norms = {"q_norm": q_norm.cuda(), "k_norm": k_norm.cuda()} if norm else {}
     ops.rope_write_kv(
         qkv.cuda(), q_out, cache[:, 0], slots.cuda(), positions.cuda(), cos_sin.cuda(), **norms, eps=1e-5,
-        block_size=block_size, interleaved=interleaved, norm_offset=0.25,
+        block_size=block_size, norm_offset=0.25,
     )  # fmt: skip
 
     q, k, v = qkv.double().view(tokens, -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
     if norm:
         q = reference.rms_norm(q, q_norm.double(), 1e-5, 0.25)
         k = reference.rms_norm(k, k_norm.double(), 1e-5, 0.25)
-    q, k = (reference.rope(x, positions, cos_sin.double(), interleaved) for x in (q, k))
+    q, k = (reference.rope(x, positions, cos_sin.double()) for x in (q, k))
     assert_close(q_out, q, dtype)
     out = read_cache(cache[:, 0], slots.cuda(), kv_heads, head_dim, block_size)
     assert torch.equal(out.cpu().double(), v)
@@ -89,14 +88,13 @@ def test_rope_write(dtype, interleaved, norm, head_dim, rotary):
 
 @pytest.mark.parametrize("cells", [None, torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "rotary", "interleaved", "norm"),
+    ("heads", "kv_heads", "head_dim", "rotary", "norm"),
     [
-        (32, 8, 128, 128, False, True), (40, 40, 128, 128, False, False), (16, 8, 128, 64, True, True),
-        (9, 3, 64, 64, False, False), (5, 1, 64, 0, False, True), (8, 4, 256, 64, False, True),
-        (6, 2, 96, 96, False, True), (6, 2, 32, 32, True, False),
+        (32, 8, 128, 128, True), (40, 40, 128, 128, False), (16, 8, 128, 64, True), (9, 3, 64, 64, False),
+        (5, 1, 64, 0, True), (8, 4, 256, 64, True), (6, 2, 96, 96, True), (6, 2, 32, 32, False),
     ],
 )  # fmt: skip
-def test_many_tokens_are_written_as_few_are(cells, heads, kv_heads, head_dim, rotary, interleaved, norm):
+def test_many_tokens_are_written_as_few_are(cells, heads, kv_heads, head_dim, rotary, norm):
     if cells and head_dim not in (64, 128, 256):
         cells = None
     tokens, block_size = 9001, 16
@@ -115,10 +113,7 @@ def test_many_tokens_are_written_as_few_are(cells, heads, kv_heads, head_dim, ro
         q = torch.zeros(tokens, heads, head_dim, dtype=torch.bfloat16, device="cuda")
         for i in range(0, tokens, step):
             part = slice(i, i + step)
-            ops.rope_write_kv(
-                qkv[part], q[part], cache[:, 1], slots[part], positions[part], cos_sin, interleaved=interleaved,
-                **weights,
-            )  # fmt: skip
+            ops.rope_write_kv(qkv[part], q[part], cache[:, 1], slots[part], positions[part], cos_sin, **weights)
         return q, cache.view(torch.uint8)
 
     few, many = write(500), write(tokens)
@@ -127,9 +122,7 @@ def test_many_tokens_are_written_as_few_are(cells, heads, kv_heads, head_dim, ro
     assert torch.equal(few[1], many[1])
     assert int((few[1] != 0).sum()) > tokens * kv_heads * head_dim
     cache = ops.empty_cache(tokens // 16 + 2, 1, kv_heads, block_size, head_dim, cells or torch.bfloat16, "cuda")
-    ops.rope_write_kv(
-        qkv, inside, cache[:, 0], slots, positions, cos_sin, interleaved=interleaved, **weights
-    )  # fmt: skip
+    ops.rope_write_kv(qkv, inside, cache[:, 0], slots, positions, cos_sin, **weights)
     assert torch.equal(inside, few[0])
 
 

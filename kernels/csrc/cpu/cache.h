@@ -39,17 +39,9 @@ inline void head_norm(float* x, const T* weight, int n, float eps, float offset)
   }
 }
 
-inline void rotate(float* x, const float* cos_sin, int rotary_dim, bool interleaved) {
+inline void rotate(float* x, const float* cos_sin, int rotary_dim) {
   const int half = rotary_dim / 2;
   const float *cos = cos_sin, *sin = cos_sin + half;
-  if (interleaved) {
-    for (int i = 0; i < half; ++i) {
-      float a = x[2 * i], b = x[2 * i + 1];
-      x[2 * i] = a * cos[i] - b * sin[i];
-      x[2 * i + 1] = b * cos[i] + a * sin[i];
-    }
-    return;
-  }
   int i = 0;
   for (; i + W <= half; i += W) {
     Vec a = vload(x + i), b = vload(x + half + i), c = vload(cos + i), s = vload(sin + i);
@@ -68,7 +60,7 @@ template <class T>
 inline void prepare_row(const WriteArgs& a, const T* x, const void* norm, const float* cos_sin, float* row) {
   widen_row(x, row, a.head_dim);
   if (norm) head_norm(row, static_cast<const T*>(norm), a.head_dim, a.eps, a.norm_offset);
-  if (cos_sin) rotate(row, cos_sin, a.rotary_dim, a.interleaved);
+  if (cos_sin) rotate(row, cos_sin, a.rotary_dim);
 }
 
 template <class T, class C>

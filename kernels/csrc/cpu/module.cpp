@@ -36,7 +36,7 @@ void write_kv(int dtype, uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_s
 void rope_write_kv(int dtype, uintptr_t qkv, int64_t qkv_stride, uintptr_t q_out, int64_t q_out_stride, int64_t tokens,
                    int heads, int kv_heads, int head_dim, uintptr_t cache, int cells, int64_t block_stride,
                    int64_t kv_stride, int64_t head_stride, int block_size, uintptr_t slots, uintptr_t positions,
-                   uintptr_t cos_sin, int64_t cos_sin_stride, int rotary_dim, bool interleaved, uintptr_t q_norm,
+                   uintptr_t cos_sin, int64_t cos_sin_stride, int rotary_dim, uintptr_t q_norm,
                    uintptr_t k_norm, float eps, float norm_offset) {
   WriteArgs a{};
   a.dtype = Dtype(dtype);
@@ -50,7 +50,7 @@ void rope_write_kv(int dtype, uintptr_t qkv, int64_t qkv_stride, uintptr_t q_out
   a.cache = cache_of(cache, cells, block_stride, kv_stride, head_stride, block_size);
   a.slots = at<int64_t>(slots), a.positions = at<int64_t>(positions);
   a.cos_sin = at<float>(cos_sin), a.cos_sin_stride = cos_sin_stride;
-  a.rotary_dim = rotary_dim, a.interleaved = interleaved;
+  a.rotary_dim = rotary_dim;
   a.q_norm = at<void>(q_norm), a.k_norm = at<void>(k_norm);
   a.eps = eps, a.norm_offset = norm_offset;
   launch_write(a);

@@ -74,7 +74,7 @@ void write_kv(int dtype, Address k, int64_t k_stride, Address v, int64_t v_strid
 WriteArgs rope_write_args(int dtype, Address qkv, int64_t qkv_stride, Address q_out, int64_t q_out_stride, int64_t tokens,
                           int heads, int kv_heads, int head_dim, Address cache, int cells, int64_t block_stride, int64_t kv_stride,
                           int64_t head_stride, int block_size, Address slots, Address positions, Address cos_sin,
-                          int64_t cos_sin_stride, int rotary_dim, bool interleaved, Address q_norm, Address k_norm,
+                          int64_t cos_sin_stride, int rotary_dim, Address q_norm, Address k_norm,
                           float eps, float norm_offset) {
   const int64_t item = item_size(dtype);
   aligned("qkv", qkv, qkv_stride * item), aligned("q_out", q_out, q_out_stride * item), aligned("layer_cache", cache);
@@ -88,7 +88,6 @@ WriteArgs rope_write_args(int dtype, Address qkv, int64_t qkv_stride, Address q_
   a.cache = {at<void>(cache), Cells(cells), block_stride, kv_stride, head_stride, block_size};
   a.slots = at<int64_t>(slots), a.positions = at<int64_t>(positions);
   a.cos_sin = at<float>(cos_sin), a.cos_sin_stride = cos_sin_stride, a.rotary_dim = rotary_dim;
-  a.interleaved = interleaved;
   a.q_norm = at<void>(q_norm), a.k_norm = at<void>(k_norm), a.eps = eps, a.norm_offset = norm_offset;
   return a;
 }

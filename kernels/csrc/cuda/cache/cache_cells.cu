@@ -5,7 +5,7 @@ namespace octavo {
 cudaError_t write_cache_cells(const WriteArgs& a, cudaStream_t stream) {
   const int half = a.rotary_dim / 16;  // units that rotate with as many others
   // Every 16 bytes are one thread's, or that of two neighbours.
-  const bool fits = !a.cos_sin || (a.rotary_dim % 16 == 0 && (a.interleaved || half == 1 || half % 2 == 0));
+  const bool fits = !a.cos_sin || (a.rotary_dim % 16 == 0 && (half == 1 || half % 2 == 0));
   if (!fits) return cudaErrorInvalidValue;
   return with_half(a.dtype, [&](auto data) {
     using T = decltype(data);

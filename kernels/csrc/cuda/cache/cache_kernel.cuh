@@ -252,7 +252,7 @@ cudaError_t launch_write(const WriteArgs& a, cudaStream_t stream) {
   };
   const bool norms = a.q_norm || a.k_norm;
   if constexpr (U == 8)
-    if (a.cos_sin && a.rotary_dim == D && !a.interleaved)
+    if (a.cos_sin && a.rotary_dim == D)
       return norms ? launch(write_kernel<T, C, D, U, true, true>) : launch(write_kernel<T, C, D, U, false, true>);
   return norms ? launch(write_kernel<T, C, D, U, true, false>) : launch(write_kernel<T, C, D, U, false, false>);
 }

@@ -49,7 +49,7 @@ struct Share {
   __device__ Share(const WriteArgs& a, int thread) {
     const int half = a.rotary_dim / 2 / U;
     paired = false;
-    if (!a.cos_sin || a.interleaved) {
+    if (!a.cos_sin) {
       first = thread, second = thread + kUsed;
     } else if (thread < half) {
       first = thread, second = thread + half, paired = true;
@@ -63,27 +63,14 @@ struct Share {
 template <int D, int U>
 struct Angles {
   using Floats = Elements<float, U>;
-  using Half = Elements<float, U / 2>;
   Floats cosine{}, sine{};
 
   // `cosines`: those of the position, followed by the sines; null where nothing rotates.
   __device__ Angles(const WriteArgs& a, const Share<D, U>& part, const float* cosines) {
-    if (!cosines) return;
+    if (!cosines || !part.paired) return;
     const float* sines = cosines + a.rotary_dim / 2;
-    if (part.paired) {
-      cosine = *reinterpret_cast<const Floats*>(cosines + part.first * U);
-      sine = *reinterpret_cast<const Floats*>(sines + part.first * U);
-      return;
-    }
-    if (a.interleaved && part.first * U < a.rotary_dim) take(cosines, sines, part.first, 0);
-    if (a.interleaved && part.second * U < a.rotary_dim) take(cosines, sines, part.second, U / 2);
-  }
-
- private:
-  __device__ void take(const float* cosines, const float* sines, int unit, int at) {
-    const Half c = *reinterpret_cast<const Half*>(cosines + unit * U / 2), s = *reinterpret_cast<const Half*>(sines + unit * U / 2);
-#pragma unroll
-    for (int j = 0; j < U / 2; ++j) cosine.at[at + j] = c.at[j], sine.at[at + j] = s.at[j];
+    cosine = *reinterpret_cast<const Floats*>(cosines + part.first * U);
+    sine = *reinterpret_cast<const Floats*>(sines + part.first * U);
   }
 };
 
@@ -93,18 +80,6 @@ __device__ void turn(float (&x)[U], float (&y)[U], const float (&c)[U], const fl
   for (int j = 0; j < U; ++j) {
     const float low = __fmaf_rn(x[j], c[j], -__fmul_rn(y[j], s[j]));
     y[j] = __fmaf_rn(x[j], s[j], __fmul_rn(y[j], c[j]));
-    x[j] = low;
-  }
-}
-
-// The angles from `at` on.
-template <int U>
-__device__ void turn_neighbours(float (&x)[U], const float (&c)[U], const float (&s)[U], int at) {
-#pragma unroll
-  for (int j = 0; j < U; j += 2) {
-    const int n = at + j / 2;
-    const float low = __fmaf_rn(x[j], c[n], -__fmul_rn(x[j + 1], s[n]));
-    x[j + 1] = __fmaf_rn(x[j], s[n], __fmul_rn(x[j + 1], c[n]));
     x[j] = low;
   }
 }
@@ -148,11 +123,7 @@ __device__ inline void rotate(const WriteArgs& a, const Share<D, U>& part, const
       for (int j = 0; j < U; ++j) x[j] *= inverse * weights.first[j], y[j] *= inverse * weights.second[j];
     }
   }
-  if (value) return;
-  if (part.paired) return turn(x, y, angles.cosine.at, angles.sine.at);
-  if (!a.cos_sin || !a.interleaved) return;
-  if (part.first * U < a.rotary_dim) turn_neighbours(x, angles.cosine.at, angles.sine.at, 0);
-  if (part.second * U < a.rotary_dim) turn_neighbours(y, angles.cosine.at, angles.sine.at, U / 2);
+  if (!value && part.paired) turn(x, y, angles.cosine.at, angles.sine.at);
 }
 
 // The same for one head whose weights and angles are still to be read, rounded to the type of the data.

@@ -46,9 +46,9 @@ struct Row {
       for (int j = 0; j < 4; ++j) {
         const int d = column + j;
         if (d >= a.rotary_dim) break;
-        const bool later = a.interleaved ? d % 2 : d >= half;
-        const int angle = a.interleaved ? d / 2 : later ? d - half : d;
-        const int partner = a.interleaved ? d ^ 1 : later ? d - half : d + half;
+        const bool later = d >= half;
+        const int angle = later ? d - half : d;
+        const int partner = later ? d - half : d + half;
         x[i][j] = x[i][j] * cosine[angle] + (later ? memory[partner] : -memory[partner]) * sine[angle];
       }
     });
