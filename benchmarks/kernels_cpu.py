@@ -185,12 +185,12 @@ def measure_small(budget: float) -> dict[str, float]:
     tiny, tiny_weight = torch.randn(1, 64), torch.randn(64, 64)
     rows, vocab = 8, 151936
     logits = torch.randn(rows, vocab) * 3
-    i32, f32 = (lambda v: torch.full((rows,), v, dtype=torch.int32)), (lambda v: torch.full((rows,), v))
 
     def sample(top_k: int, top_p: float, temperature: float = 0.8) -> Callable[[], Tensor]:
-        return lambda: ops.sample(
-            logits, torch.arange(rows), i32(0), i32(7), f32(temperature), i32(top_k), f32(top_p), f32(0.0)
+        samples = ops.pack_samples(
+            rows, seeds=range(rows), positions=7, temperature=temperature, top_k=top_k, top_p=top_p
         )
+        return lambda: ops.sample(logits, samples)
 
     calls: dict[str, tuple[Callable[[], object], int]] = {
         "call overhead (linear 1x64x64)": (lambda: ops.linear(tiny, tiny_weight), 1),

@@ -25,10 +25,8 @@ def torch_sample(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 def sample(rows: int, vocab: int, top_k: int, top_p: float, dtype: torch.dtype = torch.float32) -> Row:
     n = rotations(rows * vocab * dtype.itemsize)
     logits = [(torch.randn(rows, vocab, device="cuda") * 3).to(dtype) for _ in range(n)]
-    seeds, zeros = torch.arange(rows, device="cuda"), torch.zeros(rows, dtype=torch.int32, device="cuda")
-    ones = torch.ones(rows, device="cuda")
-    columns = (seeds, zeros, zeros, ones * 0.8, zeros + top_k, ones * top_p, ones * 0.0)
-    seconds = measure([lambda x=x: ops.sample(x, *columns) for x in logits])
+    samples = ops.pack_samples(rows, seeds=range(rows), temperature=0.8, top_k=top_k, top_p=top_p).cuda()
+    seconds = measure([lambda x=x: ops.sample(x, samples) for x in logits])
     peer = measure([lambda x=x: torch_sample(x, top_k, top_p) for x in logits[:4]], replays=5)
     floor = rows * vocab * dtype.itemsize / READ
     shape = f"{rows} x {vocab} {str(dtype)[6:]} top-k {top_k} top-p {top_p}"

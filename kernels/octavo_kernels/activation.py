@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from octavo_kernels.call import float_type, output, rows_of, run
+from octavo_kernels.operands import rows_at
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 
@@ -23,7 +24,7 @@ def act_and_mul(x: Tensor, kind: Gate, out: Tensor | None = None) -> Tensor:
     out = output(out, x, (rows, width // 2))
     run(
         "activation", {"x": x, "out": out},
-        dtype, code_of(kind), True, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, width // 2,
+        dtype, code_of(kind), True, rows_at(x), rows_at(out), rows, width // 2,
     )  # fmt: skip
     return out
 
@@ -35,7 +36,7 @@ def act(x: Tensor, kind: Activation, out: Tensor | None = None) -> Tensor:
     out = output(out, x, (rows, width))
     run(
         "activation", {"x": x, "out": out},
-        dtype, code_of(kind), False, x.data_ptr(), x.stride(0), out.data_ptr(), out.stride(0), rows, width,
+        dtype, code_of(kind), False, rows_at(x), rows_at(out), rows, width,
     )  # fmt: skip
     return out
 

@@ -13,27 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_kernels import cuda
+from octavo_kernels import _cpu, cuda
+from octavo_kernels.operands import address, rows_at
 
-SEEN, FORBIDDEN = 1, 2
-ROW = np.dtype(
-    [
-        ("first", "<i4"),  # of its entries
-        ("entries", "<i4"),
-        ("repetition", "<f4"),
-        ("presence", "<f4"),
-        ("frequency", "<f4"),
-        ("masked", "<i4"),  # whether its row of the mask counts
-    ]
-)
-ENTRY = np.dtype(
-    [
-        ("token", "<i4"),
-        ("bias", "<f4"),
-        ("count", "<i4"),  # in the output
-        ("flags", "<i4"),
-    ]
-)
+SEEN, FORBIDDEN = _cpu.SEEN, _cpu.FORBIDDEN
+ROW, ENTRY = _cpu.ADJUST_ROW, _cpu.ADJUST_ENTRY
+"""numpy types of `AdjustRow` and `AdjustEntry` in csrc/messages.h."""
 
 
 @dataclass(slots=True)
@@ -95,9 +80,7 @@ def adjust(logits: Tensor, message: Tensor, latest: Tensor | None = None, allowe
         return
     cuda.run(
         "adjust", logits.device,
-        logits.data_ptr(), logits.stride(0), count, vocab, message.data_ptr(),
-        0 if latest is None else latest.data_ptr(), 0 if allowed is None else allowed.data_ptr(),
-        0 if allowed is None else allowed.stride(0),
+        rows_at(logits), count, vocab, message.data_ptr(), address(latest), rows_at(allowed),
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from octavo_kernels import checks, cuda
 from octavo_kernels.cache import cache_layout, rope_write_kv
-from octavo_kernels.call import Call, Operation, address, check, check_devices, check_heads, float_type
+from octavo_kernels.call import Call, Operation, check, check_devices, check_heads, float_type
+from octavo_kernels.operands import address, rows_at
 from octavo_kernels.plan import AttentionPlan
 
 
@@ -40,48 +41,63 @@ def paged_attention(
     PagedAttention (arXiv 2309.06180), with the online softmax of FlashAttention (arXiv 2205.14135).
     """
     dtype = float_type("q", q)
+    kv_heads = layer_cache.shape[-2]
+    heads = _check_queries(q, out, kv_heads, sinks)
+    cache = cache_layout(layer_cache, q.dtype, kv_heads, heads[2], block_size)
+    sequences = _check_sequences(block_tables, context_lens, query_start)
+    if sliding_window < 0:
+        raise ValueError(f"sliding_window must be 0 (none) or positive, not {sliding_window}")
+    if checks.wanted(q):
+        checks.reads(layer_cache, block_size, block_tables, context_lens, query_start, len(q), sliding_window)
+    tensors = {
+        "q": q, "layer_cache": layer_cache, "block_tables": block_tables, "context_lens": context_lens,
+        "query_start": query_start, "out": out, "sinks": sinks,
+    }  # fmt: skip
+    work: tuple[object, ...] = (context_lens.data_ptr(), query_start.data_ptr(), sequences)
+    if q.is_cuda:
+        if plan is None:
+            check_devices(tensors)
+            plan = AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
+            plan.update(context_lens, query_start)
+        _check_prefixes(plan, q, layer_cache)
+        work = plan.use(sequences, *heads, sliding_window, settled)
+    return Call(
+        "paged_attention", tensors,
+        (dtype, rows_at(q), rows_at(out), heads, cache, rows_at(block_tables),
+        (scale, sliding_window, softcap, address(sinks)), *work), out,
+    )  # fmt: skip
+
+
+def _check_queries(q: Tensor, out: Tensor, kv_heads: int, sinks: Tensor | None) -> tuple[int, int, int]:
+    """Query heads, KV heads and head dim."""
     if q.dim() != 3:
         raise ValueError(f"q must have shape [tokens, heads, head_dim], not {list(q.shape)}")
     tokens, heads, head_dim = q.shape
-    kv_heads = layer_cache.shape[-2]
     if heads % kv_heads:
         raise ValueError(f"q must have a multiple of the cache's {kv_heads} heads, not {heads}")
     check("q", q, q.dtype, (tokens, heads, head_dim))
     check("out", out, q.dtype, (tokens, heads, head_dim))
     check_heads("q", q)
     check_heads("out", out)
-    cache = cache_layout(layer_cache, q.dtype, kv_heads, head_dim, block_size)
+    if sinks is not None:
+        check("sinks", sinks, torch.float32, (heads,))
+    return heads, kv_heads, head_dim
+
+
+def _check_sequences(block_tables: Tensor, context_lens: Tensor, query_start: Tensor) -> int:
     check("context_lens", context_lens, torch.int32, (None,))
     sequences = context_lens.shape[0]
     check("block_tables", block_tables, torch.int32, (sequences, None))
     check("query_start", query_start, torch.int32, (sequences + 1,))
-    if sinks is not None:
-        check("sinks", sinks, torch.float32, (heads,))
-    if sliding_window < 0:
-        raise ValueError(f"sliding_window must be 0 (none) or positive, not {sliding_window}")
-    if checks.wanted(q):
-        checks.reads(layer_cache, block_size, block_tables, context_lens, query_start, tokens, sliding_window)
-    tensors = {
-        "q": q, "layer_cache": layer_cache, "block_tables": block_tables, "context_lens": context_lens,
-        "query_start": query_start, "out": out, "sinks": sinks,
-    }  # fmt: skip
-    lengths: tuple[int | bool, ...] = (context_lens.data_ptr(), query_start.data_ptr(), sequences)
-    if q.is_cuda:
-        if plan is None:
-            check_devices(tensors)
-            plan = AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
-            plan.update(context_lens, query_start)
-        if plan.shared_prefixes and not cuda.reads_prefixes_once(q.dtype, layer_cache.dtype, head_dim):
-            raise ValueError(
-                f"plan has shared prefixes, which need 16-bit q and a cache of its type, not {q.dtype} and "
-                f"{layer_cache.dtype}, and head_dim {head_dim} on tensor cores: make it without them"
-            )
-        lengths = plan.arguments(sequences, heads, kv_heads, head_dim, sliding_window, settled)
-    return Call(
-        "paged_attention", tensors,
-        (dtype, q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), heads, kv_heads, head_dim, *cache,
-        block_tables.data_ptr(), block_tables.stride(0), *lengths, scale, sliding_window, softcap, address(sinks)), out,
-    )  # fmt: skip
+    return sequences
+
+
+def _check_prefixes(plan: AttentionPlan, q: Tensor, layer_cache: Tensor) -> None:
+    if plan.shared_prefixes and not cuda.reads_prefixes_once(q.dtype, layer_cache.dtype, q.shape[2]):
+        raise ValueError(
+            f"plan has shared prefixes, which need 16-bit q and a cache of its type, not {q.dtype} and "
+            f"{layer_cache.dtype}, and head_dim {q.shape[2]} on tensor cores: make it without them"
+        )
 
 
 def rope_attention(
@@ -122,7 +138,7 @@ def rope_attention(
     )  # fmt: skip
     if plan is not None and plan.steps_alone and len(qkv) == len(context_lens):
         device = check_devices(write.tensors | attention.tensors)
-        if cuda.decode_step(device, write.arguments, attention.arguments, plan.arrivals()):
+        if cuda.decode_step(device, write.arguments, attention.arguments):
             return out
     write.run()
     attention.run()

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import _cpu, checks, cuda
-from octavo_kernels.call import DTYPES, Call, Operation, address, check, check_heads, float_type, rows_of, run
+from octavo_kernels.call import Call, Operation, check, check_heads, float_type, rows_of, run
+from octavo_kernels.operands import DTYPES, address, rows_at
 
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -100,8 +101,7 @@ def write_kv(k: Tensor, v: Tensor, layer_cache: Tensor, slots: Tensor, block_siz
         checks.writes(layer_cache, block_size, slots)
     run(
         "write_kv", {"k": k, "v": v, "layer_cache": layer_cache, "slots": slots},
-        dtype, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), tokens, kv_heads, head_dim, *cache,
-        slots.data_ptr(),
+        dtype, rows_at(k), rows_at(v), tokens, kv_heads, head_dim, cache, slots.data_ptr(),
     )  # fmt: skip
 
 
@@ -130,30 +130,15 @@ def rope_write_kv(
     older than it.
     """
     dtype = float_type("qkv", qkv)
-    tokens, packed = rows_of("qkv", qkv)
-    if q_out.dim() != 3:
-        raise ValueError(f"q_out must have shape [tokens, heads, head_dim], not {list(q_out.shape)}")
-    _, heads, head_dim = q_out.shape
-    check("q_out", q_out, qkv.dtype, (tokens, heads, head_dim))
-    check_heads("q_out", q_out)
-    kv_heads = layer_cache.shape[-2]
-    if packed != (heads + 2 * kv_heads) * head_dim:
-        raise ValueError(
-            f"qkv must have (heads + 2 * kv_heads) * head_dim = ({heads} + 2 * {kv_heads}) * {head_dim} columns, "
-            f"not {packed}"
-        )
-    cache = cache_layout(layer_cache, qkv.dtype, kv_heads, head_dim, block_size)
+    heads = _check_packed(qkv, q_out, layer_cache.shape[-2])
+    tokens = len(qkv)
+    cache = cache_layout(layer_cache, qkv.dtype, heads[1], heads[2], block_size)
     check("slots", slots, torch.int64, (tokens,))
     check("positions", positions, torch.int64, (tokens,))
-    table, table_stride, rotary_dim = 0, 0, 0
-    if cos_sin is not None:
-        check("cos_sin", cos_sin, torch.float32, (None, None))
-        table, table_stride, rotary_dim = cos_sin.data_ptr(), cos_sin.stride(0), cos_sin.shape[1]
-        if rotary_dim % 2 or rotary_dim > head_dim:
-            raise ValueError(f"cos_sin must have an even number of columns up to head_dim {head_dim}, not {rotary_dim}")
+    rotary_dim = 0 if cos_sin is None else _check_angles(cos_sin, heads[2])
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
-            check(name, weight, qkv.dtype, (head_dim,))
+            check(name, weight, qkv.dtype, (heads[2],))
     if checks.wanted(slots):
         checks.writes(layer_cache, block_size, slots)
         if cos_sin is not None:
@@ -164,10 +149,34 @@ def rope_write_kv(
     }  # fmt: skip
     return Call(
         "rope_write_kv", tensors,
-        (dtype, qkv.data_ptr(), qkv.stride(0), q_out.data_ptr(), q_out.stride(0), tokens, heads, kv_heads, head_dim,
-        *cache, slots.data_ptr(), positions.data_ptr(), table, table_stride, rotary_dim,
-        address(q_norm), address(k_norm), eps, norm_offset), q_out,
+        (dtype, rows_at(qkv), rows_at(q_out), tokens, heads, cache, slots.data_ptr(),
+        (positions.data_ptr(), *rows_at(cos_sin), rotary_dim),
+        (address(q_norm), address(k_norm), eps, norm_offset)), q_out,
     )  # fmt: skip
+
+
+def _check_packed(qkv: Tensor, q_out: Tensor, kv_heads: int) -> tuple[int, int, int]:
+    """Query heads, KV heads and head dim."""
+    tokens, packed = rows_of("qkv", qkv)
+    if q_out.dim() != 3:
+        raise ValueError(f"q_out must have shape [tokens, heads, head_dim], not {list(q_out.shape)}")
+    _, heads, head_dim = q_out.shape
+    check("q_out", q_out, qkv.dtype, (tokens, heads, head_dim))
+    check_heads("q_out", q_out)
+    if packed != (heads + 2 * kv_heads) * head_dim:
+        raise ValueError(
+            f"qkv must have (heads + 2 * kv_heads) * head_dim = ({heads} + 2 * {kv_heads}) * {head_dim} columns, "
+            f"not {packed}"
+        )
+    return heads, kv_heads, head_dim
+
+
+def _check_angles(cos_sin: Tensor, head_dim: int) -> int:
+    check("cos_sin", cos_sin, torch.float32, (None, None))
+    rotary_dim: int = cos_sin.shape[1]
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise ValueError(f"cos_sin must have an even number of columns up to head_dim {head_dim}, not {rotary_dim}")
+    return rotary_dim
 
 
 def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:

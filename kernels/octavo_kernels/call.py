@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import _cpu, cuda
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+from octavo_kernels.operands import DTYPES
 
 P = ParamSpec("P")
 
@@ -77,10 +76,6 @@ def output(out: Tensor | None, like: Tensor, shape: tuple[int, int]) -> Tensor:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     check("out", out, like.dtype, shape)
     return out
-
-
-def address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def run(operation: str, tensors: dict[str, Tensor | None], *arguments: object) -> None:

@@ -8,6 +8,7 @@ the device: every launch can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,41 +18,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo_kernels.operands import RmsNorm
+from octavo_kernels import choice
+from octavo_kernels.choice import Alignment, Chip, Ending, Form, Kernel, Launch
+from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
 
 try:
-    from octavo_kernels import _cuda
+    compiled: Any = importlib.import_module("octavo_kernels._cuda")
 except ImportError:  # built without nvcc
-    _cuda = None
+    compiled = None
 
 log = logging.getLogger(__name__)
 
 TENSOR_CORE_HEAD_DIMS = (32, 64, 96, 128, 256)
-LINEAR_DTYPES = {torch.bfloat16: 1, torch.float16: 2}
-# Up to so many rows products may be ours on Hopper (of few, no row feels how many), those with a gate with more, too.
-FEW_ROWS, LINEAR_ROWS = 32, 64
-# What cuBLASLt chooses is 2 to 7 % faster over a decoder of 8B or 13B, with more rows or fewer weights slower (H200).
-LT_ROWS, LT_WEIGHTS = 112, 1 << 24
-# Products with more rows, square ones that are wider, or with other depths gain nothing by being cut (H200).
-SPLIT_ROWS, SPLIT_SQUARE, SPLIT_DEPTH = 384, 4096, 512
-# Parts of products with so many rows and weights at most are sooner done by our kernel (H200).
-OWN_PARTS = ((64, 1 << 24), (128, 1 << 22), (256, 3 << 20))
-SUMMED_COLUMNS = 8192  # of 16 bits, the most that the norm of a sum takes
+HALF = (torch.bfloat16, torch.float16)
+FORMS = {torch.float32: Form.DENSE_32, torch.bfloat16: Form.DENSE_16, torch.float16: Form.DENSE_16}
+NO_GATE, NO_NORM = (False, 0), (0, 0.0, 0.0)
 
 
 def available() -> bool:
     """Whether this build has CUDA kernels."""
-    return _cuda is not None
+    return compiled is not None
 
 
 def run(operation: str, device: torch.device, *arguments: object) -> None:
     """Launches an operation of the module on the current stream of `device`."""
-    if _cuda is None:
+    if compiled is None:
         raise RuntimeError(
             f"a tensor is on {device}, but this build of octavo-kernels has no CUDA kernels: "
             "install it where nvcc is on the PATH"
         )
-    launch = getattr(_cuda, operation, None)
+    launch = getattr(compiled, operation, None)
     if launch is None:
         raise NotImplementedError(f"{operation} has no CUDA kernel yet: call it with tensors on the CPU")
     _launch(launch, device, *arguments)
@@ -66,6 +62,18 @@ def _launch(launch: Callable[..., Any], device: torch.device, *arguments: object
         return launch(*arguments, torch._C._cuda_getCurrentRawStream(device.index))
 
 
+@cache
+def chip(device: torch.device) -> Chip:
+    """What the choice of a product's kernel asks of a GPU."""
+    with torch.cuda.device(device):
+        return Chip(*compiled.chip())
+
+
+def runs_hopper_code(device: torch.device) -> bool:
+    """Whether this GPU runs what is built for Hopper alone, such as uniform products."""
+    return compiled is not None and chip(device).hopper
+
+
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -74,86 +82,18 @@ def linear(
     out: Tensor,
     counter: Tensor | None = None,
 ) -> None:
-    """Our kernel where it takes the product, else torch (cuBLAS), whose algorithm depends on the number of rows."""
+    """By our kernel where it is faster, else by torch's libraries, whose algorithm depends on the number of rows."""
     if launch_linear(x, weight, bias, residual, out, counter=counter):
         return
-    better = len(x) <= LT_ROWS and weight.numel() > LT_WEIGHTS and x.dtype in LINEAR_DTYPES
-    with _cublaslt() if better else nullcontext():
+    rows, depth = x.shape
+    library = choice.library(rows, weight.shape[0], depth, FORMS[x.dtype]).kernel
+    with _cublaslt() if library is Kernel.CUBLASLT else nullcontext():
         if residual is not None and bias is not None:
             torch.addmm(residual, x, weight.t(), out=out).add_(bias)
-        elif bias is None and residual is None:
-            torch.mm(x, weight.t(), out=out)
+        elif (addend := residual if bias is None else bias) is not None:
+            torch.addmm(addend, x, weight.t(), out=out)
         else:
-            torch.addmm(bias if residual is None else residual, x, weight.t(), out=out)
-
-
-def parts_of(x: Tensor, weight: Tensor) -> int:
-    """Into how many parts along its depth a product of dozens of rows is cut best, if their sum costs little: where
-    tiles of 128 x 128 results leave half of the multiprocessors idle, and the depth is worth it (see `SPLIT_ROWS`)."""
-    rows, (columns, depth) = len(x), weight.shape
-    if x.dtype not in LINEAR_DTYPES or not FEW_ROWS < rows <= SPLIT_ROWS or depth % SPLIT_DEPTH:
-        return 1
-    if columns % 8 or columns > SUMMED_COLUMNS:
-        return 1
-    if depth < columns or depth == columns > SPLIT_SQUARE or (rows <= LT_ROWS and weight.numel() > LT_WEIGHTS):
-        return 1
-    room = _multiprocessors(x.device) // (-(-rows // 128) * -(-columns // 128))
-    return 4 if room >= 16 else 2 if room >= 2 else 1
-
-
-def linear_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
-    """The product, cut along the depth, by our kernel where it is the faster one: float32 `[parts, rows, columns]`."""
-    own = any(len(x) <= rows and weight.numel() <= weights for rows, weights in OWN_PARTS)
-    if own and runs_hopper_code(x.device):
-        out = torch.empty(parts, len(x), len(weight), dtype=torch.float32, device=x.device)
-        if _launch(
-            _cuda.linear_parts, x.device, LINEAR_DTYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(),
-            weight.stride(0), out.data_ptr(), len(x), *weight.shape, parts,
-        ):  # fmt: skip
-            return out
-    cut = [tensor.unflatten(1, (parts, -1)) for tensor in (x, weight)]
-    return torch.bmm(cut[0].transpose(0, 1), cut[1].permute(1, 2, 0), torch.float32)
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@contextmanager
-def _cublaslt() -> Iterator[None]:
-    """Torch's products by the library that chooses better for some dozens of rows (see `LT_ROWS`). The choice is a
-    variable of the process on the host: a graph that is captured keeps the kernels that were chosen."""
-    library = torch.backends.cuda.preferred_blas_library
-    before = library()
-    library("cublaslt")
-    try:
-        yield
-    finally:
-        library(before)
-
-
-def linear_uniform(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
-    """With our kernel of which no row feels how many there are. Raises TypeError or ValueError for what it does not
-    take, RuntimeError on chips that it is not for."""
-    if not runs_hopper_code(x.device):
-        raise RuntimeError(f"uniform products need a Hopper GPU and kernels built for it, not {x.device}")
-    if x.dtype not in LINEAR_DTYPES:
-        raise TypeError(f"x must be bfloat16 or float16 for a uniform product, not {x.dtype}")
-    for name, tensor in (("x", x), ("weight", weight)):
-        if tensor.data_ptr() % 16 or tensor.stride(0) % 8:
-            raise ValueError(f"{name} must have rows at multiples of 16 bytes; its strides are {tensor.stride()}")
-    if len(x):
-        run(
-            "linear_uniform", x.device, LINEAR_DTYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(),
-            weight.stride(0), 0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(),
-            0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), len(x), *weight.shape,
-        )  # fmt: skip
-
-
-def runs_hopper_code(device: torch.device) -> bool:
-    """Whether this GPU runs what is built for Hopper alone: uniform products, and parts of others."""
-    return _cuda is not None and hasattr(_cuda, "linear_uniform") and torch.cuda.get_device_capability(device)[0] == 9
+            torch.mm(x, weight.t(), out=out)
 
 
 def launch_linear(
@@ -166,28 +106,95 @@ def launch_linear(
     norm: RmsNorm | None = None,
     counter: Tensor | None = None,
 ) -> bool:
-    """Launches our matrix product, with what is before and behind it, where it is the faster one; returns whether it
-    did: otherwise nothing was done."""
-    rows, depth = x.shape
-    most = FEW_ROWS if norm is not None else LINEAR_ROWS if activation is None else rows
-    if _cuda is None or x.dtype not in LINEAR_DTYPES or not 0 < rows <= most:
+    """Launches our kernel for all of this where that is faster; returns whether it did."""
+    ending = Ending.PLAIN if activation is None else Ending.GATE if bias is None else Ending.BIASED_GATE
+    launch = _choose(x, weight, ending, normed=norm is not None)
+    if launch is None or launch.kernel < 0:
         return False
+    operands = _operands(x, weight, bias, residual, out)
+    alignment = _alignment(operands, address(None if norm is None else norm.weight))
+    if alignment != Alignment.ALL:
+        launch = _choose(x, weight, ending, norm is not None, alignment)
+        if launch is None or launch.kernel < 0:
+            return False
     return bool(
         _launch(
-            _cuda.linear, x.device,
-            LINEAR_DTYPES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0),
-            0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr(),
-            0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, weight.shape[0], depth,
-            activation is not None, activation or 0, 0 if norm is None else norm.weight.data_ptr(),
-            0.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset,
-            0 if counter is None else counter.data_ptr(),
+            compiled.linear, x.device, *operands, (activation is not None, activation or 0),
+            NO_NORM if norm is None else (norm.weight.data_ptr(), norm.eps, norm.offset), address(counter), launch,
         )
     )  # fmt: skip
 
 
-def decode_step(device: torch.device, write: tuple[object, ...], attention: tuple[object, ...], arrivals: int) -> bool:
+def linear_parts(x: Tensor, weight: Tensor) -> Tensor | None:
+    """The product in parts along its depth, float32 `[parts, rows, columns]`, where that is the faster way."""
+    launch = _choose(x, weight, Ending.PARTS, False, _alignment(_operands(x, weight, None, None, x), 0))
+    if launch is None:
+        return None
+    if launch.kernel >= 0:
+        out = torch.empty(launch.split, len(x), len(weight), dtype=torch.float32, device=x.device)
+        if _launch(compiled.linear, x.device, *_operands(x, weight, None, None, out[0]), NO_GATE, NO_NORM, 0, launch):
+            return out
+    cut = [tensor.view(len(tensor), launch.split, -1) for tensor in (x, weight)]
+    return torch.bmm(cut[0].transpose(0, 1), cut[1].permute(1, 2, 0), torch.float32)
+
+
+def linear_uniform(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
+    """By the kernel whose rows do not depend on how many there are. Raises TypeError or ValueError for what it does not
+    take, RuntimeError on chips that it is not for."""
+    if not runs_hopper_code(x.device):
+        raise RuntimeError(f"uniform products need a Hopper GPU and kernels built for it, not {x.device}")
+    if x.dtype not in HALF:
+        raise TypeError(f"x must be bfloat16 or float16 for a uniform product, not {x.dtype}")
+    for name, tensor in (("x", x), ("weight", weight)):
+        if tensor.data_ptr() % 16 or tensor.stride(0) % 8:
+            raise ValueError(f"{name} must have rows at multiples of 16 bytes; its strides are {tensor.stride()}")
+    if len(x):
+        launch = choice.choose_uniform(len(x), len(weight), chip(x.device))
+        _launch(compiled.linear, x.device, *_operands(x, weight, bias, residual, out), NO_GATE, NO_NORM, 0, launch)
+
+
+def _choose(
+    x: Tensor, weight: Tensor, ending: Ending, normed: bool, alignment: Alignment = Alignment.ALL
+) -> Launch | None:
+    if compiled is None:
+        return None
+    rows, depth = x.shape
+    return choice.choose(rows, weight.shape[0], depth, FORMS[x.dtype], ending, chip(x.device), normed, alignment)
+
+
+def _operands(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> tuple[Any, ...]:
+    """What `compiled.linear` takes first."""
+    rows, depth = x.shape
+    return (
+        DTYPES[x.dtype], (x.data_ptr(), x.stride(0)), (weight.data_ptr(), weight.stride(0)), address(bias),
+        rows_at(residual), (out.data_ptr(), out.stride(0)), rows, weight.shape[0], depth,
+    )  # fmt: skip
+
+
+def _alignment(operands: tuple[Any, ...], norm: int) -> Alignment:
+    _, (x, x_stride), (weight, weight_stride), bias, (residual, residual_stride), (out, out_stride), *_ = operands
+    if (x | weight | norm) % 16 or weight_stride % 8:
+        return Alignment.NONE
+    rest = (bias | residual | out) % 16 or (x_stride | residual_stride | out_stride) % 8
+    return Alignment.INPUTS if rest else Alignment.ALL
+
+
+@contextmanager
+def _cublaslt() -> Iterator[None]:
+    """Torch's products by this library. Torch's choice is a variable of the process: a graph that is captured keeps the
+    kernels that were chosen."""
+    library = torch.backends.cuda.preferred_blas_library
+    before = library()
+    library("cublaslt")
+    try:
+        yield
+    finally:
+        library(before)
+
+
+def decode_step(device: torch.device, write: tuple[object, ...], attention: tuple[object, ...]) -> bool:
     """Launches what `rope_write_kv` and `paged_attention` with these arguments would; returns whether it did."""
-    return bool(_launch(_cuda.decode_step, device, write, attention, arrivals))
+    return bool(_launch(compiled.decode_step, device, write, attention))
 
 
 @cache
@@ -196,8 +203,8 @@ def mapping_granularity(device: torch.device) -> int | None:
     the host behind the device's, which a trial tells."""
     try:
         with torch.cuda.device(device):
-            granularity: int = _cuda.MappedPool.granularity(torch.cuda.current_device())
-            _cuda.MappedPool(torch.cuda.current_device(), granularity, granularity)
+            granularity: int = compiled.MappedPool.granularity(torch.cuda.current_device())
+            compiled.MappedPool(torch.cuda.current_device(), granularity, granularity)
     except RuntimeError as error:
         log.info("kernels on %s do not read the host's memory: %s", device, error)
         return None
@@ -221,7 +228,7 @@ def mapped_memory(device: torch.device, device_bytes: int, host_bytes: int) -> T
     """One tensor of bytes of which the first `device_bytes` lie on the device, and the others in pinned memory of the
     host, which kernels reach over the link. Uninitialised. Raises `RuntimeError` if there is not as much memory."""
     with torch.cuda.device(device):
-        pool = _cuda.MappedPool(torch.cuda.current_device(), device_bytes, host_bytes)
+        pool = compiled.MappedPool(torch.cuda.current_device(), device_bytes, host_bytes)
         return torch.as_tensor(_Mapped(pool, device_bytes + host_bytes), device=device)
 
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from octavo_kernels import cuda
 from octavo_kernels.activation import Gate, act_and_mul, code_of
-from octavo_kernels.call import address, check, check_devices, float_type, output, rows_of, run
+from octavo_kernels.call import check, check_devices, float_type, output, rows_of, run
 from octavo_kernels.norm import rms_norm
-from octavo_kernels.operands import RmsNorm
+from octavo_kernels.operands import RmsNorm, address, rows_at
 
 
 def linear(
@@ -25,7 +25,7 @@ def linear(
 ) -> Tensor:
     """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), summed in float32.
 
-    Weights are taken in checkpoint order. On CUDA, with up to `cuda.LINEAR_ROWS` rows, they are read from before the
+    Weights are taken in checkpoint order. On CUDA, with up to 64 rows, they are read from before the
     stream's previous kernel has ended: they must be older than it; `uniform` products (Hopper only) do so with
     any number of rows, and a row's bits depend neither on the others nor on their number.
     With `norm`, x is `rms_norm(x, norm)`, bit for bit; on CUDA, with one row, in the same launch. `normed[T, K]` is
@@ -59,10 +59,18 @@ def linear(
     if norm is not None:
         x = _normed(x, norm, normed)
     run(
-        "linear", tensors,
-        dtype, x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), address(bias), address(residual),
-        0 if residual is None else residual.stride(0), out.data_ptr(), out.stride(0), rows, columns, depth,
-    )  # fmt: skip
+        "linear",
+        tensors,
+        dtype,
+        rows_at(x),
+        rows_at(weight),
+        address(bias),
+        rows_at(residual),
+        rows_at(out),
+        rows,
+        columns,
+        depth,
+    )
     return out
 
 
@@ -73,8 +81,7 @@ def linear_parts(x: Tensor, weight: Tensor) -> Tensor | None:
     float_type("x", x)
     _, depth = rows_of("x", x)
     check("weight", weight, x.dtype, (None, depth))
-    parts = cuda.parts_of(x, weight) if check_devices({"x": x, "weight": weight}).type == "cuda" else 1
-    return None if parts == 1 else cuda.linear_parts(x, weight, parts)
+    return cuda.linear_parts(x, weight) if check_devices({"x": x, "weight": weight}).type == "cuda" else None
 
 
 def gated_linear(

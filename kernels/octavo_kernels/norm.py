@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.call import address, check, float_type, output, rows_of, run
+from octavo_kernels.call import check, float_type, output, rows_of, run
+from octavo_kernels.operands import address, rows_at
 
 
 def rms_norm(
@@ -29,8 +30,7 @@ def rms_norm(
     out = output(out, x, (rows, width))
     run(
         "rms_norm", {"x": x, "weight": weight, "residual": residual, "out": out},
-        dtype, x.data_ptr(), x.stride(0), address(residual), 0 if residual is None else residual.stride(0),
-        weight.data_ptr(), out.data_ptr(), out.stride(0), rows, width, eps, offset,
+        dtype, rows_at(x), rows_at(residual), weight.data_ptr(), rows_at(out), rows, width, eps, offset,
     )  # fmt: skip
     return out
 
@@ -54,8 +54,8 @@ def rms_norm_of_sum(
     out = output(out, residual, (rows, width))
     run(
         "rms_norm_of_sum", {"parts": parts, "residual": residual, "weight": weight, "out": out},
-        dtype, parts.data_ptr(), len(parts), parts.stride(0), parts.stride(1), residual.data_ptr(), residual.stride(0),
-        weight.data_ptr(), out.data_ptr(), out.stride(0), rows, width, eps, offset,
+        (parts.data_ptr(), parts.stride(1)), len(parts), parts.stride(0), dtype, rows_at(residual), weight.data_ptr(),
+        rows_at(out), rows, width, eps, offset,
     )  # fmt: skip
     return out
 
@@ -79,7 +79,6 @@ def layer_norm(
     out = output(out, x, (rows, width))
     run(
         "layer_norm", {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out},
-        dtype, x.data_ptr(), x.stride(0), address(residual), 0 if residual is None else residual.stride(0),
-        weight.data_ptr(), address(bias), out.data_ptr(), out.stride(0), rows, width, eps,
+        dtype, rows_at(x), rows_at(residual), weight.data_ptr(), address(bias), rows_at(out), rows, width, eps,
     )  # fmt: skip
     return out

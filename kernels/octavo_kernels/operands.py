@@ -1,10 +1,13 @@
-"""What products take beside tensors."""
+"""Tensors as the compiled modules take them, and what products take beside tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +17,12 @@ class RmsNorm:
     weight: Tensor
     eps: float = 1e-6
     offset: float = 0.0
+
+
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def rows_at(tensor: Tensor | None) -> tuple[int, int]:
+    """Address of the first row, and elements from one row to the next."""
+    return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0))

@@ -37,7 +37,7 @@ from octavo_kernels.cache import (
 )
 from octavo_kernels.linear import gated_linear, linear, linear_parts
 from octavo_kernels.norm import layer_norm, rms_norm, rms_norm_of_sum
-from octavo_kernels.sampling import logprobs, sample
+from octavo_kernels.sampling import logprobs, pack_samples, sample
 
 __all__ = [
     "ACTIVATIONS",
@@ -57,6 +57,7 @@ __all__ = [
     "linear_parts",
     "logprobs",
     "num_threads",
+    "pack_samples",
     "paged_attention",
     "rms_norm",
     "rms_norm_of_sum",

@@ -5,7 +5,8 @@ Pass float64 tensors to get an oracle. The cache here is simply K and V by slot:
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 def sum_of_parts(parts: Tensor) -> Tensor:
     """One after the other, as `ops.rms_norm_of_sum` adds them."""
-    return reduce(torch.add, parts)
+    total: Tensor = reduce(torch.add, parts)
+    return total
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -26,9 +28,13 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 
 def act(x: Tensor, kind: str) -> Tensor:
-    if kind == "gelu_tanh":
-        return torch.nn.functional.gelu(x, approximate="tanh")
-    return {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu, "relu": torch.relu}[kind](x)
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": torch.nn.functional.silu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+        "relu": torch.relu,
+    }
+    return functions[kind](x)
 
 
 def act_and_mul(x: Tensor, kind: str) -> Tensor:

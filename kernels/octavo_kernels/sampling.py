@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from octavo_kernels import checks
+from octavo_kernels import _cpu, checks
 from octavo_kernels.call import check, float_type, rows_of, run
+from octavo_kernels.operands import rows_at
+
+SAMPLE = _cpu.STEP_SAMPLE
+"""The numpy type of `StepSample` in csrc/messages.h: how one token is chosen."""
+SAMPLE_WORDS = SAMPLE.itemsize // 4
 
 
-def sample(
-    logits: Tensor,
-    seeds: Tensor,
-    indices: Tensor,
-    positions: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    out: Tensor | None = None,
+def pack_samples(
+    rows: int,
+    *,
+    seeds: ArrayLike = 0,
+    indices: ArrayLike = 0,
+    positions: ArrayLike = 0,
+    temperature: ArrayLike = 1.0,
+    top_k: ArrayLike = 0,
+    top_p: ArrayLike = 1.0,
+    min_p: ArrayLike = 0.0,
 ) -> Tensor:
+    """Records, int32 `[rows, SAMPLE_WORDS]` on the CPU. Each parameter is `[rows]`, or one value for all."""
+    records = np.zeros(rows, SAMPLE)
+    records["seed"], records["index"], records["position"] = seeds, indices, positions
+    records["temperature"], records["top_k"], records["top_p"], records["min_p"] = temperature, top_k, top_p, min_p
+    return torch.from_numpy(records.view(np.int32).reshape(rows, SAMPLE_WORDS))
+
+
+def sample(logits: Tensor, samples: Tensor, out: Tensor | None = None) -> Tensor:
     """One token for each row of `logits[B, V]` (penalties and biases applied): int64 `[B]`, in `out` if it is given.
 
-    All other arguments have shape `[B]`: `seeds` int64; sequence `indices`, absolute `positions` and `top_k` int32;
-    `temperature`, `top_p` and `min_p` float32. The token is argmax(logit / temperature + noise) over the tokens that
-    pass the filters, the lowest id among equals; the noise is a pure function of (seed, index, position, token id):
-    Gumbel values from Philox4x32-10 (Salmon et al., SC 2011) with the seed as key and (id // 4, position, index, 0) as
-    counter, word id % 4, u = (word + 1/2) / 2^32. Temperature 0 takes the largest logit.
+    `samples[B, SAMPLE_WORDS]` (int32) are contiguous `SAMPLE` records, as `pack_samples` makes them.
+    The token is argmax(logit / temperature + noise) over the tokens that pass the filters, the lowest id among equals;
+    the noise is a pure function of (seed, index, position, token id): Gumbel values from Philox4x32-10 (Salmon et al.,
+    SC 2011) with the seed as key and (id // 4, position, index, 0) as counter, word id % 4, u = (word + 1/2) / 2^32.
+    Temperature 0 takes the largest logit.
 
     Filters act on scaled logits, in this order, on sets: top-k (0: off) keeps what is at least the k-th largest, ties
     included; top-p (1: off) keeps, of those, what is at least as large as the token at which the mass, summed from the
@@ -38,27 +53,16 @@ def sample(
     rows, vocab = rows_of("logits", logits)
     if vocab == 0:
         raise ValueError("logits must have at least one column")
-    shape = (rows,)
-    check("seeds", seeds, torch.int64, shape)
-    check("indices", indices, torch.int32, shape)
-    check("positions", positions, torch.int32, shape)
-    check("temperature", temperature, torch.float32, shape)
-    check("top_k", top_k, torch.int32, shape)
-    check("top_p", top_p, torch.float32, shape)
-    check("min_p", min_p, torch.float32, shape)
+    check("samples", samples, torch.int32, (rows, SAMPLE_WORDS))
+    if not samples.is_contiguous():
+        raise ValueError(f"samples must be contiguous; its strides are {samples.stride()}")
     if logits.is_cpu:
         logits = logits.float()
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
-    check("out", tokens, torch.int64, shape)
-    tensors = {
-        "logits": logits, "seeds": seeds, "indices": indices, "positions": positions, "temperature": temperature,
-        "top_k": top_k, "top_p": top_p, "min_p": min_p, "out": tokens,
-    }  # fmt: skip
+    check("out", tokens, torch.int64, (rows,))
     run(
-        "sample", tensors,
-        *(() if logits.is_cpu else (dtype,)), logits.data_ptr(), logits.stride(0), rows, vocab, seeds.data_ptr(),
-        indices.data_ptr(), positions.data_ptr(), temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(),
-        min_p.data_ptr(), tokens.data_ptr(),
+        "sample", {"logits": logits, "samples": samples, "out": tokens},
+        *(() if logits.is_cpu else (dtype,)), rows_at(logits), rows, vocab, samples.data_ptr(), tokens.data_ptr(),
     )  # fmt: skip
     return tokens
 
@@ -84,7 +88,7 @@ def logprobs(logits: Tensor, tokens: Tensor, top_n: int = 0) -> tuple[Tensor, Te
     values = torch.empty((rows, top_n), device=device)
     run(
         "logprobs", {"logits": logits, "tokens": tokens},
-        *(() if logits.is_cpu else (dtype,)), logits.data_ptr(), logits.stride(0), rows, vocab, tokens.data_ptr(),
-        top_n, chosen.data_ptr(), ids.data_ptr(), values.data_ptr(),
+        *(() if logits.is_cpu else (dtype,)), rows_at(logits), rows, vocab, tokens.data_ptr(), top_n,
+        chosen.data_ptr(), ids.data_ptr(), values.data_ptr(),
     )  # fmt: skip
     return chosen, ids, values

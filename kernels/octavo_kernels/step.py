@@ -11,41 +11,25 @@ number of sequences; `prefix` of record g is what the sequences of group g share
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_kernels import cuda
+from octavo_kernels import _cpu, cuda
+from octavo_kernels.operands import rows_at
+from octavo_kernels.sampling import SAMPLE, SAMPLE_WORDS
 
-HEADER = np.dtype([(n, "<i4") for n in ("sequences", "tokens", "samples", "sequence_at", "token_at", "sample_at")])
-SEQUENCE = np.dtype(
-    [
-        (n, "<i4")
-        for n in ("row", "context", "query_start", "queries", "first_block", "blocks", "block_at", "group", "prefix")
-    ]
-)
-SAMPLE = np.dtype(
-    [
-        ("seed", "<i8"),
-        ("row", "<i4"),  # of the final hidden states, before rows are selected
-        ("index", "<i4"),
-        ("position", "<i4"),
-        ("temperature", "<f4"),
-        ("top_k", "<i4"),
-        ("top_p", "<f4"),
-        ("min_p", "<f4"),
-    ]
-)
+HEADER, SEQUENCE = _cpu.STEP_HEADER, _cpu.STEP_SEQUENCE
+"""numpy types of `StepHeader` and `StepSequence` in csrc/messages.h."""
 
 
 @dataclass(slots=True)
 class StepInputs:
     """Where a step's inputs lie, at fixed addresses. int64: `token_ids[T]`, `positions[T]`, `slots[T]`,
-    `sample_rows[R]`, `seeds[R]`; int32: `block_tables[S, blocks]`, `context_lens[S]`, `query_start[S + 1]`,
-    `groups[S]`, `prefix_lens[S]`, `indices[R]`, `sample_positions[R]`, `top_k[R]`; float32: `temperature[R]`,
-    `top_p[R]`, `min_p[R]`."""
+    `sample_rows[R]`; int32: `block_tables[S, blocks]`, `context_lens[S]`, `query_start[S + 1]`, `groups[S]`,
+    `prefix_lens[S]`, `samples[R, SAMPLE_WORDS]`, which `ops.sample` takes."""
 
     token_ids: Tensor
     positions: Tensor
@@ -56,13 +40,7 @@ class StepInputs:
     groups: Tensor
     prefix_lens: Tensor
     sample_rows: Tensor
-    seeds: Tensor
-    indices: Tensor
-    sample_positions: Tensor
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
+    samples: Tensor
 
     @classmethod
     def allocate(cls, sequences: int, tokens: int, blocks: int, device: torch.device) -> StepInputs:
@@ -71,14 +49,17 @@ class StepInputs:
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        i64, i32, f32 = torch.int64, torch.int32, torch.float32
+        i64, i32 = torch.int64, torch.int32
         return cls(
             zeros(i64, tokens), zeros(i64, tokens), zeros(i64, tokens),
             zeros(i32, sequences, blocks), zeros(i32, sequences), zeros(i32, sequences + 1),
             zeros(i32, sequences), zeros(i32, sequences),
-            zeros(i64, sequences), zeros(i64, sequences), zeros(i32, sequences), zeros(i32, sequences),
-            zeros(f32, sequences), zeros(i32, sequences), zeros(f32, sequences), zeros(f32, sequences),
+            zeros(i64, sequences), zeros(i32, sequences, SAMPLE_WORDS),
         )  # fmt: skip
+
+    def addresses(self) -> tuple[int, ...]:
+        """In the order of `StepPlaces` in csrc/cuda/module.cpp."""
+        return tuple(getattr(self, field.name).data_ptr() for field in fields(self))
 
 
 def unpack_step(
@@ -93,15 +74,9 @@ def unpack_step(
     if not message.is_cuda:
         _unpack(message.numpy(), tables, previous, inputs, sequences, block_size)
         return
-    i = inputs
     cuda.run(
         "unpack_step", message.device,
-        message.data_ptr(), tables.data_ptr(), tables.stride(0), previous.data_ptr(), sequences, block_size,
-        i.token_ids.data_ptr(), i.positions.data_ptr(), i.slots.data_ptr(), i.block_tables.data_ptr(),
-        i.context_lens.data_ptr(), i.query_start.data_ptr(), i.groups.data_ptr(), i.prefix_lens.data_ptr(),
-        i.sample_rows.data_ptr(), i.seeds.data_ptr(),
-        i.indices.data_ptr(), i.sample_positions.data_ptr(), i.temperature.data_ptr(), i.top_k.data_ptr(),
-        i.top_p.data_ptr(), i.min_p.data_ptr(),
+        message.data_ptr(), rows_at(tables), previous.data_ptr(), sequences, block_size, inputs.addresses(),
     )  # fmt: skip
 
 
@@ -147,15 +122,11 @@ def _unpack(
 
 
 def _fill_samples(inputs: StepInputs, samples: np.ndarray, sequences: int) -> None:
-    count = len(samples)
-    for field, target in (
-        ("row", inputs.sample_rows), ("seed", inputs.seeds), ("index", inputs.indices),
-        ("position", inputs.sample_positions), ("temperature", inputs.temperature), ("top_k", inputs.top_k),
-        ("top_p", inputs.top_p), ("min_p", inputs.min_p),
-    ):  # fmt: skip
-        target[:count] = torch.from_numpy(samples[field].copy())
-        target[count:sequences] = 1 if field == "top_p" else 0
-    inputs.sample_rows[count:sequences] = torch.arange(count, max(count, sequences))
+    records = np.zeros(max(len(samples), sequences), SAMPLE)
+    records["top_p"], records["row"] = 1.0, np.arange(len(records))
+    records[: len(samples)] = samples
+    inputs.samples[: len(records)] = torch.from_numpy(records.view(np.int32).reshape(-1, SAMPLE_WORDS))
+    inputs.sample_rows[: len(records)] = torch.from_numpy(records["row"].copy())
 
 
 def _records(message: np.ndarray, at: int, count: int, dtype: np.dtype) -> np.ndarray:

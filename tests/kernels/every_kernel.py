@@ -21,6 +21,7 @@ from octavo_kernels.plan import AttentionPlan
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
 BLOCK = 16
+HOST = {"chunk_count", "only_prompts", "part_queries", "split_queries"}  # which launch nothing
 
 
 class Recorder:
@@ -37,7 +38,7 @@ class Recorder:
 
     def missing(self) -> set[str]:
         operations = {n for n, value in vars(self._module).items() if callable(value) and not n.startswith("_")}
-        return operations - self.launched
+        return operations - self.launched - HOST
 
 
 def data(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -257,15 +258,14 @@ def wide() -> None:
 
 def sample() -> None:
     rows = 6
-    columns = [
-        torch.arange(rows).cuda(), ints(*[0, 1] * 3), ints(*range(rows)),
-        torch.tensor([0.0, 1.0, 0.7] * 2).cuda(), ints(0, 0, 3, 500, 2, 0),
-        torch.tensor([1.0, 0.9, 0.5] * 2).cuda(), torch.tensor([0.0, 0.0, 0.1] * 2).cuda(),
-    ]  # fmt: skip
+    samples = ops.pack_samples(
+        rows, seeds=range(rows), indices=[0, 1] * 3, positions=range(rows), temperature=[0.0, 1.0, 0.7] * 2,
+        top_k=[0, 0, 3, 500, 2, 0], top_p=[1.0, 0.9, 0.5] * 2, min_p=[0.0, 0.0, 0.1] * 2,
+    ).cuda()  # fmt: skip
     for vocab, dtype in ((5, F32), (1003, F32), (1003, BF16), (1003, F16), (9000, F32)):
-        ops.sample(data(rows, vocab, dtype=dtype), *columns)
-    ops.sample(data(1, 20_000), *(x[3:4] for x in columns))  # eight blocks a row
-    ops.sample(torch.zeros(2, 9000).cuda(), *(x[1:3] for x in columns))  # more survivors than can be listed
+        ops.sample(data(rows, vocab, dtype=dtype), samples)
+    ops.sample(data(1, 20_000), samples[3:4])  # eight blocks a row
+    ops.sample(torch.zeros(2, 9000).cuda(), samples[1:3])  # more survivors than can be listed
     ops.logprobs(data(3, 1003, dtype=F32), ints(0, 7, 1002, dtype=I64), 4)
     message = pack([
         Adjustment(bias={3: 1.0}, prompt=[1, 2], output=[3, 3, 4], repetition=1.2, presence=0.5, frequency=0.1),
@@ -309,7 +309,7 @@ for family, members in (  # in parts, because racecheck takes its time
 
 def main() -> None:
     torch.manual_seed(0)
-    recorder = cuda._cuda = Recorder(cuda._cuda)
+    recorder = cuda.compiled = Recorder(cuda.compiled)
     for name in sys.argv[1:] or PIECES:
         PIECES[name]()
         torch.cuda.synchronize()

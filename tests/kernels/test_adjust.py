@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_kernels import cuda
-from octavo_kernels.adjust import ENTRY, ROW, Adjustment, adjust, pack
+from octavo_kernels.adjust import Adjustment, adjust, pack
 
 
 def by_definition(row, a, allowed=None):
@@ -79,11 +78,6 @@ def test_a_gpu_gives_the_same_bits(seed, vocab):
     adjust(on_gpu, message.cuda(), latest.cuda(), allowed.cuda())
     adjust(logits, message, latest, allowed)
     assert torch.equal(on_gpu.cpu(), logits)
-
-
-@pytest.mark.gpu
-def test_records_have_the_kernels_sizes():
-    assert cuda._cuda.adjust_words == (ROW.itemsize // 4, ENTRY.itemsize // 4)
 
 
 @pytest.mark.parametrize(

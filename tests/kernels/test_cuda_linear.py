@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo_kernels import cuda, ops, reference
+from octavo_kernels import choice, cuda, ops, reference
 from octavo_kernels.operands import RmsNorm
 
 from .conftest import assert_a_graph_computes_the_same
@@ -79,7 +79,7 @@ def test_a_product_that_gains_nothing_by_it_does_not(rows, columns, depth):
 
 def test_the_choice_of_a_library_is_nobody_elses():
     before = torch.backends.cuda.preferred_blas_library()
-    for rows in (48, cuda.LT_ROWS, cuda.LT_ROWS + 1):
+    for rows in (48, choice.LT_ROWS, choice.LT_ROWS + 1):
         x, weight, bias, residual = make(rows, 5120, 4096, torch.bfloat16)
         assert_product(ops.linear(x, weight, bias, residual=residual), x, weight, bias, residual)
         assert torch.backends.cuda.preferred_blas_library() == before
@@ -104,7 +104,7 @@ def test_decode_sized_products_are_ours(rows, columns, depth):
     assert cuda.launch_linear(x, weight, bias, residual, torch.empty_like(residual))
 
 
-@pytest.mark.parametrize("rows", [cuda.FEW_ROWS + 1, cuda.LINEAR_ROWS])
+@pytest.mark.parametrize("rows", [choice.FEW_ROWS + 1, choice.SOME_ROWS])
 @pytest.mark.parametrize(
     ("columns", "depth", "ours"),
     [(6144, 1024, False), (6144, 4096, True), (28672, 4096, True), (1088, 5120, False), (8456, 2048, False)],
@@ -117,7 +117,7 @@ def test_large_products_of_dozens_of_rows_are_ours_where_tiles_fill_the_chip(row
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(
     ("columns", "depth", "rows"),
-    [(72, 14336, 16), *((*shape, cuda.FEW_ROWS) for shape in [*OURS, *LARGE] if shape[1] < 14336)],
+    [(72, 14336, 16), *((*shape, choice.FEW_ROWS) for shape in [*OURS, *LARGE] if shape[1] < 14336)],
 )
 def test_a_row_feels_neither_the_others_nor_their_number(dtype, columns, depth, rows):
     """From two to the most that our kernel takes: a batch that shrinks or grows leaves a sequence's bits alone."""

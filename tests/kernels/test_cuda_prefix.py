@@ -163,7 +163,7 @@ def merges_runs(batch: Grouped, tiles: int) -> bool:
     """Whether runs are merged for so many tiles of rows, as on Hopper, or none elsewhere."""
     plan = batch.plan(shared_prefixes=True)
     batch.update(plan)
-    return int(plan._header[-1]) == (tiles if torch.cuda.get_device_capability()[0] == 9 else 0)
+    return int(plan.header[-1]) == (tiles if torch.cuda.get_device_capability()[0] == 9 else 0)
 
 
 @pytest.mark.parametrize("block", [32, 128])
@@ -213,7 +213,7 @@ def test_prompts_behind_a_prefix_are_full_tiles():
     batch = Grouped([2048], [(0, 2048 + 64, 64)] * 12, heads=4, kv_heads=4)
     plan = batch.plan(shared_prefixes=True)
     batch.call(plan, torch.empty_like(batch.q))
-    prefix_items = int(plan._header[3])
+    prefix_items = int(plan.header[3])
     assert prefix_items == 6 * 2048 // chunk_tokens()
 
 

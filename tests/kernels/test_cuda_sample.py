@@ -30,7 +30,8 @@ def columns(rows: int, seed: int, **fixed):
 
 def both(logits, options):
     """On either device; each must be given all of the vocabulary, wherever rows begin."""
-    return ops.sample(logits, **options), ops.sample(logits.cuda(), **{k: v.cuda() for k, v in options.items()}).cpu()
+    samples = ops.pack_samples(len(logits), **options)
+    return ops.sample(logits, samples), ops.sample(logits.cuda(), samples.cuda()).cpu()
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 1003, 32_000, 128_256])
@@ -50,7 +51,7 @@ def test_logits_in_16_bits(dtype):
         options = columns(30, vocab)
         cpu, gpu = both(logits, options)
         assert torch.equal(cpu, gpu)
-        assert torch.equal(ops.sample(logits.float(), **options), gpu)
+        assert torch.equal(ops.sample(logits.float(), ops.pack_samples(30, **options)), gpu)
 
 
 @pytest.mark.parametrize("vocab", [9000, 128_256])
@@ -155,7 +156,7 @@ def test_logprobs_of_logits_in_16_bits(dtype, vocab):
 
 
 def test_tokens_go_where_they_are_wanted():
-    logits, options = torch.randn(6, 500).cuda(), {k: v.cuda() for k, v in columns(6, 1).items()}
+    logits, samples = torch.randn(6, 500).cuda(), ops.pack_samples(6, **columns(6, 1)).cuda()
     kept = torch.full((8,), -1, device="cuda")
-    assert ops.sample(logits, **options, out=kept[1:7]).data_ptr() == kept[1:].data_ptr()
-    assert kept.tolist() == [-1, *ops.sample(logits, **options).tolist(), -1]
+    assert ops.sample(logits, samples, out=kept[1:7]).data_ptr() == kept[1:].data_ptr()
+    assert kept.tolist() == [-1, *ops.sample(logits, samples).tolist(), -1]

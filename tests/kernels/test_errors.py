@@ -45,8 +45,7 @@ RIGHT = {
     ops.act_and_mul: {"x": data(2, 16), "kind": "silu", "out": data(2, 8)},
     ops.act: {"x": data(2, 16), "kind": "silu", "out": data(2, 16)},
     ops.sample: {
-        "logits": data(2, 9), "seeds": longs(2), "indices": ints(2), "positions": ints(2), "temperature": torch.ones(2),
-        "top_k": ints(2), "top_p": torch.ones(2), "min_p": torch.zeros(2), "out": longs(2),
+        "logits": data(2, 9), "samples": ops.pack_samples(2), "out": longs(2),
     },
     ops.logprobs: {"logits": data(2, 9), "tokens": longs(2)},
 }  # fmt: skip
@@ -109,8 +108,9 @@ WRONG = [
     (ops.sample, "logits", data(2, 9).double(), TypeError),
     (ops.sample, "logits", data(2, 0), ValueError),
     (ops.sample, "logits", data(9, 2).T, ValueError),
-    (ops.sample, "seeds", ints(2), TypeError),
-    (ops.sample, "top_p", torch.zeros(3), ValueError),
+    (ops.sample, "samples", ops.pack_samples(2).float(), TypeError),
+    (ops.sample, "samples", ops.pack_samples(3), ValueError),
+    (ops.sample, "samples", ops.pack_samples(4)[::2], ValueError),
     (ops.sample, "out", ints(2), TypeError),
     (ops.logprobs, "logits", data(2, 9).double(), TypeError),
     (ops.logprobs, "tokens", longs(3), ValueError),

@@ -7,21 +7,11 @@ from octavo_kernels import _cpu, ops, reference
 
 
 def draw(logits, seeds=0, indices=0, positions=0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    rows = logits.shape[0]
-
-    def column(value, dtype):
-        return value.to(dtype) if isinstance(value, torch.Tensor) else torch.full((rows,), value, dtype=dtype)
-
-    return ops.sample(
-        logits,
-        column(seeds, torch.int64),
-        column(indices, torch.int32),
-        column(positions, torch.int32),
-        column(temperature, torch.float32),
-        column(top_k, torch.int32),
-        column(top_p, torch.float32),
-        column(min_p, torch.float32),
-    )
+    samples = ops.pack_samples(
+        len(logits), seeds=seeds, indices=indices, positions=positions, temperature=temperature, top_k=top_k,
+        top_p=top_p, min_p=min_p,
+    )  # fmt: skip
+    return ops.sample(logits, samples)
 
 
 def test_philox_known_answers():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_kernels.step import StepInputs, carry, unpack_step
+from octavo_kernels.step import SAMPLE, StepInputs, carry, unpack_step
 from octavo_worker.contract.step import SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.batch import ragged_batch
@@ -44,6 +44,11 @@ class Device:
         sent = torch.from_numpy(message.copy()).to(self.tables.device)
         unpack_step(sent, self.tables, self.sampled, self.inputs, sequences, BLOCK)
         return self.inputs
+
+
+def records(inputs: StepInputs) -> np.ndarray:
+    """How each sample is drawn."""
+    return inputs.samples.numpy().view(SAMPLE)[:, 0]
 
 
 class Run:
@@ -127,12 +132,13 @@ def test_the_device_sees_what_the_plan_says(seed: int) -> None:
         rows = [start + row for start, step in zip(starts, steps, strict=False) for row in step.rows]
         samples = [step.sample_row(number) for step in steps for number in range(len(step.samples))]
         assert got.sample_rows[: len(rows)].tolist() == rows
-        assert got.sample_positions[: len(rows)].tolist() == [sample.position for sample in samples]
-        assert got.sample_positions[: len(rows)].tolist() == (want.positions[rows] + 1).tolist()
-        assert got.indices[: len(rows)].tolist() == [sample.index for sample in samples]
-        assert got.seeds[: len(rows)].tolist() == [sample.params.seed for sample in samples]
-        assert got.top_k[: len(rows)].tolist() == [min(sample.params.top_k, VOCAB) for sample in samples]
-        assert got.min_p[: len(rows)].tolist() == pytest.approx([sample.params.min_p for sample in samples])
+        drawn = records(got)[: len(rows)]
+        assert drawn["position"].tolist() == [sample.position for sample in samples]
+        assert drawn["position"].tolist() == (want.positions[rows] + 1).tolist()
+        assert drawn["index"].tolist() == [sample.index for sample in samples]
+        assert drawn["seed"].tolist() == [sample.params.seed for sample in samples]
+        assert drawn["top_k"].tolist() == [min(sample.params.top_k, VOCAB) for sample in samples]
+        assert drawn["min_p"].tolist() == pytest.approx([sample.params.min_p for sample in samples])
     assert host_steps > 10
     assert several > 10
 
@@ -165,7 +171,7 @@ def test_parallel_samples_of_one_prompt_have_their_indices() -> None:
     steps = [Run(1, random.Random(1)).step(3, 0), Run(2, random.Random(2)).step(4, 3)]
     packer.pack(StepPlan(steps, 0), message)
     got = device.unpack(message, 2)
-    assert got.indices[:3].tolist() == [0, 1, 2]
+    assert records(got)["index"][:3].tolist() == [0, 1, 2]
     assert got.sample_rows[:3].tolist() == [6, 6, 6]
 
 
@@ -177,7 +183,7 @@ def test_padding_is_written_nowhere() -> None:
     assert got.slots[:4].tolist()[1:] == [-1, -1, -1]
     assert got.context_lens[:4].tolist() == [1, 0, 0, 0]
     assert got.query_start[:5].tolist() == [0, 1, 2, 3, 4]
-    assert got.temperature[1:4].tolist() == [0, 0, 0]
+    assert records(got)["temperature"][1:4].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])

@@ -4,6 +4,7 @@
 // that the linker could share with the rest: no standard containers in them, everything in anonymous namespaces.
 #pragma once
 
+#include "../messages.h"
 #include "../operands.h"
 
 namespace octavo {
@@ -73,11 +74,7 @@ struct LinearBlock {
 struct SampleArgs {
   const float* logits;
   int64_t stride, rows, vocab;
-  const int64_t* seeds;
-  const int32_t *indices, *positions;
-  const float* temperature;
-  const int32_t* top_k;
-  const float *top_p, *min_p;
+  const StepSample* samples;  // [rows]
   int64_t* tokens;
 };
 

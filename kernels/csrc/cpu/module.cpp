@@ -1,7 +1,9 @@
-// Python bindings: addresses, strides and sizes as integers. octavo_kernels checks everything.
-#include <pybind11/pybind11.h>
+// `octavo_kernels._cpu`. octavo_kernels has checked everything that comes here.
+#include "../bindings.h"
+
 #include <pybind11/stl.h>
 
+#include "../layouts.h"
 #include "launch.h"
 #include "levels.h"
 #include "thread_pool.h"
@@ -11,133 +13,66 @@ using namespace octavo;
 
 namespace {
 
-template <class T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
+void write_kv(int dtype, const Rows& k, const Rows& v, int64_t tokens, int kv_heads, int head_dim, const Cache& cache,
+              Address slots) {
+  launch_write(plain_write(Dtype(dtype), k, v, tokens, kv_heads, head_dim, cache, at<int64_t>(slots)));
 }
 
-Cache cache_of(uintptr_t data, int cells, int64_t block_stride, int64_t kv_stride, int64_t head_stride,
-               int block_size) {
-  return {at<void>(data), Cells(cells), block_stride, kv_stride, head_stride, block_size};
+void rope_write_kv(int dtype, const Rows& qkv, const Rows& q_out, int64_t tokens, const Heads& heads, const Cache& cache,
+                   Address slots, const Rotation& rotation, const HeadNorms& norms) {
+  launch_write(rope_write(Dtype(dtype), qkv, q_out, tokens, heads, cache, at<int64_t>(slots), rotation, norms));
 }
 
-void write_kv(int dtype, uintptr_t k, int64_t k_stride, uintptr_t v, int64_t v_stride, int64_t tokens, int kv_heads,
-              int head_dim, uintptr_t cache, int cells, int64_t block_stride, int64_t kv_stride,
-              int64_t head_stride, int block_size, uintptr_t slots) {
-  WriteArgs a{};
-  a.dtype = Dtype(dtype);
-  a.k = at<void>(k), a.k_stride = k_stride, a.v = at<void>(v), a.v_stride = v_stride;
-  a.tokens = tokens, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = cache_of(cache, cells, block_stride, kv_stride, head_stride, block_size);
-  a.slots = at<int64_t>(slots);
-  launch_write(a);
-}
-
-void rope_write_kv(int dtype, uintptr_t qkv, int64_t qkv_stride, uintptr_t q_out, int64_t q_out_stride, int64_t tokens,
-                   int heads, int kv_heads, int head_dim, uintptr_t cache, int cells, int64_t block_stride,
-                   int64_t kv_stride, int64_t head_stride, int block_size, uintptr_t slots, uintptr_t positions,
-                   uintptr_t cos_sin, int64_t cos_sin_stride, int rotary_dim, uintptr_t q_norm,
-                   uintptr_t k_norm, float eps, float norm_offset) {
-  WriteArgs a{};
-  a.dtype = Dtype(dtype);
-  const int64_t item = int64_t(item_size(a.dtype)), k_begin = int64_t(heads) * head_dim * item;
-  a.q = at<void>(qkv);
-  a.k = at<char>(qkv) + k_begin;
-  a.v = at<char>(qkv) + k_begin + int64_t(kv_heads) * head_dim * item;
-  a.q_stride = a.k_stride = a.v_stride = qkv_stride;
-  a.q_out = at<void>(q_out), a.q_out_stride = q_out_stride;
-  a.tokens = tokens, a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = cache_of(cache, cells, block_stride, kv_stride, head_stride, block_size);
-  a.slots = at<int64_t>(slots), a.positions = at<int64_t>(positions);
-  a.cos_sin = at<float>(cos_sin), a.cos_sin_stride = cos_sin_stride;
-  a.rotary_dim = rotary_dim;
-  a.q_norm = at<void>(q_norm), a.k_norm = at<void>(k_norm);
-  a.eps = eps, a.norm_offset = norm_offset;
-  launch_write(a);
-}
-
-void paged_attention(int dtype, uintptr_t q, int64_t q_stride, uintptr_t out, int64_t out_stride, int heads,
-                     int kv_heads, int head_dim, uintptr_t cache, int cells, int64_t block_stride,
-                     int64_t kv_stride, int64_t head_stride, int block_size, uintptr_t tables, int64_t table_stride,
-                     uintptr_t context_lens, uintptr_t query_start, int sequences, float scale, int window,
-                     float softcap, uintptr_t sinks) {
-  AttentionArgs a{};
-  a.dtype = Dtype(dtype);
-  a.q = at<void>(q), a.q_stride = q_stride, a.out = at<void>(out), a.out_stride = out_stride;
-  a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = cache_of(cache, cells, block_stride, kv_stride, head_stride, block_size);
-  a.tables = at<int32_t>(tables), a.table_stride = table_stride;
+void paged_attention(int dtype, const Rows& q, const Rows& out, const Heads& heads, const Cache& cache, const Rows& tables,
+                     const Scoring& scoring, Address context_lens, Address query_start, int sequences) {
+  auto a = attention_of<AttentionArgs>(Dtype(dtype), q, out, heads, cache, tables, scoring);
   a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start), a.sequences = sequences;
-  a.scale = scale, a.window = window, a.softcap = softcap, a.sinks = at<float>(sinks);
   launch_attention(a);
 }
 
-void linear(int dtype, uintptr_t x, int64_t x_stride, uintptr_t weight, int64_t weight_stride, uintptr_t bias,
-            uintptr_t residual, int64_t residual_stride, uintptr_t out, int64_t out_stride, int64_t rows,
+void linear(int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out, int64_t rows,
             int64_t columns, int64_t depth) {
   LinearArgs a{};
   a.dtype = Dtype(dtype);
-  a.x = at<void>(x), a.x_stride = x_stride, a.weight = at<void>(weight), a.weight_stride = weight_stride;
-  a.bias = at<void>(bias), a.residual = at<void>(residual), a.residual_stride = residual_stride;
-  a.out = at<void>(out), a.out_stride = out_stride;
+  a.x = x.data, a.x_stride = x.stride, a.weight = weight.data, a.weight_stride = weight.stride;
+  a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
+  a.out = out.data, a.out_stride = out.stride;
   a.rows = rows, a.columns = columns, a.depth = depth;
   launch_linear(a);
 }
 
-NormArgs norm_args(int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, int64_t residual_stride,
-                   uintptr_t weight, uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t rows, int width,
-                   float eps, float offset) {
-  NormArgs a{};
-  a.dtype = Dtype(dtype);
-  a.x = at<void>(x), a.x_stride = x_stride, a.residual = at<void>(residual), a.residual_stride = residual_stride;
-  a.weight = at<void>(weight), a.bias = at<void>(bias), a.out = at<void>(out), a.out_stride = out_stride;
-  a.rows = rows, a.width = width, a.eps = eps, a.offset = offset;
-  return a;
+void rms_norm(int dtype, const Rows& x, const Rows& residual, Address weight, const Rows& out, int64_t rows, int width,
+              float eps, float offset) {
+  launch_rms_norm(norm_of(Dtype(dtype), x, residual, at<void>(weight), nullptr, out, rows, width, eps, offset));
 }
 
-void rms_norm(int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, int64_t residual_stride, uintptr_t weight,
-              uintptr_t out, int64_t out_stride, int64_t rows, int width, float eps, float offset) {
-  launch_rms_norm(
-      norm_args(dtype, x, x_stride, residual, residual_stride, weight, 0, out, out_stride, rows, width, eps, offset));
-}
-
-void rms_norm_of_sum(int dtype, uintptr_t parts, int count, int64_t part_stride, int64_t row_stride, uintptr_t residual,
-                     int64_t residual_stride, uintptr_t weight, uintptr_t out, int64_t out_stride, int64_t rows, int width,
-                     float eps, float offset) {
-  NormArgs a = norm_args(dtype, parts, row_stride, residual, residual_stride, weight, 0, out, out_stride, rows, width, eps,
-                         offset);
+void rms_norm_of_sum(const Rows& parts, int count, int64_t part_stride, int dtype, const Rows& residual, Address weight,
+                     const Rows& out, int64_t rows, int width, float eps, float offset) {
+  NormArgs a = norm_of(Dtype(dtype), parts, residual, at<void>(weight), nullptr, out, rows, width, eps, offset);
   a.parts = count, a.part_stride = part_stride;
   launch_rms_norm(a);
 }
 
-void layer_norm(int dtype, uintptr_t x, int64_t x_stride, uintptr_t residual, int64_t residual_stride,
-                uintptr_t weight, uintptr_t bias, uintptr_t out, int64_t out_stride, int64_t rows, int width,
-                float eps) {
-  launch_layer_norm(
-      norm_args(dtype, x, x_stride, residual, residual_stride, weight, bias, out, out_stride, rows, width, eps, 0));
+void layer_norm(int dtype, const Rows& x, const Rows& residual, Address weight, Address bias, const Rows& out, int64_t rows,
+                int width, float eps) {
+  launch_layer_norm(norm_of(Dtype(dtype), x, residual, at<void>(weight), at<void>(bias), out, rows, width, eps, 0));
 }
 
-void activation(int dtype, int kind, bool gated, uintptr_t x, int64_t x_stride, uintptr_t out, int64_t out_stride,
-                int64_t rows, int width) {
-  launch_activation(
-      {Dtype(dtype), Activation(kind), gated, at<void>(x), x_stride, at<void>(out), out_stride, rows, width});
+void activation(int dtype, int kind, bool gated, const Rows& x, const Rows& out, int64_t rows, int width) {
+  launch_activation({Dtype(dtype), Activation(kind), gated, x.data, x.stride, out.data, out.stride, rows, width});
 }
 
-void sample(uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab, uintptr_t seeds, uintptr_t indices,
-            uintptr_t positions, uintptr_t temperature, uintptr_t top_k, uintptr_t top_p, uintptr_t min_p,
-            uintptr_t tokens) {
-  launch_sample({at<float>(logits), stride, rows, vocab, at<int64_t>(seeds), at<int32_t>(indices),
-                 at<int32_t>(positions), at<float>(temperature), at<int32_t>(top_k), at<float>(top_p),
-                 at<float>(min_p), at<int64_t>(tokens)});
+void sample(const Rows& logits, int64_t rows, int64_t vocab, Address samples, Address tokens) {
+  launch_sample({static_cast<float*>(logits.data), logits.stride, rows, vocab, at<StepSample>(samples), at<int64_t>(tokens)});
 }
 
-void logprobs(uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab, uintptr_t tokens, int top,
-              uintptr_t chosen, uintptr_t top_ids, uintptr_t top_values) {
-  launch_logprobs({at<float>(logits), stride, rows, vocab, at<int64_t>(tokens), top, at<float>(chosen),
+void logprobs(const Rows& logits, int64_t rows, int64_t vocab, Address tokens, int top, Address chosen, Address top_ids,
+              Address top_values) {
+  launch_logprobs({static_cast<float*>(logits.data), logits.stride, rows, vocab, at<int64_t>(tokens), top, at<float>(chosen),
                    at<int64_t>(top_ids), at<float>(top_values)});
 }
 
-void copy_blocks(uintptr_t cache, int64_t block_bytes, uintptr_t pairs, int64_t n) {
+void copy_blocks(Address cache, int64_t block_bytes, Address pairs, int64_t n) {
   launch_copy(at<char>(cache), block_bytes, at<int64_t>(pairs), n);
 }
 
@@ -162,5 +97,6 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, free);
   m.attr("max_head_dim") = kMaxHeadDim;
+  add_layouts(m);
   level();  // A wrong OCTAVO_CPU_LEVEL fails the import, not the first operation.
 }

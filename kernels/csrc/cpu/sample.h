@@ -209,16 +209,16 @@ inline int64_t gumbel_max(const Row& row, float floor, const NoiseKey& key) {
 
 void sample(const SampleArgs& a, int64_t r, void* scratch) {
   const float* logits = a.logits + r * a.stride;
-  if (!(a.temperature[r] > 0.0f)) {
+  const StepSample& s = a.samples[r];
+  if (!(s.temperature > 0.0f)) {
     a.tokens[r] = arg_max(logits, a.vocab);
     return;
   }
   auto* bins = static_cast<uint64_t*>(scratch);
-  Row row = {logits, a.vocab, a.temperature[r], 0.0f, bins, reinterpret_cast<float*>(bins + kSampleBins)};
+  Row row = {logits, a.vocab, s.temperature, 0.0f, bins, reinterpret_cast<float*>(bins + kSampleBins)};
   row.top = row_max(logits, a.vocab) / row.temperature;
-  const uint64_t seed = uint64_t(a.seeds[r]);
-  NoiseKey key = {uint32_t(seed), uint32_t(seed >> 32), uint32_t(a.positions[r]), uint32_t(a.indices[r])};
-  a.tokens[r] = gumbel_max(row, filter_floor(row, a.top_k[r], a.top_p[r], a.min_p[r]), key);
+  NoiseKey key = {s.seed_low, s.seed_high, uint32_t(s.position), uint32_t(s.index)};
+  a.tokens[r] = gumbel_max(row, filter_floor(row, s.top_k, s.top_p, s.min_p), key);
 }
 
 // Keeps the `top` best (value, lowest id first) in a sorted array.

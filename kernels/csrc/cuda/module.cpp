@@ -1,25 +1,61 @@
-// `octavo_kernels._cuda`: the operations of `_cpu`, plus a stream. Arguments are addresses, strides in elements and sizes;
-// octavo_kernels has checked them.
-#include <pybind11/pybind11.h>
+// `octavo_kernels._cuda`: the operations of `_cpu`, plus a stream. octavo_kernels has checked what comes here.
+#include "bindings.h"
 
+#include <pybind11/numpy.h>
+
+#include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 
-#include "args.h"
+#include "attention/plan.h"
+#include "cache/args.h"
 #include "cache/mapped_pool.h"
+#include "device/step.h"
+#include "linear/args.h"
+#include "sampling/args.h"
+
+namespace octavo {
+
+// What a layer asks of a plan: how many sequences the last update had, and which of its kernels are launched.
+struct PlanUse {
+  int sequences;
+  bool groups, decodes, extends;
+  bool settled;  // see AttentionArgs
+};
+inline auto fields(PlanUse& x) { return std::tie(x.sequences, x.groups, x.decodes, x.extends, x.settled); }
+inline auto fields(LinearTile& x) { return std::tie(x.consumers, x.columns, x.tall); }
+inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster, x.split); }
+
+// What a gated product ends in; a norm of x that it begins with.
+struct Gate {
+  bool gated;
+  Activation kind;
+};
+struct Norm {
+  const void* weight;
+  float eps, offset;
+};
+inline auto fields(Gate& x) { return std::tie(x.gated, x.kind); }
+inline auto fields(Norm& x) { return std::tie(x.weight, x.eps, x.offset); }
+
+// Where a step's inputs are unpacked to.
+struct StepPlaces {
+  int64_t *token_ids, *positions, *slots;
+  int32_t *block_tables, *context_lens, *query_start, *groups, *prefix_lens;
+  int64_t* sample_rows;
+  StepSample* samples;
+};
+inline auto fields(StepPlaces& x) {
+  return std::tie(x.token_ids, x.positions, x.slots, x.block_tables, x.context_lens, x.query_start, x.groups, x.prefix_lens,
+                  x.sample_rows, x.samples);
+}
+
+}  // namespace octavo
 
 namespace py = pybind11;
 using namespace octavo;
 
 namespace {
-
-using Address = std::uintptr_t;
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 cudaStream_t stream_at(Address stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
@@ -30,13 +66,18 @@ void check(const char* operation, cudaError_t error) {
   throw std::runtime_error(message + cudaGetErrorString(error));
 }
 
-int64_t item_size(int dtype) { return int64_t(item_size(Dtype(dtype))); }
+// Whether it was launched: cudaErrorNotSupported means that it was not, and nothing else was.
+bool launched(const char* operation, cudaError_t error) {
+  if (error != cudaErrorNotSupported) check(operation, error);
+  return error == cudaSuccess;
+}
 
 // The kernels load and store 16 bytes at a time.
-void aligned(const char* name, Address address, int64_t row_bytes = 0) {
-  if (address % 16 != 0 || row_bytes % 16 != 0)
+void aligned(const char* name, const void* data, int64_t row_bytes = 0) {
+  if (reinterpret_cast<Address>(data) % 16 != 0 || row_bytes % 16 != 0)
     throw std::invalid_argument(std::string(name) + " must start at a multiple of 16 bytes, and so must its rows");
 }
+void aligned(const char* name, const Rows& rows, size_t item) { aligned(name, rows.data, rows.stride * int64_t(item)); }
 
 // Each kernel says by cudaErrorInvalidValue what it does not take, and launches nothing then.
 cudaError_t write(const WriteArgs& a, cudaStream_t stream) {
@@ -57,78 +98,30 @@ cudaError_t attend(const AttentionArgs& a, cudaStream_t stream) {
   return error;
 }
 
-void write_kv(int dtype, Address k, int64_t k_stride, Address v, int64_t v_stride, int64_t tokens, int kv_heads,
-              int head_dim, Address cache, int cells, int64_t block_stride, int64_t kv_stride, int64_t head_stride,
-              int block_size, Address slots, Address stream) {
-  WriteArgs a{};
-  a.dtype = Dtype(dtype);
-  a.k = at<void>(k), a.k_stride = k_stride, a.v = at<void>(v), a.v_stride = v_stride;
-  a.tokens = tokens, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = {at<void>(cache), Cells(cells), block_stride, kv_stride, head_stride, block_size};
-  a.slots = at<int64_t>(slots);
-  const int64_t item = item_size(dtype);
-  aligned("k", k, k_stride * item), aligned("v", v, v_stride * item), aligned("layer_cache", cache);
-  check("write_kv", write(a, stream_at(stream)));
+WriteArgs rope_write_args(int dtype, const Rows& qkv, const Rows& q_out, int64_t tokens, const Heads& heads,
+                          const Cache& cache, Address slots, const Rotation& rotation, const HeadNorms& norms) {
+  const size_t item = item_size(Dtype(dtype));
+  aligned("qkv", qkv, item), aligned("q_out", q_out, item), aligned("layer_cache", cache.data);
+  return rope_write(Dtype(dtype), qkv, q_out, tokens, heads, cache, at<int64_t>(slots), rotation, norms);
 }
 
-WriteArgs rope_write_args(int dtype, Address qkv, int64_t qkv_stride, Address q_out, int64_t q_out_stride, int64_t tokens,
-                          int heads, int kv_heads, int head_dim, Address cache, int cells, int64_t block_stride, int64_t kv_stride,
-                          int64_t head_stride, int block_size, Address slots, Address positions, Address cos_sin,
-                          int64_t cos_sin_stride, int rotary_dim, Address q_norm, Address k_norm,
-                          float eps, float norm_offset) {
-  const int64_t item = item_size(dtype);
-  aligned("qkv", qkv, qkv_stride * item), aligned("q_out", q_out, q_out_stride * item), aligned("layer_cache", cache);
-  WriteArgs a{};
-  a.dtype = Dtype(dtype);
-  a.q = at<void>(qkv), a.q_stride = qkv_stride;
-  a.k = at<char>(qkv) + item * heads * head_dim, a.k_stride = qkv_stride;
-  a.v = at<char>(qkv) + item * (heads + kv_heads) * head_dim, a.v_stride = qkv_stride;
-  a.q_out = at<void>(q_out), a.q_out_stride = q_out_stride;
-  a.tokens = tokens, a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = {at<void>(cache), Cells(cells), block_stride, kv_stride, head_stride, block_size};
-  a.slots = at<int64_t>(slots), a.positions = at<int64_t>(positions);
-  a.cos_sin = at<float>(cos_sin), a.cos_sin_stride = cos_sin_stride, a.rotary_dim = rotary_dim;
-  a.q_norm = at<void>(q_norm), a.k_norm = at<void>(k_norm), a.eps = eps, a.norm_offset = norm_offset;
+AttentionArgs attention_args(int dtype, const Rows& q, const Rows& out, const Heads& heads, const Cache& cache,
+                             const Rows& tables, const Scoring& scoring, const AttentionPlan* plan, const PlanUse& use) {
+  const size_t item = item_size(Dtype(dtype));
+  aligned("q", q, item), aligned("out", out, item), aligned("layer_cache", cache.data);
+  auto a = attention_of<AttentionArgs>(Dtype(dtype), q, out, heads, cache, tables, scoring);
+  plan->fill(a);
+  a.sequences = use.sequences, a.decodes = use.decodes, a.extends = use.extends, a.settled = use.settled;
+  if (!use.groups) a.prefix = nullptr;
   return a;
 }
 
-void plan(Address context_lens, Address query_start, int sequences, int group, int window, int decode_rows, Address groups,
-          Address prefix_lens, Address header, Address decode, Address folds, Address extend, Address prefix,
-          Address group_states, Address rows, int few_rows, int kv_heads, int head_dim, int decode_capacity,
-          int extend_capacity, int sequence_capacity, Address stream) {
-  PlanArgs a{};
-  a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start);
-  a.sequences = sequences, a.group = group, a.window = window, a.decode_rows = decode_rows;
-  a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.folds = at<FoldItem>(folds);
-  a.extend = at<ExtendItem>(extend);
-  a.groups = at<int32_t>(groups), a.prefix_lens = at<int32_t>(prefix_lens);
-  a.prefix = at<PrefixItem>(prefix), a.group_states = at<GroupState>(group_states), a.rows = at<GroupRow>(rows);
-  a.few_rows = few_rows, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.decode_capacity = decode_capacity, a.extend_capacity = extend_capacity, a.sequence_capacity = sequence_capacity;
-  check("plan_attention", plan_attention(a, stream_at(stream)));
-}
-
-AttentionArgs attention_args(int dtype, Address q, int64_t q_stride, Address out, int64_t out_stride, int heads,
-                             int kv_heads, int head_dim, Address cache, int cells, int64_t block_stride, int64_t kv_stride,
-                             int64_t head_stride, int block_size, Address tables, int64_t table_stride, Address header,
-                             Address decode, Address folds, int sequences, Address extend, Address prefix, Address rows,
-                             Address partial, Address partial_sums, int partial_rows, bool decodes, bool extends,
-                             bool settled, float scale, int window, float softcap, Address sinks) {
-  AttentionArgs a{};
-  a.dtype = Dtype(dtype);
-  a.q = at<void>(q), a.q_stride = q_stride, a.out = at<void>(out), a.out_stride = out_stride;
-  a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim;
-  a.cache = {at<void>(cache), Cells(cells), block_stride, kv_stride, head_stride, block_size};
-  a.tables = at<int32_t>(tables), a.table_stride = table_stride;
-  a.header = at<PlanHeader>(header), a.decode = at<DecodeItem>(decode), a.extend = at<ExtendItem>(extend);
-  a.folds = at<FoldItem>(folds), a.sequences = sequences;
-  a.prefix = at<PrefixItem>(prefix), a.rows = at<GroupRow>(rows);
-  a.decodes = decodes, a.extends = extends, a.settled = settled;
-  a.partial = at<float>(partial), a.partial_sums = at<float>(partial_sums), a.partial_rows = partial_rows;
-  a.scale = scale, a.softcap = softcap, a.window = window, a.sinks = at<float>(sinks);
-  const int64_t item = item_size(dtype);
-  aligned("q", q, q_stride * item), aligned("out", out, out_stride * item), aligned("layer_cache", cache);
-  return a;
+NormArgs norm_args(int dtype, const Rows& x, const Rows& residual, Address weight, Address bias, const Rows& out,
+                   int64_t rows, int width, float eps, float offset) {
+  const size_t item = item_size(Dtype(dtype));
+  aligned("x", x, item), aligned("out", out, item), aligned("residual", residual, item);
+  aligned("weight", at<void>(weight)), aligned("bias", at<void>(bias));
+  return norm_of(Dtype(dtype), x, residual, at<void>(weight), at<void>(bias), out, rows, width, eps, offset);
 }
 
 // A launch as Python calls it: what `arguments` takes, then the stream.
@@ -142,178 +135,174 @@ auto launching(const char* operation, Args (*arguments)(Parameters...), cudaErro
 // The same arguments as one Python tuple.
 template <class Result, class... Parameters>
 Result from_tuple(Result (*function)(Parameters...), const py::tuple& arguments) {
-  return std::apply(function, arguments.cast<std::tuple<Parameters...>>());
+  return std::apply(function, arguments.cast<std::tuple<std::decay_t<Parameters>...>>());
 }
 
-void copy(Address cache, int64_t block_bytes, Address pairs, int64_t count, Address stream) {
-  check("copy_blocks", copy_blocks(at<void>(cache), block_bytes, at<int64_t>(pairs), count, stream_at(stream)));
+void define_attention(py::module_& m) {
+  m.def("write_kv", [](int dtype, const Rows& k, const Rows& v, int64_t tokens, int kv_heads, int head_dim,
+                       const Cache& cache, Address slots, Address stream) {
+    const size_t item = item_size(Dtype(dtype));
+    aligned("k", k, item), aligned("v", v, item), aligned("layer_cache", cache.data);
+    check("write_kv", write(plain_write(Dtype(dtype), k, v, tokens, kv_heads, head_dim, cache, at<int64_t>(slots)),
+                            stream_at(stream)));
+  });
+  m.def("rope_write_kv", launching("rope_write_kv", rope_write_args, write));
+  m.def("plan_attention", [](const AttentionPlan& plan, Address context_lens, Address query_start, int sequences,
+                             Address groups, Address prefix_lens, bool prompts_only, Address stream) {
+    PlanArgs a = plan.args();
+    a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start), a.sequences = sequences;
+    a.groups = at<int32_t>(groups), a.prefix_lens = at<int32_t>(prefix_lens);
+    if (prompts_only) a.decode_capacity = 0;
+    check("plan_attention", plan_attention(a, stream_at(stream)));
+  });
+  m.def("paged_attention", launching("paged_attention", attention_args, attend));
+  m.def("decode_step", [](const py::tuple& write, const py::tuple& attention, Address stream) {
+    DecodeStepArgs a{from_tuple(rope_write_args, write), from_tuple(attention_args, attention), nullptr};
+    a.arrivals = attention[7].cast<const AttentionPlan*>()->arrivals();
+    return launched("decode_step", decode_step(a, stream_at(stream)));
+  });
+  m.def("copy_blocks", [](Address cache, int64_t block_bytes, Address pairs, int64_t count, Address stream) {
+    check("copy_blocks", copy_blocks(at<void>(cache), block_bytes, at<int64_t>(pairs), count, stream_at(stream)));
+  });
+  m.def(
+      "swap_blocks",
+      [](Address source, Address target, int64_t block_bytes, Address pairs, int64_t count, Address stream) {
+        check("swap_blocks", swap_blocks(at<void>(source), at<void>(target), block_bytes, at<int64_t>(pairs), count,
+                                         stream_at(stream)));
+      },
+      py::call_guard<py::gil_scoped_release>());
 }
 
-void swap(Address source, Address target, int64_t block_bytes, Address pairs, int64_t count, Address stream) {
-  check("swap_blocks", swap_blocks(at<void>(source), at<void>(target), block_bytes, at<int64_t>(pairs), count,
-                                   stream_at(stream)));
+void define_layers(py::module_& m) {
+  m.def("rms_norm", [](int dtype, const Rows& x, const Rows& residual, Address weight, const Rows& out, int64_t rows,
+                       int width, float eps, float offset, Address stream) {
+    check("rms_norm", rms_norm(norm_args(dtype, x, residual, weight, 0, out, rows, width, eps, offset), stream_at(stream)));
+  });
+  m.def("rms_norm_of_sum", [](const Rows& parts, int count, int64_t part_stride, int dtype, const Rows& residual,
+                              Address weight, const Rows& out, int64_t rows, int width, float eps, float offset,
+                              Address stream) {
+    aligned("parts", parts, 4), aligned("parts", parts.data, part_stride * 4);
+    NormArgs a = norm_args(dtype, parts, residual, weight, 0, out, rows, width, eps, offset);
+    a.parts = count, a.part_stride = part_stride;
+    check("rms_norm_of_sum", rms_norm(a, stream_at(stream)));
+  });
+  m.def("layer_norm", [](int dtype, const Rows& x, const Rows& residual, Address weight, Address bias, const Rows& out,
+                         int64_t rows, int width, float eps, Address stream) {
+    check("layer_norm",
+          layer_norm(norm_args(dtype, x, residual, weight, bias, out, rows, width, eps, 0.0f), stream_at(stream)));
+  });
+  m.def("activation", [](int dtype, int kind, bool gated, const Rows& x, const Rows& out, int64_t rows, int width,
+                         Address stream) {
+    aligned("x", x, item_size(Dtype(dtype))), aligned("out", out, item_size(Dtype(dtype)));
+    check("activation",
+          activation({Dtype(dtype), Activation(kind), gated, x.data, x.stride, out.data, out.stride, rows, width},
+                     stream_at(stream)));
+  });
+  m.def("linear", [](int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out,
+                     int rows, int columns, int depth, const Gate& gate, const Norm& norm, Address counter,
+                     const LinearLaunch& launch, Address stream) {
+    LinearArgs a{};
+    a.dtype = Dtype(dtype);
+    a.x = x.data, a.x_stride = x.stride, a.weight = weight.data, a.weight_stride = weight.stride;
+    a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
+    a.out = out.data, a.out_stride = out.stride;
+    a.rows = rows, a.columns = columns, a.depth = depth;
+    a.gated = gate.gated, a.activation = gate.kind;
+    a.norm = norm.weight, a.eps = norm.eps, a.offset = norm.offset;
+    a.counter = at<unsigned>(counter);
+    return launched("linear", linear(a, launch, stream_at(stream)));
+  });
 }
 
-void unpack(Address message, Address tables, int64_t table_stride, Address previous, int sequences, int block_size,
-            Address token_ids, Address positions, Address slots, Address block_tables, Address context_lens,
-            Address query_start, Address groups, Address prefix_lens, Address sample_rows, Address seeds, Address indices, Address sample_positions,
-            Address temperature, Address top_k, Address top_p, Address min_p, Address stream) {
-  StepArgs a{};
-  a.message = at<int32_t>(message);
-  a.tables = at<int32_t>(tables), a.table_stride = table_stride, a.previous = at<int64_t>(previous);
-  a.sequences = sequences, a.block_size = block_size;
-  a.token_ids = at<int64_t>(token_ids), a.positions = at<int64_t>(positions), a.slots = at<int64_t>(slots);
-  a.block_tables = at<int32_t>(block_tables);
-  a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start);
-  a.groups = at<int32_t>(groups), a.prefix_lens = at<int32_t>(prefix_lens);
-  a.sample_rows = at<int64_t>(sample_rows), a.seeds = at<int64_t>(seeds);
-  a.indices = at<int32_t>(indices), a.sample_positions = at<int32_t>(sample_positions);
-  a.temperature = at<float>(temperature), a.top_k = at<int32_t>(top_k);
-  a.top_p = at<float>(top_p), a.min_p = at<float>(min_p);
-  check("unpack_step", unpack_step(a, stream_at(stream)));
+void define_sampling(py::module_& m) {
+  m.def("sample", [](int dtype, const Rows& logits, int64_t rows, int vocab, Address samples, Address tokens, Address stream) {
+    const SampleArgs a{Dtype(dtype), logits.data, logits.stride, rows, vocab, at<StepSample>(samples), at<int64_t>(tokens)};
+    check("sample", sample(a, stream_at(stream)));
+  });
+  m.def("adjust", [](const Rows& logits, int64_t rows, int vocab, Address message, Address latest, const Rows& allowed,
+                     Address stream) {
+    const AdjustArgs a{static_cast<float*>(logits.data), logits.stride, rows, vocab, at<int32_t>(message),
+                       at<int64_t>(latest), static_cast<int32_t*>(allowed.data), allowed.stride};
+    check("adjust", adjust(a, stream_at(stream)));
+  });
+  m.def("logprobs", [](int dtype, const Rows& logits, int64_t rows, int vocab, Address tokens, int top, Address chosen,
+                       Address top_ids, Address top_values, Address stream) {
+    const LogprobArgs a{Dtype(dtype), logits.data, logits.stride, rows, vocab, at<int64_t>(tokens), top, at<float>(chosen),
+                        at<int64_t>(top_ids), at<float>(top_values)};
+    check("logprobs", logprobs(a, stream_at(stream)));
+  });
+  m.def("unpack_step", [](Address message, const Rows& tables, Address previous, int sequences, int block_size,
+                          const StepPlaces& to, Address stream) {
+    StepArgs a{};
+    a.message = at<int32_t>(message), a.previous = at<int64_t>(previous);
+    a.tables = static_cast<int32_t*>(tables.data), a.table_stride = tables.stride;
+    a.sequences = sequences, a.block_size = block_size;
+    a.token_ids = to.token_ids, a.positions = to.positions, a.slots = to.slots, a.block_tables = to.block_tables;
+    a.context_lens = to.context_lens, a.query_start = to.query_start, a.groups = to.groups, a.prefix_lens = to.prefix_lens;
+    a.sample_rows = to.sample_rows, a.samples = to.samples;
+    check("unpack_step", unpack_step(a, stream_at(stream)));
+  });
+  m.def("carry", [](Address from, Address to, int64_t words, Address stream) {
+    check("carry", carry(at<int32_t>(from), at<int32_t>(to), words, stream_at(stream)));
+  });
 }
 
-NormArgs norm_args(int dtype, Address x, int64_t x_stride, Address residual, int64_t residual_stride, Address weight,
-                   Address bias, Address out, int64_t out_stride, int64_t rows, int width, float eps, float offset) {
-  aligned("x", x, x_stride * item_size(dtype)), aligned("out", out, out_stride * item_size(dtype));
-  aligned("residual", residual, residual_stride * item_size(dtype)), aligned("weight", weight), aligned("bias", bias);
-  return {Dtype(dtype),     at<void>(x),    x_stride,      0,          0,    at<void>(residual), residual_stride,
-          at<void>(weight), at<void>(bias), at<void>(out), out_stride, rows, width,              eps,
-          offset};
-}
+using Counts = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 
-LinearArgs linear_args(int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias,
-                       Address residual, int64_t residual_stride, Address out, int64_t out_stride, int rows, int columns,
-                       int depth) {
-  LinearArgs a{};
-  a.dtype = Dtype(dtype);
-  a.x = at<void>(x), a.x_stride = x_stride, a.rows = rows;
-  a.weight = at<void>(weight), a.weight_stride = weight_stride, a.columns = columns, a.depth = depth;
-  a.bias = at<void>(bias), a.residual = at<void>(residual), a.residual_stride = residual_stride;
-  a.out = at<void>(out), a.out_stride = out_stride;
-  return a;
+// What the host knows of the kernels: nothing is launched.
+void define_host(py::module_& m) {
+  m.attr("chunk_tokens") = kChunk;
+  m.attr("header_words") = sizeof(PlanHeader) / 4;
+  m.def("split_queries", [](int group) { return kSplitRows / group; });
+  m.def("part_queries", [](int group) { return std::max(1, kDecodeRows / group); });
+  m.def("chunk_count", [](const Counts& contexts, const Counts& queries, int group) {
+    return chunk_count(contexts.data(), queries.data(), contexts.size(), group);
+  });
+  m.def("only_prompts", [](const Counts& contexts, const Counts& queries, int group) {
+    return only_prompts(contexts.data(), queries.data(), contexts.size(), group);
+  });
+  m.def("chip", [] {
+    int device, major, multiprocessors, shared_per_block;
+    check("chip", cudaGetDevice(&device));
+    check("chip", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    check("chip", cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    check("chip", cudaDeviceGetAttribute(&shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+#if OCTAVO_HOPPER
+    const bool hopper = major == 9;
+#else
+    const bool hopper = false;
+#endif
+    return std::make_tuple(major, multiprocessors, shared_per_block, hopper);
+  }, "Of the current device: compute capability, multiprocessors, shared memory of a block, whether it runs code for 90a.");
+  py::class_<AttentionPlan>(m, "AttentionPlan")
+      .def(py::init([](int sequences, int tokens, int chunks, int heads, int kv_heads, int head_dim, int max_queries,
+                       int window, bool shared_prefixes, bool uniform, int few_rows) {
+             return AttentionPlan({sequences, tokens, chunks, heads, kv_heads, head_dim, max_queries, window, shared_prefixes,
+                                   uniform, few_rows});
+           }),
+           py::kw_only(), py::arg("sequences"), py::arg("tokens"), py::arg("chunks"), py::arg("heads"), py::arg("kv_heads"),
+           py::arg("head_dim"), py::arg("max_queries"), py::arg("window"), py::arg("shared_prefixes"), py::arg("uniform"),
+           py::arg("few_rows"))
+      .def_readonly("group", &AttentionPlan::group)
+      .def_readonly("decodes", &AttentionPlan::decodes)
+      .def_readonly("extends", &AttentionPlan::extends)
+      .def_readonly("groups", &AttentionPlan::groups)
+      .def_readonly("rows", &AttentionPlan::rows)
+      .def_readonly("spared", &AttentionPlan::spared)
+      .def_property_readonly("list_bytes", &AttentionPlan::list_bytes)
+      .def_property_readonly("partial_bytes", &AttentionPlan::partial_bytes)
+      .def("place", [](AttentionPlan& plan, Address lists, Address partial) { plan.place(at<void>(lists), at<void>(partial)); });
+  py::class_<MappedPool>(m, "MappedPool")
+      .def(py::init<int, std::size_t, std::size_t>())
+      .def_property_readonly("address", &MappedPool::address)
+      .def_static("granularity", &MappedPool::granularity);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_cuda, m) {
-  m.attr("chunk") = kChunk;
-  m.attr("decode_rows") = kDecodeRows;
-  m.attr("few_times") = kFewTimes;
-  m.attr("few_items") = kFewItems;
-  m.attr("split_rows") = kSplitRows;
-  m.attr("split_context") = kSplitContext;
-  m.attr("header_bytes") = sizeof(PlanHeader);
-  m.attr("decode_item_bytes") = sizeof(DecodeItem);
-  m.attr("fold_item_bytes") = sizeof(FoldItem);
-  m.def("extend_rows", &extend_rows);
-  m.attr("group_row_bytes") = sizeof(GroupRow);
-  m.attr("group_state_bytes") = sizeof(GroupState);
-  m.attr("prefix_item_bytes") = sizeof(PrefixItem);
-  m.attr("extend_item_bytes") = sizeof(ExtendItem);
-  m.attr("step_words") = py::make_tuple(sizeof(StepHeader) / 4, sizeof(StepSequence) / 4, sizeof(StepSample) / 4);
-  m.attr("adjust_words") = py::make_tuple(sizeof(AdjustRow) / 4, sizeof(AdjustEntry) / 4);
-  m.def("write_kv", write_kv);
-  m.def("rope_write_kv", launching("rope_write_kv", rope_write_args, write));
-  m.def("plan_attention", plan);
-  m.def("paged_attention", launching("paged_attention", attention_args, attend));
-  m.def("decode_step", [](const py::tuple& write, const py::tuple& attention, Address arrivals, Address stream) {
-    const DecodeStepArgs a{from_tuple(rope_write_args, write), from_tuple(attention_args, attention),
-                           at<int32_t>(arrivals)};
-    const cudaError_t error = decode_step(a, stream_at(stream));
-    if (error != cudaErrorNotSupported) check("decode_step", error);
-    return error == cudaSuccess;
-  });
-  m.def("copy_blocks", copy);
-  m.def("swap_blocks", swap, py::call_guard<py::gil_scoped_release>());
-  py::class_<MappedPool>(m, "MappedPool")
-      .def(py::init<int, std::size_t, std::size_t>())
-      .def_property_readonly("address", &MappedPool::address)
-      .def_static("granularity", &MappedPool::granularity);
-  m.def("unpack_step", unpack);
-  m.def("carry", [](Address from, Address to, int64_t words, Address stream) {
-    check("carry", carry(at<int32_t>(from), at<int32_t>(to), words, stream_at(stream)));
-  });
-  m.def("rms_norm", [](int dtype, Address x, int64_t x_stride, Address residual, int64_t residual_stride, Address weight,
-                       Address out, int64_t out_stride, int64_t rows, int width, float eps, float offset,
-                       Address stream) {
-    check("rms_norm", rms_norm(norm_args(dtype, x, x_stride, residual, residual_stride, weight, 0, out, out_stride, rows,
-                                         width, eps, offset),
-                               stream_at(stream)));
-  });
-  m.def("rms_norm_of_sum", [](int dtype, Address parts, int count, int64_t part_stride, int64_t row_stride, Address residual,
-                              int64_t residual_stride, Address weight, Address out, int64_t out_stride, int64_t rows,
-                              int width, float eps, float offset, Address stream) {
-    aligned("parts", parts, row_stride * 4), aligned("parts", parts, part_stride * 4);
-    NormArgs a = norm_args(dtype, parts, row_stride, residual, residual_stride, weight, 0, out, out_stride, rows, width, eps,
-                           offset);
-    a.parts = count, a.part_stride = part_stride;
-    check("rms_norm_of_sum", rms_norm(a, stream_at(stream)));
-  });
-  m.def("layer_norm", [](int dtype, Address x, int64_t x_stride, Address residual, int64_t residual_stride,
-                         Address weight, Address bias, Address out, int64_t out_stride, int64_t rows, int width,
-                         float eps, Address stream) {
-    check("layer_norm", layer_norm(norm_args(dtype, x, x_stride, residual, residual_stride, weight, bias, out,
-                                             out_stride, rows, width, eps, 0.0f),
-                                   stream_at(stream)));
-  });
-  m.def("activation", [](int dtype, int kind, bool gated, Address x, int64_t x_stride, Address out, int64_t out_stride,
-                         int64_t rows, int width, Address stream) {
-    aligned("x", x, x_stride * item_size(dtype)), aligned("out", out, out_stride * item_size(dtype));
-    const ActivationArgs a{Dtype(dtype),  Activation(kind), gated, at<void>(x), x_stride,
-                           at<void>(out), out_stride,       rows,  width};
-    check("activation", activation(a, stream_at(stream)));
-  });
-  m.def("linear", [](int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias,
-                     Address residual, int64_t residual_stride, Address out, int64_t out_stride, int rows, int columns,
-                     int depth, bool gated, int kind, Address norm, float eps, float offset, Address counter,
-                     Address stream) {
-    LinearArgs a = linear_args(dtype, x, x_stride, weight, weight_stride, bias, residual, residual_stride, out, out_stride,
-                               rows, columns, depth);
-    a.gated = gated, a.activation = Activation(kind);
-    a.norm = at<void>(norm), a.eps = eps, a.offset = offset, a.counter = at<unsigned>(counter);
-    const cudaError_t error = linear(a, stream_at(stream));
-    if (error != cudaErrorNotSupported) check("linear", error);
-    return error == cudaSuccess;
-  });
-#if OCTAVO_HOPPER
-  m.def("linear_uniform", [](int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias,
-                             Address residual, int64_t residual_stride, Address out, int64_t out_stride, int rows,
-                             int columns, int depth, Address stream) {
-    const LinearArgs a = linear_args(dtype, x, x_stride, weight, weight_stride, bias, residual, residual_stride, out,
-                                     out_stride, rows, columns, depth);
-    check("linear_uniform", linear_uniform(a, stream_at(stream)));
-  });
-  m.def("linear_parts", [](int dtype, Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address out,
-                           int rows, int columns, int depth, int parts, Address stream) {
-    const LinearArgs a = linear_args(dtype, x, x_stride, weight, weight_stride, 0, 0, 0, out, columns, rows, columns, depth);
-    const cudaError_t error = linear_parts(a, parts, stream_at(stream));
-    if (error != cudaErrorNotSupported) check("linear_parts", error);
-    return error == cudaSuccess;
-  });
-#endif
-  m.def("sample", [](int dtype, Address logits, int64_t stride, int64_t rows, int vocab, Address seeds, Address indices,
-                     Address positions, Address temperature, Address top_k, Address top_p, Address min_p, Address tokens,
-                     Address stream) {
-    const SampleArgs a{Dtype(dtype),           at<void>(logits),      stride,
-                       rows,                   vocab,                 at<int64_t>(seeds),
-                       at<int32_t>(indices),   at<int32_t>(positions), at<float>(temperature),
-                       at<int32_t>(top_k),     at<float>(top_p),      at<float>(min_p),
-                       at<int64_t>(tokens)};
-    check("sample", sample(a, stream_at(stream)));
-  });
-  m.def("adjust", [](Address logits, int64_t stride, int64_t rows, int vocab, Address message, Address latest,
-                     Address allowed, int64_t allowed_stride, Address stream) {
-    const AdjustArgs a{at<float>(logits),    stride,           rows, vocab, at<int32_t>(message), at<int64_t>(latest),
-                       at<int32_t>(allowed), allowed_stride};
-    check("adjust", adjust(a, stream_at(stream)));
-  });
-  m.def("logprobs", [](int dtype, Address logits, int64_t stride, int64_t rows, int vocab, Address tokens, int top, Address chosen,
-                       Address top_ids, Address top_values, Address stream) {
-    const LogprobArgs a{Dtype(dtype), at<void>(logits), stride,
-                        rows,         vocab,            at<int64_t>(tokens),
-                        top,          at<float>(chosen), at<int64_t>(top_ids),
-                        at<float>(top_values)};
-    check("logprobs", logprobs(a, stream_at(stream)));
-  });
+  define_attention(m);
+  define_layers(m);
+  define_sampling(m);
+  define_host(m);
 }

@@ -170,14 +170,14 @@ def _adjustment(row: SampleRow) -> Adjustment:
 def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Greedy rows are sampled at temperature 0, which is far cheaper than torch's argmax."""
     params = [row.params for row in rows]
-    vocab, device = logits.shape[1], logits.device
-    return ops.sample(
-        logits,
-        seeds=on_device([p.seed for p in params], torch.int64, device),
-        indices=on_device([row.index for row in rows], torch.int32, device),
-        positions=on_device([row.position for row in rows], torch.int32, device),
-        temperature=on_device([p.temperature for p in params], torch.float32, device),
-        top_k=on_device([min(p.top_k, vocab) for p in params], torch.int32, device),
-        top_p=on_device([p.top_p for p in params], torch.float32, device),
-        min_p=on_device([p.min_p for p in params], torch.float32, device),
+    samples = ops.pack_samples(
+        len(rows),
+        seeds=[p.seed for p in params],
+        indices=[row.index for row in rows],
+        positions=[row.position for row in rows],
+        temperature=[p.temperature for p in params],
+        top_k=[min(p.top_k, logits.shape[1]) for p in params],
+        top_p=[p.top_p for p in params],
+        min_p=[p.min_p for p in params],
     )
+    return ops.sample(logits, on_device(samples, torch.int32, logits.device))

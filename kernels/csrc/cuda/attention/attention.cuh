@@ -1,6 +1,7 @@
 // What the decode and the extend kernel share.
 #pragma once
 
+#include "attention/args.h"
 #include "device/common.cuh"
 
 namespace octavo {

@@ -15,9 +15,9 @@
 // heads of 96, their 64-byte swizzle, so that a box of 64 or 32 columns lands in shared memory ready for them.
 #include <type_traits>
 
+#include "attention/cache_map.cuh"
 #include "attention/extend.cuh"
 #include "device/buffer_ring.cuh"
-#include "device/tensor_map.cuh"
 #include "device/wgmma.cuh"
 
 namespace octavo {

@@ -1,4 +1,5 @@
 // Turns context and query lengths into flat work lists, once a step; every layer reuses them.
+#include "attention/plan.h"
 #include "attention/prefix.cuh"
 
 namespace octavo {
@@ -100,8 +101,7 @@ __device__ Sequence describe(const PlanArgs& a, int s) {
   q.group = -1;
   const int rows = q.queries * a.group;
   if (q.queries <= 0) return q;
-  const bool split = rows <= kSplitRows && q.context - q.queries >= kSplitContext && a.window == 0 &&
-                     a.group <= a.decode_rows;
+  const bool split = is_split(q.context, q.queries, a.group) && a.window == 0 && a.group <= a.decode_rows;
   if (rows > a.decode_rows && !split) {
     q.tiles = (rows + extend_rows(a.head_dim) - 1) / extend_rows(a.head_dim);
     return q;

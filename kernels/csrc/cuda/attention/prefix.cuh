@@ -1,6 +1,7 @@
 // What the kernels for shared prefixes, the plan and the fold know of each other.
 #pragma once
 
+#include "attention/args.h"
 #include "device/common.cuh"
 
 namespace octavo {

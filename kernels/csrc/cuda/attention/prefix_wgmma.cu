@@ -8,10 +8,10 @@
 //
 // All that comes out of the L2 counts, as that stream does, too. So where there are enough, items are runs of chunks, merged
 // as the fold would: queries are read once for them, and one result is written and folded instead of each chunk's.
+#include "attention/cache_map.cuh"
 #include "attention/chunk.cuh"
 #include "attention/prefix.cuh"
 #include "device/buffer_ring.cuh"
-#include "device/tensor_map.cuh"
 #include "device/wgmma.cuh"
 
 namespace octavo {

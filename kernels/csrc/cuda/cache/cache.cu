@@ -1,6 +1,7 @@
 // Writes into the paged cache and copies of whole blocks.
 #include <algorithm>
 
+#include "cache/args.h"
 #include "cache/cache_kernel.cuh"
 
 namespace octavo {

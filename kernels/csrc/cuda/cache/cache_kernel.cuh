@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cache/args.h"
 #include "cache/cells.cuh"
 #include "cache/rope.cuh"
 

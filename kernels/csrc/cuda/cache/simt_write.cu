@@ -1,5 +1,6 @@
 // Writes into caches that cache.cu does not take: float32, eight bits, any head dim. One warp a token and head; a lane
 // holds every 32nd group of four columns.
+#include "cache/args.h"
 #include "cache/cells.cuh"
 
 namespace octavo {

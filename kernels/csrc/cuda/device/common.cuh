@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "args.h"
+#include "operands.h"
 
 namespace octavo {
 

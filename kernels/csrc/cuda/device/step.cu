@@ -1,17 +1,11 @@
 // One step's inputs, unpacked from the message that the host sends: one block a sequence.
 #include "device/common.cuh"
+#include "device/step.h"
 
 namespace octavo {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ void write_sample(const StepArgs& a, const StepSample& s, int at) {
-  a.sample_rows[at] = s.row;
-  a.seeds[at] = int64_t(uint64_t(s.seed_high) << 32 | s.seed_low);
-  a.indices[at] = s.index, a.sample_positions[at] = s.position;
-  a.temperature[at] = s.temperature, a.top_k[at] = s.top_k, a.top_p[at] = s.top_p, a.min_p[at] = s.min_p;
-}
 
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant__ StepArgs a) {
   wait_for_previous_kernel();
@@ -22,8 +16,9 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
     for (int s = i; s < max(header.samples, a.sequences); s += gridDim.x) {
       StepSample padding{};
       padding.row = s, padding.top_p = 1.0f;
-      write_sample(a, s < header.samples ? reinterpret_cast<const StepSample*>(a.message + header.sample_at)[s] : padding,
-                   s);
+      const StepSample* sent = reinterpret_cast<const StepSample*>(a.message + header.sample_at);
+      const StepSample sample = s < header.samples ? sent[s] : padding;
+      a.samples[s] = sample, a.sample_rows[s] = sample.row;
     }
   if (i >= header.sequences) {  // padding: one token that is written nowhere and sees nothing
     if (thread == 0) {

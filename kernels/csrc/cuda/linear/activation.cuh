@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/common.cuh"
+#include "linear/args.h"
 
 namespace octavo {
 

@@ -9,10 +9,12 @@ constexpr int kGroup = 8;       // weight rows of one instruction
 constexpr int kTokenTile = 16;  // rows of x of one instruction
 constexpr int kStep = 32;       // of the depth, what a warp multiplies at once
 
-// cudaErrorNotSupported: launched nothing, linear_ring.cu is to do it.
+cudaError_t linear_row(const LinearArgs&, const Device&, cudaStream_t);
 cudaError_t linear_held(const LinearArgs&, const Device&, cudaStream_t);
-// The same, in builds for 90a, of a gate or of large weights and up to 64 rows: torch is to do it.
-cudaError_t linear_wide(const LinearArgs&, const Device&, cudaStream_t);
+cudaError_t linear_ring(const LinearArgs&, int cluster, const Device&, cudaStream_t);
+// In builds for 90a, on Hopper.
+cudaError_t linear_wide(const LinearArgs&, const LinearTile&, int split, const Device&, cudaStream_t);
+cudaError_t linear_uniform(const LinearArgs&, const LinearTile&, const Device&, cudaStream_t);
 
 #if OCTAVO_BULK_COPY
 
@@ -74,6 +76,12 @@ __device__ inline float4 load4(const void* base, int64_t at) {
 
 inline bool aligned(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+}
+// Whether everything begins at multiples of 16 bytes, and whole groups of the weight's rows are there.
+inline bool in_groups(const LinearArgs& a) {
+  return a.depth > 0 && a.columns % (kGroup * (a.gated ? 2 : 1)) == 0 && aligned(a.x, a.x_stride) &&
+         aligned(a.weight, a.weight_stride) && aligned(a.bias, 0) && aligned(a.residual, a.residual_stride) &&
+         aligned(a.out, a.out_stride);
 }
 
 }  // namespace octavo

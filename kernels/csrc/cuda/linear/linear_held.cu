@@ -514,17 +514,11 @@ cudaError_t launch_tokens(const LinearArgs& a, const Plan& p, const Device& devi
   return launch_steps<T, 32>(a, p, device, stream);
 }
 
-// Which matrices this kernel takes, by measurement on an H200: those whose x fits into registers, but for sizes between
-// small and large where two blocks share the depth. The number of rows does not matter: no row may feel it.
-bool worth(const LinearArgs& a) {
-  const int64_t size = int64_t(a.columns) * a.depth;
-  return a.depth <= kMostDepth && (a.depth <= kMostSteps * kStep || size <= 1 << 23 || size >= 1 << 25);
-}
-
 }  // namespace
 
 cudaError_t linear_held(const LinearArgs& a, const Device& device, cudaStream_t stream) {
-  if (a.rows > kMostRows || a.depth % kStep != 0 || !worth(a)) return cudaErrorNotSupported;
+  if (a.norm || a.rows > kMostRows || a.depth % kStep != 0 || a.depth > kMostDepth || !in_groups(a))
+    return cudaErrorInvalidValue;
   const Plan plan = plan_for(a, device);
   return with_half(a.dtype, [&](auto tag) { return launch_tokens<decltype(tag)>(a, plan, device, stream); });
 }

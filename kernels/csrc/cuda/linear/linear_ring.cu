@@ -24,6 +24,7 @@ constexpr int kTileRows = kGroup * kRowWarps * kTiles;
 constexpr int kQuads = kTileRows / 4;  // of a tile's rows: with each of sixteen tokens, one is a thread's
 static_assert(kConsumers * 32 == kTokenTile * kQuads);
 constexpr int kMaxStages = 32;
+constexpr int kMostRows = 32;  // of x
 
 // What a launch is cut into: see the top of this file.
 struct Cut {
@@ -384,13 +385,10 @@ inline bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, in
                             {cuuint64_t(stride) * 2, kSlab * 2}, {kSlab, cuuint32_t(box_rows), cuuint32_t(slabs)});
 }
 
-// A narrow, deep matrix has too few rows for tiles that feed the tensor cores well: two blocks share them.
-inline int cluster_for(const LinearArgs& m) { return !m.gated && m.columns <= 4224 && m.depth >= 2048 ? 2 : 1; }
-
 // Deals the rows out to as many clusters as the device has room for. Boxes of one group read long stretches fastest;
 // blocks that share a tile have only that one, and get it at once.
-inline Cut cut_for(const LinearArgs& m, const Device& device) {
-  const int sides = m.gated ? 2 : 1, cluster = cluster_for(m), groups = m.columns / kGroup / sides;
+inline Cut cut_for(const LinearArgs& m, int cluster, const Device& device) {
+  const int sides = m.gated ? 2 : 1, groups = m.columns / kGroup / sides;
   const int most = device.multiprocessors / cluster, own = (groups + most - 1) / most;
   const int fit = kTileRows / kGroup / sides;
   const int box = cluster > 1 && own <= fit ? own : 1;
@@ -417,8 +415,8 @@ cudaError_t launch(const LinearArgs& a, Cut cut, const Device& device, cudaStrea
 }
 
 template <class T, bool kGated>
-cudaError_t launch_tokens(const LinearArgs& a, const Device& device, cudaStream_t stream) {
-  const Cut cut = cut_for(a, device);
+cudaError_t launch_tokens(const LinearArgs& a, int cluster, const Device& device, cudaStream_t stream) {
+  const Cut cut = cut_for(a, cluster, device);
   const bool narrow = cut.tile_rows <= 16;
   if (a.rows > 16) return launch<T, 32, 256, kGated>(a, cut, device, stream);
   if (a.rows > 8 && narrow) return launch<T, 16, 512, kGated>(a, cut, device, stream);
@@ -428,34 +426,15 @@ cudaError_t launch_tokens(const LinearArgs& a, const Device& device, cudaStream_
   return launch<T, 8, 256, kGated>(a, cut, device, stream);
 }
 
-// Where this kernel was measured to be ahead of cuBLAS on an H200, or level with it: not with many rows on a matrix
-// that takes a few microseconds.
-bool worth(const LinearArgs& a) {
-  return a.rows <= kTokenTile || (a.rows <= 32 && int64_t(a.columns) * a.depth >= 1 << 24);
-}
-
 }  // namespace
 
-cudaError_t linear(const LinearArgs& a, cudaStream_t stream) {
-  Device device;
-  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (device.major < 9) return cudaErrorNotSupported;
-  if (cudaError_t row = linear_row(a, stream); row != cudaErrorNotSupported) return row;
-  // A norm of several rows is better off in a launch of its own.
-  if (a.norm || a.depth == 0 || a.columns % (kGroup * (a.gated ? 2 : 1)) != 0 || !aligned(a.x, a.x_stride) ||
-      !aligned(a.weight, a.weight_stride) || !aligned(a.bias, 0) || !aligned(a.residual, a.residual_stride) ||
-      !aligned(a.out, a.out_stride))
-    return cudaErrorNotSupported;
-  if (cudaError_t held = linear_held(a, device, stream); held != cudaErrorNotSupported) return held;
-  if (worth(a) && a.depth % kSlab == 0)
-    return with_half(a.dtype, [&](auto tag) {
-      using T = decltype(tag);
-      return a.gated ? launch_tokens<T, true>(a, device, stream) : launch_tokens<T, false>(a, device, stream);
-    });
-#if OCTAVO_HOPPER
-  return linear_wide(a, device, stream);
-#endif
-  return cudaErrorNotSupported;
+cudaError_t linear_ring(const LinearArgs& a, int cluster, const Device& device, cudaStream_t stream) {
+  if (a.norm || a.rows > kMostRows || a.depth % kSlab != 0 || !in_groups(a) || cluster < 1 || cluster > (a.gated ? 1 : 2))
+    return cudaErrorInvalidValue;
+  return with_half(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    return a.gated ? launch_tokens<T, true>(a, cluster, device, stream) : launch_tokens<T, false>(a, cluster, device, stream);
+  });
 }
 
 }  // namespace octavo

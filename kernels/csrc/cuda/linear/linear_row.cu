@@ -259,12 +259,10 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-cudaError_t linear_row(const LinearArgs& a, cudaStream_t stream) {
-  Device device;
-  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (device.major < 9 || a.rows != 1 || a.depth == 0 || a.depth % kVector != 0 || !aligned(a.weight, a.weight_stride) ||
-      !aligned(a.x, 0) || !aligned(a.norm, 0) || (a.norm && a.depth > kMaxWidth))
-    return cudaErrorNotSupported;
+cudaError_t linear_row(const LinearArgs& a, const Device& device, cudaStream_t stream) {
+  if (a.rows != 1 || a.depth == 0 || a.depth % kVector != 0 || !aligned(a.weight, a.weight_stride) || !aligned(a.x, 0) ||
+      !aligned(a.norm, 0) || (a.norm && a.depth > kMaxWidth))
+    return cudaErrorInvalidValue;
   Plan plan{a.gated ? a.columns / 2 : a.columns, std::min(kPiece, (a.depth + kStride - 1) / kStride * kStride), 0};
   const int grid = std::min(device.multiprocessors, (plan.units + kWarps - 1) / kWarps);
   const int own = (plan.units + grid * kWarps - 1) / (grid * kWarps) * (a.gated ? 2 : 1);

@@ -3,6 +3,7 @@
 
 #include "device/tensor_map.cuh"
 #include "device/wgmma.cuh"
+#include "linear/args.h"
 
 namespace octavo {
 

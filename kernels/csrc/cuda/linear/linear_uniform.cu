@@ -2,12 +2,13 @@
 // however many: every element of the output is one chain of tensor core products over the whole depth, in its order.
 // Tiles of several sizes fill the device; which is taken changes nothing, because their instructions differ only in how
 // many elements they compute. Hopper only. One warp copies, one or two warpgroups multiply 64 rows of x each.
+#include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
 
 namespace octavo {
 namespace {
 
-constexpr int kStep = 16;  // of the depth, what an instruction multiplies
+constexpr int kInner = 16;  // of the depth, what an instruction multiplies
 constexpr int kBand = 16;  // tiles of rows of x that are computed side by side, so that the L2 cache serves them
 
 template <int kGroups, int kColumns>
@@ -80,11 +81,11 @@ struct Block {
       const uint32_t mine = uniform(x_at(stage) + group * kRows * kRowBytes), theirs = uniform(weights_at(stage));
       products_begin();
 #pragma unroll
-      for (int k = 0; k < kDepth / kStep; ++k)
+      for (int k = 0; k < kDepth / kInner; ++k)
 #pragma unroll
         for (int c = 0; c < S::kChains; ++c)
-          wgmma(T{}, sums[c], operand<128>(mine / 16 + k * kStep / 8),
-                operand<128>((theirs + c * S::kChain * kRowBytes) / 16 + k * kStep / 8));
+          wgmma(T{}, sums[c], operand<128>(mine / 16 + k * kInner / 8),
+                operand<128>((theirs + c * S::kChain * kRowBytes) / 16 + k * kInner / 8));
       products_commit();
       if (i > 0) {
         products_wait<1>();
@@ -166,27 +167,23 @@ cudaError_t launch(const LinearArgs& a, cudaStream_t stream) {
   return launch_after(linear_uniform_kernel<T, kGroups, kColumns>, how, stream, a, x, weights, row_tiles, column_tiles);
 }
 
-// The largest tile of which there is one for each multiprocessor, or the smallest.
 template <class T>
-cudaError_t launch_any(const LinearArgs& a, const Device& device, cudaStream_t stream) {
-  auto fills = [&](int rows, int columns) {
-    return int64_t((a.rows + rows - 1) / rows) * ((a.columns + columns - 1) / columns) >= device.multiprocessors;
-  };
-  if (a.rows <= kRows) return fills(kRows, 64) ? launch<T, 1, 64>(a, stream) : launch<T, 1, 32>(a, stream);
-  if (fills(2 * kRows, 256)) return launch<T, 2, 256>(a, stream);
-  if (fills(2 * kRows, 128)) return launch<T, 2, 128>(a, stream);
-  return launch<T, 2, 64>(a, stream);
+cudaError_t launch_tile(const LinearArgs& a, const LinearTile& tile, cudaStream_t stream) {
+  const auto is = [&](int groups, int columns) { return tile.consumers == groups && tile.columns == columns; };
+  if (is(1, 32)) return launch<T, 1, 32>(a, stream);
+  if (is(1, 64)) return launch<T, 1, 64>(a, stream);
+  if (is(2, 64)) return launch<T, 2, 64>(a, stream);
+  if (is(2, 128)) return launch<T, 2, 128>(a, stream);
+  if (is(2, 256)) return launch<T, 2, 256>(a, stream);
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace
 
-cudaError_t linear_uniform(const LinearArgs& a, cudaStream_t stream) {
-  Device device;
-  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  const bool aligned = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && reinterpret_cast<uintptr_t>(a.weight) % 16 == 0;
-  if (device.major != 9 || a.gated || !aligned || a.x_stride % 8 != 0 || a.weight_stride % 8 != 0)
-    return cudaErrorNotSupported;
-  return with_half(a.dtype, [&](auto tag) { return launch_any<decltype(tag)>(a, device, stream); });
+cudaError_t linear_uniform(const LinearArgs& a, const LinearTile& tile, const Device& device, cudaStream_t stream) {
+  if (device.major != 9 || a.gated || a.norm || !aligned(a.x, a.x_stride) || !aligned(a.weight, a.weight_stride))
+    return cudaErrorInvalidValue;
+  return with_half(a.dtype, [&](auto tag) { return launch_tile<decltype(tag)>(a, tile, stream); });
 }
 
 }  // namespace octavo

@@ -6,7 +6,6 @@
 // whose first stages arrive while the results of one are stored. Gate and up rows lie in shared memory by turns, eight of
 // each, so that both factors of a result are one thread's.
 #include <algorithm>
-#include <iterator>
 
 #include "device/buffer_ring.cuh"
 #include "linear/linear.cuh"
@@ -332,79 +331,36 @@ cudaError_t launch(const LinearArgs& a, int parts, const Device& device, cudaStr
   return launch_after(linear_wide_kernel<T, S, ending>, how, stream, a, x, weights, grid);
 }
 
-// Tiles of one shape: results they have room for until the last round of pairs ends, and for about how many clocks they keep
-// the shared memory of a multiprocessor busy, which moves 128 bytes a clock. Into it go x and weights, out of it each consumer
-// reads its x and all weights: of 256 columns that takes as long as the products themselves, of fewer longer. Storing a
-// column's results takes about twelve clocks.
-struct Choice {
-  double room, clocks;
-  cudaError_t (*launch)(const LinearArgs&, int, const Device&, cudaStream_t);
-};
-template <class T, class S, Ending ending>
-Choice choice(const LinearArgs& a, int parts, const Device& device) {
-  const Grid grid = grid_of<S>(a, parts);
-  const double rounds = over(grid.pairs(), pairs_at_once(device));
-  const double stage = 2 * S::kTileRows + (S::kConsumers + 1) * S::kColumns;
-  return {rounds * pairs_at_once(device) * kPair * S::kTileRows * S::kColumns,
-          rounds * (grid.stages * stage + 12 * S::kColumns), launch<T, S, ending>};
-}
-
-// With the shape that is done first; of equals the first one.
+// With the tile that is asked for, which is one of these.
 template <class T, Ending ending, class... Shapes>
-Choice best_of(const LinearArgs& a, int parts, const Device& device) {
-  const Choice choices[] = {choice<T, Shapes, ending>(a, parts, device)...};
-  const auto sooner = [](const Choice& one, const Choice& other) { return one.clocks < other.clocks; };
-  return *std::min_element(std::begin(choices), std::end(choices), sooner);
-}
-
-// Where tiles were measured to be ahead of cuBLAS and the activation after it on an H200: up to 128 rows, and of more where
-// next to nothing of the room is empty, or where all takes so few microseconds that a launch of two counts.
-template <class T>
-cudaError_t launch_gated(const LinearArgs& a, const Device& device, cudaStream_t stream) {
-  const Choice best =
-      a.rows <= kRows
-          ? best_of<T, Ending::gated, Shape<1, 224, false>, Shape<1, 160, false>, Shape<1, 128, false>, Shape<1, 96, false>>(
-                a, 1, device)
-          : best_of<T, Ending::gated, Shape<2, 256, true>, Shape<2, 224, true>, Shape<2, 224, false>, Shape<2, 160, false>,
-                    Shape<2, 128, false>, Shape<2, 96, false>>(a, 1, device);
-  const bool worth = a.rows <= 128 || double(a.rows) * a.columns >= 0.95 * best.room || best.clocks <= 12000;
-  return worth ? best.launch(a, 1, device, stream) : cudaErrorNotSupported;
-}
-
-// Ahead of cuBLAS on an H200 up to 64 rows, of which one consumer has all, where there is a lot to read and little of the room
-// for results is empty. Of small matrices some are faster by themselves, but a decoder's layers one after the other are not.
-template <class T>
-cudaError_t launch_plain(const LinearArgs& a, const Device& device, cudaStream_t stream) {
-  if (a.rows > kRows) return cudaErrorNotSupported;
-  const Choice best = best_of<T, Ending::plain, Shape<1, 224, false>, Shape<1, 160, false>, Shape<1, 128, false>,
-                              Shape<1, 96, false>, Shape<1, 64, false>, Shape<1, 48, false>>(a, 1, device);
-  const bool worth = int64_t(a.columns) * a.depth >= 1 << 24 && double(kRows) * a.columns >= 0.85 * best.room;
-  return worth ? best.launch(a, 1, device, stream) : cudaErrorNotSupported;
+cudaError_t launch_one_of(const LinearArgs& a, const LinearTile& tile, int parts, const Device& device, cudaStream_t stream) {
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto launch_if = [&](auto shape) {
+    using S = decltype(shape);
+    if (tile.consumers == S::kConsumers && tile.columns == S::kColumns && tile.tall == (S::kHigh == kPair))
+      error = launch<T, S, ending>(a, parts, device, stream);
+  };
+  (launch_if(Shapes{}), ...);
+  return error;
 }
 
 }  // namespace
 
-cudaError_t linear_wide(const LinearArgs& a, const Device& device, cudaStream_t stream) {
-  if (device.major != 9 || (a.gated && a.bias)) return cudaErrorNotSupported;
+cudaError_t linear_wide(const LinearArgs& a, const LinearTile& tile, int split, const Device& device, cudaStream_t stream) {
+  if (device.major != 9 || a.norm || !in_groups(a) || split < 1 || a.depth % split != 0 ||
+      (split > 1 && a.depth / split % kDepth != 0) || (a.gated && a.bias))
+    return cudaErrorInvalidValue;
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
-    return a.gated ? launch_gated<T>(a, device, stream) : launch_plain<T>(a, device, stream);
-  });
-}
-
-cudaError_t linear_parts(const LinearArgs& a, int parts, cudaStream_t stream) {
-  Device device;
-  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (device.major != 9 || a.depth % (parts * kDepth) != 0 || a.columns % 8 != 0 || !aligned(a.x, a.x_stride) ||
-      !aligned(a.weight, a.weight_stride))
-    return cudaErrorNotSupported;
-  return with_half(a.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    const Choice best =
-        a.rows <= kRows
-            ? best_of<T, Ending::parts, Shape<1, 128, false>, Shape<1, 96, false>, Shape<1, 48, false>>(a, parts, device)
-            : best_of<T, Ending::parts, Shape<2, 64, false>, Shape<2, 48, false>>(a, parts, device);
-    return best.launch(a, parts, device, stream);
+    if (a.gated)
+      return launch_one_of<T, Ending::gated, Shape<1, 96, false>, Shape<1, 128, false>, Shape<1, 160, false>,
+                           Shape<1, 224, false>, Shape<2, 96, false>, Shape<2, 128, false>, Shape<2, 160, false>,
+                           Shape<2, 224, false>, Shape<2, 224, true>, Shape<2, 256, true>>(a, tile, 1, device, stream);
+    if (split > 1)
+      return launch_one_of<T, Ending::parts, Shape<1, 48, false>, Shape<1, 96, false>, Shape<1, 128, false>,
+                           Shape<2, 48, false>, Shape<2, 64, false>>(a, tile, split, device, stream);
+    return launch_one_of<T, Ending::plain, Shape<1, 48, false>, Shape<1, 64, false>, Shape<1, 96, false>,
+                         Shape<1, 128, false>, Shape<1, 160, false>, Shape<1, 224, false>>(a, tile, 1, device, stream);
   });
 }
 

@@ -1,6 +1,7 @@
 // Bias, penalties, forbidden tokens and bitmasks on rows of logits: a few blocks a row, each with a stretch of the
 // mask, the first one with the listed tokens, too.
 #include "device/common.cuh"
+#include "sampling/args.h"
 
 namespace octavo {
 namespace {

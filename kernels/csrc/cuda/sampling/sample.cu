@@ -63,13 +63,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const T* row = static_cast<const T*>(a.logits) + r * a.stride;
   const int begin = int(int64_t(groups) * int(blockIdx.x) / parts());
   const int end = int(int64_t(groups) * (int(blockIdx.x) + 1) / parts());
-  const Part<T> part{Logits<T>{row, a.vocab}, begin, end, a.temperature[r]};
+  const StepSample& s = a.samples[r];
+  const Part<T> part{Logits<T>{row, a.vocab}, begin, end, s.temperature};
   if (threadIdx.x == 0) {
     scratch.held_groups = min(held_groups, part.end - part.begin), scratch.listed = 0, scratch.largest = 0;
-    scratch.noise = {uint64_t(a.seeds[r]), uint32_t(a.positions[r]), uint32_t(a.indices[r])};
-    scratch.top_k = a.top_k[r], scratch.top_p = a.top_p[r];
+    scratch.noise = {uint64_t(s.seed_high) << 32 | s.seed_low, uint32_t(s.position), uint32_t(s.index)};
+    scratch.top_k = s.top_k, scratch.top_p = s.top_p;
     scratch.by_rank = scratch.top_k > 0 && scratch.top_k < a.vocab, scratch.by_mass = scratch.top_p < 1.0f;
-    scratch.log_min_p = a.min_p[r] > 0.0f ? log_of(a.min_p[r]) : -INFINITY;
+    scratch.log_min_p = s.min_p > 0.0f ? log_of(s.min_p) : -INFINITY;
   }
   __syncthreads();
   const bool filtered = scratch.by_rank || scratch.by_mass || scratch.log_min_p > -INFINITY;

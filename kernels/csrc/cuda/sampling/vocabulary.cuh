@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "device/common.cuh"
+#include "sampling/args.h"
 
 namespace octavo {
 

@@ -284,17 +284,7 @@ class CudaRunner(BaseRunner):
     def _sample(self, logits: Tensor) -> None:
         i, count = self._inputs, len(logits)
         if count:
-            ops.sample(
-                logits,
-                seeds=i.seeds[:count],
-                indices=i.indices[:count],
-                positions=i.sample_positions[:count],
-                temperature=i.temperature[:count],
-                top_k=i.top_k[:count],
-                top_p=i.top_p[:count],
-                min_p=i.min_p[:count],
-                out=self._sampled[:count],
-            )
+            ops.sample(logits, i.samples[:count], out=self._sampled[:count])
 
     def _choose_again(self, special: list[SpecialRow], logits: Tensor) -> Choice:
         """Samples that ask for more than temperature and filters, from copies of their logits."""

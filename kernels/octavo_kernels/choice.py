@@ -1,0 +1,267 @@
+"""Which kernel computes a matrix product: decided here, and nowhere else.
+
+`choose` maps what is known of a product before it runs to a `Launch`, which the CUDA module carries out as it is told.
+All thresholds are measurements on an H200 (kernels/NOTEBOOK.md). A new form of weights is a member of `Form` and a
+branch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Form(IntEnum):
+    """How a weight is stored."""
+
+    DENSE_32 = 0
+    DENSE_16 = 1
+
+
+class Ending(IntEnum):
+    """What follows the product in the same launch. Bias and residual are added in every case but `PARTS`."""
+
+    PLAIN = 0
+    GATE = 1
+    """The activation of the first half of the columns, times the second half."""
+    BIASED_GATE = 2
+    PARTS = 3
+    """Float32 sums over parts of the depth, which the next norm adds up."""
+
+
+class Alignment(IntEnum):
+    """What begins, with each of its rows, at a multiple of 16 bytes."""
+
+    NONE = 0
+    INPUTS = 1
+    """The weight, and the beginning of x and of the norm's weight."""
+    ALL = 2
+
+
+class Kernel(IntEnum):
+    """Numbers from 0 on are those of `LinearKernel` in csrc/cuda/linear/args.h."""
+
+    CUBLAS = -2
+    CUBLASLT = -1
+    ROW = 0
+    HELD = 1
+    RING = 2
+    WIDE = 3
+    UNIFORM = 4
+
+
+class Tile(NamedTuple):
+    """Of a kernel's results: 64 rows of x for each consumer, so many columns. The two blocks of a cluster share their
+    rows of x or, `tall`, those of the weight."""
+
+    consumers: int = 0
+    columns: int = 0
+    tall: bool = False
+
+
+class Launch(NamedTuple):
+    """A kernel and what it has to be told: `WIDE` and `UNIFORM` their tile, `RING` how many blocks of a `cluster` share
+    the depth, a product in parts into how many it is `split`."""
+
+    kernel: Kernel
+    tile: Tile = Tile()
+    cluster: int = 1
+    split: int = 1
+
+
+class Chip(NamedTuple):
+    """Major compute capability, multiprocessors, bytes of shared memory of a block; `hopper`: whether it runs the code
+    for 90a in this build."""
+
+    major: int
+    multiprocessors: int
+    shared_per_block: int
+    hopper: bool
+
+
+OLDEST = 9  # the first chips with bulk copies and clusters
+FEW_ROWS = 32  # up to which a row's bits do not depend on the number of rows, unless it is alone
+SOME_ROWS = 64  # of one consumer
+
+# cuBLASLt's choices are 2 to 7 % faster over a decoder of 8B or 13B; with more rows or smaller weights they are slower.
+LT_ROWS, LT_WEIGHT = 112, 1 << 24
+
+# Depths whose x fits into the registers of two blocks, and of one. Between these sizes two are slower than the ring.
+HELD_DEPTH, HELD_BLOCK_DEPTH = 5120, 2048
+HELD_SMALL, HELD_LARGE = 1 << 23, 1 << 25
+
+RING_ROWS, RING_LARGE = 16, 1 << 24  # with more rows a ring is worth it for large weights only
+# A narrow, deep weight has too few columns for tiles that feed the tensor cores well: two blocks share the depth.
+NARROW_COLUMNS, NARROW_DEPTH = 4224, 2048
+
+# Gates of more rows: where next to no room is empty, or the product is so short that a second launch counts.
+GATE_ROWS, GATE_FULL, GATE_CLOCKS = 128, 0.95, 12000
+PLAIN_SIZE, PLAIN_FULL = 1 << 24, 0.85
+
+# Products with more rows, square ones that are wider, or with other depths gain nothing by being split. Our kernel does
+# parts of up to so many rows and weights sooner.
+SPLIT_ROWS, SPLIT_SQUARE, SPLIT_DEPTH, SPLIT_COLUMNS = 384, 4096, 512, 8192
+OWN_PARTS = ((64, 1 << 24), (128, 1 << 22), (256, 3 << 20))
+
+GATE_TILES = {
+    1: (Tile(1, 224), Tile(1, 160), Tile(1, 128), Tile(1, 96)),
+    2: (Tile(2, 256, tall=True), Tile(2, 224, tall=True), Tile(2, 224), Tile(2, 160), Tile(2, 128), Tile(2, 96)),
+}
+PLAIN_TILES = (Tile(1, 224), Tile(1, 160), Tile(1, 128), Tile(1, 96), Tile(1, 64), Tile(1, 48))
+PART_TILES = {1: (Tile(1, 128), Tile(1, 96), Tile(1, 48)), 2: (Tile(2, 64), Tile(2, 48))}
+UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
+
+
+@lru_cache(maxsize=1 << 14)
+def choose(
+    rows: int,
+    columns: int,
+    depth: int,
+    form: Form,
+    ending: Ending,
+    chip: Chip,
+    normed: bool = False,
+    alignment: Alignment = Alignment.ALL,
+) -> Launch | None:
+    """The launch for `x[rows, depth] @ weight[columns, depth].T`. `normed`: the launch begins with an RMS norm of x.
+
+    None: no launch does all of that faster than its steps apart (norm, product, activation) or, for `PARTS`, than the
+    whole product.
+    """
+    if ending is Ending.PARTS:
+        return _in_parts(rows, columns, depth, form, chip, alignment)
+    own = None
+    if form is Form.DENSE_16 and rows > 0 and chip.major >= OLDEST:
+        own = _own(rows, columns, depth, ending, chip, normed, alignment)
+    if own is not None or normed or ending is not Ending.PLAIN:
+        return own
+    return library(rows, columns, depth, form)
+
+
+@lru_cache(maxsize=1 << 14)
+def choose_uniform(rows: int, columns: int, chip: Chip) -> Launch:
+    """For a product none of whose rows depends on how many there are: the largest tile of which every multiprocessor
+    has one. All tiles give the same bits."""
+
+    def fills(tile: Tile) -> bool:
+        return _over(rows, 64 * tile.consumers) * _over(columns, tile.columns) >= chip.multiprocessors
+
+    if rows <= SOME_ROWS:
+        return Launch(Kernel.UNIFORM, Tile(1, 64) if fills(Tile(1, 64)) else Tile(1, 32))
+    return Launch(Kernel.UNIFORM, next(filter(fills, UNIFORM_TILES), Tile(2, 64)))
+
+
+def library(rows: int, columns: int, depth: int, form: Form) -> Launch:
+    """Which of torch's libraries computes a product that none of our kernels does."""
+    better = form is Form.DENSE_16 and rows <= LT_ROWS and columns * depth > LT_WEIGHT
+    return Launch(Kernel.CUBLASLT if better else Kernel.CUBLAS)
+
+
+def _own(
+    rows: int, columns: int, depth: int, ending: Ending, chip: Chip, normed: bool, alignment: Alignment
+) -> Launch | None:
+    gated = ending is not Ending.PLAIN
+    if rows == 1 and alignment >= Alignment.INPUTS and _row_takes(columns, depth, gated, chip, normed):
+        return Launch(Kernel.ROW)
+    if normed or depth == 0 or columns % (16 if gated else 8) or alignment < Alignment.ALL:
+        return None  # a norm of several rows is better off in a launch of its own
+    size = columns * depth
+    if rows <= FEW_ROWS and _is_held(columns, depth):
+        return Launch(Kernel.HELD)
+    if rows <= (FEW_ROWS if size >= RING_LARGE else RING_ROWS) and depth % 64 == 0:
+        shares = not gated and columns <= NARROW_COLUMNS and depth >= NARROW_DEPTH
+        return Launch(Kernel.RING, cluster=2 if shares else 1)
+    if not chip.hopper or ending is Ending.BIASED_GATE:
+        return None
+    return _gate(rows, columns, depth, chip) if gated else _plain(rows, columns, depth, chip)
+
+
+def _is_held(columns: int, depth: int) -> bool:
+    if depth % 32 or depth > HELD_DEPTH:
+        return False
+    return depth <= HELD_BLOCK_DEPTH or not HELD_SMALL < columns * depth < HELD_LARGE
+
+
+def _row_takes(columns: int, depth: int, gated: bool, chip: Chip, normed: bool) -> bool:
+    """Whether x and a ring of two pieces of the weight for each of sixteen warps fit into shared memory, as
+    linear_row.cu lays it out."""
+    if depth == 0 or depth % 8 or (normed and depth > 8192):
+        return False
+    piece = min(2048, _over(depth, 1024) * 1024)
+    units = columns // 2 if gated else columns
+    blocks = min(chip.multiprocessors, _over(units, 16))
+    pieces = _over(units, 16 * blocks) * (2 if gated else 1) * _over(depth, piece)
+    free = chip.shared_per_block - (19072 + _over(2 * depth, 128) * 128)
+    return min(pieces, 2) * 16 * piece * 2 <= free
+
+
+class _Tiling(NamedTuple):
+    """A product in tiles of one kind. `room`: results until the last round of clusters ends. `clocks`: about how many
+    they keep a multiprocessor's shared memory busy, which moves 128 bytes a clock. Into it go x and weights; out of it
+    each consumer reads its x and all weights; storing a column's results takes about twelve clocks."""
+
+    clocks: int
+    room: int
+    tile: Tile
+
+    @classmethod
+    def of(cls, tile: Tile, rows: int, columns: int, depth: int, chip: Chip, split: int = 1) -> _Tiling:
+        high, wide = (2, 1) if tile.tall else (1, 2)
+        height = 64 * tile.consumers
+        pairs = _over(rows, height * high) * _over(columns, tile.columns * wide) * split
+        at_once = chip.multiprocessors // 2
+        rounds = _over(pairs, at_once)
+        stage = 2 * height + (tile.consumers + 1) * tile.columns
+        stages = _over(depth // split, 64)
+        return cls(rounds * (stages * stage + 12 * tile.columns), rounds * at_once * 2 * height * tile.columns, tile)
+
+
+def _soonest(tiles: Iterable[Tile], rows: int, columns: int, depth: int, chip: Chip, split: int = 1) -> _Tiling:
+    """Of the tiles that are done first; of equals the first one."""
+    return min(
+        (_Tiling.of(tile, rows, columns, depth, chip, split) for tile in tiles), key=lambda tiling: tiling.clocks
+    )
+
+
+def _gate(rows: int, columns: int, depth: int, chip: Chip) -> Launch | None:
+    best = _soonest(GATE_TILES[_consumers(rows)], rows, columns, depth, chip)
+    worth = rows <= GATE_ROWS or rows * columns >= GATE_FULL * best.room or best.clocks <= GATE_CLOCKS
+    return Launch(Kernel.WIDE, best.tile) if worth else None
+
+
+def _plain(rows: int, columns: int, depth: int, chip: Chip) -> Launch | None:
+    """Up to 64 rows, where there is a lot to read. Some small matrices are faster by themselves, but not where a
+    decoder's layers follow each other."""
+    if rows > SOME_ROWS or columns * depth < PLAIN_SIZE:
+        return None
+    best = _soonest(PLAIN_TILES, rows, columns, depth, chip)
+    return Launch(Kernel.WIDE, best.tile) if SOME_ROWS * columns >= PLAIN_FULL * best.room else None
+
+
+def _in_parts(rows: int, columns: int, depth: int, form: Form, chip: Chip, alignment: Alignment) -> Launch | None:
+    """Where tiles of 128 x 128 results leave half of the multiprocessors idle, and the depth is worth it."""
+    if form is not Form.DENSE_16 or not FEW_ROWS < rows <= SPLIT_ROWS or depth % SPLIT_DEPTH:
+        return None
+    if columns % 8 or columns > SPLIT_COLUMNS:
+        return None
+    if depth < columns or depth == columns > SPLIT_SQUARE or (rows <= LT_ROWS and columns * depth > LT_WEIGHT):
+        return None
+    room = chip.multiprocessors // (_over(rows, 128) * _over(columns, 128))
+    if room < 2:
+        return None
+    split = 4 if room >= 16 else 2
+    own = chip.hopper and alignment is Alignment.ALL
+    if own and any(rows <= most and columns * depth <= size for most, size in OWN_PARTS):
+        tiles = PART_TILES[_consumers(rows)]
+        return Launch(Kernel.WIDE, _soonest(tiles, rows, columns, depth, chip, split).tile, split=split)
+    return Launch(Kernel.CUBLAS, split=split)
+
+
+def _consumers(rows: int) -> int:
+    return 1 if rows <= SOME_ROWS else 2
+
+
+def _over(n: int, by: int) -> int:
+    return -(-n // by)
