@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "operands.h"
+#include "attention/args.h"  // kSlice: block sizes are multiples of it
 
 namespace octavo {
 
