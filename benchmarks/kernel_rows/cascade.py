@@ -37,7 +37,16 @@ def cascade(
 
         def call(layer: int) -> None:
             ops.paged_attention(
-                q, cache.pool[:, layer], tables, lengths, starts, out, head_dim**-0.5, block, plan=plan, settled=True
+                q,
+                cache.pool[:, layer],
+                tables,
+                lengths,
+                starts,
+                out,
+                head_dim**-0.5,
+                block,
+                plan=plan,
+                history_ready=True,
             )
 
         return measure([lambda i=i: call(i) for i in range(layers)])

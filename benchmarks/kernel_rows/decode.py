@@ -76,7 +76,7 @@ def decode(
     def call(layer: int) -> None:
         ops.paged_attention(
             q, cache.pool[:, layer], cache.tables, cache.lengths, starts, out, head_dim**-0.5, block, plan=plan,
-            settled=True,
+            history_ready=True,
         )  # fmt: skip
 
     seconds = measure([lambda i=i: call(i) for i in range(layers)])

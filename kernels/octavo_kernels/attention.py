@@ -26,7 +26,7 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
     plan: AttentionPlan | None = None,
-    settled: bool = False,
+    history_ready: bool = False,
 ) -> Call:
     """Causal attention of `q[T, heads, head_dim]` over the paged cache, decode and prefill in one ragged call.
 
@@ -36,8 +36,8 @@ def paged_attention(
     gives zeros. `softcap` c > 0: scores become c * tanh(score / c). `sinks[heads]` (float32): a logit for each head
     that joins the softmax's denominator only. `heads` is a multiple of the cache's `kv_heads`.
     `plan`: on CUDA, lists updated for this step's lengths, shared by its layers; without one each call makes its own.
-    `settled`: the keys and values of tokens before a sequence's queries are older than the stream's previous kernel; on
-    CUDA, some are then read before that has ended.
+    `history_ready`: the keys and values of tokens before a sequence's queries are older than the stream's previous
+    kernel; on CUDA, some are then read before that has ended.
     PagedAttention (arXiv 2309.06180), with the online softmax of FlashAttention (arXiv 2205.14135).
     """
     dtype = float_type("q", q)
@@ -60,7 +60,7 @@ def paged_attention(
             plan = AttentionPlan.for_call(q, kv_heads, block_tables, block_size, sliding_window)
             plan.update(context_lens, query_start)
         _check_prefixes(plan, q, layer_cache)
-        work = plan.use(sequences, *heads, sliding_window, settled)
+        work = plan.use(sequences, *heads, sliding_window, history_ready)
     return Call(
         "paged_attention", tensors,
         (dtype, rows_at(q), rows_at(out), heads, cache, rows_at(block_tables),
@@ -134,7 +134,7 @@ def rope_attention(
     )
     attention = paged_attention.prepare(
         q_out, layer_cache, block_tables, context_lens, query_start, out, scale, block_size, sliding_window, softcap,
-        sinks, plan, settled=plan is not None and plan.one_query_each,
+        sinks, plan, history_ready=plan is not None and plan.one_query_each,
     )  # fmt: skip
     if plan is not None and plan.steps_alone and len(qkv) == len(context_lens):
         device = check_devices(write.tensors | attention.tensors)

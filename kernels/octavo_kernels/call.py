@@ -101,7 +101,7 @@ class Call:
 
 
 class Operation(Generic[P]):
-    """Checks its arguments and runs. Whoever wants to run it in a way of his own takes what `prepare` made of them."""
+    """Checks its arguments and runs. A caller that runs it in another way takes what `prepare` made of them."""
 
     def __init__(self, prepare: Callable[P, Call]) -> None:
         self.prepare = prepare

@@ -1,6 +1,6 @@
 """Checks of what stands inside index tensors: block ids, slots, positions, lengths.
 
-Kernels trust these values, and a wrong one reads or writes somebody else's memory. With `OCTAVO_CHECK=1` every
+Kernels trust these values, and a wrong one reads or writes another sequence's memory. With `OCTAVO_CHECK=1` every
 operation looks at them first, which makes it wait for the device; a CUDA graph that is being captured cannot wait, and
 goes unchecked.
 """

@@ -212,7 +212,7 @@ def mapping_granularity(device: torch.device) -> int | None:
 
 
 class _Mapped:
-    """What torch wants to know of foreign memory, and who keeps it.
+    """What torch asks of foreign memory; keeps its owner alive.
 
     https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
     """

@@ -149,8 +149,10 @@ class AttentionPlan:
         if tensor.device != self._memory.device:
             raise ValueError(f"{name} is on {tensor.device}, but the plan is on {self._memory.device}")
 
-    def use(self, sequences: int, heads: int, kv_heads: int, head_dim: int, window: int, settled: bool) -> PlanUse:
-        """For a call with the `sequences` that the last `update` was given; `settled` as `paged_attention` has it."""
+    def use(
+        self, sequences: int, heads: int, kv_heads: int, head_dim: int, window: int, history_ready: bool
+    ) -> PlanUse:
+        """For a call with the `sequences` of the last `update`; `history_ready` as `paged_attention` has it."""
         own = (self.heads, self.kv_heads, self.head_dim, self.window)
         if own != (heads, kv_heads, head_dim, window):
             raise ValueError(
@@ -158,7 +160,7 @@ class AttentionPlan:
                 f"{own}, not {(heads, kv_heads, head_dim, window)}"
             )
         groups = self.shared_prefixes and sequences > self._lists.spared and not self._prompts_only
-        return self._lists, (sequences, groups, self.decodes and not self._prompts_only, self.extends, settled)
+        return self._lists, (sequences, groups, self.decodes and not self._prompts_only, self.extends, history_ready)
 
 
 def chunk_tokens() -> int:

@@ -215,7 +215,7 @@ def test_many_short_sequences_are_as_each_alone(gpu_batch, heads, kv_heads, head
         check(batch, sinks=torch.linspace(-3.0, 3.0, heads))
 
 
-def test_settled_keys_are_read_early_and_no_others(gpu_batch):
+def test_finished_history_is_read_early_and_nothing_else(gpu_batch):
     """The kernel before attention writes the queries' own tokens, where there was nothing yet."""
     lengths = [1, 15, 16, 17, 64, 65, 513, 3000, 0] * 8
     batch = gpu_batch([(1, n) for n in lengths], heads=16, kv_heads=8, head_dim=128)
@@ -232,7 +232,7 @@ def test_settled_keys_are_read_early_and_no_others(gpu_batch):
     for _ in range(20):
         ops.write_kv(nothing, nothing, batch.layer, slots)
         ops.write_kv(k, v, batch.layer, slots)
-        assert torch.equal(batch.attend(plan=plan, settled=True), expected)
+        assert torch.equal(batch.attend(plan=plan, history_ready=True), expected)
 
 
 def test_a_prompt_cut_into_chunks_gives_the_same_bits(gpu_batch):

@@ -219,7 +219,7 @@ def test_prompts_behind_a_prefix_are_full_tiles():
 
 @pytest.mark.parametrize("few_rows", [0, 1000])
 @pytest.mark.parametrize("head_dim", [96, 128])
-def test_settled_keys_are_read_early_and_no_others(monkeypatch, few_rows, head_dim):
+def test_finished_history_is_read_early_and_nothing_else(monkeypatch, few_rows, head_dim):
     """The kernel before attention writes the queries' own tokens, where there was nothing yet."""
     monkeypatch.setattr(AttentionPlan, "few_rows", few_rows)
     members = [(0, 2049 + 7 * i, 1) for i in range(24)] + [(-1, 700, 1), (-1, 5, 1), (0, 2060, 3)]
@@ -233,7 +233,7 @@ def test_settled_keys_are_read_early_and_no_others(monkeypatch, few_rows, head_d
     for _ in range(20):
         ops.write_kv(nothing, nothing, batch.cache[:, 1], slots)
         ops.write_kv(k, v, batch.cache[:, 1], slots)
-        assert torch.equal(batch.call_again(plan, torch.zeros_like(batch.q), settled=True), expected)
+        assert torch.equal(batch.call_again(plan, torch.zeros_like(batch.q), history_ready=True), expected)
 
 
 def test_a_beginning_that_the_same_call_writes(monkeypatch):
@@ -268,7 +268,7 @@ def test_calls_one_after_the_other(monkeypatch, count, few_rows):
     outs = [torch.full_like(batch.q, float("nan")) for _ in range(30)]
     batch.update(plan)
     for out in outs:
-        batch.call_again(plan, out, settled=True)
+        batch.call_again(plan, out, history_ready=True)
     assert all(torch.equal(out, expected) for out in outs)
 
 

@@ -111,7 +111,7 @@ struct Ahead {
 
 template <class C>
 struct TileAttention {
-  // Of a tile of keys from `base`, those that somebody sees.
+  // Of a tile of keys from `base`, those that a query sees.
   struct Keys {
     int base, lo, hi;
     bool none(int segment) const { return (segment + 1) * kSegment <= lo || segment * kSegment >= hi; }
@@ -200,7 +200,7 @@ struct TileAttention {
 
   int configured_ = 0;
   Ahead<C> ahead_;
-  // Of a tile's keys, `scale` included, and of its values; 0 for what nobody sees.
+  // Of a tile's keys, `scale` included, and of its values; 0 for what no query sees.
   alignas(64) float key_scales_[kScaled<C> ? kKeys : 1], value_scales_[kScaled<C> ? kKeys : 1];
 
   void find_scales(const Keys& seen) {
@@ -249,7 +249,7 @@ struct TileAttention {
     configured_ = rows;
   }
 
-  // A segment of K as [step][16 pairs of the head][16 keys][2]. What nobody sees is left out: it is masked.
+  // A segment of K as [step][16 pairs of the head][16 keys][2]. What no query sees is left out: it is masked.
   void pack_keys(const Keys& seen, int segment, bf16* out) const {
     if (seen.none(segment)) return;
     const int bs = a.cache.block_size;
@@ -280,7 +280,7 @@ struct TileAttention {
     for (int d = 0; d < s.width; ++d) __builtin_memcpy(out + d * kSegment, k + d * count, sizeof(C) * count);
   }
 
-  // A segment of V, tiles [first, last) of the head: half of [tile][16 pairs of keys][16][2]. What nobody sees is zero.
+  // A segment of V, tiles [first, last) of the head: half of [tile][16 pairs of keys][16][2]. What no query sees is zero.
   void pack_values(const Keys& seen, int segment, int first, int last, bf16* out) const {
     out += segment % 2 * (kTileSize / 2);
     if (seen.none(segment)) {  // the table's entry may not exist
@@ -304,7 +304,7 @@ struct TileAttention {
         _mm512_store_si512(out + i * kTileSize + j * kTileSide, interleave(two_rows(even + i * W, odd + i * W), keep));
     }
   }
-  // Of blocks that are smaller than a segment: rows that nobody sees are others'.
+  // Of blocks that are smaller than a segment: rows that no query sees are others'.
   [[gnu::noinline]] void pack_small_values(const Keys& seen, int segment, int first, int last, bf16* out) const {
     const C *rows[kSegment] = {}, *any = nullptr;
     for_pieces<C>(a, it, seen.base + segment * kSegment, all, [&](int at, const C*, const C* v, int, int count) {

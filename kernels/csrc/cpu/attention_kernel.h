@@ -235,7 +235,7 @@ inline Tile<C> find_tile(const AttentionArgs& a, const AttentionItem& it, const 
   Tile<C> tile;
   tile.k_stride = bs, tile.v_stride = s.width;
   for (int i = 0; i < kSegments; ++i) {
-    // Segments that nobody sees are computed from a seen one and masked: their table entries may not exist.
+    // Segments that no query sees are computed from a seen one and masked: their table entries may not exist.
     int token = base + i * kSegment;
     if (token + kSegment <= all.begin || token >= all.end)
       token = (all.begin > base ? all.begin : base) / kSegment * kSegment;
@@ -268,7 +268,7 @@ inline Tile<float> widen_tile(const Tile<C>& tile, const Shape& s, float* memory
 }
 
 // Calls f(first token's place in the segment, K and V of the block and head, its place in the block, tokens) for each
-// block that the segment at `token` lies in and somebody sees: table entries of others may not exist.
+// block that the segment at `token` lies in and a query sees: table entries of others may not exist.
 template <class C, class F>
 inline void for_pieces(const AttentionArgs& a, const AttentionItem& it, int token, Span all, F&& f) {
   const int bs = a.cache.block_size, count = bs < kSegment ? bs : kSegment;
@@ -281,7 +281,7 @@ inline void for_pieces(const AttentionArgs& a, const AttentionItem& it, int toke
   }
 }
 
-// A tile in float32 of blocks that are smaller than a segment. What nobody sees is zero.
+// A tile in float32 of blocks that are smaller than a segment. What no query sees is zero.
 template <class C>
 inline Tile<float> gather_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, int base, Span all,
                                float* memory, [[maybe_unused]] float* scales) {

@@ -40,7 +40,7 @@ class Pool {
   }
 
   // A ticket is (call number, next task). Workers take tasks by compare-and-swap, so one that wakes up late, with the
-  // call over or another begun, takes nothing, and nobody waits for it.
+  // call over or another begun, takes nothing, and no call waits for it.
   void run(int64_t tasks, Task task, void* context) {
     const uint64_t call = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
     ticket_.store(call << 32 | kClosed);

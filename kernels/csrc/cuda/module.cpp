@@ -20,9 +20,9 @@ namespace octavo {
 struct PlanUse {
   int sequences;
   bool groups, decodes, extends;
-  bool settled;  // see AttentionArgs
+  bool history_ready;  // see AttentionArgs
 };
-inline auto fields(PlanUse& x) { return std::tie(x.sequences, x.groups, x.decodes, x.extends, x.settled); }
+inline auto fields(PlanUse& x) { return std::tie(x.sequences, x.groups, x.decodes, x.extends, x.history_ready); }
 inline auto fields(LinearTile& x) { return std::tie(x.consumers, x.columns, x.tall); }
 inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster, x.split); }
 
@@ -111,7 +111,7 @@ AttentionArgs attention_args(int dtype, const Rows& q, const Rows& out, const He
   aligned("q", q, item), aligned("out", out, item), aligned("layer_cache", cache.data);
   auto a = attention_of<AttentionArgs>(Dtype(dtype), q, out, heads, cache, tables, scoring);
   plan->fill(a);
-  a.sequences = use.sequences, a.decodes = use.decodes, a.extends = use.extends, a.settled = use.settled;
+  a.sequences = use.sequences, a.decodes = use.decodes, a.extends = use.extends, a.history_ready = use.history_ready;
   if (!use.groups) a.prefix = nullptr;
   return a;
 }

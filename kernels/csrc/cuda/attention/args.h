@@ -58,7 +58,7 @@ struct GroupState {
 // One query row of a group: its token, its place among the sequence's packed rows (token x grouped head), and the slot of the
 // sequence's first chunk.
 struct alignas(16) GroupRow {
-  int token, row, first_slot, padding;
+  int token, row, first_partial, padding;
 };
 
 // One tile of packed query rows of a longer query.
@@ -67,11 +67,11 @@ struct ExtendItem {
   int queries, padding[3];
 };
 
-// What the last step of decoding folds for one sequence: `chunks` partial results from `first_slot` on, and as many for
+// What the last step of decoding folds for one sequence: `chunks` partial results from `first_partial` on, and as many for
 // each further part of its queries. The first `runs` runs of kRun chunks may be merged by the decode kernel already, or the
 // first `shared_runs` by the prefix kernel, in their first slots.
 struct alignas(16) FoldItem {
-  int first_slot, chunks, query_row, queries;
+  int first_partial, chunks, query_row, queries;
   int runs, shared_runs, padding[2];
 };
 
@@ -99,7 +99,7 @@ struct AttentionArgs : AttentionOperands {
   float* partial_sums;
   int partial_rows;
   bool decodes, extends;  // which lists the plan has
-  bool settled;           // keys and values of tokens before the queries are older than the stream's previous kernel
+  bool history_ready;     // keys and values of tokens before the queries are older than the stream's previous kernel
 };
 
 // All of a decode step's attention. Of `attention`, q is not used: the rotated queries stay in the chip.

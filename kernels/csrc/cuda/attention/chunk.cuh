@@ -98,7 +98,7 @@ struct QueryRow {
 };
 __device__ inline QueryRow group_row(const AttentionArgs& a, int place, int chunk) {
   const GroupRow row = a.rows[place];
-  return {row.token, row.row, row.first_slot + chunk};
+  return {row.token, row.row, row.first_partial + chunk};
 }
 // The same for an item of the prefix kernel, whose rows may be those of one split sequence.
 __device__ inline QueryRow prefix_row(const AttentionArgs& a, int sequence, int place, int chunk, int group) {
@@ -106,7 +106,7 @@ __device__ inline QueryRow prefix_row(const AttentionArgs& a, int sequence, int 
   const int queries = a.partial_rows / group, rows = queries * group;  // of a part
   const int part = (place - kOwnRows) / rows, row = (place - kOwnRows) % rows;
   const FoldItem own = a.folds[sequence];
-  return {own.query_row + part * queries + row / group, row, own.first_slot + part * own.chunks + chunk};
+  return {own.query_row + part * queries + row / group, row, own.first_partial + part * own.chunks + chunk};
 }
 
 // The query rows of a warp as tensor-core fragments: in registers, or read again for each slice where those are full. With

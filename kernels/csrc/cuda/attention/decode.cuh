@@ -328,7 +328,7 @@ struct Partials {
   __device__ Partials(const AttentionArgs& a, const FoldItem& it, int head, int row, int column, Merges merges)
       : step(int64_t(a.kv_heads) * a.partial_rows), width(a.head_dim), chunks(it.chunks),
         merged((merges.decodes ? it.runs : 0) + (merges.tiles ? it.shared_runs : 0)) {  // never both
-    const int64_t first = partial_row(a, it.first_slot, head) + row;
+    const int64_t first = partial_row(a, it.first_partial, head) + row;
     sums = reinterpret_cast<const float2*>(a.partial_sums) + first, columns = a.partial + first * width + column;
   }
   __device__ Folded<1> at(int chunk) const {

@@ -64,7 +64,7 @@ __device__ inline Folded<1> fold_few(const Partials& partials) {
 // Query rows of a part of a sequence, and where those of part `n` come from.
 __device__ inline int part_queries(const AttentionArgs& a) { return a.partial_rows / (a.heads / a.kv_heads); }
 __device__ inline FoldItem part_of(const FoldItem& all, int n, int queries) {
-  return {all.first_slot + n * all.chunks, all.chunks, all.query_row + n * queries, min(all.queries - n * queries, queries),
+  return {all.first_partial + n * all.chunks, all.chunks, all.query_row + n * queries, min(all.queries - n * queries, queries),
           all.runs, all.shared_runs, {}};
 }
 

@@ -29,7 +29,7 @@ template <class C, int D>
 constexpr bool merges_runs = !is_scaled<C> && D <= kRunDim;
 
 // The items of a block. With bulk copies the first ones are its own and the others are drawn from a counter, so that a
-// block with a slow path to memory takes fewer. Who computes an item does not change its result. During item n every
+// block with a slow path to memory takes fewer. Which block computes an item does not change its result. During item n every
 // warp sees what was drawn up to item n - 1, so places up to n + 2 are known. A run of chunks is one item here if the kernel
 // `merges` them.
 template <bool merges>
@@ -76,7 +76,7 @@ class Queue {
 };
 
 // Walks the slices of one warp over the items of its block, ahead of the arithmetic. With bulk copies the item after the
-// one at hand is read when that begins, and its blocks are looked up one slice later, so that nobody waits for either;
+// one at hand is read when that begins, and its blocks are looked up one slice later, so that no warp waits for either;
 // elsewhere the registers are needed for addresses.
 template <class C, int D>
 struct Feeder {
@@ -200,9 +200,9 @@ __global__ void __launch_bounds__(kWarps * 32 * (1 + supplies<C, D, R>), blocks_
   Feeder<C, D> feeder(a, queue);
 #if OCTAVO_BULK_COPY
   // Parts of a split query are left out: what is before one of them may be of another.
-  if (a.settled && !beside_tiles(a) && a.partial_rows == group) {
-    const int settled = feeder.next.context - feeder.next.queries;
-    ring.fill_settled(feeder, settled);
+  if (a.history_ready && !beside_tiles(a) && a.partial_rows == group) {
+    const int history = feeder.next.context - feeder.next.queries;
+    ring.fill_history(feeder, history);
   }
 #endif
   feeder.ready(0);

@@ -67,10 +67,10 @@ struct Ring {
       advance();
     }
   }
-  // The first slice of all, if it ends before `settled`; no more, because the queries queue behind it.
+  // The first slice of all, if it ends before `history`; no more, because the queries queue behind it.
   template <class Feeder>
-  __device__ void fill_settled(Feeder& feeder, int settled) {
-    if (!feeder.has_first() || feeder.token() + kSlice > settled) return;
+  __device__ void fill_history(Feeder& feeder, int history) {
+    if (!feeder.has_first() || feeder.token() + kSlice > history) return;
     feeder.feed(slots, barriers);
     advance();
   }

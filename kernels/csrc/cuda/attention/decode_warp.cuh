@@ -1,11 +1,11 @@
 // Many short items: each warp takes whole ones alone. Four warps that share an item wait for its queries and for each
-// other about as long as its 128 tokens take to come; here nobody waits, and what one warp waits for the others hide.
+// other about as long as its 128 tokens take to come; here no warp waits for another, and the others hide its own waits.
 //
 // Beside each of these warps another one supplies it: it looks up items and blocks and brings queries and slices. A warp
 // that did both would spend a third of its time on copies, and wait for each look-up when its next slice begins.
 //
 // A warp takes the lanes of the chunk one after the other, each from a cleared state, and joins them in their order with
-// the steps of `Exchange`: who takes an item never shows in a result.
+// the steps of `Exchange`: which warp takes an item never shows in a result.
 #pragma once
 
 #include "attention/decode_ring.cuh"
@@ -96,13 +96,13 @@ class Supplier {
     while (known < kPlaced) prepare();
     if (any) adopt();
     // No more before the previous kernel has ended, because the queries would queue behind it.
-    const bool settled = a.settled && !beside_tiles(a) && a.partial_rows == group && slice < slices &&
+    const bool history_ready = a.history_ready && !beside_tiles(a) && a.partial_rows == group && slice < slices &&
                          begin + kSlice <= item.context - item.queries;
-    if (settled) feed();
+    if (history_ready) feed();
     if (!beside_tiles(a)) wait_for_previous_kernel();
     launch_next_kernel();
     prepare();
-    for (int i = settled; i < link.stages && slice < slices; ++i) feed();
+    for (int i = history_ready; i < link.stages && slice < slices; ++i) feed();
     while (any) {
       known = 0;
       do {

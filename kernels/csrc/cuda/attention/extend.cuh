@@ -34,7 +34,7 @@ struct ExtendTile {
 };
 
 // The place in its list of the item that a block takes in a round; the first place beyond the list ends the block's
-// work. Back and forth: whoever got the longest tile of one round gets the shortest of the next.
+// work. Back and forth: the block with the longest tile of one round gets the shortest of the next.
 __device__ inline int extend_place(int round) {
   return round * int(gridDim.x) + (round % 2 ? int(gridDim.x) - 1 - int(blockIdx.x) : int(blockIdx.x));
 }

@@ -171,7 +171,7 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
 }
 
 // Two warps bring the queries: rows of a tile lie apart in memory. Rows beyond the last query stay what they
-// were: nobody reads what becomes of them.
+// were: their results are not read.
 template <class T, int D>
 __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, const BufferRing& ring) {
   using L = Layout<D>;
@@ -467,7 +467,7 @@ struct Consumer {
         if (!keys_there) barrier_wait(rings.keys.full_now(), rings.keys.parity);
       }
       take_turn();
-      score(s);  // after the last item of whatever lies there, for nobody
+      score(s);  // after the last item: of stale data, and unused
       weigh();
       pass_turn();
       products_wait<1>(s);

@@ -246,11 +246,11 @@ __device__ int list_groups(const PlanArgs& a, Counts* starts, int few_rows, int 
 }
 
 // The order of a group's rows varies, and no row's result depends on it.
-__device__ void list_rows(const PlanArgs& a, const Sequence& q, int first_slot) {
+__device__ void list_rows(const PlanArgs& a, const Sequence& q, int first_partial) {
   int at = atomicAdd(&a.group_states[q.group].next_row, q.queries * a.group);
   for (int part = 0, query = 0; part < q.parts; ++part, query += q.part_queries)
     for (int r = 0; r < min(q.part_queries, q.queries - query) * a.group; ++r)
-      a.rows[at++] = {q.row + query + r / a.group, r, first_slot + part * q.chunks, 0};
+      a.rows[at++] = {q.row + query + r / a.group, r, first_partial + part * q.chunks, 0};
 }
 
 // Whole chunks come first in the list of decode items, of them those of runs, and partial ones last, so that the short ones

@@ -421,7 +421,7 @@ struct Consumer {
     const bool ends = i + 1 == kPerLane && n + 1 == kTiles;  // the next tile is of another chunk
     if (ends && turn.waits) barrier_wait(rings.queries.full + 8 * turn.next_stage, turn.next_phase);
     products_begin();
-    score(ends ? turn.next_stage : turn.query_stage, n + 1);  // after the last one of whatever lies there, for nobody
+    score(ends ? turn.next_stage : turn.query_stage, n + 1);  // after the last one: of stale data, and unused
     add_values(weights[i], n);
     products_wait<1>(scores());
     if (i + 2 == kPerLane && n + 2 == kTiles && turn.chunk + 1 == turn.chunks) leave_queries(turn.query_stage);
@@ -489,7 +489,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     give_registers<40>();
     if (warp < 2) {
       TileLoader<D> loader(a);  // the lists and tables were there before the previous kernel began, and so may be the keys
-      if (!a.settled) go_on();
+      if (!a.history_ready) go_on();
       if (warp == 0) loader.run(keys, shared + L::kKeysAt, rings.tiles, false);
       else loader.run(values, shared + L::kValuesAt, rings.tiles, true);
     } else {

@@ -259,7 +259,7 @@ __global__ void fold_kernel(const __grid_constant__ AttentionArgs a) {
   for (; row < it.queries * group && row < queries * group; it.queries -= queries) {
     float m = kNoScore, l = 0.0f, o[4] = {};
     for (int c = 0; c < it.chunks; ++c) {
-      const int64_t at = (int64_t(it.first_slot + c) * a.kv_heads + head) * a.partial_rows + row;
+      const int64_t at = (int64_t(it.first_partial + c) * a.kv_heads + head) * a.partial_rows + row;
       const float2 sum = *reinterpret_cast<const float2*>(a.partial_sums + at * 2);
       const float4 x = *reinterpret_cast<const float4*>(a.partial + at * a.head_dim + column);
       const float top = fmaxf(m, sum.x), mine = exp2f(m - top), other = exp2f(sum.x - top);
@@ -272,7 +272,7 @@ __global__ void fold_kernel(const __grid_constant__ AttentionArgs a) {
     const float x[4] = {o[0] * factor, o[1] * factor, o[2] * factor, o[3] * factor};
     store_values(a.dtype, a.out,
                  int64_t(it.query_row + row / group) * a.out_stride + query_head * a.head_dim + column, x);
-    it.first_slot += it.chunks, it.query_row += queries;
+    it.first_partial += it.chunks, it.query_row += queries;
   }
 }
 

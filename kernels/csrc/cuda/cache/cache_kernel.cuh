@@ -31,7 +31,7 @@ __device__ inline uint32_t encode_four(f8, const float* x, float factor) {
 // What the kLanes threads that share a head make of their units of K or V, x and y: the scale, that of the largest
 // magnitude being the largest code, and 16 bytes, laid out as `cell_place` says. A thread's units are either the halves
 // of these, or it has one half and its neighbour the other, of two such. A value that is not finite makes the scale NaN,
-// so that whoever attends to the token sees it. All lanes of a warp come here.
+// so that attention to the token shows it. All lanes of a warp come here.
 template <class C, int kLanes>
 struct Codes {
   uint4 bytes;

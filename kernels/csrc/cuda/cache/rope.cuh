@@ -105,7 +105,7 @@ struct NormWeights {
   }
 };
 
-// Norm (unless `normed` is false, when its sums are made for nobody) and rotation of a head of q or k of a token, of
+// Norm (unless `normed` is false, when its sums are unused) and rotation of a head of q or k of a token, of
 // which this thread holds two units. All lanes of a warp come here, those of a `value` for the sums alone: the compiler
 // would look for the lanes of every sum otherwise, which takes longer than all else.
 template <class T, int D, int U, bool norms>

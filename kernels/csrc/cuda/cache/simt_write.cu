@@ -56,7 +56,7 @@ struct Row {
   }
 
   // Cells as they are, or codes and their scale: that of the largest magnitude is the largest code. A value that is not
-  // finite makes the scale NaN, so that whoever attends to the token sees it.
+  // finite makes the scale NaN, so that attention to the token shows it.
   template <class C>
   __device__ void write(C* cells, int token, int block_size, bool value) const {
     [[maybe_unused]] float factor = 1.0f;

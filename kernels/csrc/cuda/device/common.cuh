@@ -206,7 +206,7 @@ __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
 __device__ inline void barrier_arrive_once(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// As that, and gives something of the barrier's state: whoever computes with it does so afterwards.
+// As that, and gives something of the barrier's state: what is computed with it comes afterwards.
 __device__ inline uint32_t barrier_arrive(uint32_t barrier) {
   uint64_t state;
   asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];" : "=l"(state) : "r"(barrier) : "memory");
@@ -223,7 +223,7 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-// Whether that phase is over. To know takes a while: asked early, nobody waits for it.
+// Whether that phase is over. The answer takes a while: asked early, no thread waits for it.
 __device__ inline bool barrier_is_over(uint32_t barrier, uint32_t parity) {
   int over;
   asm volatile(

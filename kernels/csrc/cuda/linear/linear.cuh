@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-constexpr int kGroup = 8;       // weight rows of one instruction
+constexpr int kGroup = 8;       // a group, in these kernels: the weight rows of one instruction
 constexpr int kTokenTile = 16;  // rows of x of one instruction
 constexpr int kStep = 32;       // of the depth, what a warp multiplies at once
 
@@ -48,18 +48,18 @@ __device__ inline void send(uint32_t address, uint32_t barrier, int rank, int v)
 
 __device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// What a thread of a product has: its place, the launch's plan, its block's shared memory.
-template <class Plan>
+// What a thread of a product has: its place, what the launch is cut into, its block's shared memory.
+template <class Cut>
 struct Thread {
   const LinearArgs& a;
-  const Plan& plan;
+  const Cut& cut;
   char* shared;
   uint32_t base;
   int lane, warp;
 
-  __device__ Thread(const LinearArgs& args, const Plan& how, char* memory)
+  __device__ Thread(const LinearArgs& args, const Cut& how, char* memory)
       : a(args),
-        plan(how),
+        cut(how),
         shared(memory),
         base(shared_address(memory)),
         lane(threadIdx.x % 32),

@@ -8,10 +8,10 @@
 //
 // The weights' rows are dealt out in groups of eight to clusters of one or two blocks, which share the depth. Of many
 // groups a cluster of two is dealt three quarters of its share and draws for the rest: multiprocessors read at speeds
-// that differ by a quarter. One warp more keeps the ring going (from before the previous kernel has ended, since nobody
-// writes weights); another adds the warps' sums, exchanges them with the cluster's other block, and stores. All sums
-// are in an order that depends on N and K alone: a row's result feels neither the other rows nor their number, nor who
-// drew what.
+// that differ by a quarter. One warp more keeps the ring going (from before the previous kernel has ended: weights are
+// never written); another adds the warps' sums, exchanges them with the cluster's other block, and stores. All sums
+// are in an order that depends on N and K alone: a row's result feels neither the other rows nor their number, nor
+// which block drew what.
 //
 // x is loaded behind all the weights that are on their way; more of them come as far as the L2 meanwhile. That is why
 // matrices between small and large, and those of several such loads, are left to linear_ring.cu, whose x comes with the
@@ -28,10 +28,10 @@ constexpr int kStepBytes = kStep * 2;
 constexpr int kMostSteps = 64;  // of the depth, for one block; two share more
 constexpr int kMostRows = 32, kMostDepth = 5120;
 constexpr int kMostStages = 14;  // each with a named barrier, of which two of sixteen go elsewhere
-constexpr int kInboxes = 4;  // a group is stored when the next one has been sent, so nobody is further ahead
+constexpr int kInboxes = 4;  // a group is stored when the next one has been sent, so no block is further ahead
 constexpr int kDraws = 32;   // more than a block's copies are ahead of its stores, or of the cluster's other block's
 constexpr int kManyGroups = 24;  // of a cluster: with fewer, nothing is gained by drawing (measured on an H200)
-static_assert(kManyGroups * 3 / 4 > kMostStages);  // whoever draws first fills the ring, then waits
+static_assert(kManyGroups * 3 / 4 > kMostStages);  // the first to draw fills the ring, then waits
 
 // Warps that collect: two where one would take longer over the sums of 32 rows than a narrow stage takes to come.
 template <int kTokens, int kSteps, int kCluster>
@@ -54,7 +54,7 @@ constexpr int kRegisters = kTokens == 32 || kSteps == 8 ? 65536 / kThreads<kToke
 constexpr int kShare = 64;
 
 // How a launch goes about it.
-struct Plan {
+struct Cut {
   int cluster, clusters;
   int groups;         // of the whole matrix
   int steps;          // of the whole depth
@@ -70,7 +70,7 @@ struct Layout {
   static constexpr int kDrawn = 256, kTold = kDrawn + kDraws * 4, kTelling = kTold + kDraws * 4;
   static constexpr int kSums = kTelling + kDraws * 8, kInbox = kSums + kWarps * kSumBytes;
   static constexpr int kRing = kInbox + (kCluster == 1 ? 0 : kInboxes * kOwn * 16);
-  __host__ __device__ static int bytes(const Plan& p) { return kRing + p.stages * kGroup * p.pitch; }
+  __host__ __device__ static int bytes(const Cut& p) { return kRing + p.stages * kGroup * p.pitch; }
 };
 
 #if OCTAVO_BULK_COPY
@@ -86,7 +86,7 @@ __device__ inline float2 load2(const T* from) {
 // One block's part. kTokens: rows of x, rounded up. kSteps: of the depth, that a warp holds at most. kPaired: whether the
 // results of two groups that lie side by side are stored together.
 template <class T, int kTokens, int kSteps, int kCluster, bool kPaired>
-struct Block : Thread<Plan> {
+struct Block : Thread<Cut> {
   using L = Layout<kTokens, kCluster>;
   static constexpr int kTiles = (kTokens + 15) / 16;
   static constexpr int kTeam = kCollectors<kTokens, kSteps, kCluster>;
@@ -102,12 +102,12 @@ struct Block : Thread<Plan> {
   int first, groups;  // of the matrix's, dealt to this cluster
   int begin, steps;   // of the depth's
 
-  __device__ Block(const LinearArgs& args, const Plan& how, char* memory)
+  __device__ Block(const LinearArgs& args, const Cut& how, char* memory)
       : Thread(args, how, memory), rank(blockIdx.x % kCluster) {
     const int cluster = blockIdx.x / kCluster;
-    first = dealt() ? dealt() * cluster : plan.groups * cluster / plan.clusters;
-    groups = dealt() ? dealt() : plan.groups * (cluster + 1) / plan.clusters - first;
-    begin = plan.steps * rank / kCluster, steps = plan.steps * (rank + 1) / kCluster - begin;
+    first = dealt() ? dealt() * cluster : cut.groups * cluster / cut.clusters;
+    groups = dealt() ? dealt() : cut.groups * (cluster + 1) / cut.clusters - first;
+    begin = cut.steps * rank / kCluster, steps = cut.steps * (rank + 1) / kCluster - begin;
   }
 
   __device__ uint32_t full(int stage) const { return base + 8 * stage; }
@@ -117,10 +117,10 @@ struct Block : Thread<Plan> {
   __device__ int* drawn(int g) const { return reinterpret_cast<int*>(shared + L::kDrawn) + g % kDraws; }
   __device__ int* told(int g) const { return reinterpret_cast<int*>(shared + L::kTold) + g % kDraws; }
   __device__ uint32_t telling(int g) const { return base + L::kTelling + g % kDraws * 8; }
-  __device__ int stage_at(int stage) const { return L::kRing + stage * kGroup * plan.pitch; }
+  __device__ int stage_at(int stage) const { return L::kRing + stage * kGroup * cut.pitch; }
 
   __device__ void init_barriers() const {
-#pragma unroll  // all of them: everybody waits for this, and a loop would take longer
+#pragma unroll  // all of them: all warps wait for this, and a loop would take longer
     for (int i = 0; i < kMostStages; ++i) barrier_init(full(i), 1);
     barrier_init(drained(), kTeam * 32);
     for (int i = 0; i < kInboxes && kCluster > 1; ++i) barrier_init(received(i), 1);
@@ -147,8 +147,8 @@ struct Block : Thread<Plan> {
     return {first, steps * (warp + 1) / kWarps - first};
   }
 
-  // Where this lane's part of x begins in every eighth row. What stands for a row that is not there is of no use to
-  // anybody: nobody else's sums feel it.
+  // Where this lane's part of x begins in every eighth row. Padding rows hold the last row's
+  // values: rows' sums are independent.
   struct Rows {
     const T* at[kTokens / 8];
   };
@@ -194,7 +194,7 @@ struct Block : Thread<Plan> {
   __device__ void multiply() const {
     const Part mine = part();
     const Rows from = rows(mine);
-    const int weights = lane / 4 * plan.pitch + mine.begin * kStepBytes + lane % 4 * 16;
+    const int weights = lane / 4 * cut.pitch + mine.begin * kStepBytes + lane % 4 * 16;
     if constexpr (kCluster > 1) cluster_wait();
     wait_for_previous_kernel();
     Held x;
@@ -220,7 +220,7 @@ struct Block : Thread<Plan> {
         loaded |= w[s].x;
       }
       // What is not filled again need not be given back. Two blocks do so all the same: they lack the registers to ask.
-      if (kCluster > 1 || g + plan.stages < groups) leave(stage, loaded);
+      if (kCluster > 1 || g + cut.stages < groups) leave(stage, loaded);
       Sums sums = {}, others = {};
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
@@ -236,7 +236,7 @@ struct Block : Thread<Plan> {
       if (g > 0) barrier_wait(drained(), (g - 1) & 1);
       share(sums);
       tell();
-      if (++stage == plan.stages) stage = 0, phase ^= 1;
+      if (++stage == cut.stages) stage = 0, phase ^= 1;
     }
   }
 
@@ -262,13 +262,13 @@ struct Block : Thread<Plan> {
   }
 
   // 0 where nothing is drawn.
-  __device__ int dealt() const { return kCluster > 1 ? plan.dealt : 0; }
-  // One lane's: the next group that nobody has, or -1. Each cluster draws until nothing is left: the last one to find
+  __device__ int dealt() const { return kCluster > 1 ? cut.dealt : 0; }
+  // One lane's: the next group that no cluster has, or -1. Each cluster draws until nothing is left: the last one to find
   // out turns the counter back to 0.
   __device__ int draw(int g) const {
-    const int pool = plan.groups - dealt() * plan.clusters;
-    const int next = atomicInc(a.counter, pool + plan.clusters - 1);
-    const int group = next < pool ? dealt() * plan.clusters + next : -1;
+    const int pool = cut.groups - dealt() * cut.clusters;
+    const int next = atomicInc(a.counter, pool + cut.clusters - 1);
+    const int group = next < pool ? dealt() * cut.clusters + next : -1;
     send(shared_address(told(g)), telling(g), 1, group);
     return group;
   }
@@ -289,7 +289,7 @@ struct Block : Thread<Plan> {
     const int bytes = steps * kStepBytes;
     // Stages that are filled before the previous kernel has ended. Of small matrices many rows of x take longer than the
     // weights: they must not queue behind a whole ring.
-    const int early = kCluster == 1 && kTokens >= 16 ? (plan.stages + 2) / 3 : plan.stages;
+    const int early = kCluster == 1 && kTokens >= 16 ? (cut.stages + 2) / 3 : cut.stages;
     auto begin_launch = [&] {
       __syncwarp();
       if constexpr (kCluster > 1) cluster_wait();
@@ -301,13 +301,13 @@ struct Block : Thread<Plan> {
     for (int g = 0; g < groups || dealt(); ++g) {
       // The ring is full until x has come from the L2, and memory would rest: as many rows of weights come that far. What
       // clusters of one block take mostly fits into the ring.
-      if (kCluster > 1 && g == plan.stages && lane < min(kTokens, (groups - g) * kGroup))
+      if (kCluster > 1 && g == cut.stages && lane < min(kTokens, (groups - g) * kGroup))
         prefetch_bulk(from + (first + g) * step, bytes);
       if (g == early) begin_launch();
       int group = first + g;
       if (g >= groups) group = rank == 0 ? __shfl_sync(~0u, next, 0) : hear(g);
       if (dealt() && g + 1 >= groups && group >= 0 && rank == 0 && lane == 0) next = draw(g + 1);
-      if (g >= plan.stages) barrier_sync(kLeft + stage, kLending);
+      if (g >= cut.stages) barrier_sync(kLeft + stage, kLending);
       if (lane == 0) {
         if (g >= groups) *drawn(g) = group;
         if (group < 0) barrier_arrive_once(full(stage));
@@ -316,11 +316,11 @@ struct Block : Thread<Plan> {
       if (group < 0) break;
       __syncwarp();
       if (lane < kGroup)
-        copy_bulk(base + stage_at(stage) + lane * plan.pitch, from + group * step, bytes, full(stage), policy);
-      if (++stage == plan.stages) stage = 0;
+        copy_bulk(base + stage_at(stage) + lane * cut.pitch, from + group * step, bytes, full(stage), policy);
+      if (++stage == cut.stages) stage = 0;
     }
     if (!dealt() && groups <= early) begin_launch();
-    for (int s = 0; s < min(plan.stages, groups) && kCluster > 1; ++s) barrier_sync(kLeft + s, kLending);
+    for (int s = 0; s < min(cut.stages, groups) && kCluster > 1; ++s) barrier_sync(kLeft + s, kLending);
   }
 
   // The others': the sums of those warps, then of the cluster's blocks, and what is stored. Blocks of a cluster store
@@ -458,10 +458,10 @@ struct Block : Thread<Plan> {
 
 template <class T, int kTokens, int kSteps, int kCluster, bool kPaired>
 __global__ void __maxnreg__((kRegisters<kTokens, kSteps, kCluster>))
-    linear_held_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Plan plan) {
+    linear_held_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Cut cut) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(256) char shared[];
-  const Block<T, kTokens, kSteps, kCluster, kPaired> block(a, plan, shared);
+  const Block<T, kTokens, kSteps, kCluster, kPaired> block(a, cut, shared);
   if (threadIdx.x == 0) block.init_barriers();
   __syncthreads();
   if constexpr (kCluster > 1) cluster_arrive();
@@ -472,8 +472,8 @@ __global__ void __maxnreg__((kRegisters<kTokens, kSteps, kCluster>))
 }
 
 // Two blocks share a depth of more than one can hold.
-Plan plan_for(const LinearArgs& a, const Device& device) {
-  Plan p{};
+Cut cut_for(const LinearArgs& a, const Device& device) {
+  Cut p{};
   p.groups = a.columns / kGroup, p.steps = a.depth / kStep, p.cluster = p.steps > kMostSteps ? 2 : 1;
   p.clusters = std::min(p.groups, device.multiprocessors / p.cluster);
   p.pitch = ((p.steps + p.cluster - 1) / p.cluster * kStepBytes + 127) / 128 * 128;
@@ -481,7 +481,7 @@ Plan plan_for(const LinearArgs& a, const Device& device) {
 }
 
 template <class T, int kTokens, int kSteps, int kCluster>
-cudaError_t launch(const LinearArgs& a, Plan p, const Device& device, cudaStream_t stream) {
+cudaError_t launch(const LinearArgs& a, Cut p, const Device& device, cudaStream_t stream) {
   const int fixed = Layout<kTokens, kCluster>::bytes(p), own = (p.groups + p.clusters - 1) / p.clusters;
   const int room = (device.shared_per_block - fixed) / (kGroup * p.pitch);
   p.stages = std::min({room, own, kMostStages});
@@ -499,7 +499,7 @@ cudaError_t launch(const LinearArgs& a, Plan p, const Device& device, cudaStream
 }
 
 template <class T, int kTokens>
-cudaError_t launch_steps(const LinearArgs& a, const Plan& p, const Device& device, cudaStream_t stream) {
+cudaError_t launch_steps(const LinearArgs& a, const Cut& p, const Device& device, cudaStream_t stream) {
   const int width = (p.steps + p.cluster - 1) / p.cluster;
   if (p.cluster == 1 && width <= 4 * kWarps) return launch<T, kTokens, 4, 1>(a, p, device, stream);
   if (p.cluster == 1) return launch<T, kTokens, 7, 1>(a, p, device, stream);
@@ -508,7 +508,7 @@ cudaError_t launch_steps(const LinearArgs& a, const Plan& p, const Device& devic
 }
 
 template <class T>
-cudaError_t launch_tokens(const LinearArgs& a, const Plan& p, const Device& device, cudaStream_t stream) {
+cudaError_t launch_tokens(const LinearArgs& a, const Cut& p, const Device& device, cudaStream_t stream) {
   if (a.rows <= 8) return launch_steps<T, 8>(a, p, device, stream);
   if (a.rows <= 16) return launch_steps<T, 16>(a, p, device, stream);
   return launch_steps<T, 32>(a, p, device, stream);
@@ -519,8 +519,8 @@ cudaError_t launch_tokens(const LinearArgs& a, const Plan& p, const Device& devi
 cudaError_t linear_held(const LinearArgs& a, const Device& device, cudaStream_t stream) {
   if (a.norm || a.rows > kMostRows || a.depth % kStep != 0 || a.depth > kMostDepth || !in_groups(a))
     return cudaErrorInvalidValue;
-  const Plan plan = plan_for(a, device);
-  return with_half(a.dtype, [&](auto tag) { return launch_tokens<decltype(tag)>(a, plan, device, stream); });
+  const Cut cut = cut_for(a, device);
+  return with_half(a.dtype, [&](auto tag) { return launch_tokens<decltype(tag)>(a, cut, device, stream); });
 }
 
 }  // namespace octavo

@@ -2,7 +2,7 @@
 //
 // The weights' rows are dealt out evenly, in boxes of one or more groups of eight, to clusters of one or two blocks. A
 // tile is as many boxes as fit; each block of a cluster takes a slice of its depth. In a block one warp keeps a ring of
-// tensor copies going (weights from before the previous kernel has ended, since nobody writes them), and eight warps
+// tensor copies going (weights from before the previous kernel has ended: they are never written), and eight warps
 // multiply on tensor cores: the weights' rows are the eight columns of an instruction, so that a block may have as few
 // rows as balance wants. Four of the warps share the depth in steps of 32. Their sums, and then those of the cluster's
 // blocks, are added in a fixed order, which depends on N and K alone: a row's result feels neither the other rows nor

@@ -2,7 +2,7 @@
 //
 // What counts is how soon the weights flow and how soon a result is there after its x is. So every warp is on its own:
 // it has some rows of the weights, a ring of copies of them in shared memory that it fills (from before the previous
-// kernel has ended, since nobody writes weights) and drains itself, and adds up whole rows. Only x is the block's. The
+// kernel has ended: weights are never written) and drains itself, and adds up whole rows. Only x is the block's. The
 // copies are long, because memory is fastest where neighbours are read together.
 #include <algorithm>
 
@@ -23,7 +23,7 @@ constexpr int kNormedAtOnce = 2;         // vectors of x that a thread normalise
 constexpr int kMaxWidth = kNormedAtOnce * kThreads * kVector;  // of a row that is normalised
 
 // How a launch goes about it. A unit is a row of the weights or, gated, two; a piece, of a row, what a slot holds.
-struct Plan {
+struct Cut {
   int units, piece, slots;
 };
 
@@ -31,12 +31,12 @@ struct Plan {
 constexpr int kSquaresAt = kWarps * kMostSlots * 8, kSumsAt = kSquaresAt + 32 * 4;
 constexpr int kXAt = kSumsAt + (kWarps * kBatch * kPitch * 4 + 127) / 128 * 128;
 __host__ __device__ inline int ring_at(int depth) { return kXAt + (depth * 2 + 127) / 128 * 128; }
-__host__ __device__ inline int bytes_of(const Plan& p, int depth) { return ring_at(depth) + kWarps * p.slots * p.piece * 2; }
+__host__ __device__ inline int bytes_of(const Cut& p, int depth) { return ring_at(depth) + kWarps * p.slots * p.piece * 2; }
 
 #if OCTAVO_BULK_COPY
 
 template <class T>
-struct Warp : Thread<Plan> {
+struct Warp : Thread<Cut> {
   int first, last;  // of the units
   uint64_t policy;
   // What is copied next, and into which slot; where the next piece is read.
@@ -44,35 +44,35 @@ struct Warp : Thread<Plan> {
   int read = 0;
   uint32_t parity = 0;
 
-  __device__ Warp(const LinearArgs& args, const Plan& how, char* memory)
+  __device__ Warp(const LinearArgs& args, const Cut& how, char* memory)
       : Thread(args, how, memory), first(begin_of(0)), last(begin_of(1)), policy(read_once_policy()), unit(first) {}
 
   __device__ int begin_of(int next) const {
-    return int(int64_t(plan.units) * (blockIdx.x * kWarps + warp + next) / (gridDim.x * kWarps));
+    return int(int64_t(cut.units) * (blockIdx.x * kWarps + warp + next) / (gridDim.x * kWarps));
   }
   __device__ uint32_t full(int slot) const { return base + (warp * kMostSlots + slot) * 8; }
-  __device__ int slot_at(int slot) const { return ring_at(a.depth) + (warp * plan.slots + slot) * plan.piece * 2; }
+  __device__ int slot_at(int slot) const { return ring_at(a.depth) + (warp * cut.slots + slot) * cut.piece * 2; }
   __device__ float* sums() const { return reinterpret_cast<float*>(shared + kSumsAt) + warp * kBatch * kPitch; }
   __device__ uint4* x_at(int vector) const { return reinterpret_cast<uint4*>(shared + kXAt) + vector; }
 
   __device__ void begin() {
     if (lane == 0) {
-      for (int i = 0; i < plan.slots; ++i) barrier_init(full(i), 1);
+      for (int i = 0; i < cut.slots; ++i) barrier_init(full(i), 1);
       fence_bulk();
     }
     __syncwarp();
-    for (int i = 0; i < plan.slots; ++i) feed();
+    for (int i = 0; i < cut.slots; ++i) feed();
   }
   // Brings the next piece of this warp's weights into the slot that is free.
   __device__ void feed() {
     if (unit == last) return;
-    const int width = min(plan.piece, a.depth - at);
+    const int width = min(cut.piece, a.depth - at);
     if (lane == 0) {
-      const T* from = static_cast<const T*>(a.weight) + int64_t(unit + side * plan.units) * a.weight_stride + at;
+      const T* from = static_cast<const T*>(a.weight) + int64_t(unit + side * cut.units) * a.weight_stride + at;
       barrier_expect(full(write), width * 2);
       copy_bulk(base + slot_at(write), from, width * 2, full(write), policy);
     }
-    if (++write == plan.slots) write = 0;
+    if (++write == cut.slots) write = 0;
     if (a.gated && side == 0) {
       side = 1;
     } else {
@@ -83,7 +83,7 @@ struct Warp : Thread<Plan> {
   __device__ const uint4* wait() {
     barrier_wait(full(read), parity);
     const uint4* piece = reinterpret_cast<const uint4*>(shared + slot_at(read));
-    if (++read == plan.slots) read = 0, parity ^= 1;
+    if (++read == cut.slots) read = 0, parity ^= 1;
     return piece;
   }
 
@@ -105,7 +105,7 @@ struct Warp : Thread<Plan> {
     }
     __syncthreads();
   }
-  // With the arithmetic of norm.cu in its order: a row's bits do not tell who normalised it.
+  // With the arithmetic of norm.cu in its order: a row's bits do not tell which kernel normalised it.
   __device__ void take_normed(const uint4* from, int vectors) const {
     float* squares = reinterpret_cast<float*>(shared + kSquaresAt);
     uint4 raw[kNormedAtOnce];
@@ -187,7 +187,7 @@ struct Warp : Thread<Plan> {
       float y = biased(column, sum);
       if constexpr (kSides == 2) {  // rounded as if they had been stored
         y = activated(a.activation, to_float(from_float<T>(y)));
-        y *= to_float(from_float<T>(biased(plan.units + column, up)));
+        y *= to_float(from_float<T>(biased(cut.units + column, up)));
       } else if (a.residual) {
         y += addend;
       }
@@ -207,12 +207,12 @@ struct Warp : Thread<Plan> {
       for (int u = begin; u < batch_end; ++u) {
         float partial[kSides][4] = {};
 #pragma unroll 1
-        for (int from = 0; from < a.depth; from += plan.piece) {
+        for (int from = 0; from < a.depth; from += cut.piece) {
           const uint4* weights[kSides];
 #pragma unroll
           for (int s = 0; s < kSides; ++s) weights[s] = wait();
           const uint4* x = x_at(from / kVector);
-          int left = min(plan.piece, a.depth - from);
+          int left = min(cut.piece, a.depth - from);
 #pragma unroll 1
           for (; left >= kStride; left -= kStride) {
             multiply<kSides, true>(weights, x, 0, partial);
@@ -250,10 +250,10 @@ struct Warp : Thread<Plan> {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2)
-    linear_row_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Plan plan) {
+    linear_row_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Cut cut) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(128) char shared[];
-  Warp<T>(a, plan, shared).run();
+  Warp<T>(a, cut, shared).run();
 #endif
 }
 
@@ -263,14 +263,14 @@ cudaError_t linear_row(const LinearArgs& a, const Device& device, cudaStream_t s
   if (a.rows != 1 || a.depth == 0 || a.depth % kVector != 0 || !aligned(a.weight, a.weight_stride) || !aligned(a.x, 0) ||
       !aligned(a.norm, 0) || (a.norm && a.depth > kMaxWidth))
     return cudaErrorInvalidValue;
-  Plan plan{a.gated ? a.columns / 2 : a.columns, std::min(kPiece, (a.depth + kStride - 1) / kStride * kStride), 0};
-  const int grid = std::min(device.multiprocessors, (plan.units + kWarps - 1) / kWarps);
-  const int own = (plan.units + grid * kWarps - 1) / (grid * kWarps) * (a.gated ? 2 : 1);
-  const int pieces = own * ((a.depth + plan.piece - 1) / plan.piece);
-  plan.slots = std::min({(device.shared_per_block - bytes_of(plan, a.depth)) / (kWarps * plan.piece * 2), pieces, kMostSlots});
-  if (plan.slots < std::min(pieces, 2)) return cudaErrorNotSupported;
-  const Launch how{dim3(grid), kThreads, bytes_of(plan, a.depth)};
-  return with_half(a.dtype, [&](auto tag) { return launch_after(linear_row_kernel<decltype(tag)>, how, stream, a, plan); });
+  Cut cut{a.gated ? a.columns / 2 : a.columns, std::min(kPiece, (a.depth + kStride - 1) / kStride * kStride), 0};
+  const int grid = std::min(device.multiprocessors, (cut.units + kWarps - 1) / kWarps);
+  const int own = (cut.units + grid * kWarps - 1) / (grid * kWarps) * (a.gated ? 2 : 1);
+  const int pieces = own * ((a.depth + cut.piece - 1) / cut.piece);
+  cut.slots = std::min({(device.shared_per_block - bytes_of(cut, a.depth)) / (kWarps * cut.piece * 2), pieces, kMostSlots});
+  if (cut.slots < std::min(pieces, 2)) return cudaErrorNotSupported;
+  const Launch how{dim3(grid), kThreads, bytes_of(cut, a.depth)};
+  return with_half(a.dtype, [&](auto tag) { return launch_after(linear_row_kernel<decltype(tag)>, how, stream, a, cut); });
 }
 
 }  // namespace octavo

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
   if (blockIdx.x == 0 && threadIdx.x == 0)
     a.tokens[blockIdx.y] = value_of_candidate(best) > -INFINITY ? token_of_candidate(best) : 0;
-  row_sync();  // nobody leaves while others read
+  row_sync();  // no block leaves while others read
 }
 
 // Blocks of a row: enough to fill the chip, where they can work together. Clusters of more than two leave places empty,

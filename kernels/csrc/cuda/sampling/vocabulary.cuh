@@ -31,7 +31,7 @@ __device__ inline uint64_t warp_max(uint64_t x) {
 // A row of logits in groups of four tokens. Behind the vocabulary's end they are minus infinity.
 template <class T>
 struct Logits {
-  // As they are loaded, in whole words, which are taken apart where they are used: before that, nobody waits for them.
+  // As they are loaded, in whole words, which are taken apart where they are used: before that, no thread waits for them.
   using Group = Elements<uint32_t, sizeof(T)>;
   const T* row;
   int vocab;
