@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from octavo.cli.batch import keep_successes
+from octavo.cli.batch_files import keep_answers
 from octavo.cli.batch_lines import BatchLine, parse_line
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -64,12 +64,12 @@ def test_no_line_ends_the_others(text: str) -> None:
 def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     answers = [
-        {"id": f"batch_req_{name}", "custom_id": name, "error": None, "text": f"one{end}two"}
+        {"id": f"batch_req_{name}", "custom_id": name, "error": None, "response": f"one{end}two"}
         for name, end in (("a", "\u2028"), ("b", "\x85"))
     ]
     target.write_text("".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers), encoding="utf-8")
     before = target.read_bytes()
-    assert keep_successes(target) == {"a", "b"}
+    assert keep_answers(target, []) == {"batch_req_a", "batch_req_b"}
     assert target.read_bytes() == before
 
 
@@ -80,5 +80,5 @@ def test_a_file_that_holds_no_answers_is_left_alone(tmp_path: Path, text: str) -
     target = tmp_path / "in.jsonl"
     target.write_text(text)
     with pytest.raises(typer.Exit):
-        keep_successes(target)
+        keep_answers(target, [])
     assert target.read_text() == text

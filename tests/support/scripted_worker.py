@@ -74,7 +74,7 @@ class ScriptedWorker:
         self.go = asyncio.Event()
         self.seen: list[JobRequest] = []
         self.tenants: list[str] = []
-        self._hold_after = hold_after
+        self.hold_after = hold_after
         self._pace = pace
         self._redis = connect(url)
         self._cell = Cell()
@@ -173,7 +173,7 @@ class ScriptedWorker:
         total = 16 if sampling.max_tokens is None else sampling.max_tokens
         offset = 0
         for position in range(total):
-            if position == self._hold_after:
+            if position == self.hold_after:
                 await self._waiting(claim)
             if self._pace:
                 await asyncio.sleep(self._pace)

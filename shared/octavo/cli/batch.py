@@ -1,15 +1,14 @@
 """`octavo batch`: a file of requests through the queue, and safe to run again.
 
-Every job gets an idempotency key made of both paths, its place in the file and its request. A run that was interrupted
-is continued by the same command: lines that the output already holds are skipped, jobs that went on meanwhile are
-collected, nothing is generated twice.
+Every job gets an idempotency key made of the output's path and its request. A run that was interrupted is continued by
+the same command: requests that the output already answers are skipped, jobs that went on meanwhile are collected,
+nothing is generated twice. Lines may be inserted, moved and edited between two runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from octavo.cli.batch_lines import BatchLine, completed, failed, parse_line
+from octavo.cli.batch_files import encode_answer, keep_answers, read_lines
+from octavo.cli.batch_lines import BatchLine, completed, failed, parse_lines
 from octavo.cli.console import AsJson, RedisUrl, err, fail, print_json
 from octavo.client import AsyncClient
 from octavo.errors import OctavoError, QueueFull, ServerUnavailable
@@ -50,59 +50,31 @@ def run(
 
     Understands OpenAI's batch lines and plain ones like {"prompt": "ROMEO:", "max_tokens": 64}. Answers are in order
     of completion; match them by custom_id (a plain line's is line-<number>). Exit code 1 if some lines failed; the
-    next run tries those again.
+    next run tries those again, and answers lines that are new or have changed.
     """
-    lines = [
-        parse_line(text, number, model)
-        for number, text in enumerate(source.read_text(encoding="utf-8").split("\n"), 1)  # U+2028 is no end
-        if text.strip()
-    ]
+    lines = parse_lines(read_lines(source), model)
     if twice := _repeated(line.custom_id for line in lines):
         raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
-    done = keep_successes(target)
-    open_lines = [line for line in lines if line.custom_id not in done]
-    with target.open("a", encoding="utf-8") as output, _progress(len(lines), len(lines) - len(open_lines)) as advance:
-        batch = _Batch(f"{source.resolve()}\0{target.resolve()}", tenant, output, advance)
-        try:
-            asyncio.run(batch.run(redis_url, open_lines, window))
-        except (KeyboardInterrupt, ServerUnavailable):
-            err.print(f"interrupted with {batch.finished} new answers in {target}; the same command goes on from here")
-            raise
-    summary = {"lines": len(lines), "skipped": len(lines) - len(open_lines), "failed": batch.failures}
+    try:
+        done = keep_answers(target, lines)
+        open_lines = [line for line in lines if line.id not in done]
+        skipped = len(lines) - len(open_lines)
+        with target.open("a", encoding="utf-8") as output, _progress(len(lines), skipped) as advance:
+            batch = _Batch(str(target.resolve()), tenant, output, advance)
+            try:
+                asyncio.run(batch.run(redis_url, open_lines, window))
+            except (KeyboardInterrupt, ServerUnavailable):
+                err.print(f"interrupted with {batch.finished} new answers in {target}; the same command goes on here")
+                raise
+    except OSError as error:
+        raise fail(f"cannot write {target}: {error.strerror or error}") from None
+    summary = {"lines": len(lines), "skipped": skipped, "failed": batch.failures}
     if as_json:
         print_json(summary)
     else:
-        err.print(f"{len(lines)} lines, {summary['skipped']} done before, {batch.failures} failed: {target}")
+        err.print(f"{len(lines)} lines, {skipped} done before, {batch.failures} failed: {target}")
     if batch.failures:
         raise typer.Exit(1)
-
-
-_BEGINNING = '{"id": "batch_req_'
-"""Of every answer that we write."""
-
-
-def keep_successes(target: Path) -> set[str]:
-    """The custom ids that an earlier run answered. Failures and a torn last line are removed from the file; one that
-    holds anything else is left alone."""
-    if not target.exists():
-        return set()
-    kept: dict[str, str] = {}
-    lines = [text for text in target.read_text(encoding="utf-8").split("\n") if text]
-    for number, text in enumerate(lines, 1):
-        is_torn = number == len(lines) and _BEGINNING.startswith(text[: len(_BEGINNING)])
-        if not text.startswith(_BEGINNING) and not is_torn:
-            raise fail(f"{target} holds something else than answers: name another file")
-        try:
-            answer = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if answer.get("error") is None:
-            kept[answer["custom_id"]] = text
-    if len(kept) != len(lines):
-        draft = target.with_name(f"{target.name}.part")
-        draft.write_text("".join(f"{text}\n" for text in kept.values()), encoding="utf-8")
-        draft.replace(target)
-    return set(kept)
 
 
 @dataclass
@@ -117,9 +89,9 @@ class _OpenLine:
 
 @dataclass
 class _Batch:
-    """One run. `identity` names the pair of files in every idempotency key."""
+    """One run. `target` is a part of every idempotency key: another output has other answers."""
 
-    identity: str
+    target: str
     tenant: str
     output: TextIO
     advance: Callable[[], None]
@@ -135,8 +107,8 @@ class _Batch:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(max(1, min(window, jobs))):
                         group.create_task(self._take(client, remaining))
-            except* ServerUnavailable as unavailable:
-                raise unavailable.exceptions[0] from None
+            except* (ServerUnavailable, OSError) as failures:
+                raise failures.exceptions[0] from None
 
     def _jobs(self, lines: list[BatchLine]) -> Iterator[tuple[_OpenLine, int]]:
         """Every job of every line. A line without any is answered on the way."""
@@ -174,8 +146,8 @@ class _Batch:
     async def _submit(self, client: AsyncClient, line: BatchLine, index: int) -> AsyncJob:
         """A job of the line: a new one, that of an interrupted run, or another try if an earlier run's one failed."""
         request = line.requests[index]
-        place = f"{line.number}.{index}" if index else f"{line.number}"
-        digest = hashlib.sha256(f"{self.identity}\0{place}\0{request.model_dump_json()}".encode()).hexdigest()
+        parts = (self.target, line.id, str(index), request.model_dump_json())
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         for attempt in count():
             key = f"batch-{digest}-{attempt}"
             job = await self._enqueue(client, request, key)
@@ -203,7 +175,7 @@ class _Batch:
         self._write(failed(line, error))
 
     def _write(self, answer: dict[str, Any]) -> None:
-        self.output.write(json.dumps(answer, ensure_ascii=False) + "\n")
+        self.output.write(encode_answer(answer))
         self.output.flush()
         self.finished += 1
         self.advance()

@@ -1,0 +1,231 @@
+"""`octavo batch` between two runs: what people, editors and shells do to both files, and jobs that failed before."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from scripted_worker import CONTEXT, MODEL, ScriptedWorker
+from typer.testing import CliRunner
+
+from octavo import Client
+from octavo.cli.app import build_app
+
+WORDS = ("one", "two", "three")
+
+
+@contextmanager
+def working(url: str) -> Iterator[ScriptedWorker]:
+    """A scripted worker in a thread of its own."""
+    started, loop = threading.Event(), asyncio.new_event_loop()
+    found: list[ScriptedWorker] = []
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with ScriptedWorker(url) as worker:
+            found.append(worker)
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    assert started.wait(10)
+    yield found[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(10)
+    loop.close()
+
+
+class Folder:
+    """The two files of a batch, and runs over them."""
+
+    def __init__(self, path: Path, url: str, worker: ScriptedWorker) -> None:
+        self.source, self.target = path / "in.jsonl", path / "out.jsonl"
+        self.worker = worker
+        self._url = url
+
+    def write(self, *lines: dict[str, Any]) -> None:
+        self.source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def invoke(self) -> Result:
+        arguments = ["batch", "run", str(self.source), str(self.target), "--model", MODEL, "--redis-url", self._url]
+        return CliRunner().invoke(build_app(), [*arguments, "--json"])
+
+    def run(self, code: int = 0) -> dict[str, int]:
+        result = self.invoke()
+        assert result.exit_code == code, result.output
+        found: dict[str, int] = json.loads(result.stdout)
+        return found
+
+    def refusal(self) -> str:
+        """What is said, in one sentence."""
+        result = self.invoke()
+        assert result.exit_code == 1
+        assert isinstance(result.exception, SystemExit)
+        assert result.stderr.startswith("error: ")
+        assert result.stderr.count("\n") == 1
+        return result.stderr
+
+    def answers(self) -> dict[str, Any]:
+        lines = [json.loads(line) for line in self.target.read_text(encoding="utf-8").splitlines()]
+        answers = {line["custom_id"]: line["response"] for line in lines}
+        assert len(answers) == len(lines)
+        return answers
+
+    def prompt_lengths(self) -> dict[str, int]:
+        return {name: answer["body"]["usage"]["prompt_tokens"] for name, answer in self.answers().items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, redis_url: str) -> Iterator[Folder]:
+    with working(redis_url) as worker:
+        yield Folder(tmp_path, redis_url, worker)
+
+
+def prompt(text: str, **fields: Any) -> dict[str, Any]:
+    return {"prompt": text, "max_tokens": 1, **fields}
+
+
+def test_answers_stay_with_their_requests_when_lines_move(folder: Folder) -> None:
+    folder.write(*map(prompt, WORDS))
+    folder.run()
+    folder.write(prompt("inserted"), *map(prompt, WORDS))
+    assert folder.run() == {"lines": 4, "skipped": 3, "failed": 0}
+    assert folder.prompt_lengths() == {"line-1": 8, "line-2": 3, "line-3": 3, "line-4": 5}
+    folder.write(prompt("three"), prompt("inserted"))
+    assert folder.run() == {"lines": 2, "skipped": 2, "failed": 0}
+    assert folder.prompt_lengths() == {"line-1": 5, "line-2": 8, "line-3": 3}  # that of a line that is gone stays
+    assert len(folder.worker.seen) == 4
+
+
+def test_a_batch_goes_on_from_jobs_whose_lines_have_moved(folder: Folder) -> None:
+    folder.write(*map(prompt, WORDS))
+    folder.run()
+    folder.target.unlink()
+    folder.write(*map(prompt, reversed(WORDS)))
+    folder.run()
+    assert folder.prompt_lengths() == {"line-1": 5, "line-2": 3, "line-3": 3}
+    assert len(folder.worker.seen) == 3
+
+
+def test_an_edited_line_is_answered_anew_and_the_old_answer_is_kept_aside(folder: Folder) -> None:
+    folder.write(prompt("one", custom_id="a"), prompt("two", custom_id="b"))
+    folder.run()
+    folder.write(prompt("one", custom_id="a"), prompt("second", custom_id="b"))
+    assert folder.run() == {"lines": 2, "skipped": 1, "failed": 0}
+    assert folder.prompt_lengths() == {"a": 3, "b": 6}
+    assert len((folder.target.parent / "out.jsonl.old").read_text().splitlines()) == 2
+
+
+def test_equal_lines_are_jobs_of_their_own(folder: Folder) -> None:
+    folder.write(prompt("same"), prompt("same"), prompt("same", custom_id="c"))
+    folder.run()
+    assert len({answer["request_id"] for answer in folder.answers().values()}) == 3
+    folder.write(prompt("same"), prompt("same"), prompt("same"), prompt("same", custom_id="c"))
+    assert folder.run() == {"lines": 4, "skipped": 3, "failed": 0}
+    assert len({answer["request_id"] for answer in folder.answers().values()}) == 4
+
+
+def test_another_model_is_another_request(folder: Folder) -> None:
+    folder.write(prompt("one", model="nosuch"))
+    folder.run(code=1)
+    folder.write(prompt("one"))
+    folder.run()
+    folder.write(prompt("one", model=MODEL))
+    assert folder.run()["failed"] == 0
+
+
+def test_failed_lines_are_tried_again_and_never_get_an_old_failure(folder: Folder) -> None:
+    folder.write(prompt("x" * (CONTEXT + 1)), prompt("y"))
+    for tries in (1, 2, 3):
+        assert folder.run(code=1) == {"lines": 2, "skipped": 0 if tries == 1 else 1, "failed": 1}
+        assert len(folder.worker.seen) == tries + 1
+
+
+def test_a_cancelled_job_is_not_the_answer_of_the_next_run(folder: Folder, redis_url: str) -> None:
+    folder.write(prompt("one"))
+    folder.worker.hold_after = 0
+
+    def cancel_it() -> None:
+        with Client(redis_url) as client:
+            while not (running := [job for job in client.jobs() if not job.status.is_terminal]):
+                pass
+            client.cancel(running[0].id)
+
+    canceller = threading.Thread(target=cancel_it)
+    canceller.start()
+    assert folder.run(code=1)["failed"] == 1
+    canceller.join()
+    folder.worker.hold_after = None
+    assert folder.run() == {"lines": 1, "skipped": 0, "failed": 0}
+
+
+ENCODINGS: tuple[Callable[[str], bytes], ...] = (
+    lambda text: codecs.BOM_UTF8 + text.encode(),
+    lambda text: text.encode("utf-16"),
+    lambda text: codecs.BOM_UTF16_BE + text.encode("utf-16-be"),
+    lambda text: text.encode("utf-32"),
+    lambda text: text.replace("\n", "\r\n").encode(),
+    lambda text: text.replace("\n", "\r").encode(),
+    lambda text: b"".join(codecs.BOM_UTF8 + line.encode() for line in re.findall("[^\n]*\n", text)),
+    lambda text: text.replace("\n", "\n \t\n\n").encode(),
+    lambda text: text.rstrip("\n").encode(),
+)
+
+
+@pytest.mark.parametrize("written", range(len(ENCODINGS)))
+def test_both_files_are_read_however_an_editor_wrote_them(folder: Folder, written: int) -> None:
+    folder.write(prompt("Grüße\u2028", custom_id="ä"), prompt("two", custom_id="b"))
+    text = folder.source.read_text().replace("\\u00fc", "ü").replace("\\u2028", "\u2028")
+    folder.source.write_bytes(ENCODINGS[written](text))
+    assert folder.run() == {"lines": 2, "skipped": 0, "failed": 0}
+    answered = folder.target.read_text(encoding="utf-8")
+    folder.target.write_bytes(ENCODINGS[written](answered))
+    folder.source.write_text(text + json.dumps(prompt("three", custom_id="c")), encoding="utf-8")
+    assert folder.run() == {"lines": 3, "skipped": 2, "failed": 0}
+    assert folder.prompt_lengths() == {"ä": 6, "b": 3, "c": 5}
+    assert len(folder.worker.seen) == 3
+
+
+def test_answers_may_be_removed_moved_and_formatted_between_two_runs(folder: Folder) -> None:
+    folder.write(*map(prompt, WORDS))
+    folder.run()
+    lines = folder.target.read_text().splitlines()
+    formatted = [json.dumps(json.loads(line), sort_keys=True, separators=(",", ":")) for line in reversed(lines[1:])]
+    folder.target.write_text("\n".join(formatted))
+    assert folder.run() == {"lines": 3, "skipped": 2, "failed": 0}
+    assert folder.prompt_lengths() == {"line-1": 3, "line-2": 3, "line-3": 5}
+
+
+def test_what_cannot_be_read_or_written_is_said_in_one_sentence(folder: Folder) -> None:
+    folder.write(prompt("one"))
+    target = folder.target
+    folder.target = target.parent / "missing" / "out.jsonl"
+    assert "cannot write" in folder.refusal()
+    folder.target = target.parent
+    assert "Is a directory" in folder.refusal()
+    folder.target = folder.source
+    assert "something else than answers" in folder.refusal()
+    folder.target = target
+    folder.source.write_bytes('{"prompt": "Grüße"}'.encode("latin-1"))
+    assert "save it as UTF-8" in folder.refusal()
+    folder.source.write_bytes(b"\xff\xfe\x00")
+    assert "text" in folder.refusal()
+    assert not target.exists()
+    assert folder.worker.seen == []
+
+
+@pytest.mark.parametrize("written", ['{"custom_id": null, "prompt": "x"}', '{"custom_id": 7, "prompt": "x"}'])
+def test_ids_that_are_no_strings(folder: Folder, written: str) -> None:
+    folder.source.write_text(written)
+    folder.run()
+    assert set(folder.answers()) <= {"line-1", "7"}
