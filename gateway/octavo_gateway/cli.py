@@ -12,6 +12,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from octavo_gateway.auth import Keyring
+from octavo_gateway.http import raise_file_limit
 from octavo_gateway.logs import log_config
 from octavo_gateway.metrics import MULTIPROCESS_DIR
 from octavo_gateway.settings import GatewaySettings
@@ -36,6 +37,9 @@ def gateway(
     stream_ttl: Annotated[int | None, _option("stream_ttl")] = None,
     result_ttl: Annotated[int | None, _option("result_ttl")] = None,
     max_body_bytes: Annotated[int | None, _option("max_body_bytes")] = None,
+    max_header_bytes: Annotated[int | None, _option("max_header_bytes")] = None,
+    max_connections: Annotated[int | None, _option("max_connections")] = None,
+    request_timeout: Annotated[float | None, _option("request_timeout")] = None,
     keep_alive: Annotated[float | None, _option("keep_alive")] = None,
     grace: Annotated[float | None, _option("grace")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
@@ -53,6 +57,7 @@ def gateway(
         raise typer.BadParameter(f"--{name}: {first['msg']}") from None
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
+    raise_file_limit()
     with tempfile.TemporaryDirectory(prefix="octavo-metrics-") as metrics:
         if settings.workers > 1:
             os.environ[MULTIPROCESS_DIR] = metrics
@@ -69,6 +74,8 @@ def _serve(settings: GatewaySettings) -> None:
         log_config=log_config(settings.log_level),
         log_level=settings.log_level,
         access_log=False,
+        http="octavo_gateway.http:HttpProtocol",  # a name reaches further processes
+        ws="none",
         timeout_graceful_shutdown=max(1, round(settings.grace)),
         server_header=False,
     )

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from octavo.errors import (
     IdempotencyConflict,
@@ -133,7 +134,8 @@ def install(app: FastAPI) -> None:
         return error.response()
 
     @app.exception_handler(ClientGone)
-    async def _client_gone(request: Request, error: ClientGone) -> Response:
+    @app.exception_handler(ClientDisconnect)  # amid its request's body
+    async def _client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(OctavoError)

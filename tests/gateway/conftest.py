@@ -16,6 +16,7 @@ from scripted_worker import ScriptedWorker
 
 from octavo.server import EmbeddedServer
 from octavo_gateway.app import create_app
+from octavo_gateway.http import HttpProtocol
 from octavo_gateway.settings import GatewaySettings
 
 
@@ -24,7 +25,8 @@ def serving(settings: GatewaySettings) -> Iterator[str]:
     """The address of a gateway that runs in a thread of its own."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(create_app(settings), log_config=None, timeout_graceful_shutdown=1)
+        app = create_app(settings)
+        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, http=HttpProtocol, ws="none")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()

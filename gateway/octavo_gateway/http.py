@@ -1,0 +1,138 @@
+"""HTTP as uvicorn speaks it, with the limits that it leaves open: connections, sizes of heads, time to send a request.
+
+Clients without a key reach this code. What it refuses costs no task, and is answered in the shape of all errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from octavo_gateway.errors import ApiError
+from octavo_gateway.settings import GatewaySettings
+
+_RESERVED_FILES = 64
+"""Open files that are no clients' connections: the server's, logs, metrics."""
+
+
+def raise_file_limit() -> None:
+    """Allow this process as many open files as its user may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._settings: GatewaySettings = self.app_state["gateway"].settings
+        self._pending_bytes = 0  # of a head, or between two pieces of a body
+        self._receiving: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if len(self.connections) > min(self._settings.max_connections, open_files - _RESERVED_FILES):
+            self._refuse(ApiError(503, "too many connections: try again", code="too_many_connections"))
+        else:
+            self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._request_received()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._expect_request()
+        self._pending_bytes += len(data)
+        super().data_received(data)
+        if self._pending_bytes > self._settings.max_header_bytes:
+            self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect_request()
+
+    def on_headers_complete(self) -> None:
+        self._pending_bytes = 0
+        if (
+            sum(len(name) + len(value) for name, value in self.headers) + len(self.url)
+            > self._settings.max_header_bytes
+        ):
+            self._refuse_head()
+            raise ValueError("the parser has to stop here")
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _end_with_connection(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        self._pending_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._pending_bytes = 0
+        self._request_received()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg, code="invalid_http"))
+
+    @property
+    def _is_answered(self) -> bool:
+        """The application is at work on a request that has arrived whole."""
+        return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+
+    def _expect_request(self) -> None:
+        """Start the client's time to send a request whole."""
+        if self._receiving is None:
+            self._receiving = self.loop.call_later(self._settings.request_timeout, self._too_slow)
+
+    def _request_received(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _too_slow(self) -> None:
+        self._receiving = None
+        if self._is_answered:
+            self._expect_request()  # the next request has to wait for this answer
+            return
+        self._refuse(ApiError(408, "the request did not arrive in time: send it faster", code="request_timeout"))
+
+    def _refuse_head(self) -> None:
+        limit = self._settings.max_header_bytes
+        self._refuse(ApiError(431, f"address and headers have more than {limit} bytes", code="headers_too_large"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without the application, and hang up. While it answers a request there is only the latter."""
+        if self.transport.is_closing():
+            return
+        if (
+            self.cycle is None
+            or self.cycle.response_complete
+            or (self.cycle.more_body and not self.cycle.response_started)
+        ):
+            response = error.response()
+            head = [b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())]
+            head += [b"%s: %s" % header for header in response.raw_headers]
+            self.transport.write(b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)]))
+        self.transport.close()
+
+
+def _end_with_connection(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks: an answer of unknown length ends where the connection does."""
+    send = cycle.send
+    cycle.chunked_encoding = False
+
+    async def unchunked(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = unchunked  # type: ignore[method-assign]
