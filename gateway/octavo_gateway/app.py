@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.staticfiles import StaticFiles
 
 from octavo import AsyncClient
@@ -23,8 +24,9 @@ from octavo_gateway.auth import Keyring
 from octavo_gateway.body import add_schemas
 from octavo_gateway.metrics import Metrics
 from octavo_gateway.openai import chat, completions, models
+from octavo_gateway.origins import OriginCheck
 from octavo_gateway.reaper import reap_forever
-from octavo_gateway.requests import RequestLog
+from octavo_gateway.requests import HEADER, RequestLog
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.state import Gateway
 
@@ -32,8 +34,7 @@ from octavo_gateway.state import Gateway
 def create_app(settings: GatewaySettings | None = None) -> FastAPI:
     """One gateway. Without `settings` it reads them from the environment. Raises ValueError for malformed API keys."""
     settings = settings or GatewaySettings()
-    secret = settings.api_keys.get_secret_value() if settings.api_keys else None
-    keyring = Keyring.load(secret, settings.api_keys_file)
+    keyring = Keyring.of(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
@@ -46,6 +47,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
         description="Durable generation jobs with resumable token streams, and the OpenAI API on top of them.",
         responses=errors.IN_OPENAPI,
         lifespan=lifespan,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )
@@ -53,7 +55,16 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
     for part in (jobs, chat, completions, models, workers, health, pages):
         app.include_router(part.router)
     app.mount("/static", StaticFiles(directory=pages.STATIC), name="static")
-    app.add_middleware(RequestLog)
+    app.add_middleware(OriginCheck, settings=settings, keyring=keyring)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["Location", "Retry-After", HEADER],
+        )
+    app.add_middleware(RequestLog)  # the last one is the outermost
     _complete_openapi(app)
     return app
 

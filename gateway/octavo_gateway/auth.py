@@ -1,10 +1,13 @@
-"""API keys. The tenant of a request comes from its key, never from a header of its own."""
+"""API keys. A request's tenant and role come from its key, never from a header of its own."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,20 +17,40 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from octavo.errors import InvalidRequest
 from octavo.requests import checked_tenant
 from octavo_gateway.errors import ApiError
+from octavo_gateway.settings import GatewaySettings
 
 DEFAULT_TENANT = "default"
 
 
-class Keyring:
-    """The keys a gateway accepts, kept as digests. Without any, every request is of the tenant `default`."""
+@dataclass(frozen=True)
+class Caller:
+    """The sender of a request. An operator sees the fleet: workers, hosts, counters of all tenants."""
 
-    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
-        self._tenants = [(_digest(key.encode()), tenant) for tenant, key in pairs]
+    tenant: str
+    is_operator: bool
+
+    def shown_worker(self, worker_id: str) -> str:
+        """A worker's id, which tells its host and process; to others than operators a name in its place."""
+        return worker_id if self.is_operator else f"worker-{_digest(worker_id.encode()).hex()[:12]}"
+
+
+class Keyring:
+    """The keys that a gateway accepts, as digests. Without any, every request is of the operator `default`."""
+
+    def __init__(self, pairs: Iterable[tuple[str, str]] = (), operators: Collection[str] = ()) -> None:
+        self._callers = [(_digest(key.encode()), Caller(tenant, tenant in operators)) for tenant, key in pairs]
 
     @classmethod
-    def load(cls, pairs: str | None, file: Path | None) -> Keyring:
-        """From `tenant:key,tenant:key` and from a file with one pair a line. Raises ValueError for anything else, a
-        file without any included: it may have been cut, and must not admit every request."""
+    def of(cls, settings: GatewaySettings) -> Keyring:
+        """Raises ValueError as `load` does."""
+        pairs = settings.api_keys.get_secret_value() if settings.api_keys else None
+        return cls.load(pairs, settings.api_keys_file, settings.operators)
+
+    @classmethod
+    def load(cls, pairs: str | None, file: Path | None, operators: Collection[str] = ()) -> Keyring:
+        """From `tenant:key,tenant:key` and from a file with one pair a line; `operators` are some of these tenants.
+        Raises ValueError for anything else, a file without any included: it may have been cut, and must not admit every
+        request."""
         found = [_pair(text) for text in (pairs or "").split(",") if text.strip()]
         if file is not None:
             lines = file.read_text(encoding="utf-8").splitlines()
@@ -35,23 +58,44 @@ class Keyring:
             if not in_file:
                 raise ValueError(f"{file} has no API keys: write one tenant:key a line, or leave the file out")
             found += in_file
-        return cls(found)
+        if without_key := set(operators) - {tenant for tenant, _ in found}:
+            raise ValueError(f"the operator {min(without_key)} has no API key: add one, written tenant:key")
+        return cls(found, operators)
 
-    def tenant(self, authorization: str | None) -> str:
-        """The tenant of an `Authorization` header. Raises ApiError 401."""
-        if not self._tenants:
-            return DEFAULT_TENANT
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+    @property
+    def is_open(self) -> bool:
+        """No key is asked for."""
+        return not self._callers
+
+    def caller(self, authorization: str | None) -> Caller:
+        """The sender by its `Authorization` header. Raises ApiError 401."""
+        if self.is_open:
+            return Caller(DEFAULT_TENANT, is_operator=True)
+        key = _key_of(authorization or "")
+        if not key:
             raise _unauthorized("no API key: send 'Authorization: Bearer <key>'", "missing_api_key")
-        presented = _digest(key.strip().encode("latin-1"))  # the bytes as they came
+        presented = _digest(key)
         found = None
-        for digest, tenant in self._tenants:  # always all of them: time must not tell which one matched
+        for digest, caller in self._callers:  # always all of them: time must not tell which one matched
             if hmac.compare_digest(digest, presented):
-                found = tenant
+                found = caller
         if found is None:
             raise _unauthorized("this API key is not valid here", "invalid_api_key")
         return found
+
+
+def _key_of(authorization: str) -> bytes:
+    """The key as its bytes came; of Basic, which browsers ask their users for, it is the password."""
+    scheme, _, credentials = authorization.partition(" ")
+    data = credentials.strip().encode("latin-1")
+    if scheme.lower() == "bearer":
+        return data
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(data, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return b""
+    return b""
 
 
 def _digest(key: bytes) -> bytes:
@@ -70,17 +114,36 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _unauthorized(message: str, code: str) -> ApiError:
-    return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
+    return ApiError(
+        401, message, code=code, headers={"WWW-Authenticate": 'Bearer, Basic realm="octavo, the key as password"'}
+    )
 
 
 _BEARER = HTTPBearer(auto_error=False, description="An API key, where the gateway has any.")  # for /docs
 
 
-async def _tenant(  # a plain function would cost every request a trip to a thread
-    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
-) -> str:
+async def caller_of(request: Request) -> Caller:  # a plain function would cost every request a trip to a thread
+    """The sender, of a page or of metrics."""
     keyring: Keyring = request.state.gateway.keyring
-    return keyring.tenant(request.headers.get("authorization"))
+    return keyring.caller(request.headers.get("authorization"))
 
 
+async def _caller(
+    caller: Annotated[Caller, Depends(caller_of)],
+    _: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+) -> Caller:
+    return caller
+
+
+async def _tenant(caller: Annotated[Caller, Depends(_caller)]) -> str:
+    return caller.tenant
+
+
+async def require_operator(caller: Annotated[Caller, Depends(caller_of)]) -> None:
+    """Raises ApiError 403."""
+    if not caller.is_operator:
+        raise ApiError(403, "this is for operators, whom OCTAVO_OPERATORS names by tenant", code="not_an_operator")
+
+
+CurrentCaller = Annotated[Caller, Depends(_caller)]
 CurrentTenant = Annotated[str, Depends(_tenant)]

@@ -20,7 +20,7 @@ from octavo_gateway.settings import GatewaySettings
 
 def _option(name: str) -> Any:
     field = GatewaySettings.model_fields[name]
-    shown = False if field.default is None else str(field.default)
+    shown = str(field.default) if field.default not in (None, ()) else False
     return typer.Option(help=field.description, show_default=shown)
 
 
@@ -31,6 +31,9 @@ def gateway(
     redis_url: Annotated[str | None, _option("redis_url")] = None,
     api_keys: Annotated[str | None, _option("api_keys")] = None,
     api_keys_file: Annotated[Path | None, _option("api_keys_file")] = None,
+    operators: Annotated[str | None, _option("operators")] = None,
+    cors_origins: Annotated[str | None, _option("cors_origins")] = None,
+    allowed_hosts: Annotated[str | None, _option("allowed_hosts")] = None,
     max_queued_jobs: Annotated[int | None, _option("max_queued_jobs")] = None,
     max_queued_jobs_per_tenant: Annotated[int | None, _option("max_queued_jobs_per_tenant")] = None,
     max_queued_bytes: Annotated[int | None, _option("max_queued_bytes")] = None,
@@ -50,7 +53,7 @@ def gateway(
     os.environ.update({f"OCTAVO_{name.upper()}": str(value) for name, value in flags.items()})
     try:
         settings = GatewaySettings()
-        Keyring.load(settings.api_keys.get_secret_value() if settings.api_keys else None, settings.api_keys_file)
+        Keyring.of(settings)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         name = str(first["loc"][0]).removeprefix("OCTAVO_").lower().replace("_", "-")

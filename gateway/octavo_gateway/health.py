@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from octavo.errors import ServerUnavailable
+from octavo.errors import OctavoError, ServerUnavailable
+from octavo_gateway.auth import require_operator
 from octavo_gateway.metrics import render_fleet
 from octavo_gateway.state import Gateway
 
@@ -29,7 +30,7 @@ async def livez() -> dict[str, str]:
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
-    """200 when requests can be accepted: the server answers and some worker has registered a model.
+    """200 when requests can be accepted: the server answers and takes writes, and some worker has registered a model.
 
     `/health` and `/ping` are the names that clients and hosts of other servers know.
     """
@@ -50,14 +51,15 @@ async def _why_not_ready(gateway: Gateway) -> str | None:
         return "this gateway is shutting down"
     try:
         models = await gateway.client.models()
-    except ServerUnavailable as error:
+        await gateway.writes.check()
+    except OctavoError as error:
         return error.message
     return None if models else "no worker has registered a model yet: start one with `octavo worker`"
 
 
-@router.get("/metrics")
+@router.get("/metrics", dependencies=[Depends(require_operator)])
 async def metrics(request: Request) -> Response:
-    """Prometheus text format."""
+    """Prometheus text format, for operators: it counts the jobs of all tenants."""
     gateway: Gateway = request.state.gateway
     try:
         fleet = render_fleet(await gateway.client.workers(), await gateway.client.queue_depths())

@@ -17,7 +17,7 @@ from octavo.errors import JobNotFound
 from octavo.keys import cell_of
 from octavo.models import Chunk, Event, IdempotencyKey, JobInfo, JobRequest, JobStatus, Result, Terminal
 from octavo.structs import as_dict
-from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.auth import Caller, CurrentCaller, CurrentTenant
 from octavo_gateway.body import JSON, MSGPACK, described, media_type, read_body
 from octavo_gateway.errors import ApiError
 from octavo_gateway.logprobs import logprobs_json
@@ -40,24 +40,24 @@ async def _job_request(request: Request) -> JobRequest:
 @router.post("", status_code=202, openapi_extra=described(JobRequest, JSON, MSGPACK))
 async def submit(
     request: Request,
-    tenant: CurrentTenant,
+    caller: CurrentCaller,
     job: Annotated[JobRequest, Depends(_job_request)],
     idempotency_key: Annotated[IdempotencyKey | None, Header()] = None,
 ) -> Response:
     """Accept a job: `202` and its address. The same `Idempotency-Key` and body again: `200` and the same job."""
     gateway: Gateway = request.state.gateway
-    handle = await gateway.client.submit(job, tenant=tenant, idempotency_key=idempotency_key)
+    handle = await gateway.client.submit(job, tenant=caller.tenant, idempotency_key=idempotency_key)
     info = handle.accepted or await gateway.client.info(handle.id)
     if handle.created:
         gateway.metrics.jobs_submitted.labels(job.model, job.priority).inc()
-    body = job_json(info)
+    body = job_json(info, caller)
     return JSONResponse(body, 202 if handle.created else 200, {"Location": body["links"]["self"]})
 
 
 @router.get("")
 async def index(
     request: Request,
-    tenant: CurrentTenant,
+    caller: CurrentCaller,
     status: JobStatus | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: str | None = None,
@@ -66,8 +66,8 @@ async def index(
     gateway: Gateway = request.state.gateway
     if after is not None:
         _check_id(after)
-    jobs = await gateway.client.jobs(tenant=tenant, status=status, limit=limit + 1, after=after)
-    return {"object": "list", "data": [job_json(info) for info in jobs[:limit]], "has_more": len(jobs) > limit}
+    jobs = await gateway.client.jobs(tenant=caller.tenant, status=status, limit=limit + 1, after=after)
+    return {"object": "list", "data": [job_json(info, caller) for info in jobs[:limit]], "has_more": len(jobs) > limit}
 
 
 async def _own_job(request: Request, job_id: str, tenant: CurrentTenant) -> JobInfo:
@@ -83,32 +83,32 @@ OwnJob = Annotated[JobInfo, Depends(_own_job)]
 
 
 @router.get("/{job_id}")
-async def show(info: OwnJob) -> dict[str, Any]:
+async def show(info: OwnJob, caller: CurrentCaller) -> dict[str, Any]:
     """Where the job stands now."""
-    return job_json(info)
+    return job_json(info, caller)
 
 
 @router.get("/{job_id}/result")
-async def result(request: Request, job_id: str, tenant: CurrentTenant) -> Response:
+async def result(request: Request, job_id: str, caller: CurrentCaller) -> Response:
     """The finished job with all its sequences; `202` and the job while it is not finished."""
     _check_id(job_id)
     gateway: Gateway = request.state.gateway
     info, found = await gateway.client.outcome(job_id)
-    if info.tenant != tenant:
+    if info.tenant != caller.tenant:
         raise _not_found(job_id)
-    return JSONResponse(job_json(info), 202) if found is None else JSONResponse(_result_json(found))
+    return JSONResponse(job_json(info, caller), 202) if found is None else JSONResponse(_result_json(found))
 
 
 @router.delete("/{job_id}", status_code=202)
-async def cancel(request: Request, job_id: str, tenant: CurrentTenant) -> Response:
+async def cancel(request: Request, job_id: str, caller: CurrentCaller) -> Response:
     """Ask for the job's end: `202`, or `200` when it is over already. A running job stops within a step or two."""
     _check_id(job_id)
     gateway: Gateway = request.state.gateway
     try:
-        status, info = await gateway.client.cancel_own(job_id, tenant=tenant)
+        status, info = await gateway.client.cancel_own(job_id, tenant=caller.tenant)
     except JobNotFound:
         raise _not_found(job_id) from None
-    return JSONResponse(job_json(info), 200 if status.is_terminal else 202)
+    return JSONResponse(job_json(info, caller), 200 if status.is_terminal else 202)
 
 
 @router.get(
@@ -201,11 +201,12 @@ def _not_found(job_id: str) -> JobNotFound:
     return JobNotFound(f"no job {job_id[:40]!r}: it never existed, has expired, or belongs to another tenant")
 
 
-def job_json(info: JobInfo) -> dict[str, Any]:
-    """A job as the API shows it."""
+def job_json(info: JobInfo, caller: Caller) -> dict[str, Any]:
+    """A job as the API shows it to this caller."""
     self = f"/v1/jobs/{info.id}"
     links = {"self": self, "stream": f"{self}/stream", "result": f"{self}/result"}
-    return {"object": "job", **info.model_dump(mode="json"), "links": links}
+    worker = caller.shown_worker(info.worker) if info.worker is not None else None
+    return {"object": "job", **info.model_dump(mode="json"), "worker": worker, "links": links}
 
 
 def _result_json(result: Result) -> dict[str, Any]:

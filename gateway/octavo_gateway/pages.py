@@ -1,12 +1,14 @@
-"""Pages for people: the landing page, and the API's documentation without a CDN."""
+"""Pages for people: the landing page, and the API's documentation without a CDN, for those with a key."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+
+from octavo_gateway.auth import caller_of
 
 STATIC = Path(__file__).parent / "static"
 
@@ -18,7 +20,12 @@ async def landing() -> FileResponse:
     return FileResponse(STATIC / "index.html")
 
 
-@router.get("/docs")
+@router.get("/openapi.json", dependencies=[Depends(caller_of)])
+async def openapi(request: Request) -> JSONResponse:
+    return JSONResponse(request.app.openapi())
+
+
+@router.get("/docs", dependencies=[Depends(caller_of)])
 async def docs() -> HTMLResponse:
     return get_swagger_ui_html(
         openapi_url="/openapi.json",

@@ -72,7 +72,7 @@ def _log(scope: Scope, status: int, request_id: str, seconds: float) -> None:
     fields = {
         "request_id": request_id,
         "method": scope["method"],
-        "path": scope["path"],
+        "path": scope["raw_path"].decode("latin-1"),  # as it came: what a terminal would obey is quoted there
         "status": status,
         "dur_ms": round(seconds * 1000, 1),
     }

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field, PositiveFloat, PositiveInt, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from octavo.models import MAX_BODY_BYTES
 from octavo.protocol import Limits, Retention
+
+
+def _split(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""Written with commas between them."""
 
 
 class GatewaySettings(BaseSettings):
@@ -29,6 +37,15 @@ class GatewaySettings(BaseSettings):
         None, description="Comma-separated `tenant:key` pairs. Without keys every request is of tenant `default`."
     )
     api_keys_file: Path | None = Field(None, description="File with one `tenant:key` a line, added to the above.")
+    operators: Names = Field(
+        (), description="Tenants whose keys also see the fleet, comma-separated: all workers, `/metrics`."
+    )
+    cors_origins: Names = Field(
+        (), description="Origins whose pages may use the API, such as `https://example.com`, comma-separated; `*`: all."
+    )
+    allowed_hosts: Names = Field(
+        (), description="Names with a dot that are answered without API keys, comma-separated; addresses always are."
+    )
     max_queued_jobs: PositiveInt = Field(
         Limits.queued_jobs, description="Jobs that may wait in all; one more gets 429 and Retry-After."
     )

@@ -4,15 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine
+from time import monotonic
 from typing import Any
 
 from octavo import AsyncClient
+from octavo.errors import OctavoError
 from octavo_gateway.auth import Keyring
 from octavo_gateway.metrics import Metrics
 from octavo_gateway.settings import GatewaySettings
 
+_PROBE_S = 1.0
+
 log = logging.getLogger(__name__)
+
+
+class Writes:
+    """Whether the server takes writes. It is asked once a second at most, however many ask here."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._asked_at = -math.inf
+        self._refusal: OctavoError | None = None
+
+    async def check(self) -> None:
+        """Raises OctavoError: why nothing can be written."""
+        if monotonic() - self._asked_at >= _PROBE_S:
+            try:
+                await self._client.check_writable()
+                self._refusal = None
+            except OctavoError as error:
+                self._refusal = error
+            self._asked_at = monotonic()
+        if self._refusal is not None:
+            raise self._refusal
 
 
 class Gateway:
@@ -23,6 +49,7 @@ class Gateway:
         self.keyring = keyring
         self.client = client
         self.metrics = metrics
+        self.writes = Writes(client)
         self.draining = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 

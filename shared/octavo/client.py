@@ -293,6 +293,11 @@ class AsyncClient:
             cards: Any = await self._redis.hvals(self._keys.models)
         return sorted((wire.decode_model(card) for card in cards), key=lambda card: card.name)
 
+    async def check_writable(self) -> None:
+        """Raises QueueFull or ServerUnavailable where the server would refuse a job: it is full, a replica, or does not
+        allow this user to write."""
+        await self._run(self._cell.probe())
+
     async def workers(self) -> list[WorkerInfo]:
         """All workers whose heartbeat is fresh, by id."""
         async with self._asking():

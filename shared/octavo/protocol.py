@@ -270,6 +270,10 @@ class Cell:
         """Make a model known: jobs for it are accepted from now on."""
         return self._call("register_model", card.name, wire.encode_model(card), parse=bool)
 
+    def probe(self) -> Call[bool]:
+        """A write that changes nothing."""
+        return self._call("probe", parse=bool)
+
     def _call(self, name: str, *args: bytes | str | int | float, parse: Callable[[Any], T]) -> Call[T]:
         return Call(name, (self.keys.prefix,), args, parse)
 

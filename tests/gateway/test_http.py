@@ -166,3 +166,14 @@ def test_http_1_0_gets_plain_answers(gateway_url: str) -> None:
 
 def test_what_is_no_http_is_refused_in_the_one_shape(gateway_url: str) -> None:
     assert code_of(exchange(gateway_url, b"\x16\x03\x01hello\r\n\r\n")) == (400, "invalid_http")
+
+
+async def test_what_a_terminal_would_obey_does_not_reach_the_log(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "octavo_gateway"):
+        await http.get("/v1/%1b%5d0;owned%07%0aforged%c2%9b31m")
+    (record,) = [record for record in caplog.records if hasattr(record, "path")]
+    assert record.getMessage().isprintable()
+    assert record.path.isprintable()
+    assert record.path.startswith("/v1/%1b")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Self
+from typing import ClassVar, Self
 
 from octavo import wire
 from octavo.calls import run
@@ -19,6 +19,7 @@ from octavo.models import (
     JobRequest,
     JobStatus,
     ModelCard,
+    PinOutcome,
     Progress,
     Terminal,
     TokenLogprob,
@@ -69,6 +70,7 @@ class ScriptedWorker:
     """Serves `toy`. `hold_after` tokens a sequence it waits for `go`; `pace` is the pause between tokens, seconds."""
 
     memory = MEMORY
+    pins: ClassVar[dict[str, PinOutcome]] = {}
 
     def __init__(self, url: str, *, hold_after: int | None = None, pace: float = 0.0) -> None:
         self.go = asyncio.Event()
@@ -111,7 +113,9 @@ class ScriptedWorker:
             await self._beat()
 
     async def _beat(self) -> HeartbeatReply:
-        info = WorkerInfo(id="scripted", model=MODEL, host="here", pid=1, started_at=time.time(), stats=STATS)
+        info = WorkerInfo(
+            id="scripted", model=MODEL, host="here", pid=1, started_at=time.time(), stats=STATS, pins=self.pins
+        )
         call = self._cell.heartbeat(
             "scripted", list(self._owned.items()), lease_ms=LEASE_MS, info=wire.encode_worker(info)
         )
