@@ -13,7 +13,7 @@ from octavo_kernels.operands import rows_at
 
 SAMPLE = _cpu.STEP_SAMPLE
 """The numpy type of `StepSample` in csrc/messages.h: how one token is chosen."""
-SAMPLE_WORDS = SAMPLE.itemsize // 4
+SAMPLE_WORDS = int(SAMPLE.itemsize) // 4
 
 
 def pack_samples(

@@ -9,12 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo_kernels.step import HEADER, SAMPLE, SEQUENCE
+from octavo_kernels.sampling import SAMPLE, SAMPLE_WORDS
+from octavo_kernels.step import HEADER, SEQUENCE
 from octavo_worker.contract.step import SampleRow, SampleSpec, SequenceStep, StepError, StepPlan, count_host_blocks
 from octavo_worker.model.base_runner import PromptScores, prompt_scores
 from octavo_worker.model.cuda.shapes import Shape, StepSizes
 
-HEADER_WORDS, SEQUENCE_WORDS, SAMPLE_WORDS = (dtype.itemsize // 4 for dtype in (HEADER, SEQUENCE, SAMPLE))
+HEADER_WORDS, SEQUENCE_WORDS = (int(dtype.itemsize) // 4 for dtype in (HEADER, SEQUENCE))
 
 
 class Shapes(Protocol):
