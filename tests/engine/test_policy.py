@@ -74,7 +74,7 @@ def drawn(rng: random.Random, name: str) -> AddRequest:
 
 
 @POLICIES
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     usable_blocks=st.integers(24, 40),
