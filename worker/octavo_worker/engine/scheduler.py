@@ -37,13 +37,13 @@ from octavo_worker.messages import (
 class Scheduler:
     """Continuous batching with chunked prefill over paged memory: what the engine's loop talks to.
 
-    `plan` builds a step (see `Planner`), `commit` takes its result, `abandon` undoes a step that failed. Admission
-    keeps `watermark` of the pool free for those that run, in the class batch also what they grow by. `policy` says
-    whether the memory of a preempted sequence moves to the host or is given up and computed again, helped by what the
-    prefix cache still holds. Within a class the earliest deadline goes first, then the earliest turn (see `Request`);
-    a request that waits for `aging_s` seconds rises by a class. With `shared_reading`, plans say which sequences have
-    leading blocks in common. `clock` tells seconds since the epoch, as deadlines are given; `timer` seconds that never
-    go back. The ids of host blocks begin at `first_host_block` (None: right after those of the device).
+    `plan` builds a step (see `Planner`), `commit` takes its result, `abandon` undoes a step that failed. `scheduling`
+    decides between requests: by priority unless told otherwise; `aging_s` are the seconds of waiting after which it may
+    promote one. `policy` decides whether the memory of a preempted sequence moves to the host, or is given up and
+    computed again, helped by what the prefix cache still holds. Admission keeps `watermark` of the pool free for
+    running sequences. With `shared_reading`, plans say which sequences have leading blocks in common. `clock` tells
+    seconds since the epoch, as deadlines are given; `timer` seconds that never go back. The ids of host blocks begin at
+    `first_host_block` (None: right after those of the device).
 
     A step may be planned while the one before it is in flight, see `can_plan`; `in_flight` are those that have not
     ended, the oldest first. Blocks are published in the prefix cache when the step that fills them is planned, so equal
