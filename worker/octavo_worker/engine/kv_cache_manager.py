@@ -165,7 +165,7 @@ class KVCacheManager:
         table.reserve(min(end, (len(table.blocks) + growth) * size))
         return min(end, len(table.blocks) * size)
 
-    # Coming
+    # Admission
 
     def place(self, members: list[Sequence], *, private: Sequence | None = None) -> Allocation:
         """Find blocks for members that come in together; `private` must not be served from the cache."""
@@ -193,7 +193,7 @@ class KVCacheManager:
         for digest, block in restored.items():
             self._offer(block, digest)
 
-    # Going
+    # Preemption and ends
 
     def evict(self, members: list[Sequence], step: StepInFlight | None) -> Decision:
         """Take the memory of running members of one group. Without a step there is nothing to carry a swap."""
