@@ -81,7 +81,7 @@ class AsyncClient:
         except ValueError as error:
             raise ServerUnavailable(f"no address of a Redis server, such as redis://host:6379: {error}") from None
         self._submissions = Submissions(self._redis, self._listener, self._retention.result_s)
-        self._subscriber = Subscriber(self._redis, self._listener, self._cell, self._submissions)
+        self._subscriber = Subscriber(self._redis, self._listener, self._cell, self._submissions, errors=self._errors)
 
     async def __aenter__(self) -> Self:
         return self
@@ -201,13 +201,10 @@ class AsyncClient:
         """A handle on a job, submitted by any client. Whether it exists shows at its first use."""
         return AsyncJob(self, job_id)
 
-    async def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
+    def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
         """Every event of a job beyond offset `after`, as it comes. The last has `end` set, however the job ended.
         Raises JobNotFound."""
-        with self._errors():
-            async with aclosing(self._subscriber.events(job_id, after)) as events:
-                async for event in events:
-                    yield event
+        return self._subscriber.events(job_id, after)
 
     async def result(self, job_id: str, timeout: float | None = None) -> Result:  # noqa: ASYNC109
         """A job's result once it has ended, however it ended. Raises JobNotFound, and TimeoutError after `timeout`

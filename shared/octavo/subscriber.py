@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, deque
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 import redis.asyncio
@@ -70,6 +70,7 @@ class _Reader:
         """What the consumer does not have of the next event of the stream."""
         self.read = event.offset
         if event.chunk is None:
+            self.ended = event.end is not None
             return event
         index, count = event.chunk.index, len(event.chunk.token_ids)
         if not self.known:
@@ -81,6 +82,19 @@ class _Reader:
         self.heard[index] += count - known
         self.offset += count - known
         return Event(offset=self.offset, chunk=event.chunk.after(known)) if known < count else None
+
+    def take_heard(self) -> Event | None:
+        """The next event that was heard, unless the consumer has it, or something is missing before it."""
+        if not self.live:
+            told, self.progress = wire.decode_progress(self.progress or b""), None
+            return Event(offset=self.offset, progress=told)
+        event = parse_entry(*self.live.popleft(), self.read)
+        if event.end is None and event.offset <= self.read:
+            return None
+        if event.offset - len(event.token_ids) != self.read:
+            self.fall_behind()
+            return None
+        return self.take(event)
 
     def start_over(self) -> None:
         """A server that comes back may have forgotten tokens. If their job was begun anew, those of each sequence are
@@ -124,16 +138,22 @@ class _Reader:
 
 class Subscriber:
     """The streams of one process. `commands` is its pool, `listener` a client whose connections never retry;
-    `submissions` may restore jobs that the server has forgotten."""
+    `submissions` may restore jobs that the server has forgotten. Within `errors()` redis-py's become the client's."""
 
     def __init__(
-        self, commands: redis.asyncio.Redis, listener: redis.asyncio.Redis, cell: Cell, submissions: Submissions
+        self,
+        commands: redis.asyncio.Redis,
+        listener: redis.asyncio.Redis,
+        cell: Cell,
+        submissions: Submissions,
+        errors: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.id = secrets.token_hex(8)
         self._commands = commands
         self._listener = listener
         self._cell = cell
         self._submissions = submissions
+        self._errors = errors
         self._readers: dict[str, list[_Reader]] = {}
         self._expected: dict[str, _Reader] = {}
         self._hearing = self._closed = False
@@ -157,18 +177,28 @@ class Subscriber:
             self._unregister(reader)
 
     async def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Every event beyond offset `after`, as it comes, the end last. Raises JobNotFound, and one of `LOST` if
+        """Every event beyond offset `after`, as it comes, the end last. Raises JobNotFound, and ServerUnavailable if
         the server cannot be reached at the start, or for a minute later on."""
         reader = self._expected.pop(job_id, None) if after == 0 else None
         if reader is None:
             reader = _Reader(locate(job_id), job_id, after)
             self._register(reader)
         try:
-            async for event in self._follow(reader):
-                reader.ended = event.end is not None
-                yield event
-                if reader.ended:
-                    return
+            while not reader.ended:
+                if self._closed:
+                    raise RuntimeError(f"the client was closed while it followed job {job_id}, which goes on")
+                if reader.behind:
+                    turn = reader.turn
+                    for event in await self._catch_up(reader):
+                        if reader.turn != turn:
+                            break
+                        if new := reader.take(event):
+                            yield new
+                elif reader.live or reader.progress is not None:
+                    if new := reader.take_heard():
+                        yield new
+                else:
+                    await reader.wait()
         finally:
             self._unregister(reader)
 
@@ -182,36 +212,12 @@ class Subscriber:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, reader: _Reader) -> AsyncGenerator[Event, None]:
-        while True:
-            if self._closed:
-                raise RuntimeError(f"the client was closed while it followed job {reader.job_id}, which goes on")
-            if reader.behind:
-                turn = reader.turn
-                for event in await self._catch_up(reader):
-                    if reader.turn != turn:
-                        break
-                    if new := reader.take(event):
-                        yield new
-            elif reader.live:
-                event = parse_entry(*reader.live.popleft(), reader.read)
-                if event.end is None and event.offset <= reader.read:
-                    continue  # known already
-                if event.offset - len(event.token_ids) != reader.read:
-                    reader.fall_behind()
-                elif new := reader.take(event):
-                    yield new
-            elif reader.progress is not None:
-                told, reader.progress = wire.decode_progress(reader.progress), None
-                yield Event(offset=reader.offset, progress=told)
-            else:
-                await reader.wait()
-
     async def _catch_up(self, reader: _Reader) -> list[Event]:
         """The next page of the stream. The reader is not behind any more if that was the last one."""
         reader.behind = False  # from here on live entries are kept, so nothing falls between page and live
         reader.live.clear()
-        events = await self._patiently(reader)
+        with self._errors():
+            events = await self._patiently(reader)
         if len(events) == PAGE and not events[-1].end:
             reader.behind = True
         return events
