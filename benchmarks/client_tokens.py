@@ -30,8 +30,8 @@ SIDES = ("before", "after")
 
 def main(
     before: Annotated[Path | None, typer.Option(help="Checkout to compare with.")] = None,
-    streams: Annotated[int, typer.Option(help="Streams read at once, 64 at most.")] = 16,
-    tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 1000,
+    streams: Annotated[int, typer.Option(help="Streams read at once, 64 at most.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 300,
     rounds: Annotated[int, typer.Option(help="Turns of each checkout.")] = 7,
     out: Annotated[Path | None, typer.Option(help="JSON file to write; stdout always gets it too.")] = None,
     side: Annotated[bool, typer.Option("--side", hidden=True)] = False,
