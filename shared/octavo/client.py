@@ -125,8 +125,7 @@ class AsyncClient:
         follow: bool = False,
     ) -> list[AsyncJob | OctavoError]:
         """Put many jobs into the queue in few round trips. A refused request has its error in its place, and so have
-        the remaining ones when the server goes away after it has accepted others. `follow` says that the events of all
-        of them are read next."""
+        the remaining ones when the server goes away after it has accepted others. `follow`: see `submit`."""
         if idempotency_keys is not None and len(idempotency_keys) != len(requests):
             raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
         answers: list[AsyncJob | OctavoError] = []
@@ -313,9 +312,8 @@ class AsyncClient:
             await pipeline.execute()
             answer: Any = await self._listener.blpop([self._keys.answer(answer_id)], timeout=_ANSWER_S)
         if answer is None:
-            raise WorkerNotFound(
-                f"worker {worker_id} did not answer within {_ANSWER_S:g} s: ask again once it has loaded"
-            )
+            problem = f"worker {worker_id} did not answer within {_ANSWER_S:g} s"
+            raise WorkerNotFound(f"{problem}: ask again once it has loaded")
         return wire.decode_memory(answer[1])
 
     async def pin_prefix(
