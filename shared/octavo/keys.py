@@ -1,7 +1,7 @@
 """The names of everything octavo keeps in Redis.
 
 All keys of a cell share one hash tag, so that every transition is one script in one slot. The scripts build the
-same names from the prefix. This module and the comment in `lua/common.lua` are the only two places that know them.
+same names from the prefix. This module and `lua/lib/keys.lua` are the only two places that list them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 class JobHash(StrEnum):
-    """Fields of a job's hash. `lua/common.lua` lists all of them; these are read in Python, too."""
+    """Fields of a job's hash. `lua/lib/keys.lua` lists all of them; these are read in Python, too."""
 
     STATUS = "st"
     MODEL = "mdl"

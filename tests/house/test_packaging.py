@@ -33,6 +33,7 @@ def test_the_wheel_holds_our_three_packages_with_their_data_and_nothing_else(tmp
     assert {
         "octavo/py.typed",
         "octavo/lua/claim.lua",
+        "octavo/lua/lib/keys.lua",
         "octavo_gateway/static/index.html",
         "octavo_worker/bundled/demo/model.safetensors",
         "octavo_worker/bundled/demo/chat_template.jinja",

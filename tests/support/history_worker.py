@@ -144,7 +144,7 @@ def unfenced(name: str) -> Script:
     source = script(name).source
     for fence, hole in (
         ("job[1] ~= 'running' or job[2] ~= token", "job[1] ~= 'running'"),
-        ("job.st ~= 'running' or job.tok ~= ARGV[i + 1]", "job.st ~= 'running'"),
+        ("status ~= 'running' or token ~= ARGV[i + 1]", "status ~= 'running'"),
         ("if job.tok ~= token then", "if false then"),
     ):
         source = source.replace(fence, hole)

@@ -1,11 +1,16 @@
 #!lua flags=allow-oom
 -- Store tokens of up to 64 sequences. An offset that is already there is a duplicate, one beyond the end shows that
 -- the server lost tokens; neither writes anything.
--- ARGV: msgpack of {{id, token, start, count, payload}...}   -> {{state, offset, reason}...}
--- The one script on the path of every token, hence written without the helpers that build tables.
-local call, out = redis.call, {}
-local hashes, streams = P .. ':j:', P .. ':t:'
-for _, item in ipairs(cmsgpack.unpack(ARGV[1])) do
+-- KEYS    P
+-- ARGV    msgpack of {{id, token, start, count, payload}...}
+-- Reply   {{ok | dup | rewind | fenced | cancel, tokens stored, '' or why to stop}...}
+-- Events  stored entries to subscribers
+--- @include clock
+--- @include stops
+--- @include live
+-- The one script on the path of every token: its keys are concatenated without a call.
+local out, hashes, streams = {}, P .. ':j:', P .. ':t:'
+for i, item in ipairs(cmsgpack.unpack(ARGV[1])) do
   local id, token, start, tokens, payload = unpack(item)
   local hash = hashes .. id
   local job = call('HMGET', hash, 'st', 'tok', 'n', 'cx', 'gw', 'dl')
@@ -22,10 +27,10 @@ for _, item in ipairs(cmsgpack.unpack(ARGV[1])) do
     local entry = stored .. '-0'
     call('XADD', streams .. id, entry, 'd', payload)
     call('HSET', hash, 'n', stored)
-    if job[5] then tell(id, job[5], entry, payload) end
+    tell(id, job[5], entry, payload)
   end
-  local stop = (job[4] or job[6]) and (state == 'ok' or state == 'dup') and stop_reason(id, {cx = job[4], dl = job[6]})
-  out[#out + 1] = {stop and 'cancel' or state, stored, stop or ''}
+  local stop = (job[4] or job[6]) and (state == 'ok' or state == 'dup') and stop_reason(id, job[4], job[6])
+  out[i] = {stop and 'cancel' or state, stored, stop or ''}
 end
 publish()
 return out

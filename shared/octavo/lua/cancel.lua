@@ -1,18 +1,27 @@
 #!lua flags=allow-oom
 -- A queued job ends at once; the owner of a running one finds the mark in its next reply.
--- ARGV: id tenant('' for any)   -> status now, '' if there is no such job of the tenant
+-- KEYS    P
+-- ARGV    id tenant('' for any)
+-- Reply   status now, '' if there is no such job of the tenant
+-- Events  the end of a queued job to subscribers and P:ev; a damaged one to P:dlq
+--- @include live
+--- @include job
+--- @include intact
+--- @include stops
 local id, tenant = ARGV[1], ARGV[2]
-local job = fields(id, 'st', 'cx', 'tn')
-if not job.st or (tenant ~= '' and job.tn ~= tenant) then return '' end
-if (job.st == 'queued' or job.st == 'running') and not is_intact(id) then
+local status, mark, owner = read(id, 'st', 'cx', 'tn')
+if not status or (tenant ~= '' and owner ~= tenant) then return '' end
+if (status == 'queued' or status == 'running') and not intact(id) then
+  --- @include damage
   end_damaged(id, {})
   publish()
   return 'failed'
 end
-if job.st == 'queued' then
+if status == 'queued' then
+  --- @include unowned
   conclude_alone(id, 'cancelled')
   publish()
   return 'cancelled'
 end
-if job.st == 'running' and not job.cx then mark_stop(id, 'cancelled') end
-return job.st
+if status == 'running' and not mark then mark_stop(id, 'cancelled') end
+return status

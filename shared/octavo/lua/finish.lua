@@ -1,14 +1,18 @@
 #!lua flags=allow-oom
 -- End a job: last entry, result, counters, outbox event, retention, all at once. Only its owner may; repeating it is
 -- harmless. All of its tokens must be stored, else its owner has to append them again.
--- ARGV: id token status tokens terminal result('' if the stream has to do) error('' for none) usage -> {state, offset}
+-- KEYS    P
+-- ARGV    id token status tokens terminal result('' if the stream has to do) error('' for none) usage
+-- Reply   {ok | rewind | fenced, tokens stored}
+-- Events  the end to subscribers and P:ev
+--- @include ending
 local id, token, status, tokens, ending, result, problem, usage = unpack(ARGV)
-local job = fields(id, 'st', 'tok', 'ftok', 'n')
+local job = job_to_end(id)
 local stored = tonumber(job.n or 0)
 if job.st ~= 'running' then return {job.ftok == token and 'ok' or 'fenced', stored} end
 if job.tok ~= token then return {'fenced', stored} end
 if stored ~= tonumber(tokens) then return {'rewind', stored} end
-conclude(id, status, ending, result ~= '' and result, token, problem ~= '' and problem)
-redis.call('HSET', key('j', id), 'use', usage)
+local facts = problem == '' and {'ftok', token, 'use', usage} or {'ftok', token, 'use', usage, 'err', problem}
+conclude(id, job, status, ending, result ~= '' and result, facts)
 publish()
 return {'ok', stored}

@@ -1,22 +1,37 @@
 #!lua flags=allow-oom
 -- Renew leases; say which jobs are no longer the worker's and which should stop.
--- ARGV: worker lease_ms info (id token)...   -> {{lost id...}, {id, reason, ...}}
+-- KEYS    P
+-- ARGV    worker lease_ms info (id token)...
+-- Reply   {{lost id...}, {id, reason, ...}}
+--- @include clock
+--- @include job
+--- @include stops
 local worker, lease_ms, info = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local lost, stop = {}, {}
+local MOST = 1000  -- arguments of one ZADD
+local lease, lost, stop, renewed = NOW + lease_ms, {}, {}, {}
+
+local function renew()
+  if renewed[1] then call('ZADD', key('L'), unpack(renewed)) end
+  renewed = {}
+end
+
 for i = 4, #ARGV, 2 do
   local id = ARGV[i]
-  local job = fields(id, 'st', 'tok', 'cx', 'dl')
-  if job.st ~= 'running' or job.tok ~= ARGV[i + 1] then
-    table.insert(lost, id)
+  local status, token, mark, deadline = read(id, 'st', 'tok', 'cx', 'dl')
+  if status ~= 'running' or token ~= ARGV[i + 1] then
+    lost[#lost + 1] = id
   else
-    redis.call('ZADD', key('L'), NOW + lease_ms, id)
-    local reason = stop_reason(id, job)
+    renewed[#renewed + 1] = lease
+    renewed[#renewed + 1] = id
+    if #renewed >= MOST then renew() end
+    local reason = stop_reason(id, mark, deadline)
     if reason then
-      table.insert(stop, id)
-      table.insert(stop, reason)
+      stop[#stop + 1] = id
+      stop[#stop + 1] = reason
     end
   end
 end
-redis.call('SET', key('W', worker), info, 'PX', math.max(3 * lease_ms, 5000))
-redis.call('ZADD', key('workers'), NOW, worker)
+renew()
+call('SET', key('W', worker), info, 'PX', math.max(3 * lease_ms, 5000))
+call('ZADD', key('workers'), NOW, worker)
 return {lost, stop}

@@ -1,10 +1,16 @@
 #!lua flags=allow-oom
--- What an owner says of a search that has published nothing yet. It is no part of the stream: it may be lost, and only the
--- latest counts.   ARGV: id token payload   -> 1 if the caller owns the job
+-- How far a search is that has published nothing yet. It is no part of the stream: it may be lost, and only the
+-- latest counts.
+-- KEYS    P
+-- ARGV    id token payload
+-- Reply   1 if the caller owns the job
+-- Events  the payload to subscribers, as entry `progress`
+--- @include job
+--- @include live
 local id, token, payload = unpack(ARGV)
-local job = fields(id, 'st', 'tok', 'gw')
-if job.st ~= 'running' or job.tok ~= token then return 0 end
-redis.call('HSET', key('j', id), 'pg', payload)
-tell(id, job.gw, 'progress', payload)
+local status, owner, subscribers = read(id, 'st', 'tok', 'gw')
+if status ~= 'running' or owner ~= token then return 0 end
+call('HSET', key('j', id), 'pg', payload)
+tell(id, subscribers, 'progress', payload)
 publish()
 return 1

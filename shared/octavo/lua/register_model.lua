@@ -1,4 +1,8 @@
 #!lua flags=allow-oom
--- Make a model known, so that jobs for it are accepted.   ARGV: name card   -> 1
-redis.call('HSET', key('models'), ARGV[1], ARGV[2])
+-- Make a model known, so that jobs for it are accepted.
+-- KEYS    P
+-- ARGV    name card
+-- Reply   1
+--- @include keys
+call('HSET', key('models'), ARGV[1], ARGV[2])
 return 1

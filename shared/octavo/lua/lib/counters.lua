@@ -1,0 +1,16 @@
+--- @include keys
+-- How much is queued and running, in all and by tenant.
+
+local function bump(hash, field, by)
+  if call('HINCRBY', hash, field, by) == 0 then call('HDEL', hash, field) end
+end
+
+local function count(tenant, field, by)
+  bump(key('q'), field, by)
+  bump(key('q', tenant), field, by)
+end
+
+local function count_queued(job, by)
+  count(job.tn, 'queued', by)
+  bump(key('q'), 'queued:' .. job.mdl, by)
+end

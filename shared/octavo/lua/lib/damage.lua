@@ -1,0 +1,53 @@
+--- @include clock
+--- @include job
+--- @include counters
+--- @include fair
+--- @include aside
+--- @include terminal
+--- @include live
+--- @include dead_letters
+local DAMAGED, DAMAGED_MESSAGE = 'job_damaged', 'something else than octavo changed this job on the server: what it '
+  .. 'left is kept for a day under :aside:; submit the job again, and give octavo a server of its own'
+
+local function is_stream(name)
+  local kind = call('TYPE', name).ok
+  return kind == 'none' or kind == 'stream'
+end
+
+local function last_offset(stream)
+  local last = call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+  if not last then return '0', false end
+  local offset, part = string.match(last[1], '(%d+)-(%d+)')
+  return offset, part == '1'
+end
+
+-- Ends a job that cannot be taken through `conclude`: what was in its place moves aside, readers find its end.
+-- `known` fills in for fields that are lost.
+local function end_damaged(id, known)
+  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem')
+  for name, value in pairs(known) do job[name] = job[name] or value end
+  local hash, stream, problem = key('j', id), key('t', id), {DAMAGED, DAMAGED_MESSAGE}
+  if job.st == 'queued' and job.lane and job.mdl then leave_queue(id, job, 0) end
+  if job.tn then
+    if job.st == 'running' then count(job.tn, 'running', -1) end
+    if job.st == 'queued' and job.mdl then count_queued(job, -1) end
+    if tonumber(job.bytes) then count(job.tn, 'bytes', -tonumber(job.bytes)) end
+  end
+  set_aside(hash)
+  if not is_stream(stream) then set_aside(stream) end
+  local offset, has_end = last_offset(stream)
+  local entry, ending = offset .. '-1', terminal('failed', offset, unpack(problem))
+  if not has_end then call('XADD', stream, entry, 'd', ending) end
+  call('HSET', hash, 'st', 'failed', 'mdl', job.mdl or '?', 'tn', job.tn or '?', 'cls', job.cls or 'normal',
+    'n', offset, 'ep', 0, 'crashes', 0, 'ct', tonumber(job.ct) or NOW, 'ft', NOW,
+    'err', cmsgpack.pack({1, 'x', unpack(problem)}))
+  call('EXPIRE', hash, ASIDE_S)
+  call('EXPIRE', stream, ASIDE_S)
+  if job.idem and job.tn then call('EXPIRE', key('i', job.tn, job.idem), ASIDE_S) end
+  call('ZREM', key('L'), id)
+  call('ZREM', key('D'), id)
+  call('ZADD', key('jobs'), 0, id)
+  call('ZADD', key('x'), NOW + ASIDE_S * 1000, id)
+  bury(id, job.wid or '', 0, DAMAGED)
+  tell(id, job.gw, entry, ending)
+end

@@ -1,0 +1,54 @@
+--- @include clock
+--- @include job
+--- @include counters
+--- @include fair
+--- @include aside
+--- @include live
+
+-- The last entry. With a result, readers of a stream that is lost find everything there.
+local function write_end(id, entry, ending, result)
+  local stream = key('t', id)
+  if redis.pcall('XADD', stream, entry, 'd', ending).err then  -- it is none, or has entries that are not ours
+    set_aside(stream)
+    if not result then call('XADD', stream, entry, 'd', ending) end
+  end
+end
+
+local function job_to_end(id)
+  return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
+    'gw', 'ct')
+end
+
+-- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
+-- readers rebuild it from the stream, which therefore lives as long as the result would have.
+local function conclude(id, job, status, ending, result, facts, redrivable)
+  local stream_s, result_s, idempotency_s = string.match(job.ret, '(%d+) (%d+) (%d+)')
+  if job.st == 'queued' then
+    leave_queue(id, job, 0)
+    count_queued(job, -1)
+  else
+    count(job.tn, 'running', -1)
+  end
+  if tonumber(job.ep) > 0 then refund(job) end
+  count(job.tn, 'bytes', -tonumber(job.bytes))
+  local entry = job.n .. '-1'
+  write_end(id, entry, ending, result)
+  if result then
+    call('SET', key('r', id), result, 'EX', result_s)
+    call('EXPIRE', key('t', id), stream_s)
+  else
+    call('EXPIRE', key('t', id), result_s)
+  end
+  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'pg'}
+  if not redrivable then gone[#gone + 1] = 'body' end
+  call('HSET', hash, 'st', status, 'ft', NOW, unpack(facts))
+  call('HDEL', hash, unpack(gone))
+  call('EXPIRE', hash, result_s)
+  if job.idem then call('EXPIRE', key('i', job.tn, job.idem), idempotency_s) end
+  call('ZREM', key('L'), id)
+  call('ZREM', key('D'), id)
+  call('ZADD', key('x'), NOW + result_s * 1000, id)
+  call('XADD', key('ev'), 'MAXLEN', '~', 100000, '*', 'id', id, 'st', status, 'mdl', job.mdl, 'tn', job.tn,
+    'n', job.n, 'ct', job.ct, 'ft', NOW)
+  tell(id, job.gw, entry, ending)
+end

@@ -1,0 +1,37 @@
+--- @include keys
+-- Fair queueing inside a class: the tenant with the smallest virtual time goes next and pays its job's cost.
+
+local function enter_class(id, job)
+  local tenants = key('v', job.cls, job.mdl)
+  if not call('ZSCORE', tenants, job.tn) then
+    local current = tonumber(call('GET', key('V', job.cls, job.mdl)) or 0)
+    local own = tonumber(call('GET', key('lf', job.cls, job.tn, job.mdl)) or 0)
+    call('ZADD', tenants, math.max(current, own), job.tn)
+  end
+  call('ZADD', key('b', job.cls, job.tn, job.mdl), call('INCR', key('seq')), id)
+end
+
+local function leave_queue(id, job, price)
+  if job.lane == 'resume' or job.lane == 'solo' then
+    call('ZREM', key('b', job.lane, job.mdl), id)
+    return
+  end
+  local tenants, backlog = key('v', job.lane, job.mdl), key('b', job.lane, job.tn, job.mdl)
+  local paid = call('ZINCRBY', tenants, price, job.tn)
+  call('ZREM', backlog, id)
+  if call('EXISTS', backlog) == 0 then
+    call('ZREM', tenants, job.tn)
+    call('SET', key('lf', job.lane, job.tn, job.mdl), paid, 'EX', 3600)
+  end
+end
+
+local function refund(job)
+  local unused = tonumber(job.cost) - tonumber(job.est) - tonumber(job.n)
+  if unused <= 0 then return end
+  local tenants, left = key('v', job.cls, job.mdl), key('lf', job.cls, job.tn, job.mdl)
+  if call('ZSCORE', tenants, job.tn) then
+    call('ZINCRBY', tenants, -unused, job.tn)
+  elseif call('EXISTS', left) == 1 then
+    call('SET', left, math.max(0, tonumber(call('GET', left)) - unused), 'KEEPTTL')
+  end
+end

@@ -1,0 +1,40 @@
+-- All keys of a cell carry the hash tag of its prefix P:
+--   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn tok ftok wid cx gw dl qdl ct sts ft
+--                                body bytes est cost seed meta err use pg idem ret
+--                                (status, model, tenant, class, where it waits, tokens stored, attempts, crashes
+--                                since it last got on, tokens stored at the latest, claim token, token that finished
+--                                it, worker, stop mark, subscribers, deadline, start-by limit, times created/started/
+--                                finished in ms, request, its size, estimated prompt tokens, fair-queue cost, seed,
+--                                metadata, error, tokens used, progress, idempotency key, retention)
+--   P:t:<id>  P:r:<id>    STREAM token log, STRING result
+--   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
+--   P:b:resume:<model>  P:b:solo:<model>  ZSET  jobs that come back; suspects that must run alone (ms of return)
+--   P:v:<class>:<model>   ZSET   tenants with a backlog by virtual time;  P:V:<class>:<model> the current one
+--   P:lf:<class>:<tenant>:<model>  STRING  virtual time of a tenant that left (expires)
+--   P:pass:<model>        HASH   how often each lower class was passed over
+--   P:bell:<model>        LIST   at most one element: there is work
+--   P:blocked:<model>     STRING there while work that fitted no claim has just rung the bell (expires)
+--   P:L  P:D  P:x         ZSET   job by lease expiry, by deadline, by end of retention (ms)
+--   P:jobs                ZSET   all job ids (score 0: sorted by id, which is sorted by time)
+--   P:q  P:q:<tenant>     HASH   queued, running, bytes (and queued:<model> in the first); zero is absent
+--   P:i:<tenant>:<key>    STRING idempotency: "<id> <hash of the request>"
+--   P:c:<token>           STRING what a claim handed out, so that it can be repeated
+--   P:W:<wid>  P:workers  STRING worker info with TTL, ZSET of workers by last heartbeat
+--   P:in:<wid>  P:a:<id>  LIST   ids of questions about a worker's memory; the answer to one (both expire)
+--   P:pins:<model>        HASH   prefixes to keep resident, by "<tenant>:<name>"
+--   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
+--   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
+--   P:probe               STRING written to find out whether the server takes writes (expires)
+--   P:aside:j:<id>  P:aside:t:<id>  what stood in the place of a job's hash or stream and was none (expires)
+--   P:n:<subscriber>      channel: live entries
+-- Scripts are atomic but not rolled back: check first, write last.
+
+local P, call = KEYS[1], redis.call
+
+-- Concatenated, not joined from a table: every script does this many times.
+local function key(kind, a, b, c)
+  if a == nil then return P .. ':' .. kind end
+  if b == nil then return P .. ':' .. kind .. ':' .. a end
+  if c == nil then return P .. ':' .. kind .. ':' .. a .. ':' .. b end
+  return P .. ':' .. kind .. ':' .. a .. ':' .. b .. ':' .. c
+end
