@@ -10,8 +10,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis
 import redis.asyncio
+from hypothesis import HealthCheck, settings
 
 from octavo.server import EmbeddedServer
+
+# How long an example takes says what else the machine does.
+settings.register_profile("octavo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("octavo")
 
 
 def pytest_configure() -> None:

@@ -15,7 +15,7 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from waiting import eventually
+from waiting import STALL_S, eventually
 
 from octavo.keys import Keys
 from octavo.protocol import Cell
@@ -41,7 +41,7 @@ def test_a_full_memory_drains(queue, start_worker, when):
             start_worker("step_seconds=0.01")
         else:
             os.kill(worker.engine_pid, signal.SIGKILL)
-        queue.wait(job, 20)
+        queue.wait(job)
     finally:
         queue.connection.config_set("maxmemory", 0)
 
@@ -86,15 +86,15 @@ def test_a_takeover_survives_a_connection_that_goes_dead(queue, redis_url, start
     first.send(signal.SIGKILL)
     proxy = Proxy(redis_url, b"XRANGE")
     start_worker("step_seconds=0.01", url=proxy.url)
-    assert proxy.dead.wait(20)
-    queue.wait(job, 60)
+    assert proxy.dead.wait(STALL_S)
+    queue.wait(job)
 
 
 def test_a_worker_starts_beside_a_connection_that_goes_dead(queue, redis_url, start_worker):
     proxy = Proxy(redis_url, b"HGETALL")
     start_worker("step_seconds=0.01", url=proxy.url, watchdog=5).wait_ready()
-    assert proxy.dead.wait(20)
-    queue.wait(queue.submit(PROMPT, sampling=sampling(30)), 60)
+    assert proxy.dead.wait(STALL_S)
+    queue.wait(queue.submit(PROMPT, sampling=sampling(30)))
 
 
 def test_after_an_outage_the_next_beat_comes_before_the_reaper_has_lost_patience():

@@ -11,7 +11,7 @@ import redis
 import waiting
 from killable_server import forgotten_by, killable_server
 from queue_client import MODEL, known_queue
-from waiting import eventually
+from waiting import STALL_S, eventually
 
 from octavo import AsyncClient
 from octavo.calls import run_sync
@@ -78,7 +78,7 @@ async def test_what_was_published_is_in_the_result_whenever_the_next_owner_ends_
             if how == "cancelled":  # before the next owner has read the stream
                 run_sync(connection, queue.cell.cancel(job_id))
                 beat(queue, agent)
-            await asyncio.wait_for(agent.ended(), 5)
+            await asyncio.wait_for(agent.ended(), STALL_S)
             *_, last = [event async for event in client.events(job_id)]
             result = await client.result(job_id)
             publishing.cancel()
@@ -118,8 +118,8 @@ async def test_tokens_that_the_server_forgot_come_before_an_end_of_any_kind(tmp_
             )
             publisher.add(job)
             publisher.resume()
-            await asyncio.wait_for(left.wait(), 10)
-            await asyncio.wait_for(reader, 20)
+            await asyncio.wait_for(left.wait(), STALL_S)
+            await asyncio.wait_for(reader, STALL_S)
             again = [token async for event in client.events(job_id) for token in event.token_ids]
             publishing.cancel()
         assert heard == again == [1, 2, 3, 4, 5]
@@ -168,6 +168,6 @@ async def test_a_result_that_nobody_could_read_is_left_to_the_stream(redis_url, 
                 ends = "length" if token == 1199 else None
                 job.accept(TokenOutput(job.request_id, 0, token, finish_reason=ends))
             publisher.add(job)
-            await asyncio.wait_for(left.wait(), 10)
+            await asyncio.wait_for(left.wait(), STALL_S)
             publishing.cancel()
             assert len((await client.result(job_id)).token_ids) == 1200

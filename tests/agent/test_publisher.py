@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 from queue_client import MODEL, Queue, known_queue
+from waiting import STALL_S
 
 from octavo.calls import run_sync
 from octavo.connection import connect
@@ -35,7 +36,7 @@ class Desk:
         self.publisher.add(job)
 
     async def has_left(self, *jobs: ActiveJob) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(STALL_S):
             while not all(job.claim.job_id in self.left for job in jobs):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.01)
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waiting import STALL_S
+
 DRIVER = Path(__file__).parents[2] / "benchmarks" / "gpu_engine.py"
 VLLM = """
 __version__ = "stand-in"
@@ -24,7 +26,7 @@ def compare(out: Path, *arguments: str) -> dict:
     command = [sys.executable, str(DRIVER), "--models", "demo", "--device", "cpu", "--family", "cpu"]
     command += ["--rounds", "3", "--workloads", "single", "--max-model-len", "1024", "--limit", "60", "--out", str(out)]
     command += arguments
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=STALL_S)
     return json.loads(out.read_text())
 
 

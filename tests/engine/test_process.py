@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from engine_driver import Driver, expected_tokens, make_request
+from waiting import STALL_S
 
 from octavo_worker.channel import AgentChannel, EngineChannel
 from octavo_worker.contract.options import ModelOptions
@@ -172,7 +173,7 @@ def test_engine_goes_when_its_parent_is_killed():
     engine = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.communicate()
-    psutil.wait_procs([engine], timeout=10)
+    psutil.wait_procs([engine], timeout=STALL_S)
     assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
 
 

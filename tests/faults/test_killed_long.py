@@ -32,7 +32,7 @@ def test_the_next_worker_goes_on_with_the_same_tokens(victim: str, tmp_path: Pat
         queue: Queue = known_queue(connection)
         with start(server.url, tmp_path / "first.log") as first:
             first.wait_ready()
-            undisturbed = queue.wait(queue.submit(PROMPT, seed=5, sampling=SAMPLING), 60)
+            undisturbed = queue.wait(queue.submit(PROMPT, seed=5, sampling=SAMPLING))
             job = queue.submit(PROMPT, seed=5, sampling=SAMPLING)
             eventually(lambda: queue.stored(job) > 50)
             with Client(server.url) as client:  # asked now: a heartbeat may be from before the job
@@ -40,7 +40,7 @@ def test_the_next_worker_goes_on_with_the_same_tokens(victim: str, tmp_path: Pat
             os.kill(first.engine_pid if victim == "engine" else first.pid, signal.SIGKILL)
             stored = queue.stored(job)
             with start(server.url, tmp_path / "second.log", block_size=8, num_blocks=2 * BLOCKS):
-                result = queue.wait(job, 60)
+                result = queue.wait(job)
         assert 50 < stored < SAMPLING["max_tokens"]
         assert int(queue.field(job, "crashes") or 0) == 1, "the kill hit nothing"
         assert len(result.token_ids) == SAMPLING["max_tokens"]

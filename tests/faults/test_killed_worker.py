@@ -13,7 +13,7 @@ import psutil
 import pytest
 import redis
 from queue_client import Queue, known_queue
-from waiting import eventually
+from waiting import STALL_S, eventually
 from worker_process import WorkerProcess
 
 from octavo.models import JobStatus, Result
@@ -82,7 +82,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             assert info.numerics.endswith("deterministic") == (request.param == "cuda")
         queue = known_queue(connection)
         times_as_long = TIMES_AS_LONG[request.param]
-        undisturbed = [queue.wait(job, 60) for job in submit_all(queue, "undisturbed", times_as_long)]
+        undisturbed = [queue.wait(job) for job in submit_all(queue, "undisturbed", times_as_long)]
         yield Scene(queue, workers, times_as_long, answers(undisturbed))
 
 
@@ -102,7 +102,7 @@ def serves(worker: WorkerProcess) -> bool:
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_a_kill_in_mid_run_changes_no_byte_of_any_stream(scene: Scene, victim: str, record_property):
     queue, worker = scene.queue, scene.workers[0]
-    eventually(lambda: serves(worker), 60)
+    eventually(lambda: serves(worker))
     pid = worker.engine_pid if victim == "engine" else worker.pid
     jobs = submit_all(queue, victim, scene.times_as_long)
     hit: list[str] = []
@@ -121,9 +121,9 @@ def test_a_kill_in_mid_run_changes_no_byte_of_any_stream(scene: Scene, victim: s
         waiting -= {job for job in waiting if queue.stored(job) > orphans[job] or queue.status(job).is_terminal}
         last = time.monotonic() - killed_at
         first = first or (last if len(waiting) < len(orphans) else 0.0)
-        assert last < 30, f"{len(waiting)} jobs do not go on"
+        assert last < STALL_S, f"{len(waiting)} jobs do not go on"
         time.sleep(0.002)
     record_property("seconds_from_kill_to_next_token", {"first": first, "last": last, "jobs": len(orphans)})
     print(f"\nSIGKILL of the {victim}: {len(orphans)} jobs go on after {first:.2f} to {last:.2f} s")
-    assert answers([queue.wait(job, 60) for job in jobs]) == scene.undisturbed
+    assert answers([queue.wait(job) for job in jobs]) == scene.undisturbed
     assert sum(int(queue.field(job, "crashes") or 0) for job in jobs) > 0, "the kill hit nothing"

@@ -19,6 +19,7 @@ import pytest
 import redis.asyncio
 from history import Accepted, History, violations
 from killable_server import forgotten_by, killable_service
+from waiting import STALL_S
 
 from octavo import AsyncClient, JobRequest, SamplingParams, ServerUnavailable
 from octavo.connection import connect
@@ -138,7 +139,6 @@ async def collect(connection: redis.asyncio.Redis, history: History, fleet: Flee
     history.immortal_keys = {name.removeprefix(f"{keys.prefix}:") for name in endless}
 
 
-@pytest.mark.timeout(180)
 async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: Path) -> None:
     random.seed(20)
     async with killable_service(tmp_path) as (server, client, connection):
@@ -173,7 +173,6 @@ async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: P
     assert len({write.job_id for write in fleet.writes() if write.attempt > 1}) > 50
 
 
-@pytest.mark.timeout(120)
 async def test_a_server_that_forgets_its_last_second_is_not_noticed(tmp_path: Path) -> None:
     """Jobs that it had accepted in it, tokens and ends: all are there again, and only workers know that of before."""
     random.seed(22)
@@ -191,7 +190,7 @@ async def test_a_server_that_forgets_its_last_second_is_not_noticed(tmp_path: Pa
                     await asyncio.sleep(random.uniform(0.5, 1.5))
                 await asyncio.sleep(random.uniform(0.2, 1.0))
             await asyncio.gather(*readers)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(STALL_S):
                 while not all([(await client.info(job)).status.is_terminal for job in history.reference]):  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
         await collect(connection, history, fleet)
@@ -200,7 +199,6 @@ async def test_a_server_that_forgets_its_last_second_is_not_noticed(tmp_path: Pa
     assert any(problem.startswith("one_owner") for problem in violations(history))
 
 
-@pytest.mark.timeout(60)
 async def test_the_checker_sees_that_a_fence_is_missing(redis_url: str, tmp_path: Path) -> None:
     random.seed(21)
     async with AsyncClient(redis_url) as client, connect(redis_url) as connection:

@@ -13,6 +13,7 @@ import openai
 import pytest
 import uvicorn
 from scripted_worker import ScriptedWorker
+from waiting import STALL_S
 
 from octavo.server import EmbeddedServer
 from octavo_gateway.app import create_app
@@ -55,13 +56,15 @@ def gateway_url(shared_gateway: str, redis_url: str) -> str:
 
 @pytest.fixture
 async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway_url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=gateway_url, timeout=STALL_S) as client:
         yield client
 
 
 @pytest.fixture
 async def ai(gateway_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{gateway_url}/v1", api_key="none", max_retries=0, timeout=10) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway_url}/v1", api_key="none", max_retries=0, timeout=STALL_S
+    ) as client:
         yield client
 
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from scripted_worker import MODEL
+from waiting import STALL_S
 
 from octavo.models import JobRequest
 from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
@@ -187,7 +188,7 @@ async def test_a_declared_giant_is_answered_before_it_is_sent(gateway_url, worke
     writer.write(
         b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 104857600\r\n\r\n{"
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(STALL_S):
         assert b" 413 " in await reader.readline()
     writer.close()
 

@@ -22,7 +22,7 @@ import redis
 from killable_server import forgotten_by, killable_server
 from scripted_worker import MODEL, ScriptedWorker, whole_text
 from sse import read_events
-from waiting import until
+from waiting import STALL_S, until
 
 from octavo import AsyncClient
 from octavo.connection import connect
@@ -222,7 +222,7 @@ async def test_a_bug_is_a_500_in_the_same_shape(http, monkeypatch):
 
 async def test_without_a_server_everything_says_so(own_gateway):
     url = own_gateway(redis_url="redis://:secret@127.0.0.1:1/0")
-    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
         assert (await http.get("/livez")).status_code == 200
         ready = await http.get("/readyz")
         assert ready.status_code == 503
@@ -238,7 +238,7 @@ async def test_without_a_server_everything_says_so(own_gateway):
 async def test_a_server_that_restarts_loses_nothing(own_gateway, tmp_path):
     with killable_server(tmp_path) as server, redis.Redis.from_url(server.url) as connection:
         url = own_gateway(redis_url=server.url)
-        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
             async with ScriptedWorker(server.url):
                 pass
             job = (await http.post("/v1/jobs", json={**HELLO_JOB, "sampling": {"max_tokens": 4}})).json()
@@ -248,7 +248,7 @@ async def test_a_server_that_restarts_loses_nothing(own_gateway, tmp_path):
             assert (await http.post("/v1/jobs", json=HELLO_JOB)).status_code == 503
             server.start()
             async with ScriptedWorker(server.url):
-                assert await asyncio.wait_for(reading, 15) == whole_text(4)
+                assert await asyncio.wait_for(reading, STALL_S) == whole_text(4)
 
 
 async def test_a_refusal_does_not_end_the_reaping(own_gateway, redis_url):
@@ -264,7 +264,7 @@ async def test_a_refusal_does_not_end_the_reaping(own_gateway, redis_url):
         await asyncio.sleep(2)
         await connection.config_set("min-replicas-to-write", 0)
         before = await last()
-        await until(lambda: _is_later(last, before), 10)
+        await until(lambda: _is_later(last, before))
 
 
 async def _is_later(when: Callable[[], Awaitable[int]], before: int) -> bool:
@@ -274,14 +274,14 @@ async def _is_later(when: Callable[[], Awaitable[int]], before: int) -> bool:
 async def test_a_server_that_forgets_a_job_hears_of_it_again(own_gateway, tmp_path):
     with killable_server(tmp_path) as server:
         url = own_gateway(redis_url=server.url)
-        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
             async with ScriptedWorker(server.url):
                 pass
             with forgotten_by(server, tmp_path):
                 reply = await http.post("/v1/jobs", json={**HELLO_JOB, "sampling": {"max_tokens": 4}})
                 assert reply.status_code == 202
             async with ScriptedWorker(server.url):
-                assert await asyncio.wait_for(_texts(http, reply.json()["links"]["stream"]), 15) == whole_text(4)
+                assert await asyncio.wait_for(_texts(http, reply.json()["links"]["stream"]), STALL_S) == whole_text(4)
 
 
 HELLO_JOB = {"model": MODEL, "prompt": "hello"}
@@ -312,7 +312,7 @@ class Process:
             assert self.process.poll() is None, self._log.read_text()
             return next(iter(re.findall(r"http://127.0.0.1:\d+", self._log.read_text())), None)
 
-        return await until(found, 15)
+        return await until(found)
 
     async def stop(self, seconds: float = 10) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -325,7 +325,7 @@ async def test_sigterm_ends_job_streams_between_two_events_and_lets_requests_fin
         url = await gateway.url()
         async with (
             ScriptedWorker(redis_url, hold_after=2) as worker,
-            httpx.AsyncClient(base_url=url, timeout=30) as http,
+            httpx.AsyncClient(base_url=url, timeout=STALL_S) as http,
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as ai,
         ):
             job = (await until(lambda: _submitted(http))).json()
@@ -365,7 +365,9 @@ async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_pa
         async with ScriptedWorker(redis_url):
 
             async def ask() -> int:
-                async with httpx.AsyncClient(base_url=url, timeout=30) as http:  # a connection of its own each time
+                async with httpx.AsyncClient(
+                    base_url=url, timeout=STALL_S
+                ) as http:  # a connection of its own each time
                     return (await http.post("/v1/completions", json=HELLO)).status_code
 
             async def up() -> bool:
@@ -374,15 +376,15 @@ async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_pa
                 except httpx.TransportError:
                     return False
 
-            await until(up, 30)
+            await until(up)
             assert [await ask() for _ in range(9)] == [200] * 9
 
             async def count() -> float:
-                async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+                async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
                     return sample((await http.get("/metrics")).text, "octavo_http_requests_total", route="/v1/models")
 
             for _ in range(10):
-                async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+                async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
                     assert (await http.get("/v1/models")).status_code == 200
 
             async def all_counted() -> bool:  # that is done behind the answer
@@ -401,18 +403,18 @@ async def test_streams_of_a_process_that_was_killed_are_not_open(redis_url, tmp_
         url = await gateway.url()
 
         async def open_streams() -> float:
-            async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
                 return sample((await http.get("/metrics")).text, "octavo_sse_connections")
 
         async with contextlib.AsyncExitStack() as streams, ScriptedWorker(redis_url, hold_after=1):
             for _ in range(8):  # a connection each, so that both processes have some
-                http = await streams.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
-                job = (await until(lambda http=http: _submitted(http), 30)).json()
+                http = await streams.enter_async_context(httpx.AsyncClient(base_url=url, timeout=STALL_S))
+                job = (await until(lambda http=http: _submitted(http))).json()
                 await streams.enter_async_context(http.stream("GET", job["links"]["stream"]))
             assert await open_streams() == 8
             child = max(psutil.Process(gateway.process.pid).children(), key=lambda child: child.create_time())
             child.kill()
-        await until(lambda: _is_zero(open_streams), 30)
+        await until(lambda: _is_zero(open_streams))
     finally:
         gateway.process.kill()
         gateway.process.wait()
@@ -433,16 +435,16 @@ async def test_no_process_of_a_gateway_outlives_the_one_that_started_it(redis_ur
 
         async def serves() -> bool:
             try:
-                async with httpx.AsyncClient(base_url=url, timeout=5) as http:
+                async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
                     return (await http.get("/livez")).status_code == 200
             except httpx.TransportError:
                 return False
 
-        await until(serves, 30)
+        await until(serves)
         started = psutil.Process(gateway.process.pid).children(recursive=True)
         assert len(started) >= 2
         gateway.process.kill()
-        await until(lambda: not psutil.wait_procs(started, timeout=0)[1], 15)
+        await until(lambda: not psutil.wait_procs(started, timeout=0)[1])
         assert not await serves()
     finally:
         gateway.process.kill()
@@ -455,7 +457,11 @@ async def test_no_process_of_a_gateway_outlives_the_one_that_started_it(redis_ur
 def test_wrong_flags_are_explained():
     for flags, said in ((["--port", "99999"], "--port"), (["--api-keys", "nokey"], "tenant:key")):
         done = subprocess.run(
-            [sys.executable, "-m", "octavo_gateway", *flags], capture_output=True, text=True, timeout=30, check=False
+            [sys.executable, "-m", "octavo_gateway", *flags],
+            capture_output=True,
+            text=True,
+            timeout=STALL_S,
+            check=False,
         )
         assert done.returncode == 2
         assert said in done.stderr
@@ -463,7 +469,7 @@ def test_wrong_flags_are_explained():
 
 def test_the_gateway_never_imports_torch():
     code = "import sys, octavo_gateway.app, octavo_gateway.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=STALL_S).returncode == 0
 
 
 async def test_workers_and_their_memory(http, redis_url):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from waiting import STALL_S
 
 from octavo_gateway.streams import Mailbox
 
@@ -27,21 +28,21 @@ async def test_a_full_mailbox_makes_its_own_stream_wait():
     assert not putting.done()
     assert slow == [1]
     assert mailbox.take() == b"x" * 10 + b"y"
-    await asyncio.wait_for(putting, 1)
+    await asyncio.wait_for(putting, STALL_S)
     putting = asyncio.create_task(mailbox.put(b"z" * 11))
     await asyncio.sleep(0.02)
     assert not putting.done()
     assert slow == [1]  # one client, however often it is waited for
     mailbox.take()
-    await asyncio.wait_for(putting, 1)
+    await asyncio.wait_for(putting, STALL_S)
 
 
 @pytest.mark.parametrize("early", [True, False])
 async def test_waiting_ends_with_news_or_in_time(early):
     mailbox = Mailbox(lambda: None)
-    waiting = asyncio.create_task(mailbox.wait(5.0 if early else 0.02))
+    waiting = asyncio.create_task(mailbox.wait(STALL_S if early else 0.02))
     await asyncio.sleep(0)
     if early:
         await mailbox.put(b"a")
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, STALL_S)
     assert bool(mailbox) is early

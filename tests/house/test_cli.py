@@ -15,7 +15,7 @@ import redis
 from cli_driver import Cli
 from loading_server import loading_server
 from typer.testing import CliRunner
-from waiting import eventually
+from waiting import STALL_S, eventually
 
 from octavo.cli.app import build_app
 from octavo.server import EmbeddedServer
@@ -51,7 +51,7 @@ def test_run_searches_with_beams_and_says_how_far_it_is(cli: Cli) -> None:
     assert json.loads(follower.stdout.readline())["progress"]["tokens"] > 0
     cli("jobs", "cancel", job_id)
     for ending in (process, follower):
-        ending.communicate(timeout=60)
+        ending.communicate(timeout=STALL_S)
         assert ending.returncode == 1
 
 
@@ -113,7 +113,7 @@ def test_run_cancels_its_job_when_it_is_ended(
     assert process.stderr is not None
     assert process.stdout.read(1)
     end(process)
-    assert process.wait(30) == code
+    assert process.wait(STALL_S) == code
     assert "Traceback" not in process.stderr.read()
     job_id = cli.json("jobs", "ls", "--limit", "1")["jobs"][0]["id"]
     eventually(lambda: cli.json("jobs", "show", job_id)["status"] == "cancelled")
@@ -127,7 +127,7 @@ def test_run_outlives_its_terminal_under_nohup(cli: Cli) -> None:
     assert process.stdout is not None
     assert process.stdout.read(1)
     process.send_signal(signal.SIGHUP)
-    process.communicate(timeout=30)
+    process.communicate(timeout=STALL_S)
     assert process.returncode == 0
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import settings_table
 from cli_driver import Cli, Up
+from waiting import STALL_S
 
 import octavo.errors
 from octavo.cli.app import GROUP, build_app
@@ -32,7 +33,12 @@ def test_the_python_examples_run_as_they_stand(cli: Cli) -> None:
     submit, resume, celery = blocks("python")
     program = submit + resume + "print()\nprint(repr(rest), repr(job.result().text))"
     done = subprocess.run(
-        [sys.executable, "-c", program], env=cli.environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        env=cli.environment,
+        capture_output=True,
+        text=True,
+        timeout=STALL_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     rest, whole = (
@@ -51,7 +57,12 @@ def test_the_curl_examples_answer(up: Up) -> None:
     def run(command: str, **variables: str) -> str:
         command = command.replace("127.0.0.1:8000", f"127.0.0.1:{up.port}")
         return subprocess.run(
-            ["sh", "-c", command], env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True
+            ["sh", "-c", command],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=STALL_S,
+            check=True,
         ).stdout
 
     job = json.loads(run(create))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from import_rules import RULES, Rule, imported
+from waiting import STALL_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,7 +101,7 @@ for module in pkgutil.walk_packages(getattr(package, "__path__", []), {package!r
         importlib.import_module(module.name)
 print(sorted(name for name in ("torch", "transformers", "octavo_kernels") if name in sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=STALL_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 
@@ -116,6 +117,6 @@ from octavo_worker.model import load_runner
 load_runner(ModelOptions(model="demo", device="cpu", num_blocks=9, threads=1))
 print(sorted(set({heavy!r}) & sys.modules.keys()))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=STALL_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

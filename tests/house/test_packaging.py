@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from import_rules import imported, package_of
+from waiting import STALL_S
 
 from octavo_worker.settings import WorkerSettings
 
@@ -26,7 +27,7 @@ COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["servic
 
 def test_the_wheel_holds_our_three_packages_with_their_data_and_nothing_else(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=STALL_S)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"octavo", "octavo_gateway", "octavo_worker"}

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from waiting import STALL_S
 
 from octavo_kernels import _cpu, ops
 
@@ -47,8 +48,8 @@ def test_a_forked_child_gets_its_own_pool(threads):
     queue = context.Queue()
     child = context.Process(target=_child, args=(expected, queue))
     child.start()
-    assert queue.get(timeout=20)
-    child.join(timeout=20)
+    assert queue.get(timeout=STALL_S)
+    child.join(timeout=STALL_S)
     assert child.exitcode == 0
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from waiting import STALL_S
 
 from octavo_worker.model.backing import Backing
 
@@ -84,6 +85,6 @@ from octavo_worker.model.backing import Backing
 atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
 Backing(torch.empty(({BLOCKS}, {BLOCK_BYTES}), dtype=torch.uint8))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=STALL_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['MainThread']"

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import STALL_S
 
 from octavo_worker.files import ModelNotFound, model_folder, served_name
 
@@ -41,7 +42,7 @@ def test_a_model_is_served_under_the_last_part_of_its_name(tmp_path: Path) -> No
 
 def test_ctrl_c_ends_a_download_that_hangs(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hub:
-        hub.settimeout(60)
+        hub.settimeout(STALL_S)
         address = f"http://127.0.0.1:{hub.getsockname()[1]}"
         worker = subprocess.Popen(
             [sys.executable, "-m", "octavo_worker", "--model", "nobody/no-such-model"],
@@ -50,6 +51,6 @@ def test_ctrl_c_ends_a_download_that_hangs(tmp_path: Path) -> None:
         with hub.accept()[0]:
             worker.send_signal(signal.SIGINT)
             try:
-                assert worker.wait(5) == -signal.SIGINT
+                assert worker.wait(STALL_S) == -signal.SIGINT
             finally:
                 worker.kill()

@@ -116,6 +116,12 @@ class World:
         """As if the lease (L), a deadline (D) or the retention (x) had just run out."""
         self.redis.zadd(f"{self.keys.prefix}:{due}", {job_id: 1})
 
+    def pass_limit(self, job_id: str, field: str) -> None:
+        """As if a job's deadline (dl) or start-by limit (qdl) had just passed."""
+        assert self.redis.hexists(self.keys.job(job_id), field)
+        self.redis.hset(self.keys.job(job_id), field, 1)
+        self.lapse(job_id, due="D")
+
     def reap(self) -> int:
         return self.run(self.cell.reap())
 

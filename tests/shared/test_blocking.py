@@ -11,6 +11,7 @@ from typing import Any
 
 import fake_worker as fake
 import pytest
+from waiting import STALL_S
 
 from octavo import Client, JobFailed, JobRequest, JobStatus, UnknownModel
 from octavo.connection import connect
@@ -30,7 +31,7 @@ def client(redis_url: str) -> Iterator[Client]:
     ready, stop = threading.Event(), threading.Event()
     thread = threading.Thread(target=serve, args=(redis_url, ready, stop))
     thread.start()
-    ready.wait(5)
+    ready.wait(STALL_S)
     with Client(redis_url) as opened:
         yield opened
     stop.set()
@@ -41,7 +42,7 @@ def test_submit_stream_result(client: Client) -> None:
     job = client.submit("hi", model="toy", max_tokens=10, seed=2)
     events = list(job.stream())
     assert [event.offset for event in events] == list(range(1, 11))
-    assert job.result(timeout=5).text == "".join(event.text for event in events)
+    assert job.result(timeout=STALL_S).text == "".join(event.text for event in events)
     assert list(job.stream(after=7)) == events[7:]
     assert client.job(job.id).info().status == JobStatus.COMPLETED
     assert [info.id for info in client.jobs()] == [job.id]
@@ -52,7 +53,7 @@ def test_submit_stream_result(client: Client) -> None:
 
 def test_submit_many_and_errors(client: Client) -> None:
     good, bad = client.submit_many([JobRequest(model=name, prompt="a") for name in ("toy", "nope")])
-    assert good.result(timeout=5).status == JobStatus.COMPLETED
+    assert good.result(timeout=STALL_S).status == JobStatus.COMPLETED
     assert isinstance(bad, UnknownModel)
     job = client.submit("fail 1", model="toy")
     with pytest.raises(JobFailed):
@@ -65,7 +66,7 @@ def test_a_stream_may_be_left_early_and_cancelled(client: Client) -> None:
     for _ in job.stream():
         break
     assert job.cancel() == JobStatus.RUNNING
-    assert client.result(job.id, timeout=5).status == JobStatus.CANCELLED
+    assert client.result(job.id, timeout=STALL_S).status == JobStatus.CANCELLED
     assert [event.end.status for event in job.events() if event.end] == [JobStatus.CANCELLED]
 
 
@@ -73,7 +74,7 @@ def test_threads_share_one_client(client: Client) -> None:
     results: dict[int, Any] = {}
 
     def work(i: int) -> None:
-        results[i] = client.submit("same", model="toy", max_tokens=8, seed=i).result(timeout=10).token_ids
+        results[i] = client.submit("same", model="toy", max_tokens=8, seed=i).result(timeout=STALL_S).token_ids
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
@@ -85,7 +86,7 @@ def test_threads_share_one_client(client: Client) -> None:
 
 
 def in_child(client: Client, answers: Any) -> None:
-    answers.put(client.submit("child", model="toy", max_tokens=4).result(timeout=10).status)
+    answers.put(client.submit("child", model="toy", max_tokens=4).result(timeout=STALL_S).status)
 
 
 def test_a_forked_child_gets_connections_of_its_own(client: Client) -> None:
@@ -96,7 +97,7 @@ def test_a_forked_child_gets_connections_of_its_own(client: Client) -> None:
     answers = context.Queue()
     child = context.Process(target=in_child, args=(client, answers))
     child.start()
-    assert answers.get(timeout=15) == JobStatus.COMPLETED
+    assert answers.get(timeout=STALL_S) == JobStatus.COMPLETED
     child.join(10)
     assert child.exitcode == 0
     assert [first.offset, *(event.offset for event in stream)] == list(range(1, 61))

@@ -14,6 +14,7 @@ from typing import Any
 
 import fake_worker as fake
 import pytest
+from waiting import STALL_S
 
 from octavo import Client, JobFailed, JobRequest
 from octavo.connection import connect
@@ -39,7 +40,7 @@ def app() -> Iterator[ModuleType]:
         ready, stop = threading.Event(), threading.Event()
         thread = threading.Thread(target=serve, args=(server.url, ready, stop))
         thread.start()
-        ready.wait(5)
+        ready.wait(STALL_S)
         command = [
             sys.executable,
             "-m",
@@ -60,7 +61,7 @@ def app() -> Iterator[ModuleType]:
             yield importlib.import_module("celery_app")
         finally:
             worker.terminate()
-            worker.wait(20)
+            worker.wait(STALL_S)
             stop.set()
             thread.join()
             del os.environ["TEST_REDIS"]
@@ -84,7 +85,7 @@ def reference(prompt: str, seed: int, count: int) -> list[int]:
 
 def test_three_jobs_run_at_once_through_one_slot(app: ModuleType, generate: Any, client: Client) -> None:
     group = celery.group(generate.s(f"p{i}", model="toy", max_tokens=40, seed=i) for i in range(3))
-    results = group.apply_async().get(timeout=40)
+    results = group.apply_async().get(timeout=STALL_S)
     assert [result["token_ids"] for result in results] == [reference(f"p{i}", i, 40) for i in range(3)]
     assert [result["finish_reason"] for result in results] == ["length"] * 3
     assert [result["usage"]["completion_tokens"] for result in results] == [40] * 3
@@ -96,30 +97,30 @@ def test_a_chord_collects_and_a_chain_continues(app: ModuleType, generate: Any) 
     header = [generate.s("a", model="toy", max_tokens=n, seed=1) for n in (1, 2, 3)]
     chord = celery.chord(header)(app.lengths.s())
     chain = (generate.s("b", model="toy", max_tokens=2, seed=2) | generate.s(model="toy", max_tokens=3, seed=3)).delay()
-    assert chord.get(timeout=40) == [1, 2, 3]
+    assert chord.get(timeout=STALL_S) == [1, 2, 3]
     first = "".join(fake.text_of(token) for token in reference("b", 2, 2))
-    assert chain.get(timeout=40)["token_ids"] == reference(first, 3, 3)
+    assert chain.get(timeout=STALL_S)["token_ids"] == reference(first, 3, 3)
 
 
 def test_a_task_that_is_delivered_twice_is_one_job(app: ModuleType, generate: Any, client: Client) -> None:
     before = {info.id for info in client.jobs()}
     for _ in range(2):
         again = generate.apply_async(("twice",), {"model": "toy", "max_tokens": 2}, task_id="one-and-the-same")
-    result = again.get(timeout=40)
+    result = again.get(timeout=STALL_S)
     assert {info.id for info in client.jobs()} - before == {result["job_id"]}
 
 
 def test_a_failed_job_raises_what_the_client_would(app: ModuleType, generate: Any) -> None:
     with pytest.raises(JobFailed, match="it broke") as caught:
-        generate.delay("fail 1", model="toy").get(timeout=40)
+        generate.delay("fail 1", model="toy").get(timeout=STALL_S)
     assert (caught.value.status, caught.value.code) == ("failed", "engine_error")
     with pytest.raises(Exception, match="no worker has ever served"):
-        generate.delay("a", model="nope").get(timeout=40)
+        generate.delay("a", model="nope").get(timeout=STALL_S)
 
 
 def test_arguments_survive_json(app: ModuleType, generate: Any, client: Client) -> None:
     fields = {"logit_bias": {5: 1.5}, "stop": ["x"], "metadata": {"k": "v"}, "max_tokens": 1}
-    result = generate.delay([1, 2, 3], model="toy", **fields).get(timeout=40)
+    result = generate.delay([1, 2, 3], model="toy", **fields).get(timeout=STALL_S)
     assert client.info(result["job_id"]).metadata == {"k": "v"}
 
 

@@ -15,6 +15,7 @@ import redis.asyncio
 from fake_worker import expected
 from killable_server import killable_service
 from loading_server import loading_server
+from waiting import STALL_S
 
 from octavo import (
     AsyncClient,
@@ -50,7 +51,7 @@ async def test_submit_stream_result(client: AsyncClient, connection: Any) -> Non
         events = [event async for event in job.stream()]
     assert [event.offset for event in events] == list(range(1, 21))
     assert [t for e in events for t in e.token_ids] == expected("hi", 7, 20)
-    result = await job.result(timeout=5)
+    result = await job.result(timeout=STALL_S)
     assert result.token_ids == tuple(expected("hi", 7, 20))
     assert result.text == "".join(event.text for event in events)
     assert (result.status, result.sequences[0].finish_reason) == (JobStatus.COMPLETED, "length")
@@ -82,7 +83,7 @@ async def test_many_streams_share_a_constant_number_of_connections(client: Async
     readers = [asyncio.create_task(tokens(job.stream())) for job in jobs]
     await asyncio.sleep(0.2)
     async with fake.fake_worker(connection, capacity=100, delay=0.005):
-        streamed = await asyncio.wait_for(asyncio.gather(*readers), 30)
+        streamed = await asyncio.wait_for(asyncio.gather(*readers), STALL_S)
         during = int((await connection.info("clients"))["connected_clients"])
     assert streamed == [expected(f"p{i}", i, 12) for i in range(300)]
     assert during - before <= 33  # the worker's pool of 16, the client's of 16, one that listens
@@ -105,7 +106,7 @@ async def test_a_message_lost_on_the_way_is_found_by_the_poll(client: AsyncClien
     await asyncio.sleep(0.1)
     await connection.hdel(client._keys.job(job.id), "gw")  # nobody is told any more
     async with fake.fake_worker(connection):
-        assert await asyncio.wait_for(reader, 5) == expected("hi", 3, 5)
+        assert await asyncio.wait_for(reader, STALL_S) == expected("hi", 3, 5)
 
 
 async def test_a_bad_end_raises_from_stream_and_result_and_is_an_event_of_events(
@@ -137,7 +138,7 @@ async def test_cancel_ends_queued_and_running_jobs(client: AsyncClient, connecti
         async for _ in running.events():
             break
         assert await running.cancel() == JobStatus.RUNNING
-        result = await client.result(running.id, timeout=5)
+        result = await client.result(running.id, timeout=STALL_S)
     assert result.status == JobStatus.CANCELLED
     assert 0 < len(result.token_ids) < 1000
 
@@ -222,7 +223,7 @@ async def test_models_workers_and_depths(client: AsyncClient, connection: Any) -
     job = await client.submit("a", model="toy")
     assert await client.queue_depths() == {"toy": 1}
     async with fake.fake_worker(connection):
-        await job.result(timeout=5)
+        await job.result(timeout=STALL_S)
         assert [worker.id for worker in await client.workers()] == ["fake"]
     assert await client.queue_depths() == {"toy": 0}
 
@@ -268,7 +269,7 @@ async def test_streams_outlive_restarts_of_the_server(tmp_path: Path) -> None:
         server.restart()
         terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=40))
         assert await fake.run(connection, fake.CELL.finish(job.id, claim.token, terminal, b"unused"))
-        assert await asyncio.wait_for(reader, 10) == want
+        assert await asyncio.wait_for(reader, STALL_S) == want
 
 
 def test_importing_octavo_imports_nothing_heavy() -> None:
@@ -299,7 +300,7 @@ async def test_a_job_that_was_given_up_is_listed_and_goes_on_as_a_new_one(
     assert (again.id != job.id, (await client.requeue(job.id)).id) == (True, again.id)
     assert await client.dead_letters() == []
     async with fake.fake_worker(connection):
-        result = await again.result(timeout=10)
+        result = await again.result(timeout=STALL_S)
     assert list(result.token_ids) == expected("again", seed, 5)
     info = await again.info()
     assert (info.tenant, info.metadata) == ("acme", {"a": "b"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import fake_worker as fake
 import pytest
-from waiting import until
+from waiting import STALL_S, until
 
 from octavo import AsyncClient, JobStatus, OctavoError, wire
 from octavo.calls import run
@@ -50,7 +50,7 @@ async def test_a_stream_is_patient_as_soon_as_the_server_knows_of_its_reader(cli
     finally:
         await connection.execute_command("ACL SETUSER default +xrange")
     await job.cancel()
-    assert (await asyncio.wait_for(reader, 20)).end.status is JobStatus.CANCELLED
+    assert (await asyncio.wait_for(reader, STALL_S)).end.status is JobStatus.CANCELLED
 
 
 async def test_a_stream_survives_a_server_that_refuses_for_a_moment(client, connection):
@@ -60,8 +60,7 @@ async def test_a_stream_survives_a_server_that_refuses_for_a_moment(client, conn
     await asyncio.sleep(0.5)
     await connection.config_set("min-replicas-to-write", 0)
     await append(connection, claim, 1, [1])
-    await asyncio.sleep(1.5)
-    assert len(heard) == 2
+    await until(lambda: len(heard) == 2)
     assert not reader.done()
     reader.cancel()
 
@@ -76,7 +75,7 @@ async def test_a_stream_survives_a_server_that_is_busy_for_a_moment(client, conn
     await append(connection, claim, 1, [1])
     end = Terminal(status=JobStatus.COMPLETED, usage=Usage(completion_tokens=2))
     await run(connection, fake.CELL.finish(job.id, claim.token, end, wire.encode_result(end, [])))
-    await asyncio.wait_for(reader, 20)
+    await asyncio.wait_for(reader, STALL_S)
 
 
 async def test_a_stream_survives_a_result_that_cannot_be_read_for_a_moment(client, connection):
@@ -93,7 +92,7 @@ async def test_a_stream_survives_a_result_that_cannot_be_read_for_a_moment(clien
         assert not reader.done()
     finally:
         await connection.execute_command("ACL SETUSER default +get")
-    await asyncio.wait_for(reader, 20)
+    await asyncio.wait_for(reader, STALL_S)
     assert [token for event in heard for token in event.token_ids] == [0, 1]
     assert heard[-1].end == end
 
@@ -109,7 +108,7 @@ async def test_one_spoiled_job_does_not_end_the_poll_of_all(client, connection):
     await append(connection, claim, 1, [1])
     await asyncio.sleep(0.3)
     client._subscriber._deliver = deliver
-    await until(lambda: len(heard) == 2, 15)
+    await until(lambda: len(heard) == 2)
     reader.cancel()
     other_reader.cancel()
 
@@ -123,9 +122,9 @@ async def test_a_reader_that_is_ahead_hears_of_an_end_without_an_owner(client, c
     await job.cancel()
     await connection.zadd("{c00}:L", {job.id: 1})
     await run(connection, fake.CELL.reap())
-    await asyncio.wait_for(reader, 15)
+    await asyncio.wait_for(reader, STALL_S)
     assert heard[-1].end.status is JobStatus.CANCELLED
-    assert (await asyncio.wait_for(result, 15)).status is JobStatus.CANCELLED
+    assert (await asyncio.wait_for(result, STALL_S)).status is JobStatus.CANCELLED
 
 
 async def test_a_refusal_is_an_error_of_this_package(client, connection):

@@ -15,6 +15,7 @@ import redis
 from killable_server import server_program
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from waiting import STALL_S
 
 from octavo import server as server_module
 from octavo.errors import ServerUnavailable
@@ -60,13 +61,13 @@ def test_it_has_not_started_before_everything_is_there_again(tmp_path: Path, mon
 def test_it_dies_with_a_parent_that_was_killed() -> None:
     program = (
         "import time\nfrom octavo.server import EmbeddedServer\n"
-        "s = EmbeddedServer(); s.start(); print(s.pid, flush=True); time.sleep(60)"
+        "s = EmbeddedServer(); s.start(); print(s.pid, flush=True); time.sleep(3600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         os.kill(parent.pid, signal.SIGKILL)
-    child.wait(timeout=5)
+    child.wait(timeout=STALL_S)
 
 
 def test_a_taken_port_is_a_clear_error() -> None:

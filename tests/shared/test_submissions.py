@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import redis.asyncio
 from killable_server import forgotten_by, killable_service
+from waiting import STALL_S
 
 from octavo import AsyncClient, JobNotFound, JobStatus, submissions
 from octavo.calls import run
@@ -32,7 +33,7 @@ async def tokens(job: AsyncJob) -> list[int]:
 
 async def listed(client: AsyncClient, count: int) -> set[str]:
     """The ids of all jobs, once there are so many."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(STALL_S):
         while len(jobs := await client.jobs()) < count:  # noqa: ASYNC110 - the server is another process
             await asyncio.sleep(0.02)
     return {job.id for job in jobs}
@@ -49,8 +50,8 @@ async def test_its_readers_do_not_notice(tmp_path: Path, follow: bool) -> None:
                     await asyncio.sleep(0.01)
         assert not reader.done()
         async with fake.fake_worker(connection):
-            assert await asyncio.wait_for(reader, 10) == fake.expected("a", 3, 20)
-            result = await job.result(timeout=5)
+            assert await asyncio.wait_for(reader, STALL_S) == fake.expected("a", 3, 20)
+            result = await job.result(timeout=STALL_S)
         assert list(result.token_ids) == fake.expected("a", 3, 20)
 
 
@@ -74,7 +75,7 @@ async def test_sequences_may_come_in_another_order_the_second_time(tmp_path: Pat
         claim = await write(connection, (0, [1]), (1, [11, 12, 13]), (0, [2, 3, 4, 5]), (1, [14, 15]))
         terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=10))
         assert await run(connection, fake.CELL.finish(job.id, claim.token, terminal, b"unused"))
-        await asyncio.wait_for(reader, 10)
+        await asyncio.wait_for(reader, STALL_S)
     assert heard == {0: [1, 2, 3, 4, 5], 1: [11, 12, 13, 14, 15]}
     assert offsets == sorted(offsets)
     assert offsets[-1] == 10
@@ -124,16 +125,16 @@ async def test_whoever_asks_at_once_finds_them(tmp_path: Path, monkeypatch: pyte
             if ask == "info":
                 assert (await job.info()).id == job.id
             elif ask == "result":
-                assert list((await job.result(timeout=10)).token_ids) == fake.expected("a", 3, 20)
+                assert list((await job.result(timeout=STALL_S)).token_ids) == fake.expected("a", 3, 20)
             else:
-                assert await asyncio.wait_for(tokens(job), 10) == fake.expected("a", 3, 20)
+                assert await asyncio.wait_for(tokens(job), STALL_S) == fake.expected("a", 3, 20)
 
 
 async def test_what_it_still_knows_is_not_made_again(tmp_path: Path) -> None:
     async with killable_service(tmp_path) as (server, client, connection):
         async with fake.fake_worker(connection):
             job = await submit(client, "a")
-            await job.result(timeout=10)
+            await job.result(timeout=STALL_S)
         before = await job.info()
         server.restart()
         other = await submit(client, "b")
@@ -166,7 +167,7 @@ async def test_what_may_have_expired_is_not_made_again(tmp_path: Path) -> None:
     ):
         job = await submit(client, "a")
         async with fake.fake_worker(connection):
-            await job.result(timeout=10)
+            await job.result(timeout=STALL_S)
         await asyncio.sleep(1.2)
         await client.reap()
         server.restart()

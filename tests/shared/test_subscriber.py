@@ -12,9 +12,11 @@ import redis.asyncio
 from fake_worker import claimed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import STALL_S
 
 from octavo import AsyncClient, Event, JobStatus, UnknownModel
 from octavo import client as client_module
+from octavo import subscriber as subscriber_module
 from octavo.calls import run
 from octavo.connection import connect
 from octavo.models import Progress
@@ -73,7 +75,7 @@ async def test_a_stream_that_is_followed_from_the_start_is_never_read(client: As
     for token in range(5):
         await append(connection, claim, token, [token])
     await finish(connection, claim, 5)
-    assert_whole(await asyncio.wait_for(reader, 5), 5)
+    assert_whole(await asyncio.wait_for(reader, STALL_S), 5)
     assert await reads_of_streams(connection) == before
     again = await collected(job.events())  # only the first reader was expected
     assert_whole(again, 5)
@@ -97,21 +99,21 @@ async def test_a_job_may_be_over_before_the_reply_to_its_submission(
     monkeypatch.setattr(client_module, "run_many", slow_reply)
     job = await client.submit("hi", model=fake.MODEL, follow=True)
     before = await reads_of_streams(connection)
-    assert_whole(await asyncio.wait_for(collected(job.events()), 5), 2)
+    assert_whole(await asyncio.wait_for(collected(job.events()), STALL_S), 2)
     assert await reads_of_streams(connection) == before
 
 
 async def test_what_nobody_asks_for_is_forgotten_and_can_still_be_read(client: AsyncClient, connection: Any) -> None:
     job = await client.submit("hi", model=fake.MODEL, follow=True)
     assert await connection.hexists(client._keys.job(job.id), "gw")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(STALL_S):
         while await connection.hexists(client._keys.job(job.id), "gw"):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.02)
     assert not client._subscriber._readers
     claim = await claimed(connection)
     await append(connection, claim, 0, [0])
     await finish(connection, claim, 1)
-    assert_whole(await asyncio.wait_for(collected(job.events()), 5), 1)
+    assert_whole(await asyncio.wait_for(collected(job.events()), STALL_S), 1)
 
 
 async def test_a_refused_submission_leaves_nothing_behind(client: AsyncClient, connection: Any) -> None:
@@ -170,22 +172,35 @@ def test_whatever_is_lost_repeated_or_early_the_stream_is_whole(
                 await asyncio.sleep(0)
             await finish(connection, claim, offset)
             reader = reader or asyncio.create_task(collected(job.events()))
-            assert_whole(await asyncio.wait_for(reader, 10), offset)
+            assert_whole(await asyncio.wait_for(reader, STALL_S), offset)
 
     asyncio.run(scenario())
 
 
-async def test_each_reconnect_starts_with_a_short_pause(client: AsyncClient, connection: Any) -> None:
-    """Twelve lost connections in a row: pauses that grew from one to the next would come to eight seconds."""
+async def test_each_reconnect_starts_with_a_short_pause(
+    client: AsyncClient, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve lost connections in a row: the pause does not grow from one to the next."""
+    pauses: set[float] = set()
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.add(seconds)
+        await sleep(seconds)
+
     reader = asyncio.create_task(collected(client.job((await client.submit("hi", model=fake.MODEL)).id).events()))
-    async with asyncio.timeout(5):
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    async with asyncio.timeout(STALL_S):
         for _ in range(12):
-            while not client._subscriber._hearing:  # noqa: ASYNC110 - the server is another process
-                await asyncio.sleep(0.002)
+            while not client._subscriber._hearing:
+                await sleep(0.002)
             await connection.client_kill_filter(_type="pubsub")
-            while client._subscriber._hearing:  # noqa: ASYNC110 - the server is another process
-                await asyncio.sleep(0.002)
+            while client._subscriber._hearing:
+                await sleep(0.002)
     reader.cancel()
+    shortest = subscriber_module._BACKOFF_S[0]
+    assert shortest in pauses
+    assert not [pause for pause in pauses if shortest < pause < subscriber_module._POLL_S[0]]
 
 
 def told(tokens: int, attempt: int = 1) -> Progress:
@@ -200,7 +215,7 @@ async def test_a_reader_is_told_that_its_client_was_closed(redis_url: str, conne
         await asyncio.sleep(0.2)  # they wait for the next token
     for reader in readers:
         with pytest.raises(RuntimeError, match="closed while it followed"):
-            await asyncio.wait_for(reader, 5)
+            await asyncio.wait_for(reader, STALL_S)
 
 
 async def test_a_stream_that_is_left_after_its_client_sends_nothing(redis_url: str, connection: Any) -> None:

@@ -233,10 +233,10 @@ def test_bad_messages_are_malformed_for_every_reader(data: bytes) -> None:
 
 
 def test_bombs_cost_neither_time_nor_memory() -> None:
-    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     for bomb in (b"\x91" * (8 << 20), b"\xdd\x7f\xff\xff\xff" * 1000, b"\xc7\xff\x01" + b"x" * 255, bytes(65 << 20)):
         only_malformed(bomb)
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
 
 

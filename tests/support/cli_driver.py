@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import STALL_S
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Cli:
             **options,
         )
 
-    def __call__(self, *arguments: str, code: int = 0, timeout: float = 60) -> str:
+    def __call__(self, *arguments: str, code: int = 0, timeout: float = STALL_S) -> str:
         """Standard output. Fails unless the exit code is `code`."""
         process = self.start(*arguments)
         out, err = process.communicate(timeout=timeout)
@@ -48,7 +49,7 @@ class Cli:
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         process = self.start(*arguments, "--json")
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=STALL_S)
         assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
         return json.loads(out)
 
@@ -63,7 +64,7 @@ class Up:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        said = self.process.communicate(timeout=60)
+        said = self.process.communicate(timeout=STALL_S)
         assert not any("AssertionError" in stream for stream in said), said
         return self.process.returncode
 
@@ -74,7 +75,7 @@ def start_up(cli: Cli, workers: int = 2) -> Up:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = cli.start("up", "--port", str(port), "--workers", str(workers), start_new_session=True)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + STALL_S
     while not (cli.state_dir / "up.json").exists():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 import torch
+from waiting import STALL_S
 
 
 @dataclass(frozen=True)
@@ -58,4 +59,4 @@ class Holdings:
 
 def processes_on_gpus() -> int:
     command = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
-    return len(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines())
+    return len(subprocess.run(command, capture_output=True, text=True, timeout=STALL_S, check=True).stdout.splitlines())

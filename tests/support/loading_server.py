@@ -11,20 +11,24 @@ from pathlib import Path
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from waiting import STALL_S
 
 from octavo.server import EmbeddedServer, find_binary
 
-WRITES = 200_000
-DELAY_US = "100"  # a write, and what a sleep takes beside: some 30 s in all
+WRITE = b"*2\r\n$4\r\nINCR\r\n$5\r\ncount\r\n"
+WRITES = 2_000_000
+DELAY_US = "100"  # a write, and what a sleep takes beside: some minutes in all
 
 
 @contextmanager
 def loading_server(folder: Path) -> Iterator[str]:
     """The address of a server that is there and refuses almost every command for as long as a test takes."""
-    with EmbeddedServer(data_dir=folder) as full, redis.Redis.from_url(full.url) as connection:
-        url, port = full.url, full.url.rsplit(":", 1)[1].split("/")[0]
+    with EmbeddedServer(data_dir=folder) as empty:
+        url, port = empty.url, empty.url.rsplit(":", 1)[1].split("/")[0]
+    (log,) = folder.glob("appendonlydir/*.incr.aof")
+    with log.open("ab") as writes:
         for _ in range(WRITES // 1000):
-            connection.eval("for i = 1, 1000 do redis.call('INCR', 'count') end", 0)
+            writes.write(1000 * WRITE)
     options = ["--port", port, "--dir", str(folder), "--appendonly", "yes", "--key-load-delay", DELAY_US]
     with subprocess.Popen([str(find_binary()), *options], stdout=subprocess.DEVNULL) as process:
         try:
@@ -35,7 +39,7 @@ def loading_server(folder: Path) -> Iterator[str]:
 
 
 def _wait_until_it_loads(url: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + STALL_S
     with redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)) as connection:
         while True:
             try:

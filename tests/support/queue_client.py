@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import redis
 from fake_runner import next_token
 from sync_streams import read_stream_sync
-from waiting import eventually
+from waiting import STALL_S, eventually
 
 from octavo import wire
 from octavo.calls import run_sync
@@ -51,7 +51,7 @@ class Queue:
     def stored(self, job_id: str) -> int:
         return int(self.field(job_id, "n") or 0)
 
-    def wait(self, job_id: str, timeout: float = 20.0) -> Result:
+    def wait(self, job_id: str, timeout: float = STALL_S) -> Result:
         """The result, after checking that the stream tells the same story: gapless, no repeats, one end."""
         eventually(lambda: self.status(job_id).is_terminal, timeout, f"job {job_id} did not end")
         events = read_stream_sync(self.connection, job_id)

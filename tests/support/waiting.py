@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+STALL_S = 300.0
+"""Ends a test that hangs. It measures nothing: no wait takes so long, even on a machine with much else to do."""
 
-async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+
+async def until(condition: Callable[[], Any], seconds: float = STALL_S) -> Any:
     """The first truthy value of `condition`, which may be a coroutine function. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while True:
@@ -21,7 +24,7 @@ async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
             await asyncio.sleep(0.02)
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 60.0, message: str = "it never happened") -> Any:
+def eventually(condition: Callable[[], Any], seconds: float = STALL_S, message: str = "it never happened") -> Any:
     """The first truthy value of `condition`, for tests without an event loop. Raises AssertionError."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

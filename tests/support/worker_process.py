@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Self
 
 import redis
+from waiting import STALL_S
 
 from octavo import wire
 from octavo.keys import Keys
 from octavo.models import WorkerInfo
 
 _SUPPORT = Path(__file__).parent
-_START_S = 60.0
 
 
 class WorkerProcess:
@@ -81,7 +81,7 @@ class WorkerProcess:
 
     def wait_ready(self) -> Self:
         """Until it serves, as its heartbeat says."""
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + STALL_S
         while self.info() is None:
             assert self.process.poll() is None, f"the worker ended at its start: {self.log}"
             assert time.monotonic() < deadline, f"the worker did not start: {self.log}"
@@ -91,6 +91,6 @@ class WorkerProcess:
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def wait(self, timeout: float = 15.0) -> int:
+    def wait(self, timeout: float = STALL_S) -> int:
         """Its exit status."""
         return self.process.wait(timeout)
