@@ -1,10 +1,12 @@
 """The CUDA module compiles for Hopper without a GPU, and what would make it slow or wrong fails the build."""
 
+import fcntl
 import json
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pybind11
@@ -30,9 +32,17 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Configured as `pip install ./kernels` would, for one architecture."""
-    folder = tmp_path_factory.mktemp("cuda")
+def build(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Configured as `pip install ./kernels` would, for one architecture. Kept between runs: what has changed since the
+    last one is compiled again, as CMake finds by sources, headers and flags."""
+    folder = request.config.cache.mkdir("cuda_build")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        configure(folder)
+        yield folder
+
+
+def configure(folder: Path) -> None:
     cmake = [
         sys.executable, "-m", "cmake", "-S", str(KERNELS), "-B", str(folder), "-DCMAKE_CUDA_ARCHITECTURES=90a-real",
         f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
@@ -40,7 +50,6 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]  # fmt: skip
     done = run(cmake, folder)
     assert "CPU and CUDA modules (90a-real)" in done.stdout, done.stdout + done.stderr
-    return folder
 
 
 def compile_like(
