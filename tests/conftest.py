@@ -14,6 +14,10 @@ from hypothesis import HealthCheck, settings
 
 from octavo.server import EmbeddedServer
 
+# Threads of torch that wait for each other by spinning take the cores from those they wait for, where several processes
+# share them: a step of milliseconds takes seconds. Read when torch is loaded, here and in processes that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # How long an example takes says what else the machine does.
 settings.register_profile("octavo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("octavo")

@@ -19,7 +19,7 @@ import pytest
 import redis.asyncio
 from history import Accepted, History, violations
 from killable_server import forgotten_by, killable_service
-from waiting import STALL_S
+from waiting import STALL_S, until
 
 from octavo import AsyncClient, JobRequest, SamplingParams, ServerUnavailable
 from octavo.connection import connect
@@ -98,10 +98,13 @@ async def submit(client: AsyncClient, count: int, length: int, first: int = 0) -
     return History({job.id: want for job, want in zip(jobs, tokens, strict=True)})  # type: ignore[union-attr]
 
 
-async def busy(client: AsyncClient, count: int) -> None:
+async def busy(connection: redis.asyncio.Redis, count: int) -> None:
     """Wait until that many jobs run."""
-    while sum(info.status == JobStatus.RUNNING for info in await client.jobs(limit=1000)) < count:  # noqa: ASYNC110
-        await asyncio.sleep(0.1)
+    await until(lambda: runs(connection, count))
+
+
+async def runs(connection: redis.asyncio.Redis, count: int) -> bool:
+    return int(await connection.hget(fake.CELL.keys.counters, "running") or 0) >= count
 
 
 async def listen(client: AsyncClient, job_id: str, heard: dict[str, list[int]]) -> None:
@@ -147,7 +150,7 @@ async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: P
         reaper = asyncio.create_task(reap(client))
         cancelled = random.sample(sorted(history.reference), 20)
         async with fleet_of(server.url, tmp_path / "logs", 4) as fleet:
-            await busy(client, 48)
+            await busy(connection, 48)
             restarts = 0
             for round_ in range(12):
                 fleet.kill_one()
@@ -180,7 +183,7 @@ async def test_a_server_that_forgets_its_last_second_is_not_noticed(tmp_path: Pa
         history = await submit(client, 60, 40)
         readers = [asyncio.create_task(listen(client, job, history.heard)) for job in history.reference]
         async with fleet_of(server.url, tmp_path / "logs", 3) as fleet:
-            await busy(client, 30)
+            await busy(connection, 30)
             for round_ in range(4):
                 with forgotten_by(server, tmp_path):
                     more = await submit(client, 30, 12, first=1000 * (1 + round_))
@@ -206,7 +209,7 @@ async def test_the_checker_sees_that_a_fence_is_missing(redis_url: str, tmp_path
         history = await submit(client, 36, 160)  # every worker gets some, and has room for some of another's
         readers = [asyncio.create_task(listen(client, job, history.heard)) for job in history.reference]
         async with fleet_of(redis_url, tmp_path, 3, "--unfenced") as fleet:
-            await busy(client, 36)
+            await busy(connection, 36)
             for _ in range(3):
                 await fleet.pause_one()
                 fleet.processes.append(fleet.processes.pop(0))
