@@ -99,12 +99,13 @@ async def submit(client: AsyncClient, count: int, length: int, first: int = 0) -
 
 
 async def busy(connection: redis.asyncio.Redis, count: int) -> None:
-    """Wait until that many jobs run."""
-    await until(lambda: runs(connection, count))
+    """Wait until that many jobs run, or all that are left."""
 
+    async def is_busy() -> bool:
+        running, queued = await connection.hmget(fake.CELL.keys.counters, "running", "queued")
+        return int(running or 0) >= count or queued is None
 
-async def runs(connection: redis.asyncio.Redis, count: int) -> bool:
-    return int(await connection.hget(fake.CELL.keys.counters, "running") or 0) >= count
+    await until(is_busy)
 
 
 async def listen(client: AsyncClient, job_id: str, heard: dict[str, list[int]]) -> None:
@@ -153,6 +154,7 @@ async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: P
             await busy(connection, 48)
             restarts = 0
             for round_ in range(12):
+                await busy(connection, 48)  # else a kill may hit a worker that has only just begun to start
                 fleet.kill_one()
                 if round_ % 4 == 1:
                     await fleet.pause_one()
