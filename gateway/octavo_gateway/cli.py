@@ -20,8 +20,8 @@ from octavo_gateway.settings import GatewaySettings
 
 def _option(name: str) -> Any:
     field = GatewaySettings.model_fields[name]
-    shown = str(field.default) if field.default not in (None, ()) else False
-    return typer.Option(help=field.description, show_default=shown)
+    default = f" [default: {field.default}]" if field.default not in (None, ()) else ""
+    return typer.Option(help=f"{field.description}{default}".replace("[", r"\["), show_default=False)
 
 
 def gateway(
@@ -46,6 +46,7 @@ def gateway(
     keep_alive: Annotated[float | None, _option("keep_alive")] = None,
     grace: Annotated[float | None, _option("grace")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
+    log_format: Annotated[str | None, _option("log_format")] = None,
 ) -> None:
     """Serve the HTTP API: jobs, OpenAI-style endpoints, metrics, documentation."""
     flags = {name: value for name, value in locals().items() if value is not None}
@@ -74,7 +75,7 @@ def _serve(settings: GatewaySettings) -> None:
         host=settings.host,
         port=settings.port,
         workers=settings.workers,
-        log_config=log_config(settings.log_level),
+        log_config=log_config(settings.log_level, settings.log_format),
         log_level=settings.log_level,
         access_log=False,
         http="octavo_gateway.http:HttpProtocol",  # a name reaches further processes

@@ -1,44 +1,37 @@
-"""Logs: one JSON object a line, or plain lines on a terminal. Never prompts, never outputs."""
+"""Logging of a gateway's processes: uvicorn's lines and our own in one form."""
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
-from datetime import UTC, datetime
 from typing import Any
 
-FIELDS = ("request_id", "method", "path", "status", "dur_ms", "tenant")
-"""What a log call may pass in `extra`."""
+from octavo.logs import LogFormat
+
+_ROUTINE = ("Started server", "Started parent", "Waiting for application", "Application ", "Finished server")
+_LISTENS = "Uvicorn running on "
 
 
-class JsonFormatter(logging.Formatter):
-    """`ts`, `level`, `logger`, `event`, and the fields above where given."""
+class Telling(logging.Filter):
+    """Of uvicorn's words on its own start and end, only its address tells something."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": record.getMessage(),
-        }
-        line |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = str(record.msg)
+        if message.startswith(_LISTENS):
+            record.msg = "listening on " + message.removeprefix(_LISTENS).removesuffix(" (Press CTRL+C to quit)")
+        return record.levelno > logging.INFO or not message.startswith(_ROUTINE)
 
 
-def log_config(level: str) -> dict[str, Any]:
-    """For `logging.config.dictConfig` (and uvicorn): everything to stderr, plain on a terminal, JSON elsewhere."""
-    plain = sys.stderr.isatty()
+def log_config(level: str, log_format: LogFormat = "auto") -> dict[str, Any]:
+    """For `logging.config.dictConfig` (and uvicorn): everything to stderr."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {
-            "plain": {"format": "%(asctime)s %(levelname)-7s %(message)s", "datefmt": "%H:%M:%S"},
-            "json": {"()": "octavo_gateway.logs.JsonFormatter"},
-        },
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain" if plain else "json"}},
+        "formatters": {"ours": {"()": "octavo.logs.formatter", "log_format": log_format}},
+        "filters": {"telling": {"()": "octavo_gateway.logs.Telling"}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "ours"}},
         "root": {"level": level.upper(), "handlers": ["stderr"]},
-        "loggers": {"uvicorn.access": {"level": "WARNING"}},  # octavo_gateway.requests says it, with the request's id
+        "loggers": {
+            "uvicorn.access": {"level": "WARNING"},  # octavo_gateway.requests says it, with the request's id
+            "uvicorn.error": {"filters": ["telling"]},
+        },
     }

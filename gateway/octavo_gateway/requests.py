@@ -76,4 +76,4 @@ def _log(scope: Scope, status: int, request_id: str, seconds: float) -> None:
         "status": status,
         "dur_ms": round(seconds * 1000, 1),
     }
-    log.log(level, "%(method)s %(path)s %(status)s %(dur_ms)s ms", fields, extra=fields)
+    log.log(level, "%(method)s %(path)s %(status)s in %(dur_ms)s ms", fields, extra=fields)

@@ -66,6 +66,9 @@ class GatewaySettings(BaseSettings):
     keep_alive: PositiveFloat = Field(15.0, description="Seconds of silence after which a stream gets a comment.")
     grace: PositiveFloat = Field(10.0, description="Seconds that running requests get to finish after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto", description="`text`, `json`, or `auto`: text on a terminal, JSON elsewhere."
+    )
 
     @property
     def limits(self) -> Limits:

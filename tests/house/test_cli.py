@@ -149,7 +149,7 @@ def test_top_shows_the_blocks_of_each_worker(cli: Cli) -> None:
     (only,) = cli.json("top", "--once", "--memory", "--worker", first["worker"], "--interval", "0.2")["memory"]
     assert (only["worker"], len(only["cells"])) == (first["worker"], min(512, only["blocks"]["total"]))
     shown = cli("top", "--once", "--memory", "--interval", "0.2")
-    assert shown.count("preempted: nobody") == 2
+    assert shown.count("preempted: nothing") == 2
     assert f"{only['blocks']['total']:,} blocks" in shown
 
 

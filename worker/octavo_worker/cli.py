@@ -23,8 +23,9 @@ def _flags_of(settings: type[BaseSettings]) -> Callable[[Callable[..., None]], C
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters = []
         for name, field in settings.model_fields.items():
-            default = str(field.default) if field.default_factory is None and field.default is not None else False
-            option = typer.Option(help=field.description, show_default=default)
+            has_default = field.default_factory is None and field.default is not None
+            default = f" [default: {field.default}]" if has_default else ""
+            option = typer.Option(help=f"{field.description}{default}".replace("[", r"\["), show_default=False)
             kind: Any = field.annotation
             annotation = Annotated[kind | None, option]
             keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -49,7 +50,7 @@ def worker(**flags: Any) -> None:
     from octavo_worker.agent.logs import configure_logging
     from octavo_worker.agent.supervisor import WorkerFailed, serve  # after the flags are known to be good
 
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     try:
         asyncio.run(serve(settings))
     except WorkerFailed as failure:

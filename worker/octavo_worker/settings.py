@@ -77,3 +77,6 @@ class WorkerSettings(BaseSettings):
         False, description="Verify all block accounts whenever the engine falls idle; a wrong one ends it."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto", description="`text`, `json`, or `auto`: text on a terminal, JSON elsewhere."
+    )

@@ -18,17 +18,18 @@ from typing import Annotated, Any, TextIO
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from octavo.cli.batch_files import encode_answer, keep_answers, read_lines
 from octavo.cli.batch_lines import BatchLine, completed, failed, parse_lines
-from octavo.cli.console import AsJson, RedisUrl, err, fail, print_json
+from octavo.cli.console import AsJson, RedisUrl, counted, err, fail, print_json
 from octavo.client import AsyncClient
 from octavo.errors import OctavoError, QueueFull, ServerUnavailable
 from octavo.handles import AsyncJob, ensure_completed
 from octavo.models import JobRequest, JobStatus
 from octavo.openai.answers import CompletedJob
 
-app = typer.Typer(help="Files of requests.", no_args_is_help=True)
+app = typer.Typer(help="Run a file of requests; an interrupted run goes on where it was.", no_args_is_help=True)
 
 
 @app.callback()
@@ -72,7 +73,9 @@ def run(
     if as_json:
         print_json(summary)
     else:
-        err.print(f"{len(lines)} lines, {skipped} done before, {batch.failures} failed: {target}")
+        err.print(f"{counted(len(lines), 'line')}, {skipped} done before, {batch.failures} failed: {target}")
+        if batch.first_failure is not None:
+            err.print(Text(f"{batch.first_failure[0]}: {batch.first_failure[1]}"))
     if batch.failures:
         raise typer.Exit(1)
 
@@ -97,6 +100,7 @@ class _Batch:
     advance: Callable[[], None]
     finished: int = 0
     failures: int = 0
+    first_failure: tuple[str, str] | None = None
 
     async def run(self, redis_url: str | None, lines: list[BatchLine], window: int) -> None:
         """Answer all lines, with at most `window` jobs at a time."""
@@ -172,6 +176,7 @@ class _Batch:
 
     def _write_failure(self, line: BatchLine, error: OctavoError) -> None:
         self.failures += 1
+        self.first_failure = self.first_failure or (line.custom_id, error.message)
         self._write(failed(line, error))
 
     def _write(self, answer: dict[str, Any]) -> None:

@@ -9,12 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from rich.console import Console
-from rich.text import Text
-
+from octavo.cli.service_log import ServiceLog
 from octavo.server import die_with_parent
-
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 class Child:
@@ -26,7 +22,7 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
-        log: Console | None,
+        log: ServiceLog | None,
         on_exit: Callable[[Child], None] | None = None,
     ) -> None:
         self.name = name
@@ -36,7 +32,6 @@ class Child:
         self.environment = dict(environment)
         self._log = log
         self._on_exit = on_exit
-        self._colour = _COLOURS[sum(name.encode()) % len(_COLOURS)]
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -90,7 +85,7 @@ class Child:
         for line in process.stdout:
             self.last_lines.append(line.rstrip())
             if self._log is not None:
-                self._log.print(Text.assemble((f"{self.name:>9} ", self._colour), line.rstrip()))
+                self._log.child(self.name, line.rstrip())
 
     def _await_end(self, process: subprocess.Popen[str]) -> None:
         process.wait()

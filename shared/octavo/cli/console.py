@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,7 @@ RedisUrl = Annotated[
         "--redis-url",
         envvar="REDIS_URL",
         show_default=False,
-        help="Address of the Redis server. [default: the server of `octavo up`, redis://localhost:6379]",
+        help=r"Address of the Redis server. \[default: the server of `octavo up`, redis://localhost:6379]",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -30,6 +31,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")
 def print_json(value: Any) -> None:
     """One line of JSON on stdout; models as their fields."""
     print(json.dumps(value, default=_plain, ensure_ascii=False), flush=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def when(at: float) -> str:
+    """A moment on this host's clock: today's has no date."""
+    moment = datetime.fromtimestamp(at)
+    return moment.strftime("%H:%M:%S" if moment.date() == datetime.now().date() else "%Y-%m-%d %H:%M")
 
 
 def fail(message: str, code: int = 1) -> typer.Exit:

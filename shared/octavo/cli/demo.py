@@ -11,6 +11,7 @@ from octavo import local
 from octavo.cli.answers import Answer, Screen
 from octavo.cli.console import err, fail, out
 from octavo.cli.service import Plan, Service, free_port, is_free, service
+from octavo.cli.service_log import ServiceLog
 from octavo.client import AsyncClient
 
 _PROMPTS = ("ROMEO:\nO, speak again,", "KING RICHARD III:\nNow is the", "First Witch:\nWhen shall we")
@@ -114,6 +115,6 @@ def _stay(running: Service, plan: Plan) -> None:
     if local.running() is None:
         local.publish(found)
     try:
-        running.supervise(err)
+        running.supervise(ServiceLog(err))
     finally:
         local.withdraw(found.pid)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from octavo.cli.console import AsJson, RedisUrl, err, out, print_json
+from octavo.cli.console import AsJson, RedisUrl, err, out, print_json, when
 from octavo.client import AsyncClient
 from octavo.models import DeadLetter, JobInfo, JobStatus
 
@@ -46,15 +45,25 @@ def ls(
     if as_json:
         print_json({"jobs": found})
         return
+    out.print(_table(found) if found else "no jobs", soft_wrap=False)
+
+
+def _table(jobs: list[JobInfo]) -> Table:
+    """Tenants and priorities only where there are several: a line has 80 columns."""
+    told = [name for name in ("tenant", "priority") if len({getattr(job, name) for job in jobs}) > 1]
     table = Table(box=None, pad_edge=False)
-    table.add_column("id", no_wrap=True, min_width=30)
-    for name in ("status", "model", "tenant", "priority", "tokens", "created"):
-        table.add_column(name)
-    for job in found:
+    table.add_column("id", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("model", overflow="fold")
+    for name in told:
+        table.add_column(name, overflow="fold")
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("created", no_wrap=True)
+    for job in jobs:
         state = f"[{_COLOURS[job.status]}]{job.status}[/]"
-        created = datetime.fromtimestamp(job.created_at).isoformat(" ", "seconds")
-        table.add_row(job.id, state, job.model, job.tenant, job.priority, str(job.tokens), created)
-    out.print(table if found else "no jobs")
+        more = (str(getattr(job, name)) for name in told)
+        table.add_row(job.id, state, job.model, *more, str(job.tokens), when(job.created_at))
+    return table
 
 
 @app.command("show")
@@ -139,9 +148,8 @@ def dead(
         return
     table = Table("id", "reason", "attempts", "worker", "at", box=None, pad_edge=False)
     for letter in found:
-        at = datetime.fromtimestamp(letter.at).isoformat(" ", "seconds")
-        table.add_row(letter.job_id, letter.reason, str(letter.attempts), letter.worker or "", at)
-    out.print(table if found else "no job was given up")
+        table.add_row(letter.job_id, letter.reason, str(letter.attempts), letter.worker or "", when(letter.at))
+    out.print(table if found else "no job was given up", soft_wrap=False)
 
 
 @app.command("requeue")

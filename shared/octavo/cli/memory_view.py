@@ -77,4 +77,4 @@ def _preemptions(memory: WorkerMemory) -> Text:
     line = Text("preempted: ", style="bold")
     counts = ((PREEMPTION_REASONS.get(reason, reason), count) for reason, count in memory.preemptions.items())
     said = "; ".join(f"{count:,} {why}" for why, count in counts if count)
-    return line.append(said or "nobody", "default not bold")
+    return line.append(said or "nothing", "default not bold")

@@ -120,12 +120,16 @@ async def _pin(
 
 
 def _show(prefixes: list[PinnedPrefix]) -> None:
-    table = Table("name", "model", "tenant", "worker", "state", "tokens", "", box=None, pad_edge=False)
+    table = Table("name", "model", "tenant", "worker", "state", "tokens", box=None, pad_edge=False)
+    reasons = []
     for prefix in prefixes:
         pin = prefix.pin
         for worker, outcome in (prefix.workers or {"": None}).items():
             state = outcome.state if outcome is not None else "no answer yet" if worker else "no worker"
             tokens = str(outcome.tokens) if outcome is not None else ""
-            message = outcome.message if outcome is not None else ""
-            table.add_row(pin.name, pin.model, pin.tenant, worker, state, tokens, Text(message))
-    out.print(table)
+            table.add_row(pin.name, pin.model, pin.tenant, worker, state, tokens)
+            if outcome is not None and outcome.message:
+                reasons.append(f"{pin.name}: {outcome.message}")
+    out.print(table, soft_wrap=False)
+    for reason in dict.fromkeys(reasons):
+        out.print(Text(reason), soft_wrap=False)

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from rich.console import Console
-
 from octavo.cli.children import Child
+from octavo.cli.service_log import ServiceLog
 from octavo.cli.workers import live_workers
 from octavo.errors import OctavoError
 from octavo.server import server_url
@@ -58,11 +57,13 @@ class Plan:
 class Service:
     """Running processes. Made by `service()`; ends with it."""
 
-    def __init__(self, plan: Plan, redis_url: str, log: Console | None) -> None:
+    def __init__(self, plan: Plan, redis_url: str, log: ServiceLog | None) -> None:
         self.plan = plan
         self.redis_url = redis_url
         self._events: queue.SimpleQueue[Child] = queue.SimpleQueue()
         shared = {"REDIS_URL": redis_url, "OCTAVO_REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1", **plan.environment}
+        if log is not None:
+            shared["OCTAVO_LOG_FORMAT"] = log.format
         gateway = {"OCTAVO_HOST": plan.host, "OCTAVO_PORT": str(plan.port)}
         worker = {"OCTAVO_MODEL": plan.model, "OCTAVO_THREADS": str(_threads(plan.workers))}
         devices = gpus()
@@ -105,7 +106,7 @@ class Service:
         """Name of the child with this process id, or the id itself."""
         return next((child.name for child in self.children if child.pid == pid), f"process {pid}")
 
-    def supervise(self, log: Console) -> None:
+    def supervise(self, log: ServiceLog) -> None:
         """Restart every child that ends. Returns never: KeyboardInterrupt ends it."""
         while True:
             child = self._events.get()
@@ -113,7 +114,7 @@ class Service:
                 continue  # the end of an earlier start
             least, most = _RESTART_DELAY_S
             delay = min(most, least * 2 ** min(child.starts - 1, 10))
-            log.print(f"{child.name} ended with exit code {child.returncode}; starting it again in {delay:.0f} s")
+            log.say(f"{child.name} ended with exit code {child.returncode}; starting it again in {delay:.0f} s")
             time.sleep(delay)
             child.start()
 
@@ -131,7 +132,7 @@ class Service:
 
 
 @contextmanager
-def service(plan: Plan, log: Console | None) -> Iterator[Service]:
+def service(plan: Plan, log: ServiceLog | None) -> Iterator[Service]:
     """The service, ready for jobs; stopped in order at the end. SIGTERM counts as Ctrl-C."""
     if not is_free(plan.host, plan.port):
         raise ServiceError(f"cannot listen on {plan.host}:{plan.port}: choose another port with --port")

@@ -14,14 +14,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from octavo.cli.console import AsJson, RedisUrl, out, print_json
+from octavo.cli.console import AsJson, RedisUrl, counted, out, print_json
 from octavo.cli.memory_view import memory_panel
 from octavo.client import AsyncClient
 from octavo.errors import WorkerNotFound
 from octavo.fleet import describe_mix, mixed_numerics
 from octavo.models import WorkerInfo, WorkerMemory
 
-_WIDEST = 132
+_WIDE, _WIDEST = 110, 132
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ async def _top(redis_url: str | None, interval: float, prefix: str, *, once: boo
                 if as_json:
                     print_json({**asdict(snapshot), "tokens_per_s": snapshot.tokens_per_s})
                 else:
-                    out.print(_screen(snapshot))
+                    out.print(_screen(snapshot), soft_wrap=False)
                 if once:
                     return
         with Live(Text("reading ..."), console=out, screen=out.is_terminal, auto_refresh=False) as live:
@@ -147,18 +147,27 @@ def _screen(snapshot: Snapshot) -> RenderableType:
     queue = Table("model", "queued", box=None, pad_edge=False)
     for model, waiting in sorted(snapshot.queued.items()):
         queue.add_row(model, str(waiting))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("worker", no_wrap=True)
-    for name in ("model", "running", "waiting", "KV", "", "type", "cached", "preempted", "by swap", "tokens/s"):
-        table.add_column(name)
-    for load in snapshot.workers:
-        bar = ProgressBar(total=1.0, completed=load.kv_used, width=12)
-        kv, cached = f"{load.kv_used:.0%}", f"{load.kv_cached:.0%}"
-        table.add_row(
-            load.id, load.model, str(load.running), str(load.waiting), kv, bar, load.kv_dtype, cached,
-            str(load.preemptions), str(load.preemption_reasons["swapped_out"]), f"{load.tokens_per_s:.0f}",
-        )  # fmt: skip
     mixed = [Text(describe_mix(*mix), style="yellow") for mix in mixed_numerics(snapshot.workers).items()]
-    total = Text(f"{len(snapshot.workers)} workers, {snapshot.tokens_per_s:.0f} tokens/s", style="bold")
+    total = Text(f"{counted(len(snapshot.workers), 'worker')}, {snapshot.tokens_per_s:.0f} tokens/s", style="bold")
     maps = [memory_panel(memory, min(out.width, _WIDEST)) for memory in snapshot.memory]
-    return Group(total, Text(), queue, Text(), table, *mixed, *maps)
+    return Group(total, Text(), queue, Text(), _worker_table(snapshot.workers, out.width >= _WIDE), *mixed, *maps)
+
+
+def _worker_table(workers: list[WorkerLoad], is_wide: bool) -> Table:
+    """A narrow terminal gets what changes."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("worker", overflow="fold")
+    table.add_column("model", overflow="fold")
+    for name in ("run", "wait", "KV", "cached", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("", "type", "preempted", "by swap") if is_wide else ():
+        table.add_column(name, no_wrap=True)
+    for load in workers:
+        counts = (str(load.running), str(load.waiting), f"{load.kv_used:.0%}", f"{load.kv_cached:.0%}")
+        row: list[RenderableType] = [load.id, load.model, *counts, f"{load.tokens_per_s:.0f}"]
+        if is_wide:
+            bar = ProgressBar(total=1.0, completed=load.kv_used, width=12)
+            swapped = load.preemption_reasons["swapped_out"]
+            row += [bar, load.kv_dtype, str(load.preemptions), str(swapped)]
+        table.add_row(*row)
+    return table

@@ -9,19 +9,20 @@ from typing import Annotated
 import typer
 
 from octavo import local
-from octavo.cli.console import err, fail
+from octavo.cli.console import counted, err, fail
 from octavo.cli.service import Plan, gpus, service
+from octavo.cli.service_log import ServiceLog
 
 
 def up(
     model: Annotated[str, typer.Option(help="Folder or hub id of the model, or `demo` for the bundled one.")] = "demo",
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Worker processes. [default: one a GPU, 2 where there is none]")
+        int | None, typer.Option(min=0, help=r"Worker processes. \[default: one a GPU, 2 where there is none]")
     ] = None,
     host: Annotated[str, typer.Option(help="Address of the API; 0.0.0.0 for every interface.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the API.")] = 8000,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where the embedded server keeps its data. [default: the state directory]")
+        Path | None, typer.Option(help=r"Where the embedded server keeps its data. \[default: the state directory]")
     ] = None,
 ) -> None:
     """Start server, gateway and workers on this machine and stay up until Ctrl-C.
@@ -33,16 +34,18 @@ def up(
         raise fail(f"octavo is already up: {other.api_url} (process {other.pid}). Stop that one first.")
     count = workers if workers is not None else len(gpus()) or 2
     plan = Plan(model, count, host, port, data_dir or local.state_dir() / "server")
-    err.print(f"starting {count} workers with the model {model} ...")
+    log = ServiceLog(err)
+    log.say(f"starting {counted(count, 'worker')} with the model {model} ...")
     try:
-        with service(plan, err) as running:
+        with service(plan, log) as running:
             local.publish(
                 local.LocalService(pid=os.getpid(), redis_url=running.redis_url, api_url=plan.api_url, model=model)
             )
-            err.print(f"\n[bold green]octavo is up[/]  {plan.api_url}    stop it with Ctrl-C")
-            err.print(f"try:  octavo run 'ROMEO:'    or    curl {plan.api_url}/v1/models\n")
-            running.supervise(err)
+            log.say(f"octavo is up: {plan.api_url}    stop it with Ctrl-C")
+            if err.is_terminal:
+                err.print(f"\ntry:  octavo run 'ROMEO:'\n      curl {plan.api_url}/v1/models\n")
+            running.supervise(log)
     except KeyboardInterrupt:
-        err.print("octavo is down; queued jobs go on when it is up again")
+        log.say("octavo is down; queued jobs go on when it is up again")
     finally:
         local.withdraw(os.getpid())

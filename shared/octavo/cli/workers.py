@@ -26,7 +26,7 @@ def workers(
         table = Table("id", "model", "host", "pid", box=None, pad_edge=False)
         for worker in found:
             table.add_row(worker.id, worker.model, worker.host, str(worker.pid))
-        out.print(table)
+        out.print(table, soft_wrap=False)
     else:
         err.print("no live worker; start one with: octavo worker --model demo")
     if not found:

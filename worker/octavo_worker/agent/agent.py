@@ -86,7 +86,8 @@ class Agent:
             if job.claim.job_id in claimed:  # a server that forgets hands out what is ours: only the new claim counts
                 self._gone(job, "fenced")
         for claim in claims.jobs:
-            log.info("job %s claimed, attempt %d, from token %d", claim.job_id, claim.attempt, claim.offset)
+            again = f" again, attempt {claim.attempt}, from token {claim.offset}" if claim.attempt > 1 else ""
+            log.info("job %s claimed%s", claim.job_id, again)
             job = ActiveJob(claim)
             self._jobs[job.request_id] = job
             self._empty.clear()

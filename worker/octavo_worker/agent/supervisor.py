@@ -212,8 +212,8 @@ class Supervisor:
             self._heartbeat.start()
         if is_first:
             log.info(
-                "serving %s: loaded in %.1f s, %d blocks of %d tokens in %s",
-                self._model, ready.load_seconds, ready.num_blocks, ready.block_size, ready.kv_dtype,
+                "serving %s: %d blocks of %d tokens in %s (%.1f s)",
+                self._model, ready.num_blocks, ready.block_size, ready.kv_dtype, ready.load_seconds,
             )  # fmt: skip
             await self._membership.compare_rounding(self._info())
         self._agent.attach(engine, ready)
