@@ -1,0 +1,50 @@
+"""docs/architecture.md names the modules that a job enters, in order, as a real job on the demo model enters them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from journeys import record
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "architecture.md").read_text()
+ROOTS = [ROOT, *(ROOT / folder for folder in ("shared", "gateway", "worker", "kernels"))]
+
+
+@pytest.fixture(scope="module")
+def entered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    return record(tmp_path_factory.mktemp("journey"))
+
+
+def section(heading: str) -> str:
+    """From a heading of any level to the next one."""
+    (body,) = re.findall(rf"^#+ {heading}\n(.*?)(?=^#|\Z)", DOCUMENT, flags=re.DOTALL | re.MULTILINE)
+    return body
+
+
+def stations(heading: str) -> list[str]:
+    """The modules that the numbered items of a section begin with."""
+    return re.findall(r"^\d+\. `([\w/]+\.py)`", section(heading), flags=re.MULTILINE)
+
+
+SUPPORTING = set(re.findall(r"^\| `([\w/]+\.py)`", section("Supporting modules"), flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("process", ["gateway", "agent", "engine"])
+def test_the_journey_of_a_job_names_every_module_in_the_order_of_entry(process: str, entered: dict[str, list[str]]):
+    modules = [module for module in entered[process] if module not in SUPPORTING]
+    assert stations(f"In the {process}") == modules, "python tests/support/journeys.py prints what was entered"
+
+
+def test_the_journey_of_a_block_is_a_part_of_that(entered: dict[str, list[str]]):
+    block = stations("A block's journey")
+    assert len(block) > 5
+    assert [module for module in entered["engine"] if module in block] == block
+
+
+def test_every_file_that_the_document_names_exists():
+    named = set(re.findall(r"`([\w/.]+\.(?:py|lua|cu|cuh|h|cpp))`", DOCUMENT))
+    assert named
+    assert [name for name in sorted(named) if not any((folder / name).exists() for folder in ROOTS)] == []
