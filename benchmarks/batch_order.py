@@ -1,11 +1,11 @@
-"""In which order a batch is best worked off: the class batch beside the order of arrival, in steps and modelled time.
+"""The order of the class batch beside the order of arrival: steps, preemptions and modelled time.
 
     python benchmarks/batch_order.py [--out benchmarks/results/batch_order.json]
 
-The scheduler is the real one, the model is not there: a step takes what one of a 13B Llama took on an H200, so much for
-its weights, each row, each token of context and of prompts. With that the order of arrival takes 45.2 s, 1,757 steps
-and 44 preemptions for `mixed256`; measured were 44.7 s, 1,712 and 43. Limits are those of the outputs, or higher, as
-they are where nobody knows how long an answer becomes; the outputs are always the same.
+The scheduler is the real one, the model is a cost model: a step of a 13B Llama on an H200, by weights, rows, tokens of
+context and tokens of prompts. For `mixed256` in the order of arrival it gives 45.2 s, 1,757 steps and 44 preemptions;
+measured were 44.7 s, 1,712 and 43. `max_tokens` equals the output, or exceeds it, as in a service that cannot know the
+length of an answer. The outputs are always the same.
 """
 
 from __future__ import annotations

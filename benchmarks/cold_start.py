@@ -2,10 +2,9 @@
 
     python benchmarks/cold_start.py [--model llama-8b] [--device cpu|cuda] [--rounds 3] [--out FILE.json]
 
-The process is the one that a worker's agent starts, and it is spoken to as the agent does: the model is loaded when it
-says so, and the first token is that of a prompt of 128 tokens sent right then. `--model` is a folder, whose weights are
-in the page cache from the second round on, or a public shape with random weights. Every round is a row; the first also
-pays for whatever else nobody has read from the disk yet.
+The script starts the engine as a worker's agent does. The model counts as loaded when the engine says so; the first
+token is that of a prompt of 128 tokens, sent right then. `--model` is a folder or a public shape with random weights.
+Every round is a row. The first round also pays for files that are not in the page cache yet.
 """
 
 from __future__ import annotations

@@ -40,15 +40,15 @@ def row(operation: str, shape: str, seconds: float, floor: float, peer: tuple[st
 
 
 def measure(calls: list[Callable[[], object]], replays: int = 15) -> float:
-    """Median seconds of one call: the calls are captured in one graph, which is replayed, at first without being timed:
-    a GPU that had nothing to do takes a while to be at its full speed. Calls that take little are made several times,
-    one round after another: the start of a graph takes as long as many a kernel."""
+    """Median seconds of one call. The calls are captured in one graph. Its first replays are not timed, because an idle
+    GPU needs a while to reach its full speed. Short calls are repeated within the graph, because starting a graph takes
+    as long as a small kernel."""
     return measure_by_turns({"": calls}, replays)[""]
 
 
 def measure_by_turns(rivals: dict[str, list[Callable[[], object]]], replays: int = 15) -> dict[str, float]:
-    """What `measure` says of each of several, whose replays take turns: under long products a GPU lowers its clock by a
-    fifth within a tenth of a second, so that whoever is timed later seems slower."""
+    """`measure` for several candidates that take turns. Under long products a GPU lowers its clock by a fifth within a
+    tenth of a second: without turns, the candidate timed last would look slower."""
     rivals = {name: calls * ceil(REPLAY_SECONDS / _seconds(_capture(calls))) for name, calls in rivals.items()}
     graphs = {name: _capture(calls) for name, calls in rivals.items()}
     awake = time.perf_counter() + WARM_SECONDS

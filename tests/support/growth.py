@@ -13,12 +13,12 @@ from waiting import STALL_S
 
 @dataclass(frozen=True)
 class Holdings:
-    """Of this process: file descriptors, threads, Python objects, resident bytes; on a GPU also the bytes that torch
-    has given out there, holds there, and has given out in pinned memory, and those in use as the driver sees it, which
-    cannot tell whose they are: None unless this process is alone there.
+    """File descriptors, threads, Python objects and resident bytes of this process. On a GPU also what torch has
+    allocated, reserved and pinned, and the bytes that the driver reports as used. The driver does not tell processes
+    apart, so that figure is None unless this process is alone on the GPU.
 
-    torch keeps pinned buffers that were given back, as many of a size as copies were ever under way at once: how many
-    that are is a matter of timing. They go back to the system before what is left is counted.
+    torch caches freed pinned buffers, as many as copies were ever in flight at once, which is a matter of timing. The
+    cache is emptied before counting.
     """
 
     descriptors: int

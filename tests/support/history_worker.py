@@ -116,7 +116,7 @@ class Worker:
         if reply.state == "fenced":
             del self.jobs[item.job_id]
             return
-        if reply.state == "rewind":  # only after lost writes, or in the mutant: somebody else got ahead
+        if reply.state == "rewind":  # only after lost writes, or in the mutant: another worker got ahead
             events = read_stream_sync(self.redis, item.job_id)
             job.chunks = [event.chunk for event in events if event.chunk]
             job.offset = reply.offset

@@ -23,9 +23,8 @@ _SUPPORT = Path(__file__).parent
 class WorkerProcess:
     """`python -m octavo_worker`, or with `fake` (settings of `fake_engine`) the same agent on the fake engine.
 
-    Flags are settings of the worker. Leaving the context kills whatever is left; `log` is its stderr so far. Whatever
-    failed in its engines must have been wanted: accounts that are wrong and contracts that were broken are no such
-    failures, even if other workers made up for them.
+    Flags are settings of the worker. Leaving the context kills the worker; `log` is its stderr so far. An assertion
+    that failed in the worker or its engines fails the test, even if another worker made up for it.
     """
 
     def __init__(self, redis_url: str, log: Path, *, fake: str | None = None, **flags: object) -> None:

@@ -1,8 +1,8 @@
 """Records which modules a process runs. Python imports this at its start where PYTHONPATH names the folder.
 
 `RECORDER_FOLDER` has a file `on` of one byte, which every process maps. While the byte is 1, the first entry into each
-module of octavo's packages is written to the process's own file, `<pid>.jsonl`. Chores are left out: the clock starts them,
-with a job or without one. A module that a chore has entered still counts when a job enters it.
+module of octavo's packages is written to the process's own file, `<pid>.jsonl`. Chores are left out: the clock starts
+them, with a job or without one. A module that a chore has entered still counts when a job enters it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,12 +19,15 @@ from rich.table import Table
 from octavo_worker.bench.replay import RULES, arrivals_of, figures
 from octavo_worker.bench.report import floor_share, median, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
-from octavo_worker.bench.traces import TracedRequest, clip, read_trace, work_of
+from octavo_worker.bench.traces import Clipped, TracedRequest, clip, read_trace, work_of
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, Work, workload
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine import step_log
 from octavo_worker.engine.step_log import StepLog
 from octavo_worker.files import ModelNotFound, model_folder
+
+if TYPE_CHECKING:
+    from octavo_worker.bench.engine import EngineBench  # brings torch: not for `octavo --help`
 
 bench = typer.Typer(no_args_is_help=True, help="Measure the engine alone, or the whole service.")
 
@@ -107,6 +110,10 @@ def _figure(name: str, work: list[Work], seconds: list[float]) -> dict[str, Any]
     }
 
 
+def _step_log(path: Path | None) -> StepLog | None:
+    return None if path is None else StepLog()
+
+
 def _write_steps(log: StepLog | None, path: Path | None) -> None:
     if log is not None and path is not None:
         path.write_text(json.dumps(step_log.chrome_trace(log)))
@@ -169,60 +176,54 @@ def engine(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Scheduler and model alone, in this process: no queue, no text. What comes at once is of the class batch: the
-    longest goes first, and times to the first token are those of that order."""
+    """Scheduler and model alone, in this process: no queue, no text. Requests that arrive at once are of the class
+    batch, so the longest goes first, and times to the first token are those of that order."""
     from octavo_worker.bench.engine import EngineBench
-    from octavo_worker.messages import BATCH, NORMAL
     from octavo_worker.model import load_runner
 
-    rows = []
-    more = {
-        "token_budget": token_budget,
-        "overlap": overlap,
-        "device": device.value,
-        "dtype": dtype.value,
-        "kv_dtype": kv_dtype.value,
-        "num_blocks": num_blocks,
-        "max_running": max_running,
-        "swap_memory": swap_memory,
-        "deterministic": deterministic,
-    }
-    with _options(model, threads, max_model_len, **more) as options:
+    limits = {"num_blocks": num_blocks, "max_running": max_running, "swap_memory": swap_memory}
+    modes = {"device": device.value, "overlap": overlap, "deterministic": deterministic}
+    more = {"dtype": dtype.value, "kv_dtype": kv_dtype.value, "token_budget": token_budget}
+    rows, log = [], None
+    with _options(model, threads, max_model_len, **limits, **modes, **more) as options:
         bench_engine = EngineBench(load_runner(options), options, temperature)
         for name, work in _works(family, workloads, bench_engine.vocab_size).items():
-            bench_engine.run([Work(w.prompt, min(w.max_tokens, 8)) for w in work])
-            arrivals, timings = [index * interval_ms / 1e3 for index in range(len(work))], []
-            priority = NORMAL if interval_ms else BATCH
-            for _ in track(range(rounds), description=name, console=_console, transient=True):
-                log = None if chrome_trace is None else StepLog()
-                timings.append(bench_engine.run(work, arrivals=arrivals, priority=priority, log=log))
-            middle = sorted(timings, key=lambda timing: timing.seconds)[len(timings) // 2]
-            seconds = [timing.seconds for timing in timings]
-            share = {} if interval_ms else floor_share(bench_engine.floor(work), seconds)
-            rows.append(_figure(name, work, seconds) | share | middle.summary())
+            log = _step_log(chrome_trace)
+            rows.append(_measure(bench_engine, name, work, rounds, interval_ms, log))
     _write_steps(log, chrome_trace)
-    _show(
-        report(
-            "engine",
-            rows,
-            model=model,
-            family=family,
-            interval_ms=interval_ms,
-            priority="normal" if interval_ms else "batch",
-            token_budget=bench_engine.token_budget,
-            device=device.value,
-            ceilings=bench_engine.ceilings and bench_engine.ceilings.to_json(),
-            numerics=bench_engine.numerics,
-            num_blocks=num_blocks,
-            max_running=max_running,
-            swap_memory=swap_memory,
-            temperature=temperature,
-            overlap=overlap,
-            deterministic=deterministic,
-        ),
-        as_json,
-        out,
+    document = report(
+        "engine",
+        rows,
+        model=model,
+        family=family,
+        interval_ms=interval_ms,
+        priority="normal" if interval_ms else "batch",
+        token_budget=bench_engine.token_budget,
+        ceilings=bench_engine.ceilings and bench_engine.ceilings.to_json(),
+        numerics=bench_engine.numerics,
+        temperature=temperature,
+        **limits,
+        **modes,
     )
+    _show(document, as_json, out)
+
+
+def _measure(
+    bench_engine: EngineBench, name: str, work: list[Work], rounds: int, interval_ms: float, log: StepLog | None
+) -> dict[str, Any]:
+    """The figures of one workload, after a warm-up. `log` takes the steps of its last run."""
+    from octavo_worker.messages import BATCH, NORMAL
+
+    bench_engine.run([Work(w.prompt, min(w.max_tokens, 8)) for w in work])
+    arrivals, timings = [index * interval_ms / 1e3 for index in range(len(work))], []
+    priority = NORMAL if interval_ms else BATCH
+    for left in track(range(rounds, 0, -1), description=name, console=_console, transient=True):
+        record = log if left == 1 else None
+        timings.append(bench_engine.run(work, arrivals=arrivals, priority=priority, log=record))
+    middle = sorted(timings, key=lambda timing: timing.seconds)[len(timings) // 2]
+    seconds = [timing.seconds for timing in timings]
+    share = {} if interval_ms else floor_share(bench_engine.floor(work), seconds)
+    return _figure(name, work, seconds) | share | middle.summary()
 
 
 @bench.command()
@@ -286,37 +287,45 @@ def replay(
     more = {"token_budget": token_budget, "overlap": overlap, **types}
     blocks = blocks_for(max(kv_tokens), ModelOptions(model="").block_size) if kv_tokens else None
     memory = {"num_blocks": blocks, "swap_memory": swap_memory}
-    rows = []
+    rows, log = [], None
     with _options(model, threads, max_model_len, **more, **memory) as options:
         bench_engine = EngineBench(load_runner(options), options, temperature)
         context = min(bench_engine.max_model_len, *(kv_tokens or [bench_engine.kv_tokens]))
         for (name, trace), tokens in product(asked, kv_tokens or [bench_engine.kv_tokens]):
-            fitting, clipped = clip(trace, context)
-            arrivals, work = _arrivals(fitting, speed), work_of(fitting, bench_engine.vocab_size)
-            bench_engine.run([Work(w.prompt[:64], 8) for w in work[:8]])
-            log = None if chrome_trace is None else StepLog()
-            timing = bench_engine.run(work, arrivals=arrivals, kv_tokens=tokens, log=log)
-            rows.append({"workload": name, "kv_tokens": tokens} | figures(timing, fitting, clipped))
+            log = _step_log(chrome_trace)
+            row = _replay(bench_engine, *clip(trace, context), speed, tokens, log)
+            rows.append({"workload": name, "kv_tokens": tokens} | row)
     _write_steps(log, chrome_trace)
-    _show(
-        report(
-            "replay",
-            rows,
-            rules=RULES,
-            model=model,
-            device=device.value,
-            numerics=bench_engine.numerics,
-            speed=speed,
-            start=start,
-            max_model_len=context,
-            swap_memory=swap_memory,
-            token_budget=bench_engine.token_budget,
-            temperature=temperature,
-            overlap=overlap,
-        ),
-        as_json,
-        out,
+    document = report(
+        "replay",
+        rows,
+        rules=RULES,
+        model=model,
+        device=device.value,
+        numerics=bench_engine.numerics,
+        speed=speed,
+        start=start,
+        max_model_len=context,
+        swap_memory=swap_memory,
+        token_budget=bench_engine.token_budget,
+        temperature=temperature,
+        overlap=overlap,
     )
+    _show(document, as_json, out)
+
+
+def _replay(
+    bench_engine: EngineBench,
+    trace: list[TracedRequest],
+    clipped: Clipped,
+    speed: float,
+    kv_tokens: int,
+    log: StepLog | None,
+) -> dict[str, Any]:
+    """The figures of one trace in one size of cache, after a warm-up."""
+    arrivals, work = _arrivals(trace, speed), work_of(trace, bench_engine.vocab_size)
+    bench_engine.run([Work(w.prompt[:64], 8) for w in work[:8]])
+    return figures(bench_engine.run(work, arrivals=arrivals, kv_tokens=kv_tokens, log=log), trace, clipped)
 
 
 def _trace(path: Path, requests: int | None, seconds: float | None, start: float) -> list[TracedRequest]:
