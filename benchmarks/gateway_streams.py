@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.request import urlopen
@@ -47,7 +48,9 @@ def main(
     """Measure and print JSON."""
     with EmbeddedServer() as server, gateway(server.url) as (url, process):
         figures = asyncio.run(measure(server.url, url, process, streams, rate, seconds))
-    report = json.dumps({"command": " ".join(["python", *sys.argv]), "machine": machine(), **figures}, indent=2)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    origin = {"command": " ".join(["python", *sys.argv]), "date": date, "machine": machine()}
+    report = json.dumps(origin | figures, indent=2)
     print(report)
     if out is not None:
         out.write_text(report + "\n")

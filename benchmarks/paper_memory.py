@@ -15,6 +15,7 @@ import json
 import platform
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def main() -> None:
     began = time.perf_counter()
     report: dict[str, Any] = {
         "command": "python benchmarks/paper_memory.py --traces FOLDER",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": sys.version.split()[0],
         "machine": platform.machine(),
         "memory_tokens": MEMORY_TOKENS,

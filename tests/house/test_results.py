@@ -1,0 +1,48 @@
+"""Each file in benchmarks/results holds figures that a document quotes, with the command that made them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+DOCUMENTS = [
+    ROOT / "README.md",
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "benchmarks").glob("*.md"),
+    *(ROOT / "kernels").glob("*.md"),
+]
+BENCH = ROOT / "worker" / "octavo_worker" / "bench" / "cli.py"
+
+
+def script_of(command: str) -> Path:
+    """The file that runs a recorded command."""
+    if re.match(r"octavo bench (engine|replay|service)\b", command):
+        return BENCH
+    script = re.match(r"(?:taskset -c \S+ )?(?:python )?(?:benchmarks/)?(\w+\.py)\b", command)
+    assert script, command
+    return ROOT / "benchmarks" / script[1]
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_result_has_a_date_and_a_command_that_this_checkout_runs(path: Path) -> None:
+    result = json.loads(path.read_text())
+    assert re.match(r"\d{4}-\d\d-\d\dT", result["date"])
+    script = script_of(result["command"]).read_text()
+    for flag in re.findall(r"--([a-z-]+)", result["command"]):
+        assert f"--{flag}" in script or re.search(rf"\b{flag.replace('-', '_')}\b", script), flag
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_result_is_quoted(path: Path) -> None:
+    assert any(path.name in document.read_text() for document in DOCUMENTS)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_result_that_is_quoted_exists(document: Path) -> None:
+    quoted = set(re.findall(r"\bresults/([\w.-]+\.json)", document.read_text()))
+    assert quoted <= {path.name for path in RESULTS}
