@@ -22,7 +22,7 @@ from octavo_gateway.errors import _STATUSES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 
 
 def blocks(language: str) -> list[str]:
@@ -107,11 +107,19 @@ def test_every_command_that_is_named_exists(monkeypatch: pytest.MonkeyPatch) -> 
     assert named <= known | {"bench"}, f"{GROUP} may be missing an entry"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def anchors(document: Path) -> set[str]:
+    """The headings of a document as GitHub names them in links."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_make_targets_exist(path: Path) -> None:
     text = path.read_text()
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
-        assert (path.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", text):
+        target = path.parent / link if link else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), anchor
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(
         r"`?make ([a-z]+)\b(?! and)", " ".join(re.findall(r"`make [^`]+`|^make .*$", text, flags=re.MULTILINE))
