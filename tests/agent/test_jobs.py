@@ -197,7 +197,7 @@ def test_best_of_delivers_the_best_by_mean_logprob_once_all_are_there():
     server.append(rest.unsent())
     assert by_sequence(server.chunks).keys() == {0, 1}
     assert [by_sequence(server.chunks)[i][0] for i in (0, 1)] == [[50] * 9, [52] * 3]
-    assert all(chunk.logprobs is None for chunk in server.chunks), "nobody asked for log-probabilities"
+    assert all(chunk.logprobs is None for chunk in server.chunks), "the request asked for no log-probabilities"
     assert rest.terminal().usage.completion_tokens == 12
 
 

@@ -1,4 +1,4 @@
-"""A beam search says how far it is while it runs; its stream, its result and everybody else are as without that."""
+"""A beam search reports its progress; its stream, its result and all other jobs are as without reports."""
 
 from __future__ import annotations
 

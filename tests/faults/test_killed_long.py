@@ -27,7 +27,7 @@ def start(url: str, log: Path, **options: int) -> WorkerProcess:
 
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_the_next_worker_goes_on_with_the_same_tokens(victim: str, tmp_path: Path):
-    """In smaller blocks, which is nobody's business."""
+    """In smaller blocks, on which no token depends."""
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection:
         queue: Queue = known_queue(connection)
         with start(server.url, tmp_path / "first.log") as first:

@@ -38,6 +38,6 @@ def test_only_tokens_between_two_readings_count() -> None:
     assert first == {"a": 0, "b": 0}
     assert second["a"] > 0
     assert third["a"] > 0
-    assert third["b"] == 0, "nobody knows since when"
+    assert third["b"] == 0, "its beginning is unknown"
     assert fourth["a"] == 0
     assert fourth["b"] > 0

@@ -168,7 +168,7 @@ def test_a_result_does_not_depend_on_the_batch(gpu_batch, heads, kv_heads):
 )
 @pytest.mark.parametrize("max_queries", [1, 48])
 def test_many_long_sequences_are_as_each_alone(heads, kv_heads, head_dim, max_queries):
-    """So many chunks that blocks merge runs of them, which nobody does for one sequence."""
+    """So many chunks that thread blocks merge runs of them, which none does for one sequence."""
     lengths = torch.tensor([2048, 2049, 4095, 4096, 700, 9000, 513, 10240, 2047, 1, 3000, 2560] * 4, dtype=torch.int32)
     cache = ops.empty_cache(2000, 1, kv_heads, 16, head_dim, torch.bfloat16, "cuda").normal_()
     tables = torch.randint(1, 2000, (48, 640), dtype=torch.int32, device="cuda")

@@ -110,7 +110,7 @@ def test_a_closed_client_connects_again(client: Client) -> None:
 
 
 def test_a_stream_may_be_dropped_anywhere(client: Client) -> None:
-    """By the loop's own thread, as the garbage collector does, or when the client is closed: nobody waits for ever."""
+    """By the loop's own thread, as the garbage collector does, or by closing the client: no caller waits for ever."""
     dropped, late = (client.submit("a", model="toy", max_tokens=100_000).stream() for _ in range(2))
     next(dropped), next(late)
     engine = client._ready()

@@ -1,4 +1,4 @@
-"""A line of one's own: replies in order, errors in their places, nobody gets the reply of somebody else."""
+"""A line of one's own: replies in order, errors in their places, no caller gets the reply of another."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from octavo.models import JobStatus
 
 
 def spoil_hash(world: Any, job_id: str) -> None:
-    world.redis.set(world.keys.job(job_id), "somebody else's")
+    world.redis.set(world.keys.job(job_id), "another program's")
 
 
 def lose_fields(world: Any, job_id: str) -> None:
@@ -22,7 +22,7 @@ def lose_hash(world: Any, job_id: str) -> None:
 
 
 def spoil_stream(world: Any, job_id: str) -> None:
-    world.redis.set(world.keys.stream(job_id), "somebody else's")
+    world.redis.set(world.keys.stream(job_id), "another program's")
 
 
 @pytest.mark.parametrize("spoil", [spoil_hash, lose_fields])
@@ -105,7 +105,7 @@ def test_what_stands_in_the_place_of_a_stream_is_set_aside_and_the_job_ends(worl
     assert world.status(job_id) == {"crash": "failed", "cancel": "cancelled", "finish": "completed"}[end]
     if end != "finish":
         assert world.stream(job_id)[-1].end.status == world.status(job_id)
-    assert world.redis.get(f"{{c00}}:aside:t:{job_id}") == b"somebody else's"
+    assert world.redis.get(f"{{c00}}:aside:t:{job_id}") == b"another program's"
     assert world.status(other) in ("queued", "running")
 
 
@@ -120,7 +120,7 @@ def test_cancelling_a_damaged_job_ends_it(world: Any) -> None:
 def test_a_stream_with_a_strange_entry_holds_up_nobody(world, request_of):
     job_id, other = (world.enqueue(request_of(timeout_s=60)) for _ in range(2))
     world.claim(max_jobs=2)
-    world.redis.xadd(world.keys.stream(job_id), {"somebody": "else's"})
+    world.redis.xadd(world.keys.stream(job_id), {"another": "program's"})
     world.run(world.cell.cancel(job_id))
     world.lapse(job_id, due="D")
     world.reap()

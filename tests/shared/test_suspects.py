@@ -1,4 +1,4 @@
-"""Jobs whose workers crash: who runs alone, and who is given up."""
+"""Jobs whose workers crash: which run alone, and which are given up."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python worker/demo_model/train.py --data shakespeare.txt --out worker/octavo_worker/bundled/demo
 
 The text is taken two ways: as plays (a window that starts at any line) and as conversations, in which one speech is
-the user's turn and the next the assistant's; a system message names the character who answers. Against memorising a
+the user's turn and the next the assistant's; a system message names the character that answers. Against memorising a
 megabyte of text: dropout, weight decay, BPE dropout (Provilkov et al. 2020: every epoch sees other segmentations)
 and the choice of the checkpoint by the loss on held-out text.
 """
