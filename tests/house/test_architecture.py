@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
-from journeys import record
+from journeys import RECORDER, record
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text()
@@ -48,3 +49,9 @@ def test_every_file_that_the_document_names_exists():
     named = set(re.findall(r"`([\w/.]+\.(?:py|lua|cu|cuh|h|cpp))`", DOCUMENT))
     assert named
     assert [name for name in sorted(named) if not any((folder / name).exists() for folder in ROOTS)] == []
+
+
+def test_the_chores_that_the_recorder_leaves_out_exist():
+    source = "".join(path.read_text() for folder in ROOTS[1:] for path in folder.rglob("*.py"))
+    chores = runpy.run_path(str(RECORDER / "sitecustomize.py"))["CHORES"]
+    assert [name for name in chores if f"def {name.rpartition('.')[2]}(" not in source] == []

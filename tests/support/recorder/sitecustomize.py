@@ -21,8 +21,8 @@ CHORES = {
     "Agent.on_heartbeat": "the answer to a heartbeat",
     "Heartbeat._run": "a worker's leases",
     "Inbox.run": "questions about a worker's memory",
-    "Supervisor._reap": "leases that ran out",
-    "Supervisor._stay_known": "the model's registration",
+    "Membership.reap": "leases that ran out",
+    "Membership.stay_known": "the model's registration",
     "Supervisor._watch": "an engine that hangs",
     "reap_forever": "leases that ran out",
 }
