@@ -14,7 +14,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "benchmarks").glob("*.md"),
-    *(ROOT / "kernels").glob("*.md"),
+    ROOT / "kernels" / "README.md",
 ]
 BENCH = ROOT / "worker" / "octavo_worker" / "bench" / "cli.py"
 
