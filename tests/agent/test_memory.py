@@ -1,4 +1,4 @@
-"""A worker shows its memory to whoever asks, and does nothing for it otherwise."""
+"""A worker describes its memory on request, and does nothing for it otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of tokens that the real server refuses: for ever, or until somebody mends it."""
+"""What becomes of tokens that the real server refuses: for ever, or until an operator mends it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from octavo_worker.messages import TokenOutput
 
 
 class Desk:
-    """A publisher, and who left it how."""
+    """A publisher, and the jobs that left it, with the reason."""
 
     def __init__(self, publisher: Publisher, left: dict[str, str]) -> None:
         self.publisher = publisher

@@ -45,7 +45,7 @@ def named(events: list[ServerEvent], *names: str) -> list[ServerEvent]:
 
 async def test_submit_answers_before_anything_runs(http, redis_url):
     async with ScriptedWorker(redis_url):
-        pass  # the model is known, nobody serves it now
+        pass  # the model is known, no worker serves it now
     reply = await http.post("/v1/jobs", json={"model": MODEL, "prompt": "hello", "metadata": {"a": "b"}})
     job = reply.json()
     assert reply.status_code == 202

@@ -330,7 +330,7 @@ async def test_a_job_that_dies_in_mid_stream_is_an_error_event(ai, http, redis_u
 async def test_a_full_queue_says_when_to_come_back(own_gateway, redis_url):
     url = own_gateway(max_queued_jobs=2)
     async with ScriptedWorker(redis_url):
-        pass  # the model is known, nobody empties the queue
+        pass  # the model is known, no worker empties the queue
     async with httpx.AsyncClient(base_url=url) as http, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as ai:
         for _ in range(2):
             assert (await http.post("/v1/jobs", json={"model": MODEL, "prompt": "x"})).status_code == 202

@@ -1,6 +1,6 @@
 """Launches every CUDA kernel on small shapes, for compute-sanitizer to watch: `tests/kernels/sanitize.sh`.
 
-What goes in is copied from the host, so that initcheck knows who wrote it; what comes out starts unwritten. Arguments
+What goes in is copied from the host, so that initcheck sees it written; what comes out starts unwritten. Arguments
 name the pieces to run, by default all, and then it fails if the module has an operation that none of them launched.
 """
 

@@ -104,7 +104,7 @@ async def test_a_message_lost_on_the_way_is_found_by_the_poll(client: AsyncClien
     job = await client.submit("hi", model="toy", max_tokens=5, seed=3)
     reader = asyncio.create_task(tokens(job.stream()))
     await asyncio.sleep(0.1)
-    await connection.hdel(client._keys.job(job.id), "gw")  # nobody is told any more
+    await connection.hdel(client._keys.job(job.id), "gw")  # no reader is told any more
     async with fake.fake_worker(connection):
         assert await asyncio.wait_for(reader, STALL_S) == expected("hi", 3, 5)
 

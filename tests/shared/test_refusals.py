@@ -1,4 +1,4 @@
-"""A server that refuses for a moment, or what cannot be asked of it: nobody gives up, and errors are octavo's own."""
+"""A server that refuses for a moment, or for good: no caller gives up too early, and errors are octavo's own."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_stream_survives_a_server_that_is_busy_for_a_moment(client, conn
     await connection.config_set("busy-reply-threshold", 50)
     slow = asyncio.create_task(connection.eval("local n = 0 while n < 1.5e8 do n = n + 1 end return n", 0))
     await connection.client_kill_filter(_type="pubsub")
-    await slow  # some seconds of somebody else's script
+    await slow  # some seconds of another program's script
     await connection.config_set("busy-reply-threshold", 5000)
     await append(connection, claim, 1, [1])
     end = Terminal(status=JobStatus.COMPLETED, usage=Usage(completion_tokens=2))

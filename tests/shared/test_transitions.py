@@ -1,4 +1,4 @@
-"""Every script alone: what it does, that a repeat changes nothing, that nobody but the owner writes."""
+"""Every script alone: what it does, that a repeat changes nothing, that only the owner writes."""
 
 from __future__ import annotations
 
