@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import timeit
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +50,7 @@ def main(
                 turns[name].append(figures)
     report = json.dumps({
         "command": " ".join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
         "commits": {name: commit_of(folder) for name, folder in checkouts.items()},
         "streams": streams, "tokens": tokens, "rounds": rounds,

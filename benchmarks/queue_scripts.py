@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -189,6 +190,7 @@ def main() -> None:
         versions["before"] = sources_at(options.before)
     report = {
         "command": " ".join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": psutil.cpu_count(), "load": round(os.getloadavg()[0], 1)},
         "script_bytes": {
             name: {script: len(source) for script, source in sorted(sources.items())}
