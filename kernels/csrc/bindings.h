@@ -132,7 +132,7 @@ inline NormArgs norm_of(Dtype dtype, const Rows& x, const Rows& residual, const 
 namespace pybind11::detail {
 
 template <class S>
-class type_caster<S, std::void_t<decltype(octavo::fields(std::declval<S&>()))>> {
+class type_caster<S, std::void_t<decltype(fields(std::declval<S&>()))>> {  // found where S is declared
  public:
   PYBIND11_TYPE_CASTER(S, const_name("tuple"));
   bool load(handle source, bool) { return octavo::read(source.ptr(), value); }
