@@ -36,8 +36,6 @@ VARIANTS: dict[str, dict[str, Change]] = {
     "without ring": {"RING_ROWS": 0, "RING_LARGE": 1 << 62},
     "without wide gates": {"_gate": lambda *_: None},
     "without wide plain": {"_plain": lambda *_: None},
-    "without parts": {"_in_parts": lambda *_: None},
-    "parts by cuBLAS": {"OWN_PARTS": ()},
     "without cuBLASLt": {"LT_ROWS": 0},
 }
 SEQUENCES = (1, 8, 24, 48, 64, 100, 128, 256)

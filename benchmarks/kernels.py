@@ -25,7 +25,7 @@ from kernel_rows.copies import copy_rows, swap_rows
 from kernel_rows.decode import FlashInfer, decode_others, decode_table
 from kernel_rows.eight_bits import eight_bits
 from kernel_rows.fused import fused_rows
-from kernel_rows.linear import gated_rows, linear_rows, summed_rows
+from kernel_rows.linear import gated_rows, linear_rows
 from kernel_rows.measuring import COPY, MATMUL, READ, Row
 from kernel_rows.prefill import prefill_rows
 from kernel_rows.sampling import sample_rows
@@ -45,7 +45,6 @@ def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
         "copy": copy_rows,
         "linear": linear_rows,
         "gated": gated_rows,
-        "summed": summed_rows,
         "swap": swap_rows,
         "sample": sample_rows,
     }

@@ -17,7 +17,6 @@ DECODERS = {
     "0.6B": ([(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)], 28, (151936, 1024)),
 }
 LINEAR_ROWS = (1, 2, 4, 8, 16, 32, 64)
-PARTS_ROWS = (40, 64, 96, 128, 192, 256)
 GATED_ROWS = (40, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 8192)
 
 Product = Callable[[Tensor], object]
@@ -66,31 +65,6 @@ def beside_cublas(
 
 def weights_of(columns: int, depth: int) -> list[Tensor]:
     return [bf16(columns, depth) for _ in range(rotations(2 * columns * depth, 2))]
-
-
-def summed(name: str, rows: int, weights: list[Tensor]) -> Row:
-    """Into the residual stream, with the norm behind it: in parts where that is faster."""
-    columns, depth = weights[0].shape
-    x, out, residual, norm = bf16(rows, depth), bf16(rows, columns), bf16(rows, columns), bf16(columns)
-
-    def octavo(weight: Tensor) -> None:
-        if (parts := ops.linear_parts(x, weight)) is not None:
-            ops.rms_norm_of_sum(parts, residual, norm)
-        else:
-            ops.rms_norm(ops.linear(x, weight, residual=residual, out=out), norm)
-
-    def apart(weight: Tensor) -> None:
-        ops.rms_norm(torch.addmm(residual, x, weight.T, out=out), norm)
-
-    return beside_cublas("linear + residual + rms_norm", name, rows, weights, octavo, apart, "cuBLAS and the norm")
-
-
-def summed_rows() -> list[Row]:
-    rows = []
-    for name, (layer, *_) in DECODERS.items():
-        for weights in (weights_of(*layer[1]), weights_of(*layer[3])):
-            rows += [summed(name, n, weights) for n in PARTS_ROWS]
-    return rows
 
 
 def gated(name: str, rows: int, weights: list[Tensor]) -> Row:

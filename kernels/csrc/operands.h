@@ -59,8 +59,6 @@ struct NormArgs {
   Dtype dtype;
   const void* x;
   int64_t x_stride;
-  int parts;            // 0: x is a row of the dtype; otherwise the sum of so many rows of float32, and there is a residual
-  int64_t part_stride;  // from one of them to the next
   void* residual;       // null: none; otherwise residual += x in place and the sum is normalised
   int64_t residual_stride;
   const void *weight, *bias;

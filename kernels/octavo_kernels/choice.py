@@ -21,14 +21,12 @@ class Form(IntEnum):
 
 
 class Ending(IntEnum):
-    """What follows the product in the same launch. Bias and residual are added in every case but `PARTS`."""
+    """What follows the product in the same launch, beside bias and residual."""
 
     PLAIN = 0
     GATE = 1
     """The activation of the first half of the columns, times the second half."""
     BIASED_GATE = 2
-    PARTS = 3
-    """Float32 sums over parts of the depth, which the next norm adds up."""
 
 
 class Alignment(IntEnum):
@@ -63,12 +61,11 @@ class Tile(NamedTuple):
 
 class Launch(NamedTuple):
     """A kernel and what it has to be told: `WIDE` and `UNIFORM` their tile, `RING` how many blocks of a `cluster` share
-    the depth, a product in parts into how many it is `split`."""
+    the depth."""
 
     kernel: Kernel
     tile: Tile = Tile()
     cluster: int = 1
-    split: int = 1
 
 
 class Chip(NamedTuple):
@@ -100,17 +97,11 @@ NARROW_COLUMNS, NARROW_DEPTH = 4224, 2048
 GATE_ROWS, GATE_FULL, GATE_CLOCKS = 128, 0.95, 12000
 PLAIN_SIZE, PLAIN_FULL = 1 << 24, 0.85
 
-# Products with more rows, square ones that are wider, or with other depths gain nothing by being split. Our kernel does
-# parts of up to so many rows and weights sooner.
-SPLIT_ROWS, SPLIT_SQUARE, SPLIT_DEPTH, SPLIT_COLUMNS = 384, 4096, 512, 8192
-OWN_PARTS = ((64, 1 << 24), (128, 1 << 22), (256, 3 << 20))
-
 GATE_TILES = {
     1: (Tile(1, 224), Tile(1, 160), Tile(1, 128), Tile(1, 96)),
     2: (Tile(2, 256, tall=True), Tile(2, 224, tall=True), Tile(2, 224), Tile(2, 160), Tile(2, 128), Tile(2, 96)),
 }
 PLAIN_TILES = (Tile(1, 224), Tile(1, 160), Tile(1, 128), Tile(1, 96), Tile(1, 64), Tile(1, 48))
-PART_TILES = {1: (Tile(1, 128), Tile(1, 96), Tile(1, 48)), 2: (Tile(2, 64), Tile(2, 48))}
 UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
 
 
@@ -127,11 +118,8 @@ def choose(
 ) -> Launch | None:
     """The launch for `x[rows, depth] @ weight[columns, depth].T`. `normed`: the launch begins with an RMS norm of x.
 
-    None: no launch does all of that faster than its steps apart (norm, product, activation) or, for `PARTS`, than the
-    whole product.
+    None: no launch does all of that faster than its steps apart (norm, product, activation).
     """
-    if ending is Ending.PARTS:
-        return _in_parts(rows, columns, depth, form, chip, alignment)
     own = None
     if form is Form.DENSE_16 and rows > 0 and chip.major >= OLDEST:
         own = _own(rows, columns, depth, ending, chip, normed, alignment)
@@ -207,22 +195,20 @@ class _Tiling(NamedTuple):
     tile: Tile
 
     @classmethod
-    def of(cls, tile: Tile, rows: int, columns: int, depth: int, chip: Chip, split: int = 1) -> _Tiling:
+    def of(cls, tile: Tile, rows: int, columns: int, depth: int, chip: Chip) -> _Tiling:
         high, wide = (2, 1) if tile.tall else (1, 2)
         height = 64 * tile.consumers
-        pairs = _over(rows, height * high) * _over(columns, tile.columns * wide) * split
+        pairs = _over(rows, height * high) * _over(columns, tile.columns * wide)
         at_once = chip.multiprocessors // 2
         rounds = _over(pairs, at_once)
         stage = 2 * height + (tile.consumers + 1) * tile.columns
-        stages = _over(depth // split, 64)
+        stages = _over(depth, 64)
         return cls(rounds * (stages * stage + 12 * tile.columns), rounds * at_once * 2 * height * tile.columns, tile)
 
 
-def _soonest(tiles: Iterable[Tile], rows: int, columns: int, depth: int, chip: Chip, split: int = 1) -> _Tiling:
+def _soonest(tiles: Iterable[Tile], rows: int, columns: int, depth: int, chip: Chip) -> _Tiling:
     """Of the tiles that are done first; of equals the first one."""
-    return min(
-        (_Tiling.of(tile, rows, columns, depth, chip, split) for tile in tiles), key=lambda tiling: tiling.clocks
-    )
+    return min((_Tiling.of(tile, rows, columns, depth, chip) for tile in tiles), key=lambda tiling: tiling.clocks)
 
 
 def _gate(rows: int, columns: int, depth: int, chip: Chip) -> Launch | None:
@@ -238,25 +224,6 @@ def _plain(rows: int, columns: int, depth: int, chip: Chip) -> Launch | None:
         return None
     best = _soonest(PLAIN_TILES, rows, columns, depth, chip)
     return Launch(Kernel.WIDE, best.tile) if SOME_ROWS * columns >= PLAIN_FULL * best.room else None
-
-
-def _in_parts(rows: int, columns: int, depth: int, form: Form, chip: Chip, alignment: Alignment) -> Launch | None:
-    """Where tiles of 128 x 128 results leave half of the multiprocessors idle, and the depth is worth it."""
-    if form is not Form.DENSE_16 or not FEW_ROWS < rows <= SPLIT_ROWS or depth % SPLIT_DEPTH:
-        return None
-    if columns % 8 or columns > SPLIT_COLUMNS:
-        return None
-    if depth < columns or depth == columns > SPLIT_SQUARE or (rows <= LT_ROWS and columns * depth > LT_WEIGHT):
-        return None
-    room = chip.multiprocessors // (_over(rows, 128) * _over(columns, 128))
-    if room < 2:
-        return None
-    split = 4 if room >= 16 else 2
-    own = chip.hopper and alignment is Alignment.ALL
-    if own and any(rows <= most and columns * depth <= size for most, size in OWN_PARTS):
-        tiles = PART_TILES[_consumers(rows)]
-        return Launch(Kernel.WIDE, _soonest(tiles, rows, columns, depth, chip, split).tile, split=split)
-    return Launch(Kernel.CUBLAS, split=split)
 
 
 def _consumers(rows: int) -> int:

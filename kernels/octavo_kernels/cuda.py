@@ -125,19 +125,6 @@ def launch_linear(
     )  # fmt: skip
 
 
-def linear_parts(x: Tensor, weight: Tensor) -> Tensor | None:
-    """The product in parts along its depth, float32 `[parts, rows, columns]`, where that is the faster way."""
-    launch = _choose(x, weight, Ending.PARTS, False, _alignment(_operands(x, weight, None, None, x), 0))
-    if launch is None:
-        return None
-    if launch.kernel >= 0:
-        out = torch.empty(launch.split, len(x), len(weight), dtype=torch.float32, device=x.device)
-        if _launch(compiled.linear, x.device, *_operands(x, weight, None, None, out[0]), NO_GATE, NO_NORM, 0, launch):
-            return out
-    cut = [tensor.view(len(tensor), launch.split, -1) for tensor in (x, weight)]
-    return torch.bmm(cut[0].transpose(0, 1), cut[1].permute(1, 2, 0), torch.float32)
-
-
 def linear_uniform(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
     """By the kernel whose rows do not depend on how many there are. Raises TypeError or ValueError for what it does not
     take, RuntimeError on chips that it is not for."""

@@ -74,16 +74,6 @@ def linear(
     return out
 
 
-def linear_parts(x: Tensor, weight: Tensor) -> Tensor | None:
-    """`x[T, K] @ weight[N, K].T` in parts along K: float32 `[P, T, N]`, whose sum it is. For what adds them on its way
-    (`rms_norm_of_sum`), where that is faster than `linear` with a residual: otherwise, as always on the CPU, None.
-    Weights must be older than the stream's previous kernel."""
-    float_type("x", x)
-    _, depth = rows_of("x", x)
-    check("weight", weight, x.dtype, (None, depth))
-    return cuda.linear_parts(x, weight) if check_devices({"x": x, "weight": weight}).type == "cuda" else None
-
-
 def gated_linear(
     x: Tensor,
     weight: Tensor,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from octavo_kernels.call import check, float_type, output, rows_of, run
@@ -31,31 +30,6 @@ def rms_norm(
     run(
         "rms_norm", {"x": x, "weight": weight, "residual": residual, "out": out},
         dtype, rows_at(x), rows_at(residual), weight.data_ptr(), rows_at(out), rows, width, eps, offset,
-    )  # fmt: skip
-    return out
-
-
-def rms_norm_of_sum(
-    parts: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    eps: float = 1e-6,
-    out: Tensor | None = None,
-    offset: float = 0.0,
-) -> Tensor:
-    """`residual[T, H]` += the sum of float32 `parts[P, T, H]`, in place and rounded once; then `rms_norm` of that.
-
-    On CUDA for 2 or 4 parts.
-    """
-    dtype = float_type("residual", residual)
-    rows, width = rows_of("residual", residual)
-    check("parts", parts, torch.float32, (None, rows, width))
-    check("weight", weight, residual.dtype, (width,))
-    out = output(out, residual, (rows, width))
-    run(
-        "rms_norm_of_sum", {"parts": parts, "residual": residual, "weight": weight, "out": out},
-        (parts.data_ptr(), parts.stride(1)), len(parts), parts.stride(0), dtype, rows_at(residual), weight.data_ptr(),
-        rows_at(out), rows, width, eps, offset,
     )  # fmt: skip
     return out
 

@@ -35,8 +35,8 @@ from octavo_kernels.cache import (
     swap_blocks,
     write_kv,
 )
-from octavo_kernels.linear import gated_linear, linear, linear_parts
-from octavo_kernels.norm import layer_norm, rms_norm, rms_norm_of_sum
+from octavo_kernels.linear import gated_linear, linear
+from octavo_kernels.norm import layer_norm, rms_norm
 from octavo_kernels.sampling import logprobs, pack_samples, sample
 
 __all__ = [
@@ -54,13 +54,11 @@ __all__ = [
     "gated_linear",
     "layer_norm",
     "linear",
-    "linear_parts",
     "logprobs",
     "num_threads",
     "pack_samples",
     "paged_attention",
     "rms_norm",
-    "rms_norm_of_sum",
     "rope_attention",
     "rope_write_kv",
     "sample",

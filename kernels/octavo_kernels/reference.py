@@ -6,7 +6,7 @@ Pass float64 tensors to get an oracle. The cache here is simply K and V by slot:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,12 +15,6 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (offset + weight)
-
-
-def sum_of_parts(parts: Tensor) -> Tensor:
-    """One after the other, as `ops.rms_norm_of_sum` adds them."""
-    total: Tensor = reduce(torch.add, parts)
-    return total
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

@@ -214,8 +214,6 @@ def between() -> None:
             for residual in (None, data(3, width, dtype=dtype)):
                 ops.rms_norm(x, weight, 1e-5, residual=residual)
                 ops.layer_norm(x, weight, data(width, dtype=dtype), 1e-5, residual=residual)
-        for parts in (2, 4):
-            ops.rms_norm_of_sum(data(parts, 3, 200, dtype=F32), data(3, 200, dtype=dtype), data(200, dtype=dtype), 1e-5)
         many, weight = data(8500, 264, dtype=dtype), data(264, dtype=dtype)  # more than the chip has threads
         ops.rms_norm(many, weight, 1e-5)
         ops.layer_norm(many, weight, data(264, dtype=dtype), 1e-5)
@@ -246,14 +244,12 @@ def linear() -> None:
 
 def wide() -> None:
     """Products of dozens of rows: of one and two consumers, pairs with the same rows or the same weights, several tiles
-    for a block; with a gate, without one, in parts."""
+    for a block; with a gate and without one."""
     for rows, columns, depth in ((40, 272, 576), (100, 7424, 136), (129, 11424, 72), (1000, 6160, 136), (300, 80, 520)):
         cuda.launch_linear(data(rows, depth), data(columns, depth), None, None, empty(rows, columns // 2), activation=0)
     for rows, columns, depth in ((50, 33032, 520), (33, 6144, 2760)):
         x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
         cuda.launch_linear(x, weight, bias, data(rows, columns), empty(rows, columns))
-    for rows, columns in ((40, 200), (150, 200)):
-        ops.linear_parts(data(rows, 512), data(columns, 512))
 
 
 def sample() -> None:

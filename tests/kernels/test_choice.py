@@ -36,8 +36,6 @@ def described(launch: Launch | None) -> str:
         words.append(f"{launch.tile.consumers}x{launch.tile.columns}{'t' if launch.tile.tall else ''}")
     if launch.kernel is Kernel.RING:
         words.append(str(launch.cluster))
-    if launch.split > 1:
-        words.append(f"by{launch.split}")
     return ":".join(words)
 
 
@@ -66,7 +64,6 @@ def test_weights_in_32_bits_are_the_librarys() -> None:
     for rows in (1, 8, 40, 200):
         assert choose(rows, 6144, 4096, Form.DENSE_32, Ending.PLAIN, H200) == Launch(Kernel.CUBLAS)
         assert choose(rows, 6144, 4096, Form.DENSE_32, Ending.GATE, H200) is None
-        assert choose(rows, 1024, 3072, Form.DENSE_32, Ending.PARTS, H200) is None
 
 
 def test_nothing_is_launched_for_no_rows() -> None:

@@ -186,18 +186,6 @@ def test_norms_of_many_rows_are_those_of_few(dtype, width):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("width", [64, 200, 1024, 4096])
-def test_norms_of_sums(dtype, count, width):
-    parts, residual = torch.randn(count, 37, width), torch.randn(37, width).to(dtype)
-    total = (residual + reference.sum_of_parts(parts)).to(dtype)
-    on_gpu, weight = residual.cuda(), torch.randn(width).to(dtype).cuda()
-    got = ops.rms_norm_of_sum(parts.cuda(), on_gpu, weight, 1e-5, offset=1.0)
-    assert torch.equal(on_gpu.cpu(), total)
-    assert torch.equal(got, ops.rms_norm(total.cuda(), weight, 1e-5, offset=1.0))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("width", [64, 14336])
 def test_activations(dtype, kind, width):
@@ -219,9 +207,6 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="no CUDA kernel for these types and sizes"):
         ops.rms_norm(torch.zeros(2, 16, device="cuda").bfloat16()[:, :12], torch.zeros(12, device="cuda").bfloat16(),
                      out=torch.zeros(2, 16, device="cuda").bfloat16()[:, :12])  # fmt: skip
-    with pytest.raises(ValueError, match="no CUDA kernel for these types and sizes"):
-        ops.rms_norm_of_sum(torch.zeros(3, 2, 16, device="cuda"), torch.zeros(2, 16, device="cuda"),
-                            torch.zeros(16, device="cuda"))  # fmt: skip
     with pytest.raises(ValueError, match=r"^weight is on cpu, but x is on cuda"):
         ops.rms_norm(torch.zeros(2, 16, device="cuda"), torch.zeros(16))
     with pytest.raises(ValueError, match=r"^x must start at a multiple of 16 bytes"):

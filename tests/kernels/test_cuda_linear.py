@@ -52,31 +52,6 @@ def test_linear(dtype, rows, columns, depth):
         assert_product(out, x, weight, b, r)
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize(
-    ("rows", "columns", "depth", "count"),
-    [(40, 1024, 3072, 4), (64, 4096, 4096, 2), (100, 1000, 1536, 4), (200, 1000, 1536, 2), (200, 4096, 4096, 2)],
-)
-def test_a_product_that_leaves_multiprocessors_idle_comes_in_parts(dtype, rows, columns, depth, count):
-    x, weight, _, residual = make(rows, columns, depth, dtype)
-    parts = ops.linear_parts(x, weight)
-    assert all(torch.equal(ops.linear_parts(x, weight), parts) for _ in range(20))
-    assert parts.shape == (count, rows, columns)
-    assert parts.dtype is torch.float32
-    assert_product(parts.sum(0), x, weight)
-    normed = ops.rms_norm_of_sum(parts, residual, torch.ones_like(weight[:, 0]))
-    assert normed.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "depth"),
-    [(32, 1024, 3072), (40, 3072, 1024), (400, 1024, 3072), (40, 64, 100), (120, 8448, 8704)],
-)
-def test_a_product_that_gains_nothing_by_it_does_not(rows, columns, depth):
-    x, weight, *_ = make(rows, columns, depth, torch.bfloat16)
-    assert ops.linear_parts(x, weight) is None
-
-
 def test_the_choice_of_a_library_is_nobody_elses():
     before = torch.backends.cuda.preferred_blas_library()
     for rows in (48, choice.LT_ROWS, choice.LT_ROWS + 1):

@@ -44,16 +44,6 @@ def test_residual_is_updated_in_place_and_its_sum_normalised(level, dtype, norm)
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_parts_are_summed_into_the_residual_and_that_normalised(level, dtype, count):
-    parts, residual, weight = torch.randn(count, 4, 100), torch.randn(4, 100).to(dtype), torch.randn(100).to(dtype)
-    total = (residual + reference.sum_of_parts(parts)).to(dtype)
-    out = ops.rms_norm_of_sum(parts, residual, weight, 1e-5, offset=1.0)
-    assert torch.equal(residual, total)
-    assert torch.equal(out, ops.rms_norm(total, weight, 1e-5, offset=1.0))
-
-
 @pytest.mark.parametrize("norm", [ops.rms_norm, ops.layer_norm])
 def test_rows_are_independent(level, norm):
     x, weight = torch.randn(500, 96), torch.randn(96)

@@ -46,13 +46,6 @@ void rms_norm(int dtype, const Rows& x, const Rows& residual, Address weight, co
   launch_rms_norm(norm_of(Dtype(dtype), x, residual, at<void>(weight), nullptr, out, rows, width, eps, offset));
 }
 
-void rms_norm_of_sum(const Rows& parts, int count, int64_t part_stride, int dtype, const Rows& residual, Address weight,
-                     const Rows& out, int64_t rows, int width, float eps, float offset) {
-  NormArgs a = norm_of(Dtype(dtype), parts, residual, at<void>(weight), nullptr, out, rows, width, eps, offset);
-  a.parts = count, a.part_stride = part_stride;
-  launch_rms_norm(a);
-}
-
 void layer_norm(int dtype, const Rows& x, const Rows& residual, Address weight, Address bias, const Rows& out, int64_t rows,
                 int width, float eps) {
   launch_layer_norm(norm_of(Dtype(dtype), x, residual, at<void>(weight), at<void>(bias), out, rows, width, eps, 0));
@@ -85,7 +78,6 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("paged_attention", &paged_attention, free);
   m.def("linear", &linear, free);
   m.def("rms_norm", &rms_norm, free);
-  m.def("rms_norm_of_sum", &rms_norm_of_sum, free);
   m.def("layer_norm", &layer_norm, free);
   m.def("activation", &activation, free);
   m.def("sample", &sample, free);

@@ -32,11 +32,8 @@ inline const T* add_residual(const NormArgs& a, int64_t row) {
   const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
   if (!a.residual) return x;
   T* residual = static_cast<T*>(a.residual) + row * a.residual_stride;
-  const float* parts = static_cast<const float*>(a.x) + row * a.x_stride;
   for_vectors(a.width, [&](int64_t i, int n) {
-    Vec sum = a.parts > 0 ? load_some(parts + i, n) : load_some(x + i, n);
-    for (int p = 1; p < a.parts; ++p) sum = sum + load_some(parts + p * a.part_stride + i, n);
-    store_some(residual + i, load_some(residual + i, n) + sum, n);
+    store_some(residual + i, load_some(residual + i, n) + load_some(x + i, n), n);
   });
   return residual;
 }

@@ -24,7 +24,7 @@ struct PlanUse {
 };
 inline auto fields(PlanUse& x) { return std::tie(x.sequences, x.groups, x.decodes, x.extends, x.history_ready); }
 inline auto fields(LinearTile& x) { return std::tie(x.consumers, x.columns, x.tall); }
-inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster, x.split); }
+inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster); }
 
 // What a gated product ends in; a norm of x that it begins with.
 struct Gate {
@@ -177,14 +177,6 @@ void define_layers(py::module_& m) {
   m.def("rms_norm", [](int dtype, const Rows& x, const Rows& residual, Address weight, const Rows& out, int64_t rows,
                        int width, float eps, float offset, Address stream) {
     check("rms_norm", rms_norm(norm_args(dtype, x, residual, weight, 0, out, rows, width, eps, offset), stream_at(stream)));
-  });
-  m.def("rms_norm_of_sum", [](const Rows& parts, int count, int64_t part_stride, int dtype, const Rows& residual,
-                              Address weight, const Rows& out, int64_t rows, int width, float eps, float offset,
-                              Address stream) {
-    aligned("parts", parts, 4), aligned("parts", parts.data, part_stride * 4);
-    NormArgs a = norm_args(dtype, parts, residual, weight, 0, out, rows, width, eps, offset);
-    a.parts = count, a.part_stride = part_stride;
-    check("rms_norm_of_sum", rms_norm(a, stream_at(stream)));
   });
   m.def("layer_norm", [](int dtype, const Rows& x, const Rows& residual, Address weight, Address bias, const Rows& out,
                          int64_t rows, int width, float eps, Address stream) {

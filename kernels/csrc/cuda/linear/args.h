@@ -36,7 +36,6 @@ struct LinearLaunch {
   LinearKernel kernel;
   LinearTile tile;  // of `wide` and `uniform`
   int cluster;      // of `ring`: blocks that share the depth
-  int split;        // of `wide`: parts along the depth, in float32 [parts, rows, columns]; 1: none
 };
 
 // cudaErrorNotSupported: nothing was launched, because this chip has no room for the kernel. What a kernel cannot compute

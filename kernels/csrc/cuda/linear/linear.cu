@@ -12,7 +12,7 @@ cudaError_t linear(const LinearArgs& a, const LinearLaunch& launch, cudaStream_t
     case LinearKernel::held: return linear_held(a, device, stream);
     case LinearKernel::ring: return linear_ring(a, launch.cluster, device, stream);
 #if OCTAVO_HOPPER
-    case LinearKernel::wide: return linear_wide(a, launch.tile, launch.split, device, stream);
+    case LinearKernel::wide: return linear_wide(a, launch.tile, device, stream);
     case LinearKernel::uniform: return linear_uniform(a, launch.tile, device, stream);
 #endif
     default: return cudaErrorInvalidValue;

@@ -13,7 +13,7 @@ cudaError_t linear_row(const LinearArgs&, const Device&, cudaStream_t);
 cudaError_t linear_held(const LinearArgs&, const Device&, cudaStream_t);
 cudaError_t linear_ring(const LinearArgs&, int cluster, const Device&, cudaStream_t);
 // In builds for 90a, on Hopper.
-cudaError_t linear_wide(const LinearArgs&, const LinearTile&, int split, const Device&, cudaStream_t);
+cudaError_t linear_wide(const LinearArgs&, const LinearTile&, const Device&, cudaStream_t);
 cudaError_t linear_uniform(const LinearArgs&, const LinearTile&, const Device&, cudaStream_t);
 
 #if OCTAVO_BULK_COPY

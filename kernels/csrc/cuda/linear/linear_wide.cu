@@ -1,5 +1,5 @@
 // Products of dozens of rows or more, on Hopper (sm_90a): out = x weight^T, with bias and residual, or
-// activation(x gate^T) * (x up^T), or parts of a product along its depth, in float32.
+// activation(x gate^T) * (x up^T).
 //
 // As in linear_uniform.cu a warp copies and warpgroups multiply 64 rows of x each. Blocks come in pairs, which share their
 // weights or their rows of x: each copies half of those and the copy engine hands it to both. A block goes on to its next tile,
@@ -17,7 +17,7 @@ namespace {
 constexpr int kPair = 2;  // blocks of a cluster
 constexpr int kBand = 8;  // pairs of tiles side by side along the rows: the L2 keeps their x
 
-enum class Ending { plain, gated, parts };
+enum class Ending { plain, gated };
 
 // A tile has 64 rows of x for each consumer, a warpgroup, and so many rows of the weights. Pairs are tall, with the same
 // weights, or wide, with the same x.
@@ -36,8 +36,8 @@ struct Shape {
 // Pairs of tiles of a launch, and the stages of one. Tiles are as high as the rows they share out need: copies of rows that
 // are not there take longer than of those that are.
 struct Grid {
-  int rows, columns, parts, stages, height;
-  __host__ __device__ int pairs() const { return rows * columns * parts; }
+  int rows, columns, stages, height;
+  __host__ __device__ int pairs() const { return rows * columns; }
 };
 
 #if OCTAVO_WGMMA
@@ -115,28 +115,26 @@ struct Block {
   }
 
   struct Tile {
-    int row, column, part;
+    int row, column;
   };
-  __device__ Tile tile(int index) const {
-    const int of_part = grid.rows * grid.columns, part = index / of_part, pair = index % of_part;
+  __device__ Tile tile(int pair) const {
     const int of_band = kBand * grid.columns, band = pair / of_band, in_band = pair % of_band;
     const int deep = min(kBand, grid.rows - band * kBand);
     return {((band * kBand + in_band % deep) * S::kHigh + down) * grid.height,
-            (in_band / deep * S::kWide + across) * S::kColumns, part};
+            (in_band / deep * S::kWide + across) * S::kColumns};
   }
 
   // What both blocks bring of a stage, and this block's share.
   __device__ int stage_bytes() const { return (grid.height + S::kColumns) * kRowBytes; }
-  __device__ int depth(const Tile& to, int at) const { return (to.part * grid.stages + at) * kDepth; }
   __device__ void bring_x(const CUtensorMap& x, const Tile& to, int at, int stage) const {
     const int from = across * (grid.height / S::kWide);
-    copy_rows(x_at(stage) + from * kRowBytes, x, depth(to, at), to.row + from, ring.full + 8 * stage, with_x());
+    copy_rows(x_at(stage) + from * kRowBytes, x, at * kDepth, to.row + from, ring.full + 8 * stage, with_x());
   }
   __device__ void bring_weights(const CUtensorMap& weights, const Tile& to, int at, int stage) const {
     const int from = down * S::kWeightsShare, row = to.column + from;
     const uint32_t shared = weights_at(stage) + from * kRowBytes, barrier = ring.full + 8 * stage;
-    if constexpr (ending == Ending::gated) copy_halves(shared, weights, depth(to, at), row / 16, barrier, with_weights());
-    else copy_rows(shared, weights, depth(to, at), row, barrier, with_weights());
+    if constexpr (ending == Ending::gated) copy_halves(shared, weights, at * kDepth, row / 16, barrier, with_weights());
+    else copy_rows(shared, weights, at * kDepth, row, barrier, with_weights());
   }
   // The first weights are on their way before the previous kernel has ended.
   __device__ void load(const CUtensorMap& x, const CUtensorMap& weights) {
@@ -197,16 +195,15 @@ struct Block {
       release(previous);
       const Tile of = tile(pair);
       const int thread = threadIdx.x % kWarpgroup, row = consumer * kRows + thread / 32 * 16 + thread % 32 / 4;
-      const Place to{of.row + row, min(a.rows, of.row + grid.height), of.column, of.part};
+      const Place to{of.row + row, min(a.rows, of.row + grid.height), of.column};
       if constexpr (ending == Ending::gated) store_gated(to, sums);
-      else if constexpr (ending == Ending::plain) store_plain(to, sums);
-      else store_part(to, sums);
+      else store_plain(to, sums);
     }
   }
 
-  // Of a thread's results: its first row, where the tile's rows end, the tile's first column, its part.
+  // Of a thread's results: its first row, where the tile's rows end, the tile's first column.
   struct Place {
-    int row, end, column, part;
+    int row, end, column;
   };
 
   // Four threads have two rows of sixteen results at a time, two of each eight: stores eight of each thread, of columns from
@@ -265,18 +262,6 @@ struct Block {
         return sum;
       });
   }
-
-  __device__ void store_part(const Place& to, const float (&sums)[S::kColumns / 2]) const {
-    float* out = static_cast<float*>(a.out) + int64_t(to.part) * a.rows * a.columns;
-#pragma unroll
-    for (int n = 0; n < S::kColumns / 8; ++n)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = to.row + half * 8, column = to.column + n * 8 + threadIdx.x % 4 * 2, at = n * 4 + half * 2;
-        if (row < to.end && column < a.columns)
-          *reinterpret_cast<float2*>(out + int64_t(row) * a.columns + column) = make_float2(sums[at], sums[at + 1]);
-      }
-  }
 };
 
 #endif
@@ -311,21 +296,21 @@ bool describe_halves(CUtensorMap& map, const LinearArgs& a, int box) {
 constexpr int over(int n, int by) { return (n + by - 1) / by; }
 
 template <class S>
-Grid grid_of(const LinearArgs& a, int parts) {
+Grid grid_of(const LinearArgs& a) {
   const int rows = over(a.rows, S::kTileRows * S::kHigh), tiles = rows * S::kHigh;
-  return {rows, over(a.columns, S::kColumns * S::kWide), parts, over(a.depth / parts, kDepth),
+  return {rows, over(a.columns, S::kColumns * S::kWide), over(a.depth, kDepth),
           over(over(a.rows, tiles), 16) * 16};
 }
 int pairs_at_once(const Device& device) { return device.multiprocessors / kPair; }
 
 template <class T, class S, Ending ending>
-cudaError_t launch(const LinearArgs& a, int parts, const Device& device, cudaStream_t stream) {
+cudaError_t launch(const LinearArgs& a, const Device& device, cudaStream_t stream) {
   CUtensorMap x, weights;
   constexpr int box = S::kWeightsShare;
   const bool described = ending == Ending::gated
                              ? describe_halves(weights, a, box)
                              : describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, box);
-  const Grid grid = grid_of<S>(a, parts);
+  const Grid grid = grid_of<S>(a);
   if (!described || !describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, grid.height / S::kWide)) return cudaErrorNotSupported;
   const Launch how{dim3(kPair * std::min(grid.pairs(), pairs_at_once(device))), S::kThreads, S::kBytes, kPair};
   return launch_after(linear_wide_kernel<T, S, ending>, how, stream, a, x, weights, grid);
@@ -333,12 +318,12 @@ cudaError_t launch(const LinearArgs& a, int parts, const Device& device, cudaStr
 
 // With the tile that is asked for, which is one of these.
 template <class T, Ending ending, class... Shapes>
-cudaError_t launch_one_of(const LinearArgs& a, const LinearTile& tile, int parts, const Device& device, cudaStream_t stream) {
+cudaError_t launch_one_of(const LinearArgs& a, const LinearTile& tile, const Device& device, cudaStream_t stream) {
   cudaError_t error = cudaErrorInvalidValue;
   const auto launch_if = [&](auto shape) {
     using S = decltype(shape);
     if (tile.consumers == S::kConsumers && tile.columns == S::kColumns && tile.tall == (S::kHigh == kPair))
-      error = launch<T, S, ending>(a, parts, device, stream);
+      error = launch<T, S, ending>(a, device, stream);
   };
   (launch_if(Shapes{}), ...);
   return error;
@@ -346,21 +331,16 @@ cudaError_t launch_one_of(const LinearArgs& a, const LinearTile& tile, int parts
 
 }  // namespace
 
-cudaError_t linear_wide(const LinearArgs& a, const LinearTile& tile, int split, const Device& device, cudaStream_t stream) {
-  if (device.major != 9 || a.norm || !in_groups(a) || split < 1 || a.depth % split != 0 ||
-      (split > 1 && a.depth / split % kDepth != 0) || (a.gated && a.bias))
-    return cudaErrorInvalidValue;
+cudaError_t linear_wide(const LinearArgs& a, const LinearTile& tile, const Device& device, cudaStream_t stream) {
+  if (device.major != 9 || a.norm || !in_groups(a) || (a.gated && a.bias)) return cudaErrorInvalidValue;
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     if (a.gated)
       return launch_one_of<T, Ending::gated, Shape<1, 96, false>, Shape<1, 128, false>, Shape<1, 160, false>,
                            Shape<1, 224, false>, Shape<2, 96, false>, Shape<2, 128, false>, Shape<2, 160, false>,
-                           Shape<2, 224, false>, Shape<2, 224, true>, Shape<2, 256, true>>(a, tile, 1, device, stream);
-    if (split > 1)
-      return launch_one_of<T, Ending::parts, Shape<1, 48, false>, Shape<1, 96, false>, Shape<1, 128, false>,
-                           Shape<2, 48, false>, Shape<2, 64, false>>(a, tile, split, device, stream);
+                           Shape<2, 224, false>, Shape<2, 224, true>, Shape<2, 256, true>>(a, tile, device, stream);
     return launch_one_of<T, Ending::plain, Shape<1, 48, false>, Shape<1, 64, false>, Shape<1, 96, false>,
-                         Shape<1, 128, false>, Shape<1, 160, false>, Shape<1, 224, false>>(a, tile, 1, device, stream);
+                         Shape<1, 128, false>, Shape<1, 160, false>, Shape<1, 224, false>>(a, tile, device, stream);
   });
 }
 

@@ -31,35 +31,10 @@ constexpr int kBlocks = 1;
 constexpr int kBlocks = 2;
 #endif
 
-// The sum of what all parts have of one vector: all loads are under way together.
-template <int kParts, int N>
-__device__ void sum_parts(const NormArgs& a, int64_t row, int at, float (&sum)[N]) {
-  const float* x = static_cast<const float*>(a.x) + row * a.x_stride + at * N;
-  uint4 raw[kParts][N / 4];
-#pragma unroll
-  for (int p = 0; p < kParts; ++p)
-#pragma unroll
-    for (int i = 0; i < N / 4; ++i) raw[p][i] = reinterpret_cast<const uint4*>(x + p * a.part_stride)[i];
-#pragma unroll
-  for (int i = 0; i < N / 4; ++i) {
-    float four[4];
-    widen<float>(raw[0][i], four);
-#pragma unroll
-    for (int p = 1; p < kParts; ++p) {
-      float more[4];
-      widen<float>(raw[p][i], more);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) four[j] += more[j];
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) sum[i * 4 + j] = four[j];
-  }
-}
-
 // A thread holds V vectors of 16 bytes. What bounds this is how many bytes are on their way and how many instructions a
 // row takes; with V up to 2, and 32 registers, a multiprocessor is full of threads.
-template <class T, int V, Kind kind, int kParts>
-__global__ void __launch_bounds__(1024, V <= 2 && kind == Kind::rms && kParts == 0 ? kBlocks : 1)
+template <class T, int V, Kind kind>
+__global__ void __launch_bounds__(1024, V <= 2 && kind == Kind::rms ? kBlocks : 1)
     norm_kernel(const __grid_constant__ NormArgs a) {
   constexpr int N = 16 / sizeof(T);
   __shared__ float scratch[2][V * 32];
@@ -79,7 +54,7 @@ __global__ void __launch_bounds__(1024, V <= 2 && kind == Kind::rms && kParts ==
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const int at = threadIdx.x + i * blockDim.x;
-    if (kParts == 0 && at < vectors) value[i] = x[at];
+    if (at < vectors) value[i] = x[at];
     if (early && at < vectors && residual) addend = residual[at];
   }
   float sum[V] = {};
@@ -88,8 +63,7 @@ __global__ void __launch_bounds__(1024, V <= 2 && kind == Kind::rms && kParts ==
     const int at = threadIdx.x + i * blockDim.x;
     if (at >= vectors) continue;
     float own[N];
-    if constexpr (kParts > 0) sum_parts<kParts>(a, row, at, own);
-    else widen<T>(value[i], own);
+    widen<T>(value[i], own);
     if (residual) {
       if (!early) addend = residual[at];
       float other[N];
@@ -149,7 +123,7 @@ cudaError_t choose_held(const NormArgs& a, int vectors, int& held) {
   return error;
 }
 
-template <Kind kind, int kParts = 0>
+template <Kind kind>
 cudaError_t launch(const NormArgs& a, cudaStream_t stream) {
   if (a.rows == 0) return cudaSuccess;
   return with_dtype(a.dtype, [&](auto tag) {
@@ -162,25 +136,15 @@ cudaError_t launch(const NormArgs& a, cudaStream_t stream) {
     const int threads = ((vectors + held - 1) / held + 31) / 32 * 32;
     if (threads > 1024) return cudaErrorInvalidValue;
     const dim3 rows{unsigned(a.rows)};
-    if (held == 1) return launch_after(norm_kernel<T, 1, kind, kParts>, {rows, threads}, stream, a);
-    if constexpr (kParts == 0) {
-      if (held == 2) return launch_after(norm_kernel<T, 2, kind, 0>, {rows, threads}, stream, a);
-      return launch_after(norm_kernel<T, 4, kind, 0>, {rows, threads}, stream, a);
-    }
-    return cudaErrorInvalidValue;
+    if (held == 1) return launch_after(norm_kernel<T, 1, kind>, {rows, threads}, stream, a);
+    if (held == 2) return launch_after(norm_kernel<T, 2, kind>, {rows, threads}, stream, a);
+    return launch_after(norm_kernel<T, 4, kind>, {rows, threads}, stream, a);
   });
 }
 
 }  // namespace
 
-cudaError_t rms_norm(const NormArgs& a, cudaStream_t stream) {
-  switch (a.parts) {
-    case 0: return launch<Kind::rms>(a, stream);
-    case 2: return launch<Kind::rms, 2>(a, stream);
-    case 4: return launch<Kind::rms, 4>(a, stream);
-    default: return cudaErrorInvalidValue;
-  }
-}
+cudaError_t rms_norm(const NormArgs& a, cudaStream_t stream) { return launch<Kind::rms>(a, stream); }
 cudaError_t layer_norm(const NormArgs& a, cudaStream_t stream) { return launch<Kind::layer>(a, stream); }
 
 }  // namespace octavo
