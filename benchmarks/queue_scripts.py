@@ -30,8 +30,9 @@ from typing import Any
 import psutil
 import redis
 
+from octavo.calls import Call
 from octavo.models import Chunk, JobRequest, JobStatus, ModelCard, SamplingParams, Terminal, Usage
-from octavo.protocol import Append, Call, Cell, Claim, Limits, Retention
+from octavo.protocol import Append, Cell, Claim, Limits, Retention
 from octavo.server import EmbeddedServer
 from octavo.wire import encode_result
 
