@@ -20,7 +20,7 @@ import fake_worker as fake
 import redis
 from sync_streams import read_stream_sync
 
-import octavo.protocol
+import octavo.calls
 from octavo import wire
 from octavo.calls import Call, run_sync
 from octavo.connection import connect_sync
@@ -155,7 +155,7 @@ def unfenced(name: str) -> Script:
 def main() -> None:
     url, worker_id, log, *options = sys.argv[1:]
     if "--unfenced" in options:
-        octavo.protocol.script = unfenced  # type: ignore[attr-defined]
+        octavo.calls.script = unfenced  # type: ignore[attr-defined]
     with connect_sync(url) as connection, open(log, "a", buffering=1) as output:
         Worker(connection, worker_id, output).main()
 
