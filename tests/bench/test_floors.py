@@ -48,3 +48,28 @@ def test_who_has_ended_costs_nothing(llama_8b: Costs) -> None:
     long, short = Work(list(range(64)), 100), Work(list(range(100, 164)), 1)
     both = floor_seconds(llama_8b, [long, short], READS)
     assert both == pytest.approx(floor_seconds(llama_8b, [long], READS))
+
+
+def test_each_group_of_requests_shares_its_own_prefix(llama_8b: Costs) -> None:
+    first, second = list(range(512)), list(range(1000, 1256))
+    work = [Work([*prefix, 5000 + i], 2) for i in range(3) for prefix in (first, second)]
+    read = 2 * 2 * llama_8b.weights + (512 + 256 + 6 * 2) * llama_8b.kv_bytes
+    assert floor_seconds(llama_8b, work, READS) == pytest.approx(read / 1e12)
+    prompts = 2 * llama_8b.layers * (512 + 256 + 6) + 2 * llama_8b.head * 6
+    pairs = llama_8b.pair_flops * (512**2 / 2 + 256**2 / 2 + 3 * (512 + 0.5) + 3 * (256 + 0.5))
+    decodes = 2 * llama_8b.weights * 6 + llama_8b.pair_flops * 3 * (514 + 258)
+    assert floor_seconds(llama_8b, work, MULTIPLIES) == pytest.approx((prompts + pairs + decodes) / 1e12)
+
+
+def test_prefixes_branch_and_are_read_once_while_any_request_of_theirs_runs(llama_8b: Costs) -> None:
+    """Against the distinct beginnings of all prompts, counted one by one."""
+    trunk = [7] * 100
+    lengths = [(40, 1), (40, 3), (60, 2), (60, 5)]
+    work = [Work([*trunk, *[branch] * n, 100 + i], out) for i, (n, out) in enumerate(lengths) for branch in (1, 2)]
+    work.append(Work(trunk, 4))
+    read = 2 * 5 * llama_8b.weights
+    for step in range(1, 5):
+        running = [w for w in work if w.max_tokens > step]
+        beginnings = {tuple(w.prompt[:n]) for w in running for n in range(1, len(w.prompt) + 1)}
+        read += llama_8b.kv_bytes * (len(beginnings) + step * len(running))
+    assert floor_seconds(llama_8b, work, READS) == pytest.approx(read / 1e12)

@@ -167,7 +167,7 @@ def test_a_prefix_is_pinned_listed_and_dropped(cli: Cli, tmp_path: Path) -> None
     (listed,) = cli.json("prefix", "ls")["prefixes"]
     assert listed["pin"]["system"] == system
     assert "servant" in cli("prefix", "ls")
-    assert "context of 1024" in cli("prefix", "pin", "huge", "--tokens", ",".join(["7"] * 2000), code=1)
+    assert "context length is 1024" in cli("prefix", "pin", "huge", "--tokens", ",".join(["7"] * 2000), code=1)
     cli("prefix", "drop", "huge")
     cli("prefix", "drop", "servant")
     assert "octavo prefix ls" in cli("prefix", "drop", "servant", code=1)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.markup import escape
 
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
 _PIPE_WIDTH = 200  # a pipe has no width of its own: nothing is cut off there
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -29,8 +29,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON on stdout; models as their fields."""
-    print(json.dumps(value, default=_plain, ensure_ascii=False), flush=True)
+    """One line of JSON on stdout; models as their fields. A number that is none is null: JSON has no NaN."""
+    print(_ANY.dump_json(value).decode(), flush=True)
 
 
 def counted(number: int, noun: str) -> str:
@@ -48,9 +48,3 @@ def fail(message: str, code: int = 1) -> typer.Exit:
     """Say what is wrong and what to do next; `raise` what comes back."""
     err.print(f"[bold red]error:[/] {escape(message)}")
     return typer.Exit(code)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -132,4 +132,4 @@ def _show(prefixes: list[PinnedPrefix]) -> None:
                 reasons.append(f"{pin.name}: {outcome.message}")
     out.print(table, soft_wrap=False)
     for reason in dict.fromkeys(reasons):
-        out.print(Text(reason), soft_wrap=False)
+        out.print(Text(reason), soft_wrap=not out.is_terminal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from octavo_worker.bench.replay import RULES, arrivals_of, figures
-from octavo_worker.bench.report import floor_share, median, report, write
+from octavo_worker.bench.report import encode, floor_share, median, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.traces import Clipped, TracedRequest, clip, read_trace, work_of
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, Work, workload
@@ -53,6 +54,8 @@ class KvDtype(StrEnum):
 
 NO_COLUMNS = ("seconds", "cpu_ms_per_1000_tokens")
 MOST_COLUMNS = 14
+
+_PIPE_WIDTH = 1000  # a pipe has no width of its own: nothing is cut off there
 
 _console = Console(stderr=True)
 
@@ -91,12 +94,17 @@ def _options(model: str, threads: int | None, max_model_len: int | None, **more:
         yield ModelOptions.of_flags(str(path), flags)
 
 
-def _works(family: str, names: str, vocab_size: int) -> dict[str, list[Work]]:
+def _works(family: str, names: str, vocab_size: int, max_model_len: int) -> dict[str, list[Work]]:
     chosen = names.split(",") if names else list(CPU_LENGTHS if family == "cpu" else GPU_WORKLOADS)
     try:
-        return {name: workload(family, name, vocab_size) for name in chosen}
+        works = {name: workload(family, name, vocab_size) for name in chosen}
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    for name, work in works.items():
+        if (longest := max(len(w.prompt) + w.max_tokens for w in work)) > max_model_len:
+            message = f"{name} has sequences of {longest} tokens, the context has {max_model_len}"
+            raise typer.BadParameter(f"{message}: raise --max-model-len or choose other --workloads")
+    return works
 
 
 def _figure(name: str, work: list[Work], seconds: list[float]) -> dict[str, Any]:
@@ -123,11 +131,12 @@ def _show(document: dict[str, Any], as_json: bool, out: Path | None) -> None:
     if out is not None:
         write(document, out)
     if as_json:
-        typer.echo(json.dumps(document, indent=1))
+        typer.echo(encode(document))
         return
     names = list(dict.fromkeys(key for row in document["rows"] for key in row))
     columns = [name for name in names if name not in NO_COLUMNS]
-    Console().print(_across(document, columns) if len(columns) <= MOST_COLUMNS else _down(document, names))
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console.print(_across(document, columns) if len(columns) <= MOST_COLUMNS else _down(document, names))
 
 
 def _across(document: dict[str, Any], names: list[str]) -> Table:
@@ -187,7 +196,7 @@ def engine(
     rows, log = [], None
     with _options(model, threads, max_model_len, **limits, **modes, **more) as options:
         bench_engine = EngineBench(load_runner(options), options, temperature)
-        for name, work in _works(family, workloads, bench_engine.vocab_size).items():
+        for name, work in _works(family, workloads, bench_engine.vocab_size, bench_engine.max_model_len).items():
             log = _step_log(chrome_trace)
             rows.append(_measure(bench_engine, name, work, rounds, interval_ms, log))
     _write_steps(log, chrome_trace)
@@ -246,7 +255,9 @@ def service(
     more = {"device": device.value, "dtype": dtype.value}
     with _options(model, threads, max_model_len, **more) as options:
         try:
-            rows = compare_service(options, lambda vocab: _works(family, workloads, vocab), rounds, _console)
+            rows = compare_service(
+                options, lambda vocab, context: _works(family, workloads, vocab, context), rounds, _console
+            )
         except ServiceFailed as failure:
             _console.print(str(failure), markup=False, style="red")
             raise typer.Exit(1) from failure

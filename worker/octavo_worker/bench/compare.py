@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +22,11 @@ from octavo_worker.model import load_runner
 
 FIRST_TOKEN_RUNS = 21
 
+Works = Callable[[int, int], dict[str, list[Work]]]
+"""Workloads by name, for a vocabulary's size and a context's length."""
 
-def compare_service(
-    options: ModelOptions, works: Callable[[int], dict[str, list[Work]]], rounds: int, console: Console
-) -> list[dict[str, Any]]:
+
+def compare_service(options: ModelOptions, works: Works, rounds: int, console: Console) -> list[dict[str, Any]]:
     """One row a workload with the throughput of both, and one with the time to the first token of both.
 
     The KV cache is as large as the workloads need, so that after the warm-up both have written to all of it: a worker
@@ -34,16 +36,17 @@ def compare_service(
     engine = EngineBench(load_runner(options), options)
     with service(Path(options.model), _flags(options)) as running:
         rows = [
-            _throughput(name, work, engine, running, rounds, console) for name, work in works(engine.vocab_size).items()
+            _throughput(name, work, engine, running, rounds, console)
+            for name, work in works(engine.vocab_size, engine.max_model_len).items()
         ]
         rows.append(_first_token(engine, running, console))
     return rows
 
 
-def _blocks(works: Callable[[int], dict[str, list[Work]]], options: ModelOptions) -> int:
+def _blocks(works: Works, options: ModelOptions) -> int:
     """What the largest workload fills, an eighth more, and enough for one sequence of any length."""
     size = options.block_size
-    needed = [sum(-(-(len(w.prompt) + w.max_tokens) // size) for w in work) for work in works(2).values()]
+    needed = [sum(-(-(len(w.prompt) + w.max_tokens) // size) for w in work) for work in works(2, sys.maxsize).values()]
     return max(9 * max(needed) // 8, -(-(options.max_model_len or 0) // size)) + 1
 
 

@@ -1,6 +1,6 @@
 """The least time that a device could need for a workload, from its bandwidth and its matrix rate alone.
 
-Every weight and every distinct KV entry is read once a step, every product runs at the full rate, a prefix that all
+Every weight and every distinct KV entry is read once a step, every product runs at the full rate, a prefix that several
 requests share is computed and read once, memory is unlimited, and reading and computing hide each other. Nothing can
 be faster, so a measured speed is stated as a share of this one.
 """
@@ -47,29 +47,50 @@ class Costs:
 
 def floor_seconds(costs: Costs, work: list[Work], ceilings: Ceilings) -> float:
     """Seconds for all of `work`, which arrives at once."""
-    shared = _shared([w.prompt for w in work]) if len(work) > 1 else 0
-    return _prompts(costs, work, shared, ceilings) + _decodes(costs, work, shared, ceilings)
+    branches = _branches(work)
+    return _prompts(costs, branches, ceilings) + _decodes(costs, branches, ceilings)
 
 
-def _shared(prompts: list[list[int]]) -> int:
-    """Leading tokens that all prompts have in common."""
-    columns = zip(*prompts, strict=False)
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+Branch = tuple[Work, int]
+"""A request, and how many leading tokens it shares with the one before it. In the order of their prompts these are all
+that it shares with any before it."""
 
 
-def _prompts(costs: Costs, work: list[Work], shared: int, ceilings: Ceilings) -> float:
-    own = [len(w.prompt) - shared for w in work]
-    pairs = shared**2 / 2 + sum(n * shared + n**2 / 2 for n in own)
-    flops = 2 * costs.layers * (shared + sum(own)) + 2 * costs.head * len(work) + costs.pair_flops * pairs
+def _branches(work: list[Work]) -> list[Branch]:
+    ordered = sorted(work, key=lambda w: w.prompt)
+    before = [Work([], 0), *ordered]
+    return [(w, _common(previous.prompt, w.prompt)) for previous, w in zip(before, ordered, strict=False)]
+
+
+def _common(left: list[int], right: list[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+
+
+def _running(branches: list[Branch], step: int) -> list[Branch]:
+    """Those that have not ended by then: what two share is the least that their neighbours between them share."""
+    kept, shared = [], []
+    for w, common in branches:
+        shared.append(common)
+        if w.max_tokens > step:
+            kept.append((w, min(shared)))
+            shared = []
+    return kept
+
+
+def _prompts(costs: Costs, branches: list[Branch], ceilings: Ceilings) -> float:
+    computed = sum(len(w.prompt) - shared for w, shared in branches)
+    pairs = sum(len(w.prompt) ** 2 - shared**2 for w, shared in branches) / 2
+    flops = 2 * costs.layers * computed + 2 * costs.head * len(branches) + costs.pair_flops * pairs
     return max(flops / ceilings.flops, costs.weights * costs.itemsize / ceilings.bandwidth)
 
 
-def _decodes(costs: Costs, work: list[Work], shared: int, ceilings: Ceilings) -> float:
+def _decodes(costs: Costs, branches: list[Branch], ceilings: Ceilings) -> float:
     """Every request's first token comes with its prompt; step t computes the one behind t others."""
     seconds = 0.0
-    for step in range(1, max(w.max_tokens for w in work)):
-        contexts = [len(w.prompt) + step for w in work if w.max_tokens > step]
-        distinct = shared + sum(contexts) - shared * len(contexts)
+    for step in range(1, max(w.max_tokens for w, _ in branches)):
+        branches = _running(branches, step)
+        contexts = [len(w.prompt) + step for w, _ in branches]
+        distinct = sum(contexts) - sum(shared for _, shared in branches)
         read = costs.weights * costs.itemsize + costs.kv_bytes * distinct
         flops = 2 * costs.weights * len(contexts) + costs.pair_flops * sum(contexts)
         seconds += max(read / ceilings.bandwidth, flops / ceilings.flops)

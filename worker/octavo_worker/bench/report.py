@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shlex
@@ -48,8 +49,8 @@ def _versions() -> dict[str, str]:
 
 
 def report(name: str, rows: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
-    """The document that stands in `benchmarks/results`."""
-    return {
+    """The document that stands in `benchmarks/results`. What was not measured is None: JSON has no NaN."""
+    document = {
         "benchmark": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -58,11 +59,25 @@ def report(name: str, rows: list[dict[str, Any]], **extra: Any) -> dict[str, Any
         **extra,
         "rows": rows,
     }
+    return {key: _finite(value) for key, value in document.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def encode(document: dict[str, Any]) -> str:
+    """As JSON for files and standard output."""
+    return json.dumps(document, indent=1, allow_nan=False)
 
 
 def write(document: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path.write_text(encode(document) + "\n")
 
 
 def percentile(values: list[float], q: float) -> float:
