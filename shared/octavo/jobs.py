@@ -22,6 +22,7 @@ _ALWAYS = (
 _PACKED = (JobHash.ERROR, JobHash.METADATA, JobHash.USAGE, JobHash.PROGRESS)
 _FIELDS = (*_ALWAYS, JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.WORKER, *_PACKED)
 _PAGE = 200
+_BEHIND_ALL = "h"  # ids begin with g
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,18 @@ async def list_jobs(
 ) -> list[JobInfo]:
     """Up to `limit` jobs, newest first, older than the job `after`."""
     found: list[JobInfo] = []
-    upper = f"({after}" if after else "+"
+    own = f":{tenant}:" if tenant is not None else ""
+    upper = f"({own}{after or _BEHIND_ALL}"
+    page = _PAGE if status is not None else min(limit, _PAGE)
     while len(found) < limit:
-        names: Any = await connection.zrevrangebylex(keys.jobs, upper, "-", 0, _PAGE)
-        ids = [name.decode() for name in names]
+        names: Any = await connection.zrevrangebylex(keys.jobs, upper, f"[{own}g", 0, page)
+        ids = [name.decode().removeprefix(own) for name in names]
         for info in await _read_infos(connection, ids):
             if status in (None, info.status) and tenant in (None, info.tenant):
                 found.append(info)
-        if len(ids) < _PAGE:
+        if len(ids) < page:
             break
-        upper = f"({ids[-1]}"
+        upper = f"({own}{ids[-1]}"
     return found[:limit]
 
 

@@ -90,7 +90,7 @@ class Keys:
 
     @property
     def jobs(self) -> str:
-        """ZSET: all job ids, score 0: sorted by id, hence by time."""
+        """ZSET: all job ids, and `:<tenant>:<id>` for each, score 0: sorted by id, hence by time."""
         return f"{self.prefix}:jobs"
 
     @property

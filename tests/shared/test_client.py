@@ -15,7 +15,7 @@ import redis.asyncio
 from fake_worker import expected
 from killable_server import killable_service
 from loading_server import loading_server
-from waiting import STALL_S
+from waiting import STALL_S, until
 
 from octavo import (
     AsyncClient,
@@ -27,6 +27,7 @@ from octavo import (
     JobStatus,
     Limits,
     QueueFull,
+    Retention,
     SamplingParams,
     ServerUnavailable,
     UnknownModel,
@@ -316,6 +317,41 @@ async def test_only_what_was_given_up_is_requeued(client: AsyncClient) -> None:
     await client.cancel(job.id)
     with pytest.raises(InvalidRequest, match="octavo jobs dead"):
         await client.requeue(job.id)
+
+
+async def test_a_tenant_s_list_reads_no_other_tenant_s_jobs(
+    client: AsyncClient, connection: redis.asyncio.Redis
+) -> None:
+    request = JobRequest(model=fake.MODEL, prompt="x")
+    (own,) = await client.submit_many([request], tenant="small")
+    await client.submit_many([request] * 500, tenant="smaller")
+    (newest,) = await client.submit_many([request], tenant="small")
+    await connection.config_resetstat()
+    assert [info.id for info in await client.jobs(tenant="small", limit=5)] == [newest.id, own.id]
+    assert len(await client.jobs(tenant="smaller", limit=3)) == 3
+    assert await client.jobs(tenant="smal") == []
+    assert (await connection.info("commandstats"))["cmdstat_hmget"]["calls"] == 2 + 3
+
+
+async def test_a_forgotten_job_leaves_all_lists(redis_url: str, connection: redis.asyncio.Redis) -> None:
+    retention = Retention(stream_s=1, result_s=1, idempotency_s=1)
+    async with AsyncClient(redis_url, retention=retention) as client:
+        await client.cancel((await client.submit("x", model=fake.MODEL, tenant="acme")).id)
+        spoilt = await client.submit("x", model=fake.MODEL, tenant="acme", queue_timeout_s=0.1)
+        await connection.hdel(f"{{c00}}:j:{spoilt.id}", "cost")
+
+        async def left() -> list[bytes]:
+            await client.reap()
+            return list(await connection.zrange("{c00}:jobs", 0, -1))
+
+        async def only_the_spoilt_one_is_left() -> bool:  # it is kept for a day
+            return await left() == [f":acme:{spoilt.id}".encode(), spoilt.id.encode()]
+
+        await until(only_the_spoilt_one_is_left)
+        await until(lambda: connection.zscore("{c00}:x", f"{spoilt.id} acme"))
+        await connection.zadd("{c00}:x", {f"{spoilt.id} acme": 1})
+        assert await left() == []
+        assert await connection.zcard("{c00}:x") == 0
 
 
 async def test_a_damaged_job_spoils_no_list(client: AsyncClient, connection: redis.asyncio.Redis) -> None:

@@ -51,7 +51,7 @@ if idem ~= '' then note('idem', idem) end
 call('HSET', key('j', id), unpack(job))
 if due < math.huge then call('ZADD', key('D'), due, id) end
 if idem ~= '' then call('SET', key('i', tenant, idem), id .. ' ' .. hash) end
-call('ZADD', key('jobs'), 0, id)
+call('ZADD', key('jobs'), 0, id, 0, ':' .. tenant .. ':' .. id)
 local place = {mdl = model, tn = tenant, cls = class}
 count_queued(place, 1)
 count(tenant, 'bytes', #body)

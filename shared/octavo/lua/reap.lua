@@ -60,9 +60,11 @@ end
 
 if NOW >= grace then each('L', take_back) end
 each('D', end_late)
-for _, id in ipairs(due('x')) do
-  call('ZREM', key('x'), id)
-  call('ZREM', key('jobs'), id)
+for _, member in ipairs(due('x')) do
+  local id, tenant = string.match(member, '^(%S+) ?(%S*)$')
+  if tenant == '' then tenant = read(id, 'tn') or '?' end
+  call('ZREM', key('x'), member, id .. ' ' .. tenant)
+  call('ZREM', key('jobs'), id, ':' .. tenant .. ':' .. id)
 end
 call('ZREMRANGEBYSCORE', key('workers'), '-inf', NOW - 60000)
 publish()

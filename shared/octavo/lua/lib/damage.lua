@@ -46,8 +46,8 @@ local function end_damaged(id, known)
   if job.idem and job.tn then call('EXPIRE', key('i', job.tn, job.idem), ASIDE_S) end
   call('ZREM', key('L'), id)
   call('ZREM', key('D'), id)
-  call('ZADD', key('jobs'), 0, id)
-  call('ZADD', key('x'), NOW + ASIDE_S * 1000, id)
+  call('ZADD', key('jobs'), 0, id, 0, ':' .. (job.tn or '?') .. ':' .. id)
+  call('ZADD', key('x'), NOW + ASIDE_S * 1000, id .. ' ' .. (job.tn or '?'))
   bury(id, job.wid or '', 0, DAMAGED)
   tell(id, job.gw, entry, ending)
 end

@@ -47,7 +47,7 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   if job.idem then call('EXPIRE', key('i', job.tn, job.idem), idempotency_s) end
   call('ZREM', key('L'), id)
   call('ZREM', key('D'), id)
-  call('ZADD', key('x'), NOW + result_s * 1000, id)
+  call('ZADD', key('x'), NOW + result_s * 1000, id .. ' ' .. job.tn)
   call('XADD', key('ev'), 'MAXLEN', '~', 100000, '*', 'id', id, 'st', status, 'mdl', job.mdl, 'tn', job.tn,
     'n', job.n, 'ct', job.ct, 'ft', NOW)
   tell(id, job.gw, entry, ending)

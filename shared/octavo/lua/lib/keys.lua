@@ -14,8 +14,8 @@
 --   P:pass:<model>        HASH   how often each lower class was passed over
 --   P:bell:<model>        LIST   at most one element: there is work
 --   P:blocked:<model>     STRING there while work that fitted no claim has just rung the bell (expires)
---   P:L  P:D  P:x         ZSET   job by lease expiry, by deadline, by end of retention (ms)
---   P:jobs                ZSET   all job ids (score 0: sorted by id, which is sorted by time)
+--   P:L  P:D  P:x         ZSET   job by lease expiry, by deadline, "<id> <tenant>" by end of retention (ms)
+--   P:jobs                ZSET   all job ids, and ":<tenant>:<id>" for each (score 0: sorted by id, hence by time)
 --   P:q  P:q:<tenant>     HASH   queued, running, bytes (and queued:<model> in the first); zero is absent
 --   P:i:<tenant>:<key>    STRING idempotency: "<id> <hash of the request>"
 --   P:c:<token>           STRING what a claim handed out, so that it can be repeated
