@@ -18,6 +18,7 @@ import yaml
 from import_rules import imported, package_of
 from waiting import STALL_S
 
+from octavo_gateway.settings import GatewaySettings
 from octavo_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -137,8 +138,16 @@ def test_compose_builds_targets_that_exist_and_sets_variables_that_are_settings(
         dockerfile = (ROOT / build["dockerfile"]).read_text()
         assert re.search(rf"^FROM \S+ AS {build['target']}$", dockerfile, flags=re.MULTILINE)
         assert (ROOT / "deploy" / build["context"]).resolve() == ROOT
-    for variable in COMPOSE["worker"]["environment"]:
-        assert variable == "REDIS_URL" or variable.removeprefix("OCTAVO_").lower() in WorkerSettings.model_fields
+    for service, settings in (("worker", WorkerSettings), ("gateway", GatewaySettings)):
+        for variable in COMPOSE[service]["environment"]:
+            assert variable == "REDIS_URL" or variable.removeprefix("OCTAVO_").lower() in settings.model_fields
+
+
+def test_compose_opens_no_port_without_a_key() -> None:
+    published = {name: service["ports"] for name, service in COMPOSE.items() if "ports" in service}
+    assert list(published) == ["gateway"]
+    assert all(port.startswith("${OCTAVO_ADDRESS:-127.0.0.1}:") for port in published["gateway"])
+    assert COMPOSE["gateway"]["environment"]["OCTAVO_API_KEYS"].startswith("${OCTAVO_API_KEYS:?")
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
