@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import signal
 import threading
@@ -24,11 +25,13 @@ from octavo_gateway.auth import Keyring
 from octavo_gateway.body import add_schemas
 from octavo_gateway.metrics import Metrics
 from octavo_gateway.openai import chat, completions, models
-from octavo_gateway.origins import OriginCheck
+from octavo_gateway.origins import OriginCheck, is_loopback
 from octavo_gateway.reaper import reap_forever
 from octavo_gateway.requests import HEADER, RequestLog
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.state import Gateway
+
+log = logging.getLogger(__name__)
 
 
 def create_app(settings: GatewaySettings | None = None) -> FastAPI:
@@ -74,6 +77,8 @@ async def _running(settings: GatewaySettings, keyring: Keyring) -> AsyncIterator
     client = AsyncClient(settings.redis_url, limits=settings.limits, retention=settings.retention)
     gateway = Gateway(settings, keyring, client, Metrics())
     gateway.spawn(reap_forever(client, gateway.metrics))
+    if keyring.is_open and not is_loopback(settings.host):
+        log.warning("no API keys: other hosts that reach %s may submit; --api-keys asks for one", settings.host)
     try:
         with _drain_on_signal(gateway):
             yield gateway

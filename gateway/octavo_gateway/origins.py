@@ -57,6 +57,11 @@ class OriginCheck:
         return "." not in name or name.endswith(".localhost") or name in self._hosts or _is_address(name)
 
 
+def is_loopback(host: str) -> bool:
+    """An address that this machine alone reaches."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)

@@ -80,3 +80,13 @@ async def test_names_that_a_stranger_can_make_point_here_need_a_key(
         assert (await submit(url, Host=host)).status_code == status
         with_keys = own_gateway(api_keys="acme:a-key")
         assert (await submit(with_keys, Host=host, Authorization="Bearer a-key")).status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warned"), [("0.0.0.0", None, True), ("0.0.0.0", "acme:a-key", False), ("127.0.0.1", None, False)]
+)
+def test_a_gateway_that_is_open_to_other_hosts_says_so(
+    own_gateway: Callable[..., str], caplog: pytest.LogCaptureFixture, host: str, keys: str | None, warned: bool
+) -> None:
+    own_gateway(host=host, api_keys=keys)
+    assert ("no API keys" in caplog.text) == warned
