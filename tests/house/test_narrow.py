@@ -78,5 +78,18 @@ def test_nothing_preempted_is_no_person() -> None:
     assert "preempted: nothing" in "\n".join(lines(memory_panel(memory, 80), 80))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("metadata", {"who": "\x1b[2Jme"}, "who: \\x1b[2Jme"),
+        ("usage", {"prompt_tokens": 3, "cached_tokens": 0}, "prompt_tokens: 3, cached_tokens: 0"),
+        ("tokens", 4, "4"),
+    ],
+)
+def test_a_job_is_shown_in_words(name: str, value: Any, shown: str) -> None:
+    assert jobs._shown(name, value) == shown
+    assert jobs._shown("created_at", 1e9).startswith("2001-09-0")
+
+
 def test_counts_have_their_number() -> None:
     assert [counted(number, "worker") for number in (0, 1, 2000)] == ["0 workers", "1 worker", "2,000 workers"]

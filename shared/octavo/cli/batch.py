@@ -26,6 +26,7 @@ from octavo.cli.console import AsJson, RedisUrl, counted, err, fail, print_json
 from octavo.client import AsyncClient
 from octavo.errors import OctavoError, QueueFull, ServerUnavailable
 from octavo.handles import AsyncJob, ensure_completed
+from octavo.logs import printable
 from octavo.models import JobRequest, JobStatus
 from octavo.openai.answers import CompletedJob
 
@@ -75,7 +76,7 @@ def run(
     else:
         err.print(f"{counted(len(lines), 'line')}, {skipped} done before, {batch.failures} failed: {target}")
         if batch.first_failure is not None:
-            err.print(Text(f"{batch.first_failure[0]}: {batch.first_failure[1]}"))
+            err.print(Text(printable(f"{batch.first_failure[0]}: {batch.first_failure[1]}")))
     if batch.failures:
         raise typer.Exit(1)
 

@@ -11,6 +11,8 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.markup import escape
 
+from octavo.logs import printable
+
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 _PIPE_WIDTH = 200  # a pipe has no width of its own: nothing is cut off there
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
@@ -46,5 +48,5 @@ def when(at: float) -> str:
 
 def fail(message: str, code: int = 1) -> typer.Exit:
     """Say what is wrong and what to do next; `raise` what comes back."""
-    err.print(f"[bold red]error:[/] {escape(message)}")
+    err.print(f"[bold red]error:[/] {escape(printable(message))}")
     return typer.Exit(code)

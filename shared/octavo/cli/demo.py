@@ -93,10 +93,10 @@ async def _report(client: AsyncClient, running: Service, answers: list[Answer], 
         gapless = answer.gaps == 0 and tokens == _MAX_TOKENS
         whole = whole and same and gapless
         marks = f"{'no gap, no repeat' if gapless else 'NOT GAPLESS'}, {'identical to' if same else 'DIFFERENT FROM'}"
-        line = f"{answer.speaker:>17}: {tokens} tokens, {marks} an undisturbed run"
+        line = f"{answer.speaker:>16}: {tokens} tokens, {marks} an undisturbed run"
         if answer.job.id in cut:
             heir = names.get((await answer.job.info()).worker or "", "nobody")
-            line += f"; cut at token {cut[answer.job.id]}, {heir} went on {answer.longest_wait_s:.1f} s later"
+            line += f"\n{'':18}cut at token {cut[answer.job.id]}, {heir} went on {answer.longest_wait_s:.1f} s later"
         out.print(line, style="green" if same and gapless else "bold red")
     if not cut:
         out.print("no answer was running on the worker when it was killed", style="bold red")
@@ -111,7 +111,7 @@ def _print_addresses(plan: Plan) -> None:
 
 def _stay(running: Service, plan: Plan) -> None:
     found = local.LocalService(pid=os.getpid(), redis_url=running.redis_url, api_url=plan.api_url, model=plan.model)
-    out.print("up until Ctrl-C; try in another terminal: [bold].venv/bin/octavo run 'JULIET:'[/]  or  [bold]top[/]")
+    out.print("up until Ctrl-C; in another terminal:  [bold].venv/bin/octavo run 'JULIET:'[/]  or  [bold]top[/]")
     if local.running() is None:
         local.publish(found)
     try:

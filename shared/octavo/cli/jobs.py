@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from octavo.cli.console import AsJson, RedisUrl, err, out, print_json, when
 from octavo.client import AsyncClient
+from octavo.logs import printable
 from octavo.models import DeadLetter, JobInfo, JobStatus
 
 app = typer.Typer(help="List, show, follow, cancel and requeue jobs.", no_args_is_help=True)
@@ -80,8 +82,17 @@ def show(job_id: JobId, redis_url: RedisUrl = None, as_json: AsJson = False) -> 
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in job.model_dump(mode="json", exclude_none=True).items():
-        table.add_row(f"[dim]{name}[/]", Text(str(value)))
-    out.print(table)
+        if value != {}:
+            table.add_row(f"[dim]{name}[/]", Text(_shown(name, value)))
+    out.print(table, soft_wrap=False)
+
+
+def _shown(name: str, value: Any) -> str:
+    if name.endswith("_at"):
+        return datetime.fromtimestamp(value).isoformat(" ", "milliseconds")
+    if isinstance(value, dict):
+        return printable(", ".join(f"{key}: {item}" for key, item in value.items()))
+    return printable(str(value))
 
 
 @app.command("tail")

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from octavo.cli.console import AsJson, RedisUrl, err, out, print_json
 from octavo.client import DEFAULT_TENANT, AsyncClient
+from octavo.logs import printable
 from octavo.models import PinnedPrefix
 
 app = typer.Typer(help="Keep named prefixes in the KV memory of workers.", no_args_is_help=True)
@@ -132,4 +133,4 @@ def _show(prefixes: list[PinnedPrefix]) -> None:
                 reasons.append(f"{pin.name}: {outcome.message}")
     out.print(table, soft_wrap=False)
     for reason in dict.fromkeys(reasons):
-        out.print(Text(reason), soft_wrap=not out.is_terminal)
+        out.print(Text(printable(reason)), soft_wrap=not out.is_terminal)

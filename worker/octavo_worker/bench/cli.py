@@ -142,9 +142,10 @@ def _show(document: dict[str, Any], as_json: bool, out: Path | None) -> None:
 def _across(document: dict[str, Any], names: list[str]) -> Table:
     table = Table(title=document["benchmark"])
     for name in names:
-        table.add_column(name.replace("_", " "), justify="left" if name == "workload" else "right")
+        is_name = name == "workload"
+        table.add_column(name.replace("_", " "), justify="left" if is_name else "right", no_wrap=is_name)
     for row in document["rows"]:
-        table.add_row(*(str(row.get(name, "")) for name in names))
+        table.add_row(*(_cell(row.get(name)) for name in names))
     return table
 
 
@@ -158,8 +159,12 @@ def _down(document: dict[str, Any], names: list[str]) -> Table:
         for part in parts or [""]:
             shown = [value.get(part) if isinstance(value, dict) else value for value in values]
             label = f"{name} {part}".strip().replace("_", " ")
-            table.add_row(label, *("-" if value is None else str(value) for value in shown))
+            table.add_row(label, *map(_cell, shown))
     return table
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else str(value)
 
 
 @bench.command()
