@@ -13,7 +13,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo_gateway.errors import ApiError
-from octavo_gateway.settings import GatewaySettings
+from octavo_gateway.state import Gateway
 
 _RESERVED_FILES = 64
 """Open files that are no clients' connections: the server's, logs, metrics."""
@@ -30,7 +30,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._settings: GatewaySettings = self.app_state["gateway"].settings
+        self._gateway: Gateway = self.app_state["gateway"]
+        self._settings = self._gateway.settings
         self._pending_bytes = 0  # of a head, or between two pieces of a body
         self._receiving: asyncio.TimerHandle | None = None
 
@@ -57,6 +58,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._pending_bytes = self._pending_bytes or 1
         self._expect_request()
 
     def on_headers_complete(self) -> None:
@@ -84,9 +86,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._refuse(ApiError(400, msg, code="invalid_http"))
 
     @property
-    def _is_answered(self) -> bool:
-        """The application is at work on a request that has arrived whole."""
-        return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+    def _has_request(self) -> bool:
+        """The application is at work on a request."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _expect_request(self) -> None:
         """Start the client's time to send a request whole."""
@@ -100,10 +102,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._receiving = None
-        if self._is_answered:
+        if self._has_request and not self.cycle.more_body:
             self._expect_request()  # the next request has to wait for this answer
-            return
-        self._refuse(ApiError(408, "the request did not arrive in time: send it faster", code="request_timeout"))
+        elif not self._has_request and not self._pending_bytes:
+            self.transport.close()  # an answer to nothing would be taken for that to a request on its way
+        else:
+            self._refuse(ApiError(408, "the request did not arrive in time: send it faster", code="request_timeout"))
 
     def _refuse_head(self) -> None:
         limit = self._settings.max_header_bytes
@@ -113,11 +117,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Answer without the application, and hang up. While it answers a request there is only the latter."""
         if self.transport.is_closing():
             return
-        if (
-            self.cycle is None
-            or self.cycle.response_complete
-            or (self.cycle.more_body and not self.cycle.response_started)
-        ):
+        if not self._has_request:
+            self._gateway.metrics.http_requests.labels("unknown", "unknown", error.status).inc()
+        if not self._has_request or (self.cycle.more_body and not self.cycle.response_started):
             response = error.response()
             head = [b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())]
             head += [b"%s: %s" % header for header in response.raw_headers]

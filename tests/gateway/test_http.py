@@ -94,24 +94,30 @@ def chunked(data: bytes, size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("sent", "answered"),
+    ("sent", "counted_as"),
     [
-        (b"", True),
-        (b"\r\n", True),
-        (b"GET /livez HTT", True),
-        (HEAD, True),
-        (HEAD + b"content-length: 100\r\n\r\n{", True),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", True),
-        (b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /livez HT", False),
+        (b"\r\n", "408"),
+        (b"GET /livez HTT", "408"),
+        (HEAD, "408"),
+        (HEAD + b"content-length: 100\r\n\r\n{", "499"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", "499"),
     ],
 )
-def test_a_request_has_to_arrive_in_time(own_gateway: Callable[..., str], sent: bytes, answered: bool) -> None:
-    answer = exchange(own_gateway(request_timeout=0.2), sent)
-    if answered:
-        assert code_of(answer) == (408, "request_timeout")
-    else:
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert b" 408 " in answer
+def test_a_request_has_to_arrive_in_time(own_gateway: Callable[..., str], sent: bytes, counted_as: str) -> None:
+    url = own_gateway(request_timeout=0.2)
+    assert code_of(exchange(url, sent)) == (408, "request_timeout")
+    eventually(lambda: f'status="{counted_as}"' in httpx.get(f"{url}/metrics").text)
+
+
+def test_the_next_request_on_a_connection_has_to_arrive_in_time(own_gateway: Callable[..., str]) -> None:
+    first, second = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET /livez HT"
+    answers = exchange(own_gateway(request_timeout=0.2), first + second)
+    assert answers.startswith(b"HTTP/1.1 200")
+    assert b" 408 " in answers
+
+
+def test_a_connection_without_any_request_is_closed_in_silence(own_gateway: Callable[..., str]) -> None:
+    assert exchange(own_gateway(request_timeout=0.2)) == b""
 
 
 async def test_answers_take_their_time(own_gateway: Callable[..., str], redis_url: str) -> None:
