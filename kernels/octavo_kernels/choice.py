@@ -105,7 +105,11 @@ PLAIN_TILES = (Tile(1, 224), Tile(1, 160), Tile(1, 128), Tile(1, 96), Tile(1, 64
 UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
 
 
-@lru_cache(maxsize=1 << 14)
+RECENT = 256
+"""Choices that are remembered: those of a few steps, so that a step's layers find what its first one chose."""
+
+
+@lru_cache(maxsize=RECENT)
 def choose(
     rows: int,
     columns: int,
@@ -128,7 +132,7 @@ def choose(
     return library(rows, columns, depth, form)
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=RECENT)
 def choose_uniform(rows: int, columns: int, chip: Chip) -> Launch:
     """For a product none of whose rows depends on how many there are: the largest tile of which every multiprocessor
     has one. All tiles give the same bits."""

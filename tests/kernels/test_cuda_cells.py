@@ -214,7 +214,7 @@ def test_scores_of_rotated_keys(dtype, cells):
         torch.tensor([0, tokens], dtype=torch.int32, device="cuda"), out, head_dim**-0.5,
     )  # fmt: skip
     _, k, v = qkv.double().view(tokens, -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
-    k = reference.rope(reference.rms_norm(k, norm.double(), 1e-6), positions, cos_sin.double(), False)
+    k = reference.rope(reference.rms_norm(k, norm.double(), 1e-6), positions, cos_sin.double())
     if cells is not None:
         k, v = as_read(k, cells), as_read(v, cells)
     expected = reference.attention(q_out.cpu().double(), k, v, head_dim**-0.5)
