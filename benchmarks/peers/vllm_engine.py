@@ -5,6 +5,8 @@ usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY
 CUDA graphs, compilation and chunked prefill are as vLLM chooses them; its prefix cache is emptied before every run, as
 octavo's engine begins every run with an empty one. MEMORY is the share of the GPU's memory that it may use.
 
+vLLM's engine runs in a process of its own, which is its default.
+
 Random weights are drawn as octavo draws its own: at the limit of its power a GPU's speed depends on the values.
 """
 
@@ -21,7 +23,7 @@ from octavo_worker.bench.workloads import Work
 from octavo_worker.model.checkpoint.source import RandomWeights
 from peers.base import refuse, serve
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read when vLLM is imported
+os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # `draw_weights` travels to the engine's process
 try:
     import vllm
     from vllm.inputs import TokensPrompt
@@ -30,18 +32,6 @@ except ImportError as error:
 
 MAX_SEQUENCES = 256
 
-model, load_format, context, memory, family = sys.argv[1:6]
-llm = vllm.LLM(
-    model=model,
-    load_format=load_format,
-    skip_tokenizer_init=True,
-    dtype="bfloat16",
-    max_model_len=int(context),
-    max_num_seqs=MAX_SEQUENCES,
-    gpu_memory_utilization=float(memory),
-    disable_log_stats=True,
-)
-
 
 def draw_weights(decoder: torch.nn.Module) -> None:
     source = RandomWeights(seed=0, norm_scale=1.0, device=next(decoder.parameters()).device)
@@ -49,19 +39,34 @@ def draw_weights(decoder: torch.nn.Module) -> None:
         source.read(name, parameter.data)
 
 
-if load_format == "dummy":
-    llm.apply_model(draw_weights)
+def main() -> None:
+    model, load_format, context, memory, family = sys.argv[1:6]
+    llm = vllm.LLM(
+        model=model,
+        load_format=load_format,
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=int(context),
+        max_num_seqs=MAX_SEQUENCES,
+        gpu_memory_utilization=float(memory),
+        disable_log_stats=True,
+    )
+    if load_format == "dummy":
+        llm.apply_model(draw_weights)
+
+    def run(work: list[Work]) -> int:
+        llm.reset_prefix_cache()
+        prompts = [TokensPrompt(prompt_token_ids=w.prompt) for w in work]
+        parameters = [
+            vllm.SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=w.max_tokens, detokenize=False)
+            for w in work
+        ]
+        answers = llm.generate(prompts, parameters, use_tqdm=False)
+        return sum(len(answer.outputs[0].token_ids) for answer in answers)
+
+    vocab_size = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
+    serve(run, vocab_size, family, about={"vllm": vllm.__version__})
 
 
-def run(work: list[Work]) -> int:
-    llm.reset_prefix_cache()
-    prompts = [TokensPrompt(prompt_token_ids=w.prompt) for w in work]
-    parameters = [
-        vllm.SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=w.max_tokens, detokenize=False) for w in work
-    ]
-    answers = llm.generate(prompts, parameters, use_tqdm=False)
-    return sum(len(answer.outputs[0].token_ids) for answer in answers)
-
-
-vocab_size = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
-serve(run, vocab_size, family, about={"vllm": vllm.__version__})
+if __name__ == "__main__":
+    main()
