@@ -120,7 +120,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], latest: Tensor | None = No
         wanted_rows = on_device(wanted, torch.int64, device)
         raw = logits[wanted_rows]
     adjust_rows(logits, rows, latest)
-    choice = Choice(_choose(logits, rows), wanted, None, beams)
+    tokens = _choose(logits, rows) if len(beams) < len(rows) else beam_rows  # a row of candidates chooses none
+    choice = Choice(tokens, wanted, None, beams)
     if beams:
         choice.candidates = _candidates(logits[beam_rows], [rows[place].candidates for place in beams])
     if wanted:

@@ -40,16 +40,25 @@ SHARED_BYTES = 1 << 20
 """Of one layer: what the second read of a shared prefix costs up to here, the cache of the chip hides."""
 
 
+@dataclass(frozen=True, slots=True)
+class Special:
+    """Special samples of a step: complete on the host once the device is `done` with them."""
+
+    rows: list[SpecialRow]
+    choice: Choice
+    done: torch.cuda.Event
+
+
 @dataclass(slots=True)
 class LaunchedStep:
     """The device's half of a step in flight: what is to be read once it is done. `before`: the slot of the step that
-    the device computed before. `choice` are the special samples, `scores` the log-probabilities of prompts."""
+    the device computed before. `scores` are the log-probabilities of prompts."""
 
     packed: PackedStep
     swaps: list[torch.cuda.Event]
     slot: Slot | None = None
     before: Slot | None = None
-    choice: Choice | None = None
+    special: list[Special] = field(default_factory=list)
     scores: list[tuple[int, Scores]] = field(default_factory=list)  # by the sequence's place
 
     def result(self) -> StepResult:
@@ -60,9 +69,10 @@ class LaunchedStep:
             return StepResult([])
         self.slot.done.synchronize()
         answers = list(map(Sampled, self.slot.tokens[: self.packed.sizes.samples].tolist()))
-        if self.choice is not None:
-            for special, answer in zip(self.packed.special, self.choice.result(), strict=True):
-                answers[special.place] = answer
+        for special in self.special:
+            special.done.synchronize()
+            for row, answer in zip(special.rows, special.choice.result(), strict=True):
+                answers[row.place] = answer
         gap_ms = self.before.done.elapsed_time(self.slot.began) if self.before else 0.0
         return StepResult(self._by_sequence(answers), gap_s=gap_ms / 1e3)
 
@@ -113,6 +123,7 @@ class CudaRunner(BaseRunner):
         self._swap = SwapStreams(self.kv_cache, self.host_cache, self.first_host_block)
         self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
         self._stream = torch.cuda.Stream(device)
+        self._search_stream = torch.cuda.Stream(device)  # finds the candidates of beam searches
         self._before: Slot | None = None  # of the step launched last
         self._shapes = StepShapes(
             max_running,
@@ -184,8 +195,7 @@ class CudaRunner(BaseRunner):
         step = LaunchedStep(packed, swaps, slot, self._before)
         self._before = slot
         logits = self._run_ragged(shape, step) if isinstance(shape, RaggedShape) else self._replay(shape)
-        if packed.special:
-            step.choice = self._choose_again(packed.special, logits)
+        self._choose_again(logits, step, slot)
         carry(self._sampled[: sizes.samples], slot.tokens[: sizes.samples])
         slot.done.record()
         return step
@@ -286,14 +296,29 @@ class CudaRunner(BaseRunner):
         if count:
             ops.sample(logits, i.samples[:count], out=self._sampled[:count])
 
-    def _choose_again(self, special: list[SpecialRow], logits: Tensor) -> Choice:
-        """Samples that ask for more than temperature and filters, from copies of their logits."""
-        places = on_device([row.place for row in special], torch.int64, logits.device)
-        follows = on_device([row.follows for row in special], torch.int64, logits.device)
-        latest = torch.where(follows >= 0, self._inputs.token_ids[follows], -1)
-        choice = sample(logits[places], [row.row for row in special], latest)
-        self._sampled[places] = choice.tokens
-        return choice.to_host()
+    def _choose_again(self, logits: Tensor, step: LaunchedStep, slot: Slot) -> None:
+        """Samples that ask for more than temperature and filters, from copies of their logits. No later step depends on
+        candidates before they were read, so they are found while it runs."""
+        chosen = [row for row in step.packed.special if not row.row.candidates]
+        searched = [row for row in step.packed.special if row.row.candidates]
+        if chosen:
+            places = _places(chosen, logits.device)
+            follows = on_device([row.follows for row in chosen], torch.int64, logits.device)
+            latest = torch.where(follows >= 0, self._inputs.token_ids[follows], -1)
+            choice = sample(logits[places], [row.row for row in chosen], latest)
+            self._sampled[places] = choice.tokens
+            step.special.append(Special(chosen, choice.to_host(), slot.done))
+        if searched:
+            copies = logits[_places(searched, logits.device)]
+            copies.record_stream(self._search_stream)
+            self._search_stream.wait_stream(self._stream)
+            with torch.cuda.stream(self._search_stream):
+                choice = sample(copies, [row.row for row in searched]).to_host()
+                step.special.append(Special(searched, choice, self._search_stream.record_event()))
+
+
+def _places(rows: list[SpecialRow], device: torch.device) -> Tensor:
+    return on_device([row.place for row in rows], torch.int64, device)
 
 
 def _shared_reading(model: CausalModel, block_size: int, cache_dtype: torch.dtype) -> SharedReading | None:
