@@ -4,7 +4,8 @@
     [--rounds 5] [--out benchmarks/results/beside_beams.json]
 
 Random weights, one runner, the kinds of runs in turns; medians. The search lasts as long as the plain requests, whose
-output tokens are counted, and so do the requests in its place: they show what a batch of more rows costs. `ahead` is the share of steps that were launched while another one was in flight.
+output tokens are counted. So do the requests in its place: they show what a batch of more rows costs. `ahead` is the
+share of steps that were launched while another one was in flight.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from octavo_worker.engine.process import scheduler_for
 from octavo_worker.engine.step_log import StepLog
 from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling, SequenceInput
 from octavo_worker.model import load_runner
-
 
 BESIDE = ("nothing", "plain", "search")
 
