@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,11 +10,9 @@ import pytest
 from engine_driver import Driver, expected_tokens, make_request, prompt
 from fake_runner import DelayedRunner, FakeRunner, score
 
-from octavo_worker.contract.step import UNKNOWN, Done, StepPlan
+from octavo_worker.contract.step import UNKNOWN, StepPlan
 from octavo_worker.engine.pipeline import Pipeline
-from octavo_worker.memory.block_pool import BlockPool
-from octavo_worker.memory.cost import Decision, Mode, PreemptionPolicy, Victim
-from octavo_worker.messages import EngineStats
+from octavo_worker.memory.cost import PreemptionPolicy
 
 
 @contextmanager
@@ -311,109 +308,6 @@ def test_a_pipeline_may_be_told_to_wait_and_waits_for_runners_that_compute_at_on
         driver.runner.close()
         if device is DelayedRunner:
             assert (driver.runner.launched_ahead > 0) == overlap
-
-
-class Held(FakeRunner):
-    """Results come when the test says so."""
-
-    asynchronous = True
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.release = threading.Event()
-
-    def launch(self, plan: StepPlan):
-        done, release = super().launch(plan), self.release
-
-        class Waiting(Done):
-            def result(self):
-                assert release.wait(10)
-                return done.result()
-
-        return Waiting(done.outcome)
-
-
-def test_times_tell_waiting_from_idling():
-    driver = Driver.create(61, 4, device=Held)
-    driver.add(make_request("a", range(5), max_tokens=3))
-    threading.Timer(0.2, driver.runner.release.set).start()
-    driver.run()
-    stats = EngineStats()
-    driver.pipeline.times.report(stats)
-    assert stats.wait_s >= 0.15
-    assert 0 < stats.idle_s < stats.wait_s
-    assert min(stats.plan_s, stats.launch_s, stats.commit_s) > 0
-
-
-class Waited(FakeRunner):
-    """A device that had nothing to do for a hundred seconds before each step."""
-
-    asynchronous = True
-
-    def launch(self, plan: StepPlan):
-        done = super().launch(plan)
-        done.outcome.gap_s = 100.0
-        return done
-
-
-def test_a_device_that_waits_for_a_step_launched_ahead_is_idle():
-    driver = Driver.create(61, 4, device=Waited)
-    driver.add(make_request("a", range(5), max_tokens=3))
-    driver.run()
-    stats = EngineStats()
-    driver.pipeline.times.report(stats)
-    assert driver.scheduler.stats().steps == 3  # before the first there was nothing to wait for
-    assert 200 < stats.idle_s < 201
-
-
-class InTurn(PreemptionPolicy):
-    """Decides as it was told, one victim after the other."""
-
-    def __init__(self, *modes: Mode) -> None:
-        super().__init__()
-        self._policies = [PreemptionPolicy(mode) for mode in modes]
-
-    def decide(self, victim: Victim, host: BlockPool | None) -> Decision:
-        return self._policies.pop(0).decide(victim, host)
-
-
-@pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
-@pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_who_gives_way_comes_back_in_a_later_step(mode, device):
-    """ "twin" held what equals the blocks of "same", because its prompt was scored. It gives way to "high", and without
-    its copies there is room enough for "late", which gave way before it in the same step."""
-    usable = 41 + 41 + 15 + 7
-    driver = Driver.create(
-        usable + 1,
-        4,
-        device=device,
-        runner={"num_host_blocks": 100},
-        policy=InTurn(mode, "recompute"),
-        token_budget=100,
-        max_running=8,
-    )
-    prompt = range(161)
-    same = make_request("same", prompt, max_tokens=30, priority=0)
-    twin = make_request("twin", prompt, max_tokens=9, priority=2, prompt_logprobs=0)
-    late = make_request("late", range(300, 360), max_tokens=9, priority=2, prompt_logprobs=0)
-    high = make_request("high", range(500, 590), max_tokens=3, priority=0)
-    driver.add(same)
-    while not driver.tokens["same", 0]:
-        driver.step()
-    driver.add(twin)
-    driver.step()
-    driver.add(late)
-    while not driver.tokens["twin", 0]:
-        driver.step()
-    driver.add(high)
-    driver.step()
-    assert driver.scheduler.stats().preemptions == 2
-    assert driver.scheduler.stats().waiting == 2, "one gave way and came back in one step"
-    driver.run()
-    driver.runner.close()
-    for request in (same, twin, late, high):
-        assert driver.tokens[request.id, 0] == expected_tokens(request, 0)
-    assert len(driver.started["late"].prompt_logprobs) == 60
 
 
 def test_host_blocks_are_not_written_twice_at_a_time():

@@ -1,24 +1,18 @@
-"""The gateway as a service: keys, health, metrics, documentation, logs, its end, and a server that goes away."""
+"""The gateway as a service: keys, health, metrics, documentation, logs, and a server that goes away."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from pathlib import Path
 
 import httpx
 import openai
-import psutil
 import pytest
 import redis
+from exposition import sample
 from killable_server import forgotten_by, killable_server
 from scripted_worker import MODEL, ScriptedWorker, whole_text
 from sse import read_events
@@ -29,7 +23,8 @@ from octavo.connection import connect
 from octavo.keys import Keys
 from octavo_gateway.auth import Keyring
 
-HELLO = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
+HELLO_JOB = {"model": MODEL, "prompt": "hello"}
+HELLO = {**HELLO_JOB, "max_tokens": 3}
 
 
 # Keys
@@ -115,15 +110,6 @@ async def test_other_names_of_ready(http, redis_url, path):
 
 async def test_the_version_is_the_package_s(http):
     assert (await http.get("/version")).json() == {"version": version("octavo")}
-
-
-def sample(text: str, name: str, **labels: str) -> float:
-    found = [
-        float(line.rpartition(" ")[2])
-        for line in text.splitlines()
-        if re.match(rf"{name}[{{ ]", line) and all(f'{key}="{value}"' in line for key, value in labels.items())
-    ]
-    return sum(found)
 
 
 async def test_metrics_count_what_happened(http, ai, redis_url):
@@ -284,192 +270,9 @@ async def test_a_server_that_forgets_a_job_hears_of_it_again(own_gateway, tmp_pa
                 assert await asyncio.wait_for(_texts(http, reply.json()["links"]["stream"]), STALL_S) == whole_text(4)
 
 
-HELLO_JOB = {"model": MODEL, "prompt": "hello"}
-
-
 async def _texts(http: httpx.AsyncClient, path: str) -> str:
     async with http.stream("GET", path) as response:
         return "".join([event.data["text"] async for event in read_events(response) if event.event == "token"])
-
-
-# Its own process
-
-
-class Process:
-    """`python -m octavo_gateway`."""
-
-    def __init__(self, redis_url: str, log: Path, *flags: str) -> None:
-        command = [sys.executable, "-m", "octavo_gateway", "--port", "0", "--redis-url", redis_url, *flags]
-        self._log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(command, stderr=output, stdout=output, env={**os.environ})
-
-    def lines(self) -> list[dict]:
-        return [json.loads(line) for line in self._log.read_text().splitlines()]
-
-    async def url(self) -> str:
-        def found() -> str | None:
-            assert self.process.poll() is None, self._log.read_text()
-            return next(iter(re.findall(r"http://127.0.0.1:\d+", self._log.read_text())), None)
-
-        return await until(found)
-
-    async def stop(self, seconds: float = 10) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return await asyncio.to_thread(self.process.wait, seconds)
-
-
-async def test_sigterm_ends_job_streams_between_two_events_and_lets_requests_finish(redis_url, tmp_path):
-    gateway = Process(redis_url, tmp_path / "log")
-    try:
-        url = await gateway.url()
-        async with (
-            ScriptedWorker(redis_url, hold_after=2) as worker,
-            httpx.AsyncClient(base_url=url, timeout=STALL_S) as http,
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as ai,
-        ):
-            job = (await until(lambda: _submitted(http))).json()
-            completion = await ai.completions.create(**HELLO, stream=True)
-            events = []
-            async with http.stream("GET", job["links"]["stream"]) as response:
-                async for event in read_events(response):
-                    events.append(event)
-                    if event.id == "2":
-                        gateway.process.send_signal(signal.SIGTERM)
-            assert [event.id for event in events if event.event] == ["1", "2"]  # whole, and without an end
-            worker.go.set()
-            assert "".join([chunk.choices[0].text async for chunk in completion]) == whole_text(3)
-        await gateway.stop()
-        lines = gateway.lines()
-        posted = next(line for line in lines if line.get("method") == "POST" and line["status"] == 202)
-        assert posted["request_id"]
-        assert posted["path"] == "/v1/jobs"
-        assert "hello" not in json.dumps(lines)
-    finally:
-        gateway.process.kill()
-        gateway.process.wait()
-
-
-async def _submitted(http: httpx.AsyncClient) -> httpx.Response | None:
-    try:
-        reply = await http.post("/v1/jobs", json=HELLO_JOB)
-    except httpx.TransportError:  # of several processes none listens yet
-        return None
-    return reply if reply.status_code == 202 else None
-
-
-async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_path):
-    gateway = Process(redis_url, tmp_path / "log", "--workers", "2")
-    try:
-        url = await gateway.url()
-        async with ScriptedWorker(redis_url):
-
-            async def ask() -> int:
-                async with httpx.AsyncClient(
-                    base_url=url, timeout=STALL_S
-                ) as http:  # a connection of its own each time
-                    return (await http.post("/v1/completions", json=HELLO)).status_code
-
-            async def up() -> bool:
-                try:
-                    return await ask() == 200
-                except httpx.TransportError:
-                    return False
-
-            await until(up)
-            assert [await ask() for _ in range(9)] == [200] * 9
-
-            async def count() -> float:
-                async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
-                    return sample((await http.get("/metrics")).text, "octavo_http_requests_total", route="/v1/models")
-
-            for _ in range(10):
-                async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
-                    assert (await http.get("/v1/models")).status_code == 200
-
-            async def all_counted() -> bool:  # that is done behind the answer
-                return await count() == 10
-
-            await until(all_counted)
-        assert await gateway.stop() == 0
-    finally:
-        gateway.process.kill()
-        gateway.process.wait()
-
-
-async def test_streams_of_a_process_that_was_killed_are_not_open(redis_url, tmp_path):
-    gateway = Process(redis_url, tmp_path / "log", "--workers", "2")
-    try:
-        url = await gateway.url()
-
-        async def open_streams() -> float:
-            async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
-                return sample((await http.get("/metrics")).text, "octavo_sse_connections")
-
-        async with contextlib.AsyncExitStack() as streams, ScriptedWorker(redis_url, hold_after=1):
-            for _ in range(8):  # a connection each, so that both processes have some
-                http = await streams.enter_async_context(httpx.AsyncClient(base_url=url, timeout=STALL_S))
-                job = (await until(lambda http=http: _submitted(http))).json()
-                await streams.enter_async_context(http.stream("GET", job["links"]["stream"]))
-            assert await open_streams() == 8
-            child = max(psutil.Process(gateway.process.pid).children(), key=lambda child: child.create_time())
-            child.kill()
-        await until(lambda: _is_zero(open_streams))
-    finally:
-        gateway.process.kill()
-        gateway.process.wait()
-
-
-async def _is_zero(count: Callable[[], Awaitable[float]]) -> bool:
-    try:
-        return await count() == 0
-    except httpx.TransportError:
-        return False
-
-
-async def test_no_process_of_a_gateway_outlives_the_one_that_started_it(redis_url, tmp_path):
-    gateway = Process(redis_url, tmp_path / "log", "--workers", "2")
-    started: list[psutil.Process] = []
-    try:
-        url = await gateway.url()
-
-        async def serves() -> bool:
-            try:
-                async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
-                    return (await http.get("/livez")).status_code == 200
-            except httpx.TransportError:
-                return False
-
-        await until(serves)
-        started = psutil.Process(gateway.process.pid).children(recursive=True)
-        assert len(started) >= 2
-        gateway.process.kill()
-        await until(lambda: not psutil.wait_procs(started, timeout=0)[1])
-        assert not await serves()
-    finally:
-        gateway.process.kill()
-        gateway.process.wait()
-        for process in started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
-def test_wrong_flags_are_explained():
-    for flags, said in ((["--port", "99999"], "--port"), (["--api-keys", "nokey"], "tenant:key")):
-        done = subprocess.run(
-            [sys.executable, "-m", "octavo_gateway", *flags],
-            capture_output=True,
-            text=True,
-            timeout=STALL_S,
-            check=False,
-        )
-        assert done.returncode == 2
-        assert said in done.stderr
-
-
-def test_the_gateway_never_imports_torch():
-    code = "import sys, octavo_gateway.app, octavo_gateway.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=STALL_S).returncode == 0
 
 
 async def test_workers_and_their_memory(http, redis_url):

@@ -6,108 +6,19 @@ import time
 from typing import Any
 
 import pytest
-from redis.exceptions import OutOfMemoryError
-from waiting import STALL_S
 
 from octavo import wire
 from octavo.calls import run_many
 from octavo.connection import connect
-from octavo.errors import IdempotencyConflict, InvalidRequest, QueueFull, UnknownModel
+from octavo.errors import UnknownModel
 from octavo.models import Chunk, JobError, JobStatus, Terminal, Usage
-from octavo.protocol import Append, Limits, Retention
+from octavo.protocol import Append, Retention
 
 LIVE_KEYS = {"models", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers"}  # what may stay when all jobs have ended
 
 
 def offsets(events: Any) -> list[int]:
     return [event.offset for event in events]
-
-
-# enqueue
-
-
-def test_an_accepted_job_is_queued_with_its_seed_and_rings_the_bell(world: Any, request_of: Any) -> None:
-    job_id = world.enqueue(request_of(metadata={"a": "b"}, priority="high"))
-    assert world.status(job_id) == "queued"
-    assert world.redis.llen(world.keys.bell("toy")) == 1
-    world.enqueue()
-    assert world.redis.llen(world.keys.bell("toy")) == 1
-    claim = world.claim_one()
-    assert claim.job_id == job_id
-    assert claim.seed == (1 << 63) - 1
-    assert claim.request == request_of(metadata={"a": "b"}, priority="high")
-    assert (claim.priority, claim.tenant, claim.attempt, claim.offset, claim.solo) == ("high", "acme", 1, 0, False)
-
-
-def test_enqueue_repeated_changes_nothing(world: Any) -> None:
-    call = world.enqueue_call(key="k")
-    first = world.run(call)
-    before = world.counters()
-    assert world.run(call) == first
-    assert world.counters() == before
-    assert len(world.claim(max_jobs=5).jobs) == 1
-    assert world.run(call) == first
-    assert world.claim(max_jobs=5).jobs == ()
-
-
-def test_an_idempotency_key_names_one_job_of_one_tenant(world: Any, request_of: Any) -> None:
-    first = world.run(world.enqueue_call(key="k"))
-    again = world.run(world.enqueue_call(key="k"))
-    assert first.created
-    assert not again.created
-    assert again.job_id == first.job_id
-    assert world.run(world.enqueue_call(key="k", tenant="other")).created
-    with pytest.raises(IdempotencyConflict, match=first.job_id):
-        world.enqueue(request_of("another prompt"), key="k")
-    assert world.counters()["queued"] == 2
-
-
-def test_an_unknown_model_is_refused_and_the_known_ones_are_named(world: Any, request_of: Any) -> None:
-    with pytest.raises(UnknownModel, match="toy"):
-        world.enqueue(request_of(model="nope"))
-    assert world.counters() == {}
-
-
-def test_caps_refuse_without_a_trace(world: Any, request_of: Any) -> None:
-    world.enqueue()
-    size = world.counters()["bytes"]
-    before = set(world.redis.keys())
-    for limits in (
-        Limits(queued_jobs=1),
-        Limits(queued_jobs_per_tenant=1),
-        Limits(queued_bytes=2 * size - 1),
-    ):
-        with pytest.raises(QueueFull):
-            world.enqueue(limits=limits)
-    assert set(world.redis.keys()) == before
-    world.enqueue(limits=Limits(queued_jobs_per_tenant=1), tenant="other")
-    world.enqueue(limits=Limits(queued_bytes=3 * size))
-
-
-def test_a_body_over_the_limit_never_leaves_the_client(world: Any, request_of: Any) -> None:
-    with pytest.raises(InvalidRequest, match="shorten the prompt"):
-        world.enqueue_call(request_of("x" * (1 << 20)))
-
-
-def test_when_memory_runs_out_enqueue_stops_and_running_jobs_drain(world: Any) -> None:
-    world.enqueue()
-    claim = world.claim_one()
-    world.redis.config_set("maxmemory", "1")
-    try:
-        with pytest.raises(OutOfMemoryError):
-            world.enqueue()
-        assert world.append(claim, 0, [1]).state == "ok"
-        assert world.finish(claim, tokens=1)
-    finally:
-        world.redis.config_set("maxmemory", "0")
-
-
-def test_a_model_can_be_registered_while_memory_is_full(world):
-    world.redis.config_set("maxmemory", 1)
-    try:
-        world.know("toy")
-    finally:
-        world.redis.config_set("maxmemory", 0)
 
 
 # claim
@@ -415,55 +326,6 @@ def test_a_clock_that_is_set_back_does_not_stop_takeovers(world):
     world.redis.hincrby("{c00}:reaper", "grace", -3100)  # 3.1 s later
     world.reap()
     assert world.status(job_id) == "queued"
-
-
-# attach, detach
-
-
-def test_attached_subscribers_get_one_message_a_call_and_the_gone_are_forgotten(world: Any) -> None:
-    ids = [world.enqueue() for _ in range(2)]
-    for job_id in ids:
-        assert world.run(world.cell.attach(job_id, "here")) == 0
-        assert world.run(world.cell.attach(job_id, "here")) == 0
-        assert world.run(world.cell.attach(job_id, "gone")) == 0
-    pubsub = world.redis.pubsub(ignore_subscribe_messages=True)
-    pubsub.subscribe(world.keys.channel("here"))
-    pubsub.get_message(timeout=STALL_S)
-    claims = world.claim(max_jobs=2).jobs
-    chunk = Chunk(token_ids=(1,), texts=("é",))
-    world.run(world.cell.append([Append(c.job_id, c.token, 0, chunk) for c in claims]))
-    message = pubsub.get_message(timeout=STALL_S)["data"]
-    assert {row[0].decode() for row in wire.decode_live(message)} == set(ids)
-    assert all(wire.decode_entry(payload) == chunk for _, _, payload in wire.decode_live(message))
-    assert {world.state(job_id)["gw"] for job_id in ids} == {"here"}
-    assert world.run(world.cell.detach(ids[0], "here"))
-    assert not world.run(world.cell.detach(ids[0], "here"))
-    assert "gw" not in world.state(ids[0])
-    world.finish(claims[0], tokens=1)
-    world.finish(claims[1], tokens=1)
-    ((job_id, entry, payload),) = wire.decode_live(pubsub.get_message(timeout=STALL_S)["data"])
-    assert (job_id.decode(), entry) == (ids[1], b"1-1")
-    assert wire.decode_entry(payload).status == JobStatus.COMPLETED
-    assert pubsub.get_message(timeout=0.05) is None
-    assert world.run(world.cell.attach(ids[1], "here")) == 1
-    assert "gw" not in world.state(ids[1])
-    assert world.run(world.cell.attach("g00_00000000000000000000000000", "here")) is None
-    pubsub.close()
-
-
-def test_a_subscriber_named_at_enqueue_hears_of_the_first_entry(world: Any) -> None:
-    with world.redis.pubsub(ignore_subscribe_messages=True) as pubsub:
-        pubsub.subscribe(world.keys.channel("here"))
-        pubsub.get_message(timeout=STALL_S)
-        call = world.enqueue_call(subscriber="here", key="k")
-        job_id = world.run(call).job_id
-        world.run(call)
-        assert world.enqueue(subscriber="another", key="k") == job_id
-        assert world.state(job_id)["gw"] == "here"
-        (claim,) = world.claim().jobs
-        world.run(world.cell.append([Append(job_id, claim.token, 0, Chunk(token_ids=(1,), texts=("a",)))]))
-        ((heard, entry, _),) = wire.decode_live(pubsub.get_message(timeout=STALL_S)["data"])
-    assert (heard.decode(), entry) == (job_id, b"1-0")
 
 
 # the runners

@@ -122,17 +122,13 @@ def run_workload(
         )
         for i in range(count)
     }
-    arriving, aborted = list(requests.values()), set()
+    arriving, aborted = list(requests.values()), set[tuple[str, int]]()
     while arriving or driver.busy:
         for _ in range(rng.choice([0, 0, 1, 3])):
             if arriving:
                 driver.add(arriving.pop())
         if rng.random() < abort_rate:
-            request = requests[rng.choice(list(requests))]
-            index = rng.choice([None, *(s.index for s in request.sequences)])
-            if index is None or request.sampling.beam is None:
-                aborted.update((request.id, s.index) for s in request.sequences if index in (None, s.index))
-            driver.scheduler.abort(request.id, index)
+            aborted |= abort_some(driver, rng, requests)
         driver.step()
         now += 1
     driver.runner.close()
@@ -141,6 +137,16 @@ def run_workload(
         assert driver.scheduler.kv.host.pool.used == driver.scheduler.kv.host.pool.quarantined == 0
     check_tokens(driver, requests, aborted)
     return driver
+
+
+def abort_some(driver: Driver, rng: random.Random, requests: dict[str, AddRequest]) -> set[tuple[str, int]]:
+    """Aborts a request or one of its sequences. Returns the sequences that must end early: beams cannot alone."""
+    request = requests[rng.choice(list(requests))]
+    index = rng.choice([None, *(s.index for s in request.sequences)])
+    driver.scheduler.abort(request.id, index)
+    if index is not None and request.sampling.beam is not None:
+        return set()
+    return {(request.id, s.index) for s in request.sequences if index in (None, s.index)}
 
 
 def check_tokens(driver: Driver, requests: dict[str, AddRequest], aborted: set[tuple[str, int]]) -> None:
