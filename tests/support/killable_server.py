@@ -14,7 +14,8 @@ import redis.asyncio
 from octavo import AsyncClient
 from octavo.connection import connect
 from octavo.protocol import Retention
-from octavo.server import EmbeddedServer, find_binary
+from octavo.server import EmbeddedServer
+from octavo.server_program import find_binary
 
 
 def killable_server(folder: Path) -> EmbeddedServer:
