@@ -46,8 +46,8 @@ def sample(logits: Tensor, samples: Tensor, out: Tensor | None = None) -> Tensor
     Filters act on scaled logits, in this order, on sets: top-k (0: off) keeps what is at least the k-th largest, ties
     included; top-p (1: off) keeps, of those, what is at least as large as the token at which the mass, summed from the
     top, reaches `top_p` of the total, ties included; min-p (0: off) keeps what has at least `min_p` times the largest
-    probability. Every instruction-set level chooses the same token. A row of -inf everywhere gives 0. Logits in 16 bits
-    give what their float32 values give.
+    probability. Every instruction-set level chooses the same token. A row without a number above -inf gives -1; among
+    numbers a NaN is passed over. Logits in 16 bits give what their float32 values give.
     """
     dtype = float_type("logits", logits)
     rows, vocab = rows_of("logits", logits)
@@ -70,8 +70,8 @@ def sample(logits: Tensor, samples: Tensor, out: Tensor | None = None) -> Tensor
 def logprobs(logits: Tensor, tokens: Tensor, top_n: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Natural-log probabilities under softmax(`logits[B, V]`); logits in 16 bits give what their float32 values give.
 
-    Returns those of `tokens[B]` (int64) as float32 `[B]`, then the ids (int64) and values (float32) of the `top_n` most
-    probable tokens, both `[B, top_n]`, largest first, the lowest id first among equals.
+    Returns those of `tokens[B]` (int64) as float32 `[B]`, NaN for -1, then the ids (int64) and values (float32) of the
+    `top_n` most probable tokens, both `[B, top_n]`, largest first, the lowest id first among equals.
     """
     dtype = float_type("logits", logits)
     rows, vocab = rows_of("logits", logits)
@@ -79,7 +79,7 @@ def logprobs(logits: Tensor, tokens: Tensor, top_n: int = 0) -> tuple[Tensor, Te
     if not 0 <= top_n <= vocab:
         raise ValueError(f"top_n must be between 0 and the vocabulary's {vocab}, not {top_n}")
     if checks.wanted(tokens):
-        checks.in_range("tokens", tokens, 0, vocab, "tokens")
+        checks.in_range("tokens", tokens, -1, vocab, "tokens")
     if logits.is_cpu:
         logits = logits.float()
     device = logits.device

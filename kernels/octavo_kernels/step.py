@@ -68,8 +68,8 @@ def unpack_step(
     """Fills `inputs` from `message` (int32) and the `tables[rows, blocks]` (int32), which take up the new blocks.
 
     `sequences` at least those of the message: further ones become padding, one token each, which is written to slot -1,
-    has a context of 0 and samples greedily. `previous` (int64): the tokens of the last step's samples. Message and
-    inputs must be on one device; nothing in the message is checked.
+    has a context of 0 and samples greedily. `previous` (int64): the tokens of the last step's samples; -1, where
+    `sample` found none, becomes token 0. Message and inputs must be on one device; nothing in the message is checked.
     """
     if not message.is_cuda:
         _unpack(message.numpy(), tables, previous, inputs, sequences, block_size)
@@ -97,7 +97,7 @@ def _unpack(
     samples = _records(message, header["sample_at"], header["samples"], SAMPLE)
     token_ids = message[header["token_at"] :][: header["tokens"]].astype(np.int64)
     chosen = token_ids < 0
-    token_ids[chosen] = previous.numpy()[~token_ids[chosen]]
+    token_ids[chosen] = np.maximum(previous.numpy()[~token_ids[chosen]], 0)
 
     padding = sequences - len(records)
     total = len(token_ids) + padding

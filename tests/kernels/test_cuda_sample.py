@@ -125,6 +125,26 @@ def test_hard_rows(logits):
         assert torch.equal(cpu, gpu)
 
 
+@pytest.mark.parametrize("rows", [1, 20, 300])
+@pytest.mark.parametrize("vocab", [1, 300, 128_256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_row_without_a_number_gives_no_token(rows, vocab, dtype):
+    """Every second row is one of numbers, which it leaves alone."""
+    logits = torch.randn(rows, vocab).to(dtype)
+    logits[::4], logits[2::4] = float("nan"), float("-inf")
+    logits[::4, ::3] = float("-inf")
+    logits[::4, vocab // 2] = float("nan")
+    for top_k, top_p, min_p in ((0, 1.0, 0.0), (50, 1.0, 0.0), (5000, 0.9, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.05)):
+        for temperature in (0.0, 0.7, 1.0):
+            options = columns(rows, 9, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+            cpu, gpu = both(logits, options)
+            assert torch.equal(cpu, gpu)
+            assert (gpu[::2] == -1).all()
+            assert (gpu[1::2] >= 0).all()
+    chosen = ops.logprobs(logits.cuda(), torch.full((rows,), -1, device="cuda"))[0]
+    assert chosen.isnan().all()
+
+
 @pytest.mark.parametrize("rows", [40, 300])
 def test_a_row_does_not_depend_on_the_batch(rows):
     """Nor, so, on how many blocks share it."""

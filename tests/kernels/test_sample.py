@@ -119,7 +119,26 @@ def test_forbidden_tokens_are_never_drawn(level):
     logits[:, ::2] = float("-inf")
     for options in ({}, {"top_k": 30}, {"top_p": 0.99}, {"min_p": 0.001}, {"temperature": 0.0}, {"temperature": 100.0}):
         assert (draw(logits, seeds=torch.arange(500), **options) % 2 == 1).all()
-    assert draw(torch.full((1, 40), float("-inf"))).tolist() == [0]
+    assert draw(torch.full((1, 40), float("-inf"))).tolist() == [-1]
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 1003, 50257])
+def test_a_row_without_a_number_gives_no_token(level, vocab):
+    rows = torch.full((3, vocab), float("nan"))
+    rows[1, ::2], rows[2] = float("-inf"), 0.0
+    for options in (
+        {},
+        {"top_k": 30},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"top_k": 5, "top_p": 0.5},
+        {"temperature": 0.0},
+    ):
+        first, second, number = draw(rows, **options).tolist()
+        assert (first, second) == (-1, -1)
+        assert 0 <= number < vocab
+    chosen, _, _ = ops.logprobs(rows[:1], torch.tensor([-1]))
+    assert chosen.isnan().all()
 
 
 def test_extreme_logits(level):

@@ -186,6 +186,15 @@ def test_padding_is_written_nowhere() -> None:
     assert records(got)["temperature"][1:4].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_sample_without_a_token_reads_no_embedding_before_the_first(device: str) -> None:
+    there, message = Device(device), np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    there.sampled[:2] = torch.tensor([-1, 9])
+    steps = [SequenceStep([-1], 4, [1], run_id=1, follows=0), SequenceStep([-1], 7, [2], run_id=2, follows=1)]
+    packed = make_packer().pack(StepPlan(steps, 2), message)
+    assert there.unpack(packed.words, 2).token_ids[:2].tolist() == [0, 9]
+
+
 @pytest.mark.parametrize("token", [-1, VOCAB])
 def test_a_token_outside_the_vocabulary_blames_its_sequence(token: int) -> None:
     packer = make_packer()

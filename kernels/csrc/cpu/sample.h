@@ -27,7 +27,8 @@ inline float row_max(const float* p, int64_t n) {
   return vmax_all(top);
 }
 
-// Best value and lowest index that has it, for a stream of vectors in ascending order of index.
+// Best value and lowest index that has it, for a stream of vectors in ascending order of index. NaN is passed over; the
+// index is -1 where nothing exceeds minus infinity.
 struct ArgMax {
   Vec best = vset(-kInfinity);
   UVec where = uset(0);
@@ -42,10 +43,12 @@ struct ArgMax {
     alignas(64) uint32_t places[W];
     vstore(values, best);
     ustore(places, where);
+    const float most = value();
+    if (!(most > -kInfinity)) return -1;
     int64_t found = INT64_MAX;
     for (int i = 0; i < W; ++i)
-      if (values[i] == value() && places[i] < found) found = places[i];
-    return found == INT64_MAX ? 0 : found;
+      if (values[i] == most && places[i] < found) found = places[i];
+    return found;
   }
 };
 
@@ -241,7 +244,7 @@ void logprobs(const LogprobArgs& a, int64_t r) {
     i = end;
   }
   const float log_sum = top + float(__builtin_log(sum));
-  a.chosen[r] = logits[a.tokens[r]] - log_sum;
+  a.chosen[r] = a.tokens[r] < 0 ? __builtin_nanf("") : logits[a.tokens[r]] - log_sum;
   if (a.top == 0) return;
   int64_t* ids = a.top_ids + r * a.top;
   float* values = a.top_values + r * a.top;

@@ -180,8 +180,8 @@ def count_host_blocks(block_table: Sequence[int], first_host_block: int) -> int:
 
 @dataclass(slots=True)
 class Sampled:
-    """The chosen token. For a spec with `candidates`: those, best first as (token, log-probability), `token` is
-    moot."""
+    """The chosen token, -1 where no logit is a number. For a spec with `candidates`: those, best first as (token,
+    log-probability), `token` is moot."""
 
     token: int
     logprob: Logprob | None = None

@@ -63,7 +63,7 @@ class OutputProcessor:
     def _append(self, sequence: Sequence, sampled: Sampled) -> None:
         """Report a new token, and what follows from it."""
         requests, request, token = self._requests, sequence.request, sampled.token
-        if sampled.logprob is not None and isnan(sampled.logprob.logprob):
+        if token < 0 or (sampled.logprob is not None and isnan(sampled.logprob.logprob)):
             requests.fail_logits(request)
             return
         output = sequence.output

@@ -46,9 +46,11 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
   }
   __syncthreads();
   for (int t = thread; t < q.queries; t += kThreads) {
-    const int token = a.message[header.token_at + q.query_start + t], position = q.context - q.queries + t;
+    int64_t token = a.message[header.token_at + q.query_start + t];
+    if (token < 0) token = max(a.previous[~token], int64_t(0));  // a sample without a token ends its sequence anyway
+    const int position = q.context - q.queries + t;
     const int at = q.query_start + t;
-    a.token_ids[at] = token >= 0 ? token : a.previous[~token];
+    a.token_ids[at] = token;
     a.positions[at] = position;
     a.slots[at] = int64_t(mine[position / a.block_size]) * a.block_size + position % a.block_size;
   }

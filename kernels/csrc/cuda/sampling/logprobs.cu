@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 2) logprobs_kernel(const __grid_cons
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
   const float log_sum = top + logf(warp_sum(threadIdx.x % 32 < kWarps ? sums[threadIdx.x % 32] : 0.0f));
-  if (threadIdx.x == 0) a.chosen[r] = to_float(logits.row[a.tokens[r]]) - log_sum;
+  if (threadIdx.x == 0) a.chosen[r] = a.tokens[r] < 0 ? NAN : to_float(logits.row[a.tokens[r]]) - log_sum;
   for (int i = 0; i < a.top; ++i) {
     if (i > 0) best = next(best);
     if (threadIdx.x > 0) continue;

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     best = choice_of(best_of_all(part, part.logits));
   }
   if (blockIdx.x == 0 && threadIdx.x == 0)
-    a.tokens[blockIdx.y] = value_of_candidate(best) > -INFINITY ? token_of_candidate(best) : 0;
+    a.tokens[blockIdx.y] = value_of_candidate(best) > -INFINITY ? token_of_candidate(best) : -1;
   row_sync();  // no block leaves while others read
 }
 
