@@ -91,7 +91,7 @@ RULES = [
     ),
     Rule(f"{WORKER}/__init__.py"),
     Rule(f"{WORKER}/__main__.py", worker("cli")),
-    Rule(f"{WORKER}/cli.py", ("typer", *PYDANTIC, *worker("agent", "settings"))),
+    Rule(f"{WORKER}/cli.py", ("typer", "octavo.logs", *PYDANTIC, *worker("agent", "settings"))),
     Rule(f"{WORKER}/settings.py", ("octavo.connection", *PYDANTIC)),
     Rule(f"{WORKER}/files.py", ("huggingface_hub",)),
     Rule(

@@ -12,6 +12,7 @@ import typer
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
+from octavo.logs import printable
 from octavo_worker.settings import WorkerSettings
 
 _BAD_USAGE = 2
@@ -45,7 +46,7 @@ def worker(**flags: Any) -> None:
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             flag = "--" + str(problem["loc"][0]).lower().removeprefix("octavo_").replace("_", "-")
-            typer.echo(f"{flag}: {problem['msg']}", err=True)
+            typer.echo(printable(f"{flag}: {problem['msg']}"), err=True)
         raise typer.Exit(_BAD_USAGE) from None
     from octavo_worker.agent.logs import configure_logging
     from octavo_worker.agent.supervisor import WorkerFailed, serve  # after the flags are known to be good
@@ -54,7 +55,7 @@ def worker(**flags: Any) -> None:
     try:
         asyncio.run(serve(settings))
     except WorkerFailed as failure:
-        typer.echo(f"octavo worker: {failure}", err=True)
+        typer.echo(printable(f"octavo worker: {failure}"), err=True)
         sys.exit(1)
 
 

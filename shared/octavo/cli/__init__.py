@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from octavo.errors import OctavoError, ServerUnavailable
+from octavo.logs import printable
 
 
 def main() -> None:
@@ -22,5 +23,5 @@ def main() -> None:
     try:
         build_app()()
     except OctavoError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(3 if isinstance(error, ServerUnavailable) else 1)

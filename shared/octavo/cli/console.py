@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 
 from octavo.logs import printable
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 _PIPE_WIDTH = 200  # a pipe has no width of its own: nothing is cut off there
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+_JSON_CONTROLS = re.compile("[\x7f-\x9f]")  # those that JSON does not escape by itself
+
+
+class QuotingConsole(Console):
+    """On a terminal, a text cannot do what the terminal would obey: names, prompts and errors come from elsewhere."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if self.is_terminal and not segment.control:
+                yield Segment(printable(segment.text), segment.style)
+            else:
+                yield segment
+
+
+out = QuotingConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+err = QuotingConsole(stderr=True, highlight=False, soft_wrap=True)
 
 RedisUrl = Annotated[
     str | None,
@@ -32,7 +49,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")
 
 def print_json(value: Any) -> None:
     """One line of JSON on stdout; models as their fields. A number that is none is null: JSON has no NaN."""
-    print(_ANY.dump_json(value).decode(), flush=True)
+    line = _ANY.dump_json(value).decode()
+    if sys.stdout.isatty():
+        line = _JSON_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+    print(line, flush=True)
+
+
+def print_text(text: str, end: str = "\n") -> None:
+    """What a model wrote, on stdout: to the letter, but on a terminal nothing that it would obey."""
+    print(printable(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def counted(number: int, noun: str) -> str:

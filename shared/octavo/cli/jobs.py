@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from octavo.cli.console import AsJson, RedisUrl, err, out, print_json, when
+from octavo.cli.console import AsJson, RedisUrl, err, out, print_json, print_text, when
 from octavo.client import AsyncClient
 from octavo.logs import printable
 from octavo.models import DeadLetter, JobInfo, JobStatus
@@ -111,7 +111,7 @@ def tail(
                 if as_json:
                     print_json(event)
                 else:
-                    print(event.text, end="", flush=True)
+                    print_text(event.text, end="")
                 if event.end is not None:
                     status = event.end.status
         return status

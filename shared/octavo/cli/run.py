@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from octavo.cli.console import AsJson, RedisUrl, err, print_json
+from octavo.cli.console import AsJson, RedisUrl, err, print_json, print_text
 from octavo.client import AsyncClient
 from octavo.handles import AsyncJob
 from octavo.models import Priority, Progress
@@ -77,7 +77,7 @@ async def _run(redis_url: str | None, fields: dict[str, Any], *, live: bool, as_
         print_json(result)
         return
     for sequence in result.sequences:
-        print(f"--- {sequence.index}\n{sequence.text}")
+        print_text(f"--- {sequence.index}\n{sequence.text}")
 
 
 async def _follow(job: AsyncJob) -> None:
@@ -89,7 +89,7 @@ async def _follow(job: AsyncJob) -> None:
                 status.update(_in_words(event.progress))
                 continue
             status.stop()
-            print(event.text, end="", flush=True)
+            print_text(event.text, end="")
     print()
 
 

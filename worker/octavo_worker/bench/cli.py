@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from octavo.logs import printable
 from octavo_worker.bench.replay import RULES, arrivals_of, figures
 from octavo_worker.bench.report import encode, floor_share, median, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
@@ -264,7 +265,7 @@ def service(
                 options, lambda vocab, context: _works(family, workloads, vocab, context), rounds, _console
             )
         except ServiceFailed as failure:
-            _console.print(str(failure), markup=False, style="red")
+            _console.print(printable(str(failure)), markup=False, style="red")
             raise typer.Exit(1) from failure
     _show(report("service", rows, model=model, family=family, device=device.value), as_json, out)
 
