@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import (
@@ -60,6 +62,24 @@ def test_rotary_table_is_transformers(rope: dict[str, object]) -> None:
     table = described(config).ropes["rope"].cos_sin(512)
     assert torch.allclose(table[:, :8], cos[0, :, :8], atol=1e-6)
     assert torch.allclose(table[:, 8:], sin[0, :, :8], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "embedding"),
+    [
+        (LlamaConfig(**SMALL, partial_rotary_factor=0.5), LlamaRotaryEmbedding),
+        (Phi3Config(**SMALL, partial_rotary_factor=0.5, pad_token_id=None), Phi3RotaryEmbedding),
+    ],
+    ids=["llama", "phi3"],
+)
+def test_a_partial_rotary_factor_counts_where_the_family_has_one(config: PreTrainedConfig, embedding: Any) -> None:
+    assert config.rope_parameters["partial_rotary_factor"] == 0.5
+    cos, sin = embedding(config)(torch.zeros(1), torch.arange(512)[None])
+    table = described(config).ropes["rope"].cos_sin(512)
+    assert table.shape == cos[0].shape
+    half = table.shape[1] // 2
+    assert torch.allclose(table[:, :half], cos[0, :, :half], atol=1e-6)
+    assert torch.allclose(table[:, half:], sin[0, :, :half], atol=1e-6)
 
 
 @pytest.mark.parametrize("length", [128, 129, None])

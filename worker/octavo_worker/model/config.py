@@ -26,6 +26,8 @@ ACTIVATIONS: dict[str, Activation] = {
 
 SLIDING = ("mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 
+PARTLY_ROTATED = ("phi3",)
+
 LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
 
 
@@ -120,9 +122,11 @@ def decoder_config(config: ModelConfig, max_model_len: int | None = None) -> Dec
 
 def rope_of(config: ModelConfig, max_model_len: int | None, layer_type: str | None = None) -> Rope:
     """Frequencies by transformers' own rules for the config's `rope_type`. Lengths past `max_position_embeddings`
-    never occur (the runner clamps), so dynamic NTK scaling is its unscaled base."""
+    never occur (the runner clamps), so dynamic NTK scaling is its unscaled base. Most families' files may name a
+    partial rotary factor, too, without using it."""
     parameters = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
-    dim = int(_head_dim(config) * parameters.get("partial_rotary_factor", 1.0))
+    is_whole = parameters["rope_type"] == "default" and config.model_type not in PARTLY_ROTATED
+    dim = int(_head_dim(config) * (1.0 if is_whole else parameters.get("partial_rotary_factor", 1.0)))
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     frequencies = 1.0 / parameters["rope_theta"] ** exponents
     match parameters["rope_type"]:
