@@ -13,7 +13,7 @@ from redis.exceptions import OutOfMemoryError, RedisError
 
 from octavo import wire
 from octavo.calls import Call, run, run_all, run_many
-from octavo.connection import LOST, answered, connect, connect_listener, default_url, outage, redacted
+from octavo.connection import LOST, answered, connect, connect_listener, default_url, outage, refusal
 from octavo.errors import JobNotFound, OctavoError, QueueFull, ServerUnavailable, WorkerNotFound
 from octavo.fleet import live_workers
 from octavo.handles import AsyncJob
@@ -76,10 +76,8 @@ class AsyncClient:
         self._retention = retention or Retention()
         self._keys = Keys()
         self._cell = Cell(self._keys)
-        try:
-            self._redis, self._listener = connect(self._url), connect_listener(self._url)
-        except ValueError as error:
-            raise ServerUnavailable(f"no address of a Redis server, such as redis://host:6379: {error}") from None
+        self._redis = connect(self._url)
+        self._listener = connect_listener(self._redis)
         self._submissions = Submissions(self._redis, self._listener, self._retention.result_s)
         self._subscriber = Subscriber(self._redis, self._listener, self._cell, self._submissions, errors=self._errors)
 
@@ -396,4 +394,4 @@ class AsyncClient:
         except OutOfMemoryError as error:
             raise QueueFull("the server's memory is full: try again later, or raise its maxmemory") from error
         except RedisError as error:
-            raise ServerUnavailable(f"the Redis server at {redacted(self._url)} refuses this: {error}") from error
+            raise ServerUnavailable(refusal(self._url, error)) from error

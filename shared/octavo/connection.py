@@ -12,14 +12,32 @@ from typing import Any
 
 import redis
 import redis.asyncio
+from redis import exceptions
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
 from octavo import local
+from octavo.address import UNIX, parse_address, shown
+from octavo.links import async_link, sync_link
+from octavo.routes import Route
 
 # What a lost connection raises, or a server that does not answer.
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
+
+_CODE = re.compile(r"[A-Z]{3,} ")  # of an error that is not the script's own; redis-py takes ERR away
+_DENIED_IN_SCRIPT = re.compile(r"The user executing the script|ACL failure in script")
+_ADVICE = {
+    exceptions.AuthenticationError: "check the user and the password of its address",
+    exceptions.ReadOnlyError: "it is a replica; use the primary's address, or one with redis+sentinel://",
+    exceptions.AskError: "it is one node of a cluster; write redis+cluster:// in its address",
+    exceptions.ClusterDownError: "its cluster is not complete; see `CLUSTER INFO`",
+    exceptions.OutOfMemoryError: "its memory is full; try again later, or raise its maxmemory",
+}
+_ADVICE_BY_CODE = {
+    "MISCONF": "it cannot write to its disk; make room there",
+    "NOREPLICAS": "it wants more replicas than are there; start them, or lower min-replicas-to-write",
+}
 
 DEFAULT_URL = "redis://localhost:6379"
 ANSWER_TIMEOUT_S = 10.0  # above every blocking command that octavo sends
@@ -33,42 +51,56 @@ _KEEPALIVE = {  # seconds, seconds, probes: a peer that vanished is noticed with
 _OPTIONS: dict[str, Any] = {
     "protocol": 2,
     "socket_connect_timeout": 3.0,
-    "socket_keepalive": True,
-    "socket_keepalive_options": _KEEPALIVE,
 }
+_TCP_OPTIONS: dict[str, Any] = {"socket_keepalive": True, "socket_keepalive_options": _KEEPALIVE}
 # With a socket timeout redis-py sends through asyncio.wait_for, which on Python 3.11 can swallow the cancellation of
 # the task (python/cpython#86296). Hence none, and `answered` around what waits for a reply.
-_ASYNC_OPTIONS: dict[str, Any] = {**_OPTIONS, "socket_timeout": None}
+_ASYNC_OPTIONS: dict[str, Any] = {"socket_timeout": None}
+_OF_POOLS = ("max_connections", "timeout")
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """An asynchronous pool of at most 16 connections; callers wait for a free one. Connects on first use."""
-    pool = redis.asyncio.BlockingConnectionPool.from_url(
-        url,
-        max_connections=_POOL,
-        timeout=ANSWER_TIMEOUT_S,
+    """An asynchronous pool of at most 16 connections; callers wait for a free one. Connects on first use. Raises
+    ServerUnavailable if `url` is no address."""
+    route = Route(parse_address(url))
+    pool = redis.asyncio.BlockingConnectionPool(
+        connection_class=async_link(route),
         retry=AsyncRetry(ExponentialBackoff(0.5, 0.05), _RETRIES),
-        **_ASYNC_OPTIONS,
+        **{"max_connections": _POOL, "timeout": ANSWER_TIMEOUT_S, **_options(route), **_ASYNC_OPTIONS},
     )
     return redis.asyncio.Redis.from_pool(pool)
 
 
-def connect_sync(url: str) -> redis.Redis:
-    """A synchronous pool of at most 16 connections. Connects on first use."""
-    pool = redis.BlockingConnectionPool.from_url(
-        url,
-        max_connections=_POOL,
-        timeout=ANSWER_TIMEOUT_S,
-        retry=Retry(ExponentialBackoff(0.5, 0.05), _RETRIES),
-        socket_timeout=ANSWER_TIMEOUT_S,
-        **_OPTIONS,
+def connect_sync(url: str, *, answer_s: float = ANSWER_TIMEOUT_S, retries: int = _RETRIES) -> redis.Redis:
+    """A synchronous pool of at most 16 connections. Connects on first use. Raises ServerUnavailable as `connect`."""
+    route = Route(parse_address(url))
+    options = _options(route)
+    options["socket_connect_timeout"] = min(options["socket_connect_timeout"], answer_s)
+    pool = redis.BlockingConnectionPool(
+        connection_class=sync_link(route),
+        retry=Retry(ExponentialBackoff(0.5, 0.05), retries),
+        **{"max_connections": _POOL, "timeout": ANSWER_TIMEOUT_S, **options, "socket_timeout": answer_s},
     )
     return redis.Redis.from_pool(pool)
 
 
-def connect_listener(url: str) -> redis.asyncio.Redis:
-    """For pub/sub: a lost connection is an error at once, because what was published meanwhile is lost too."""
-    return redis.asyncio.Redis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **_ASYNC_OPTIONS)
+def connect_listener(commands: redis.asyncio.Redis) -> redis.asyncio.Redis:
+    """To where `commands` goes, for pub/sub: a lost connection is an error at once, because what was published meanwhile
+    is lost too."""
+    route: Route = commands.connection_pool.connection_kwargs["route"]
+    options = {name: value for name, value in _options(route).items() if name not in _OF_POOLS}
+    pool = redis.asyncio.ConnectionPool(
+        connection_class=async_link(route), retry=AsyncRetry(NoBackoff(), 0), **options, **_ASYNC_OPTIONS
+    )
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+def _options(route: Route) -> dict[str, Any]:
+    given = {name: value for name, value in route.address.options.items() if not name.startswith("sentinel_")}
+    if route.address.scheme == UNIX:
+        return {**_OPTIONS, "path": route.address.path, **given, "route": route}
+    (host, port), *_ = route.address.nodes
+    return {**_OPTIONS, **_TCP_OPTIONS, "host": host, "port": port, **given, "route": route}
 
 
 class Line:
@@ -114,20 +146,47 @@ async def answered(seconds: float = ANSWER_TIMEOUT_S) -> AsyncIterator[None]:
         raise redis.TimeoutError(f"the server did not answer within {seconds:g} s") from error
 
 
+def is_denied(error: Exception) -> bool:
+    """Whether the server's user may not do this, itself or in a script."""
+    return isinstance(error, exceptions.NoPermissionError) or (
+        type(error) is redis.ResponseError and _DENIED_IN_SCRIPT.match(str(error)) is not None
+    )
+
+
 def is_final(error: Exception) -> bool:
     """Whether the server would give the same answer for ever: a script or a command that failed on what it found. All
-    else passes or can be mended: a lost connection, a full disk, a wrong password."""
-    return type(error) is redis.ResponseError and ("user_script" in str(error) or str(error).startswith("WRONGTYPE"))
+    else passes or can be mended: a lost connection, a full disk, a wrong password, a user that may too little."""
+    if type(error) is not redis.ResponseError or is_denied(error):
+        return False
+    text = str(error)
+    return text.startswith("WRONGTYPE") or ("user_script" in text and not _CODE.match(text))
 
 
 def outage(url: str, error: Exception) -> str:
     """Why the server at `url` does not serve, and what to do about it."""
     if isinstance(error, redis.BusyLoadingError):
-        return f"the Redis server at {redacted(url)} is still loading what it holds: it serves again in a while"
+        return f"the Redis server at {shown(url)} is still loading what it holds: it serves again in a while"
+    if isinstance(error, redis.ResponseError | exceptions.AuthenticationError):
+        return refusal(url, error)
     return (
-        f"cannot reach the Redis server at {redacted(url)} ({error}): start one with `octavo up`, or point REDIS_URL "
+        f"cannot reach the Redis server at {shown(url)} ({error}): start one with `octavo up`, or point REDIS_URL "
         "at the one to use"
     )
+
+
+def refusal(url: str, error: Exception) -> str:
+    """Why a server that answers does not do it, and what to do about it."""
+    return f"the Redis server at {shown(url)} refuses this ({error}): {_advice(error)}"
+
+
+def _advice(error: Exception) -> str:
+    if is_denied(error):
+        return "its user lacks a permission; `octavo doctor` says which, docs/protocol.md has a rule for each role"
+    for kind, advice in _ADVICE.items():
+        if isinstance(error, kind):
+            return advice
+    code = str(error).partition(" ")[0]
+    return _ADVICE_BY_CODE.get(code, "see what the server says, and its log")
 
 
 def default_url() -> str:
@@ -136,8 +195,3 @@ def default_url() -> str:
         return url
     service = local.running()
     return service.redis_url if service else DEFAULT_URL
-
-
-def redacted(url: str) -> str:
-    """The address without its credentials, fit for messages and logs."""
-    return re.sub(r"//[^@/]*@", "//***@", url)

@@ -14,12 +14,10 @@ from typing import Any
 import redis
 import redis.asyncio
 from pydantic import TypeAdapter, ValidationError
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
 from octavo import wire
-from octavo.connection import connect
+from octavo.connection import connect, connect_sync
 from octavo.models import ModelName, WorkerInfo
 from octavo.protocol import Cell
 from octavo_worker.agent.agent import Agent
@@ -251,12 +249,7 @@ class Supervisor:
 
     def _heartbeat_connection(self) -> redis.Redis:
         timeout = self._settings.lease / BEATS_A_LEASE  # a server that hangs must not hide that the lease runs out
-        return redis.Redis.from_url(
-            self._settings.redis_url,
-            socket_timeout=timeout,
-            socket_connect_timeout=timeout,
-            retry=Retry(NoBackoff(), 0),
-        )
+        return connect_sync(self._settings.redis_url, answer_s=timeout, retries=0)
 
     def _info(self) -> WorkerInfo:
         return self._membership.info(
