@@ -11,6 +11,9 @@ import typer
 import uvicorn
 from pydantic import ValidationError
 
+from octavo.address import parse_address
+from octavo.connection import default_url
+from octavo.errors import ServerUnavailable
 from octavo_gateway.auth import Keyring
 from octavo_gateway.http import raise_file_limit
 from octavo_gateway.logs import log_config
@@ -55,11 +58,12 @@ def gateway(
     try:
         settings = GatewaySettings()
         Keyring.of(settings)
+        parse_address(settings.redis_url or default_url())
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         name = str(first["loc"][0]).removeprefix("OCTAVO_").lower().replace("_", "-")
         raise typer.BadParameter(f"--{name}: {first['msg']}") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ServerUnavailable) as error:
         raise typer.BadParameter(str(error)) from None
     raise_file_limit()
     with tempfile.TemporaryDirectory(prefix="octavo-metrics-") as metrics:

@@ -1,8 +1,8 @@
 """The address of a Redis server as the settings give it: what it means, and how it is shown.
 
-An address may hold passwords. `shown` is the one form that messages and logs get, and it is made of parts that are known
-to hold none. An address that is refused is not shown at all: where a special character stands unescaped, any part of it
-may be a piece of a password.
+An address may hold passwords. `shown` is the one form that messages and logs get, and it is made of parts that are
+known to hold none. An address that is refused is not shown at all: where a special character stands unescaped, any part
+of it may be a piece of a password.
 """
 
 from __future__ import annotations

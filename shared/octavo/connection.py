@@ -76,7 +76,7 @@ def connect_sync(url: str, *, answer_s: float = ANSWER_TIMEOUT_S, retries: int =
     route = Route(parse_address(url))
     options = _options(route)
     options["socket_connect_timeout"] = min(options["socket_connect_timeout"], answer_s)
-    pool = redis.BlockingConnectionPool(
+    pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
         connection_class=sync_link(route),
         retry=Retry(ExponentialBackoff(0.5, 0.05), retries),
         **{"max_connections": _POOL, "timeout": ANSWER_TIMEOUT_S, **options, "socket_timeout": answer_s},
@@ -85,8 +85,8 @@ def connect_sync(url: str, *, answer_s: float = ANSWER_TIMEOUT_S, retries: int =
 
 
 def connect_listener(commands: redis.asyncio.Redis) -> redis.asyncio.Redis:
-    """To where `commands` goes, for pub/sub: a lost connection is an error at once, because what was published meanwhile
-    is lost too."""
+    """To where `commands` goes, for pub/sub: a lost connection is an error at once, because what was published
+    meanwhile is lost too."""
     route: Route = commands.connection_pool.connection_kwargs["route"]
     options = {name: value for name, value in _options(route).items() if name not in _OF_POOLS}
     pool = redis.asyncio.ConnectionPool(

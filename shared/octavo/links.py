@@ -119,7 +119,7 @@ async def _find(route: Route) -> Node:
         )
         try:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
-                await link.connect()
+                await link.connect()  # type: ignore[no-untyped-call]
                 await link.send_command(*route.question)
                 primary = route.answered(node, await link.read_response())
         except (redis.RedisError, OSError) as error:
@@ -140,14 +140,14 @@ def _find_sync(route: Route) -> Node:
             host=node[0], port=node[1], **_asking(route), socket_timeout=_ASK_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
         )
         try:
-            link.connect()
-            link.send_command(*route.question)
+            link.connect()  # type: ignore[no-untyped-call]
+            link.send_command(*route.question)  # type: ignore[no-untyped-call]
             primary = route.answered(node, link.read_response())
         except (redis.RedisError, OSError) as error:
             trouble = error
             continue
         finally:
-            link.disconnect()
+            link.disconnect()  # type: ignore[no-untyped-call]
         if primary is not None:
             return primary
     raise _nowhere(route, trouble)

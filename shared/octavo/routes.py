@@ -1,7 +1,7 @@
 """Where the server is right now: a fixed place, or the primary that Sentinels or the nodes of a cluster name.
 
-All connections of a client share one `Route`. They ask it whenever they connect, hang up when the server says that it is
-not the primary any more, and connect again.
+All connections of a client share one `Route`. They ask it whenever they connect, hang up when the server says that it
+is not the primary any more, and connect again.
 """
 
 from __future__ import annotations

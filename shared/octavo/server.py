@@ -99,7 +99,7 @@ class EmbeddedServer:
     def _start_somewhere(self, lock: BinaryIO) -> None:
         attempts = 3 if self._port is None else 1  # another process may take a free port before the server does
         for attempt in range(attempts):
-            port = self._port or _free_port()
+            port = self._port or free_port()
             try:
                 self._spawn(port, lock)
             except ServerUnavailable:
@@ -190,7 +190,7 @@ class EmbeddedServer:
         raise ServerUnavailable(f"{self._binary.name} did not start on port {port}: {last_words}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 import redis.asyncio
 from redis.asyncio.client import PubSub
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from octavo import wire
 from octavo.calls import run
-from octavo.connection import answered, is_final
+from octavo.connection import answered, is_denied, is_final
 from octavo.errors import JobNotFound, MalformedMessage
 from octavo.jobs import locate
 from octavo.keys import JobHash, Keys
@@ -239,7 +239,7 @@ class Subscriber:
         """A page of the stream, or what is left of a job whose stream has expired. The order matters: attach before
         reading, so that what comes later is heard; status before reading, so that an ended job shows its end if it has
         one."""
-        while await run(self._commands, self._cell.attach(reader.job_id, self.id)) is None:
+        while not await self._attach(reader):
             if not await self._submissions.restore(reader.job_id):
                 raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
         reader.begun = True
@@ -253,6 +253,16 @@ class Subscriber:
         if has_ended and len(events) < PAGE and not (events and events[-1].end):
             return await self._from_result(reader)
         return events
+
+    async def _attach(self, reader: _Reader) -> bool:
+        """Whether there is such a job. A user that may only read hears of nothing: polls find new entries."""
+        try:
+            return await run(self._commands, self._cell.attach(reader.job_id, self.id)) is not None
+        except ResponseError as error:
+            if not is_denied(error):
+                raise
+        async with answered():
+            return bool(await self._commands.exists(reader.keys.job(reader.job_id)))
 
     async def _from_result(self, reader: _Reader) -> list[Event]:
         pipeline = self._commands.pipeline(transaction=False)

@@ -49,10 +49,10 @@ def forgotten_by(server: EmbeddedServer, folder: Path) -> Iterator[None]:
     server.start()
 
 
-def server_program(folder: Path, *options: str) -> Path:
-    """The server with options that come after those of `EmbeddedServer`, and hence win."""
+def server_program(folder: Path, *options: str, binary: Path | None = None) -> Path:
+    """A server with options that come after those of `EmbeddedServer`, and hence win."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "server"
-    program.write_text(f'#!/bin/sh\nexec {find_binary()} "$@" {shlex.join(options)}\n')
+    program.write_text(f'#!/bin/sh\nexec {binary or find_binary()} "$@" {shlex.join(options)}\n')
     program.chmod(0o755)
     return program

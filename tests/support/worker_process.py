@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Self
 
-import redis
 from waiting import STALL_S
 
 from octavo import wire
+from octavo.connection import connect_sync
 from octavo.keys import Keys
 from octavo.models import WorkerInfo
 
@@ -66,7 +66,7 @@ class WorkerProcess:
     def info(self) -> WorkerInfo | None:
         """Its latest heartbeat."""
         keys = Keys()
-        with redis.Redis.from_url(self._redis_url) as connection:
+        with connect_sync(self._redis_url) as connection:
             for worker_id in connection.zrange(keys.workers, 0, -1):
                 data = connection.get(keys.worker(worker_id.decode()))
                 if data is not None and (info := wire.decode_worker(data)).pid == self.pid:

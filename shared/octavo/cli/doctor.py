@@ -15,18 +15,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import redis
 import typer
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from rich.markup import escape
 
 from octavo import local
+from octavo.address import CLUSTER, parse_address, shown
 from octavo.cli.console import AsJson, RedisUrl, out, print_json
 from octavo.cli.workers import live_workers
-from octavo.connection import connect_sync, default_url, redacted
+from octavo.connection import connect_sync, default_url, refusal
 from octavo.errors import OctavoError
 from octavo.fleet import describe_mix, mixed_numerics
+from octavo.roles import lacking
 
 _LEAST_SERVER = (7, 0)
+_FEW = 4
+_ELSEWHERE = "octavo up   (or set REDIS_URL to a running server)"
 _LEAST_DISK_GB = 2
 _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow] ?[/]", "error": "[red]no[/]"}
 
@@ -107,20 +112,58 @@ def _kernels() -> list[Finding]:
 def _redis(url: str) -> list[Finding]:
     try:
         with connect_sync(url) as connection:
-            server = dict(connection.info("server", "persistence", "memory"))  # answered while it loads, too
-    except (RedisError, ValueError) as error:
-        step = "octavo up   (or set REDIS_URL to a running server)"
-        return [Finding("redis", "error", f"{redacted(url)} cannot be reached ({type(error).__name__})", step)]
+            server = dict(connection.info("server", "persistence", "memory", "replication", "cluster"))
+            if server.get("loading"):
+                step = "wait; services and workers go on by themselves"
+                return [Finding("redis", "warning", f"{_named(server, url)} is still loading what it holds", step)]
+            if (unfit := _unfit(server, url)) is not None:
+                return [unfit]
+            return [Finding("redis", "ok", _named(server, url)), _safety(server), _rights(connection)]
+    except OctavoError as error:
+        return [Finding("redis", "error", str(error), _ELSEWHERE)]
+    except (ResponseError, AuthenticationError) as error:
+        return [Finding("redis", "error", refusal(url, error), _ELSEWHERE)]
+    except RedisError as error:
+        return [Finding("redis", "error", f"{shown(url)} cannot be reached ({type(error).__name__})", _ELSEWHERE)]
+
+
+def _named(server: dict[str, Any], url: str) -> str:
     name = "valkey" if "valkey_version" in server else "redis"
-    version = str(server.get("valkey_version") or server["redis_version"])
-    found = f"{name} {version} at {redacted(url)}"
+    return f"{name} {server.get('valkey_version') or server['redis_version']} at {shown(url)}"
+
+
+def _unfit(server: dict[str, Any], url: str) -> Finding | None:
+    """Why no queue can live on this server, by its INFO."""
+    found, kind = _named(server, url), parse_address(url).kind
     compatible = tuple(int(part) for part in str(server["redis_version"]).split(".")[:2])
     if compatible < _LEAST_SERVER:
-        return [Finding("redis", "error", found, "octavo needs Redis 7.0 or newer, or Valkey")]
-    if server["loading"]:
-        step = "wait; services and workers go on by themselves"
-        return [Finding("redis", "warning", f"{found} is still loading what it holds", step)]
-    return [Finding("redis", "ok", found), _safety(server)]
+        return Finding("redis", "error", found, "octavo needs Redis 7.0 or newer, or Valkey")
+    if server.get("redis_mode", server.get("server_mode")) == "sentinel":
+        step = "write redis+sentinel://host:port/service"
+        return Finding("redis", "error", f"{found} is a Sentinel", step)
+    if server.get("cluster_enabled") and kind != CLUSTER:
+        step = "write redis+cluster:// in its address"
+        return Finding("redis", "error", f"{found} is one node of a cluster", step)
+    if server.get("role") not in ("master", "primary"):
+        step = "give the address of its primary, or of the Sentinels: redis+sentinel://host:port/service"
+        return Finding("redis", "error", f"{found} is a replica and takes no jobs", step)
+    return None
+
+
+def _rights(connection: redis.Redis) -> Finding:
+    """What the address's user may do, by trying it."""
+    missing = lacking(connection)
+    fit = [role for role, commands in missing.items() if not commands]
+    if len(fit) == len(missing):
+        return Finding("rights", "ok", "the user of the address may do what every role needs")
+    lacks = "; ".join(f"{role} lacks {_few(names)}" for role, names in missing.items() if names)
+    found = f"the user of the address may act as {', '.join(fit) or 'nothing'}; {lacks}"
+    return Finding("rights", "warning" if fit else "error", found, "docs/protocol.md has a rule for each role")
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(names[:_FEW]).lower() + more
 
 
 def _safety(server: dict[str, Any]) -> Finding:
@@ -136,7 +179,7 @@ def _safety(server: dict[str, Any]) -> Finding:
 def _workers(url: str) -> list[Finding]:
     try:
         found = asyncio.run(live_workers(url))
-    except (OctavoError, RedisError, ValueError):
+    except (OctavoError, RedisError):
         return []  # that of the server says why
     mixed = [describe_mix(*mix) for mix in mixed_numerics(found).items()]
     step = "give them the same --device, --dtype and --kv-dtype; OCTAVO_CPU_LEVEL takes a lower instruction set"

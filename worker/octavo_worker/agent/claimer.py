@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from octavo.calls import run
 from octavo.connection import Line, answered
@@ -50,6 +50,7 @@ class Claimer:
         self._changed = changed
         self._take = take
         self._stopping = False
+        self._told = ""
         self._answered_bell = False
         self._sleep: asyncio.Task[object] | None = None
 
@@ -101,13 +102,20 @@ class Claimer:
             try:
                 claims = await run(self._line, call)
             except (RedisError, OSError) as error:
-                log.debug("claim failed: %s", type(error).__name__)
+                self._complain(error)
                 if self._stopping:
                     return None
                 await self._interruptible(asyncio.sleep(_RETRY_S))
             else:
                 self._take(claims)
                 return claims
+
+    def _complain(self, error: Exception) -> None:
+        """Of a refusal, once. A lost server is told of elsewhere."""
+        told = str(error)
+        if isinstance(error, ResponseError) and told != self._told:
+            log.error("the server hands out no jobs (%s): `octavo doctor` says what this worker may not do", told)
+        self._told = told
 
     async def _drain_for_suspect(self) -> None:
         log.info("a suspect job waits for an idle worker: claiming nothing until this one is idle")

@@ -12,10 +12,10 @@ import time
 
 import msgspec
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from octavo.calls import run
-from octavo.connection import answered, outage
+from octavo.connection import answered, is_denied, outage, refusal
 from octavo.fleet import describe_mix, live_workers, mixed_numerics
 from octavo.models import ModelCard, PinOutcome, WorkerInfo
 from octavo.protocol import Cell
@@ -44,6 +44,7 @@ class Membership:
         self._has_tokenizer = has_tokenizer
         self._started_at = time.time()
         self._limits: Ready | None = None
+        self._told = ""
 
     def info(self, stats: EngineStats, *, jobs: int, engine_pid: int | None, pins: dict[str, PinOutcome]) -> WorkerInfo:
         """What a heartbeat says."""
@@ -86,11 +87,32 @@ class Membership:
         while True:
             try:
                 await run(self._connection, self._cell.register_model(card))
-            except (RedisError, OSError):
+                await self._try_channel()
+            except (RedisError, OSError) as error:
+                self._complain(error)
                 await asyncio.sleep(_KNOWN_EVERY_S)
                 await self.reach_server()
             else:
                 return
+
+    async def _try_channel(self) -> None:
+        try:
+            async with answered():
+                await self._connection.publish(self._cell.keys.channel(self.worker_id), b"")
+        except RedisError as error:
+            if not is_denied(error):
+                raise
+            log.error("readers hear of tokens late, because this worker may not publish: %s", self._refusal(error))
+
+    def _complain(self, error: Exception) -> None:
+        """Of a refusal, once. `reach_server` tells of a lost server."""
+        told = self._refusal(error)
+        if told != self._told and isinstance(error, ResponseError):
+            log.error("this worker cannot announce its model: %s", told)
+        self._told = told
+
+    def _refusal(self, error: Exception) -> str:
+        return refusal(self._redis_url, error)
 
     async def stay_known(self) -> None:
         """For ever: a server that came back without its data refuses jobs for a model until it is registered again."""
@@ -98,12 +120,14 @@ class Membership:
             await asyncio.sleep(_KNOWN_EVERY_S)
             if self._limits is None:
                 continue
-            with contextlib.suppress(RedisError, OSError):
+            try:
                 async with answered():
                     known = await self._connection.hexists(self._cell.keys.models, self._model)
                 if not known:
-                    log.warning("the server has forgotten the model %s: telling it again", self._model)
                     await run(self._connection, self._cell.register_model(self._card(self._limits)))
+                    log.warning("the server had forgotten the model %s and was told again", self._model)
+            except (RedisError, OSError) as error:
+                self._complain(error)
 
     async def compare_rounding(self, own: WorkerInfo) -> None:
         """Warn when workers of this model round differently; the worker that starts last says it."""

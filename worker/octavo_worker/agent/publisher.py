@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from octavo import wire
 from octavo.calls import Call, run_many
-from octavo.connection import Line, is_final
+from octavo.connection import Line, is_denied, is_final
 from octavo.protocol import MAX_APPENDS, Append, AppendReply, Cell, FinishReply
 from octavo_worker.agent.jobs import ActiveJob
 
@@ -203,10 +203,10 @@ def _report(trouble: Exception | None) -> None:
     """Once when it begins, and when it is over."""
     if trouble is None:
         log.info("server is back, everything is being sent")
-    elif isinstance(trouble, _UNWELCOME):
+    elif isinstance(trouble, _UNWELCOME) or is_denied(trouble):
         log.error(
-            "the server refuses this worker (%s), tokens wait in memory: check user and password in --redis-url, and "
-            "what that user may do",
+            "the server refuses this worker (%s), tokens wait in memory: check user and password in --redis-url; "
+            "`octavo doctor` says what that user may not do",
             trouble,
         )
     elif isinstance(trouble, exceptions.ConnectionError | exceptions.TimeoutError | OSError):

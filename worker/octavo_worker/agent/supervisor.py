@@ -17,7 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
 from octavo import wire
+from octavo.address import parse_address
 from octavo.connection import connect, connect_sync
+from octavo.errors import ServerUnavailable
 from octavo.models import ModelName, WorkerInfo
 from octavo.protocol import Cell
 from octavo_worker.agent.agent import Agent
@@ -50,6 +52,10 @@ class WorkerFailed(Exception):
 async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | None = None) -> None:
     """Run a worker until SIGTERM or SIGINT. Raises WorkerFailed. `engine_command` replaces the engine (tests)."""
     name = _public_name(settings)
+    try:
+        parse_address(settings.redis_url)
+    except ServerUnavailable as error:
+        raise WorkerFailed(f"--redis-url: {error}") from None
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run`, as SIGTERM: a download's threads would be waited for
     try:
         folder = await asyncio.to_thread(model_folder, settings.model)

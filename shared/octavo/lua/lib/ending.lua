@@ -8,7 +8,7 @@
 -- The last entry. With a result, readers of a stream that is lost find everything there.
 local function write_end(id, entry, ending, result)
   local stream = key('t', id)
-  if redis.pcall('XADD', stream, entry, 'd', ending).err then  -- it is none, or has entries that are not ours
+  if is_error(redis.pcall('XADD', stream, entry, 'd', ending)) then  -- it is none, or has entries that are not ours
     set_aside(stream)
     if not result then call('XADD', stream, entry, 'd', ending) end
   end

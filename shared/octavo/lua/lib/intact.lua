@@ -1,4 +1,5 @@
 --- @include keys
+--- @include errors
 -- Whether a job is damaged: its hash lacks what every transition relies on, because something else wrote to this server.
 
 local NAMES = {'n', 'ep', 'crashes', 'bytes', 'est', 'cost', 'ct', 'seed', 'ret', 'st', 'mdl', 'tn', 'cls', 'body',
@@ -11,7 +12,7 @@ local function is_gone(id) return call('EXISTS', key('j', id)) == 0 end
 -- What a job is, or nil if it is damaged. It has not ended.
 local function intact(id)
   local values = redis.pcall('HMGET', key('j', id), unpack(NAMES))
-  if values.err then return nil end
+  if is_error(values) then return nil end
   local job = {}
   for i, name in ipairs(NAMES) do
     if i <= REQUIRED and not values[i] then return nil end
