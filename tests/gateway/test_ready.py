@@ -87,6 +87,15 @@ async def test_not_ready_where_the_user_may_not_write(
         redis_sync.execute_command("ACL", "DELUSER", "reader")
 
 
+async def test_the_reason_has_no_password(own_gateway: Callable[..., str]) -> None:
+    url = own_gateway(redis_url="redis://127.0.0.1:1/0?password=Zq7")
+    async with httpx.AsyncClient(base_url=url) as http:
+        reply = await http.get("/readyz")
+    assert reply.status_code == 503
+    assert "127.0.0.1:1" in reply.text
+    assert "Zq7" not in reply.text
+
+
 async def test_many_questions_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 

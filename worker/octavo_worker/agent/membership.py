@@ -15,10 +15,11 @@ import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
 from octavo.calls import run
-from octavo.connection import answered, is_denied, outage, refusal
+from octavo.connection import answered, connect_sync, outage, refusal
 from octavo.fleet import describe_mix, live_workers, mixed_numerics
 from octavo.models import ModelCard, PinOutcome, WorkerInfo
 from octavo.protocol import Cell
+from octavo.roles import lacking
 from octavo.stats import EngineStats, WorkerStats
 from octavo_worker.messages import Ready
 
@@ -87,7 +88,6 @@ class Membership:
         while True:
             try:
                 await run(self._connection, self._cell.register_model(card))
-                await self._try_channel()
             except (RedisError, OSError) as error:
                 self._complain(error)
                 await asyncio.sleep(_KNOWN_EVERY_S)
@@ -95,37 +95,38 @@ class Membership:
             else:
                 return
 
-    async def _try_channel(self) -> None:
-        try:
-            async with answered():
-                await self._connection.publish(self._cell.keys.channel(self.worker_id), b"")
-        except RedisError as error:
-            if not is_denied(error):
-                raise
-            log.error("readers hear of tokens late, because this worker may not publish: %s", self._refusal(error))
+    async def _check_rights(self) -> None:
+        """Say at once what would show only with the first job. Raises redis-py's errors."""
+        if missing := await asyncio.to_thread(_lacking, self._redis_url):
+            log.error(
+                "this worker's user on the server lacks %s: jobs wait, or readers hear of tokens late; docs/protocol.md "
+                "has a rule for it",
+                ", ".join(missing),
+            )
 
     def _complain(self, error: Exception) -> None:
         """Of a refusal, once. `reach_server` tells of a lost server."""
-        told = self._refusal(error)
+        told = refusal(self._redis_url, error)
         if told != self._told and isinstance(error, ResponseError):
             log.error("this worker cannot announce its model: %s", told)
         self._told = told
 
-    def _refusal(self, error: Exception) -> str:
-        return refusal(self._redis_url, error)
-
     async def stay_known(self) -> None:
         """For ever: a server that came back without its data refuses jobs for a model until it is registered again."""
+        checked = False
         while True:
             await asyncio.sleep(_KNOWN_EVERY_S)
             if self._limits is None:
                 continue
             try:
+                if not checked:
+                    await self._check_rights()
+                    checked = True
                 async with answered():
                     known = await self._connection.hexists(self._cell.keys.models, self._model)
                 if not known:
                     await run(self._connection, self._cell.register_model(self._card(self._limits)))
-                    log.warning("the server had forgotten the model %s and was told again", self._model)
+                    log.warning("the server has forgotten the model %s: told it again", self._model)
             except (RedisError, OSError) as error:
                 self._complain(error)
 
@@ -160,3 +161,8 @@ class Membership:
             has_tokenizer=self._has_tokenizer,
             created_at=time.time(),
         )
+
+
+def _lacking(url: str) -> list[str]:
+    with connect_sync(url) as connection:
+        return lacking(connection)["worker"]

@@ -1,0 +1,135 @@
+"""Users with few rights: each role does its work with its rule, and what a server refuses is no crash of a job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from queue_client import MODEL, Queue, expected
+from waiting import STALL_S, eventually, until
+
+from octavo import AsyncClient, Client
+from octavo.connection import connect_sync
+from octavo.errors import ServerUnavailable
+from octavo.handles import AsyncJob
+from octavo.models import JobStatus
+from octavo.roles import ROLES, lacking
+
+PROMPT = [7, 8, 9]
+FIELDS = {"model": MODEL, "ignore_eos": True, "seed": 1}
+RULES = {role.name: role.rule for role in ROLES}
+
+User = Callable[..., str]
+
+
+@pytest.fixture
+def user(redis_sync: redis.Redis, redis_url: str) -> Iterator[User]:
+    """Makes a user with these rules, or changes one, and gives its address."""
+
+    def make(name: str, *rules: str) -> str:
+        redis_sync.execute_command("ACL", "SETUSER", f"test-{name}", ">pw", *" ".join(rules).split())
+        return redis_url.replace("//", f"//test-{name}:pw@")
+
+    yield make
+    for name in redis_sync.execute_command("ACL", "USERS"):
+        if name.startswith(b"test-"):
+            redis_sync.execute_command("ACL", "DELUSER", name)
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_rule_is_what_its_role_needs(user: User, role) -> None:
+    with connect_sync(user(role.name, role.rule)) as connection:
+        missing = lacking(connection)
+    assert missing[role.name] == []
+    if role.name != "reader":
+        last = role.commands[-1]
+        with connect_sync(user(role.name, "-" + last.lower())) as connection:
+            assert lacking(connection)[role.name] == [last]
+
+
+@pytest.mark.parametrize("role", ["client", "gateway"])
+async def test_a_client_does_all_that_it_may(user: User, start_worker, redis_url: str, role: str) -> None:
+    start_worker(url=user("worker", RULES["worker"])).wait_ready()
+    async with AsyncClient(user(role, RULES[role])) as client:
+        job = await client.submit(PROMPT, max_tokens=20, idempotency_key="k", follow=True, **FIELDS)
+        async with asyncio.timeout(STALL_S):
+            tokens = [token async for event in job.events() for token in event.token_ids]
+        assert tokens == expected(PROMPT, 20)
+        assert (await client.result(job.id)).status is JobStatus.COMPLETED
+        endless = await client.submit(PROMPT, max_tokens=900, **FIELDS)
+        await anext(endless.events())
+        await endless.cancel()
+        assert (await client.result(endless.id)).status is JobStatus.CANCELLED
+        assert {info.id for info in await client.jobs()} == {job.id, endless.id}
+        (worker,) = await client.workers()
+        assert (await client.worker_memory(worker.id)).block_size
+        await client.pin_prefix("name", model=MODEL, prompt=list(range(40)))
+        await until(lambda: pinned(client))
+        assert await client.unpin_prefix("name", model=MODEL)
+        assert await client.dead_letters() == []
+        assert set(await client.queue_depths()) == {MODEL}
+        if role == "gateway":
+            await client.reap()
+            await client.check_writable()
+
+
+async def pinned(client: AsyncClient) -> bool:
+    (pin,) = await client.pins(MODEL)
+    return any(outcome is not None and outcome.state == "pinned" for outcome in pin.workers.values())
+
+
+async def test_a_reader_follows_and_changes_nothing(user: User, start_worker, redis_url: str) -> None:
+    start_worker("step_seconds=0.02").wait_ready()
+    url = user("reader", RULES["reader"])
+    async with AsyncClient(redis_url) as client, AsyncClient(url) as reader:
+        job = await client.submit(PROMPT, max_tokens=100, **FIELDS)
+        async with asyncio.timeout(STALL_S):
+            tokens = [token async for event in reader.events(job.id) for token in event.token_ids]
+        assert tokens == expected(PROMPT, 100)
+        assert (await reader.info(job.id)).status is JobStatus.COMPLETED
+        assert len(await reader.workers()) == 1
+        for refused in (reader.submit(PROMPT, max_tokens=1, **FIELDS), reader.cancel(job.id)):
+            with pytest.raises(ServerUnavailable, match="docs/protocol"):
+                await refused
+
+
+def test_without_a_channel_jobs_are_late_and_not_crashed(user: User, queue: Queue, start_worker, redis_url) -> None:
+    worker = start_worker(url=user("worker", RULES["worker"], "resetchannels")).wait_ready()
+    with Client(redis_url) as client:
+        jobs = [client.submit(PROMPT, max_tokens=100, follow=True, **FIELDS) for _ in range(3)]
+        for job in jobs:
+            assert [token for event in job.events() for token in event.token_ids] == expected(PROMPT, 100)
+            assert queue.field(job.id, "crashes") == "0"
+    eventually(lambda: "lacks PUBLISH" in worker.log)
+
+
+@pytest.mark.parametrize("lost", ["-xadd", "-hmget", "-evalsha -eval -script", "-@write", "-@all", "resetkeys"])
+def test_rights_that_are_lost_for_a_while_cost_no_job(
+    user: User, queue: Queue, start_worker, redis_sync: redis.Redis, lost: str
+) -> None:
+    start_worker("step_seconds=0.01", url=user("worker", RULES["worker"]), lease=300.0).wait_ready()
+    jobs = [queue.submit(PROMPT, sampling={"max_tokens": 200, "ignore_eos": True}) for _ in range(3)]
+    eventually(lambda: all(queue.stored(job) > 10 for job in jobs))
+    redis_sync.execute_command("ACL", "LOG", "RESET")
+    user("worker", lost)
+    eventually(lambda: redis_sync.execute_command("ACL", "LOG"))
+    user("worker", RULES["worker"])
+    for job in jobs:
+        assert list(queue.wait(job).token_ids) == expected(PROMPT, 200)
+        assert queue.field(job, "crashes") == "0"
+
+
+def test_a_worker_says_what_is_refused_and_nothing_of_forgetting(user: User, start_worker, tmp_path: Path) -> None:
+    worker = start_worker(url=user("worker", RULES["worker"], "-evalsha -eval -script"))
+    eventually(lambda: "cannot announce its model" in worker.log)
+    assert "lacks a permission" in worker.log
+    assert "has forgotten" not in worker.log
+
+
+async def test_a_client_says_what_is_refused(user: User) -> None:
+    async with AsyncClient(user("client", RULES["client"], "-xadd -evalsha")) as client:
+        with pytest.raises(ServerUnavailable, match="octavo doctor"):
+            assert isinstance(await client.submit(PROMPT, **FIELDS), AsyncJob)
