@@ -30,6 +30,7 @@ class GatewaySettings(BaseSettings):
     workers: PositiveInt = Field(1, description="Processes that share the port; a gateway keeps no state.")
     redis_url: str | None = Field(
         None,
+        repr=False,  # it may hold a password
         validation_alias=AliasChoices("OCTAVO_REDIS_URL", "REDIS_URL", "redis_url"),
         description="Address of the Redis server. [default: REDIS_URL, the server of `octavo up`, redis://localhost:6379]",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from octavo.errors import OctavoError
 
@@ -18,7 +18,7 @@ class LocalService(BaseModel):
     """The service that runs on this machine."""
 
     pid: int
-    redis_url: str
+    redis_url: str = Field(repr=False)  # it may hold a password
     api_url: str
     model: str
     born: str = ""

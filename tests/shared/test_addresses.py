@@ -72,7 +72,10 @@ def told(error: BaseException) -> Iterator[str]:
 async def messages_of(url: str) -> list[str]:
     """What a person or a log is told of an address, up to the first command that fails."""
     texts = [shown(url)]
-    attempts: tuple[Callable[[], object], ...] = (lambda: parse_address(url), lambda: connect_sync(url, retries=0).ping())
+    attempts: tuple[Callable[[], object], ...] = (
+        lambda: parse_address(url),
+        lambda: connect_sync(url, retries=0).ping(),
+    )
     for attempt in attempts:
         try:
             texts.append(repr(attempt()))

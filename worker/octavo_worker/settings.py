@@ -19,6 +19,7 @@ class WorkerSettings(BaseSettings):
 
     redis_url: str = Field(
         default_factory=default_url,
+        repr=False,  # it may hold a password
         description="Address of the Redis server; by default REDIS_URL, the server of `octavo up`, or localhost:6379.",
     )
     model: str = Field("demo", description="Folder or Hugging Face id of the model, or `demo` for the bundled one.")
