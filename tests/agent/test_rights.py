@@ -63,7 +63,8 @@ async def test_a_client_does_all_that_it_may(user: User, start_worker, redis_url
         await anext(endless.events())
         await endless.cancel()
         assert (await client.result(endless.id)).status is JobStatus.CANCELLED
-        assert {info.id for info in await client.jobs()} == {job.id, endless.id}
+        for tenant in (None, "default"):
+            assert {info.id for info in await client.jobs(tenant=tenant)} == {job.id, endless.id}
         (worker,) = await client.workers()
         assert (await client.worker_memory(worker.id)).block_size
         await client.pin_prefix("name", model=MODEL, prompt=list(range(40)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 from queue_client import MODEL, expected, known_queue
 from server_kinds import Servers, kinds, started
+from typer.testing import CliRunner
 from waiting import STALL_S, eventually
 from worker_process import WorkerProcess
 
 from octavo import Client
 from octavo.blocking import Job
+from octavo.cli.app import build_app
 from octavo.connection import connect_sync
 from octavo.models import JobRequest, JobStatus
 
@@ -78,6 +81,21 @@ def test_a_killed_workers_jobs_go_on_elsewhere(servers: Servers, tmp_path: Path)
         first.send(signal.SIGKILL)
         second.wait_ready()
         assert_undisturbed(readers)
+
+
+def test_doctor_looks_at_what_it_talks_to(servers: Servers) -> None:
+    found = diagnose(servers.url)
+    assert {found[name]["state"] for name in ("redis", "safety", "rights")} == {"ok"}
+    for node in servers.nodes[1:]:  # a replica; a node of a cluster, as if it were alone
+        refused = diagnose(node.url, code=1)["redis"]
+        assert refused["state"] == "error"
+        assert "redis+sentinel://" in refused["next_step"] or "redis+cluster://" in refused["next_step"]
+
+
+def diagnose(url: str, code: int = 0) -> dict[str, dict[str, str]]:
+    result = CliRunner().invoke(build_app(), ["doctor", "--json", "--redis-url", url])
+    assert result.exit_code == code, result.output
+    return {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
 
 
 def test_jobs_outlive_the_server_that_they_were_on(servers: Servers, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from waiting import STALL_S
 
 import octavo.errors
 from octavo.cli.app import GROUP, build_app
+from octavo.roles import ROLES
 from octavo_gateway.errors import _STATUSES
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,13 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_rule_of_each_role_is_what_it_needs() -> None:
+    text = (ROOT / "docs/protocol.md").read_text()
+    documented = re.search(r"```text\n(ACL SETUSER.*?)```", text, flags=re.DOTALL)
+    assert documented is not None
+    assert documented[1].split() == " ".join(f"ACL SETUSER octavo-{role.name} {role.rule}" for role in ROLES).split()
 
 
 def test_the_python_examples_run_as_they_stand(cli: Cli) -> None:

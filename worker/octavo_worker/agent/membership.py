@@ -99,8 +99,8 @@ class Membership:
         """Say at once what would show only with the first job. Raises redis-py's errors."""
         if missing := await asyncio.to_thread(_lacking, self._redis_url):
             log.error(
-                "this worker's user on the server lacks %s: jobs wait, or readers hear of tokens late; docs/protocol.md "
-                "has a rule for it",
+                "this worker's user on the server lacks %s: jobs wait, or readers hear of tokens late; "
+                "docs/protocol.md has a rule for it",
                 ", ".join(missing),
             )
 
