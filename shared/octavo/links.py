@@ -7,14 +7,13 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from redis import exceptions
 from redis.asyncio import connection as asynchronous
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from octavo.address import UNIX, Node
-from octavo.routes import Route
+from octavo.routes import Route, Search
 
 _ASK_TIMEOUT_S = 3.0
 
@@ -112,53 +111,45 @@ def sync_link(route: Route) -> type[redis.connection.AbstractConnection]:
 
 async def _find(route: Route) -> Node:
     """Asks one node after the other. Raises ConnectionError if none knows the primary."""
-    trouble: Exception | None = None
-    for node in route.candidates():
-        link = (asynchronous.SSLConnection if route.address.has_tls else asynchronous.Connection)(
-            host=node[0], port=node[1], **_asking(route), retry=AsyncRetry(NoBackoff(), 0)
-        )
+    search = Search(route)
+    while (node := search.asking) is not None:
+        kind = asynchronous.SSLConnection if route.address.has_tls else asynchronous.Connection
+        link = kind(host=node[0], port=node[1], **_asking(route), retry=AsyncRetry(NoBackoff(), 0))
         try:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
                 await link.connect()  # type: ignore[no-untyped-call]
                 await link.send_command(*route.question)
-                primary = route.answered(node, await link.read_response())
+                primary = search.heard(node, await link.read_response())
         except (redis.RedisError, OSError) as error:
-            trouble = error
+            search.failed(node, error)
             continue
         finally:
             await link.disconnect(nowait=True)
         if primary is not None:
             route.follow(primary)
             return primary
-    raise _nowhere(route, trouble)
+    raise search.given_up()
 
 
 def _find_sync(route: Route) -> Node:
-    trouble: Exception | None = None
-    for node in route.candidates():
-        link = (redis.SSLConnection if route.address.has_tls else redis.Connection)(
-            host=node[0], port=node[1], **_asking(route), socket_timeout=_ASK_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
-        )
+    search = Search(route)
+    while (node := search.asking) is not None:
+        kind = redis.SSLConnection if route.address.has_tls else redis.Connection
+        options = {**_asking(route), "socket_timeout": _ASK_TIMEOUT_S, "retry": Retry(NoBackoff(), 0)}
+        link = kind(host=node[0], port=node[1], **options)
         try:
             link.connect()  # type: ignore[no-untyped-call]
             link.send_command(*route.question)  # type: ignore[no-untyped-call]
-            primary = route.answered(node, link.read_response())
+            primary = search.heard(node, link.read_response())
         except (redis.RedisError, OSError) as error:
-            trouble = error
+            search.failed(node, error)
             continue
         finally:
             link.disconnect()  # type: ignore[no-untyped-call]
         if primary is not None:
             return primary
-    raise _nowhere(route, trouble)
+    raise search.given_up()
 
 
 def _asking(route: Route) -> dict[str, Any]:
     return {"protocol": 2, "socket_connect_timeout": _ASK_TIMEOUT_S, **route.asking()}
-
-
-def _nowhere(route: Route, trouble: Exception | None) -> redis.ConnectionError:
-    told = type(trouble).__name__ if trouble is not None else "none has heard of it"
-    if isinstance(trouble, exceptions.ResponseError):
-        told = route.address.without_secrets(str(trouble))
-    return redis.ConnectionError(f"{route.sought}: {told}")

@@ -56,7 +56,7 @@ class Route:
                 options[name] = options.get(f"sentinel_{name}")
         return {name: value for name, value in options.items() if not name.startswith("sentinel_")}
 
-    def answered(self, asked: Node, reply: Any) -> Node | None:
+    def named(self, asked: Node, reply: Any) -> Node | None:
         """The primary by a node's reply; None if it does not know."""
         if self.address.kind == SENTINEL:
             return (reply[0].decode(), int(reply[1])) if reply else None
@@ -75,13 +75,6 @@ class Route:
             if connection.node not in (None, primary):
                 connection.hang_up()
 
-    @property
-    def sought(self) -> str:
-        """For an error: nobody names the primary."""
-        if self.address.kind == SENTINEL:
-            return f"no Sentinel names a primary of {self.address.service}"
-        return f"no node of the cluster names the primary of slot {_SLOT}"
-
     def told(self, node: Node | None, error: redis.ResponseError) -> Exception:
         """What an answer of `node` means: a lost connection if it came from the wrong place. It holds no password."""
         text = str(error)
@@ -91,3 +84,38 @@ class Route:
             return redis.ConnectionError(f"the primary is elsewhere: {text}")
         clean = self.address.without_secrets(text)
         return error if clean == text else type(error)(clean)
+
+
+class Search:
+    """One search for the primary: `asking` is the node to ask next, or None if no one is left."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._waiting = route.candidates()
+        self._asked: set[Node] = set()
+        self._trouble = "none has heard of it"
+
+    @property
+    def asking(self) -> Node | None:
+        self._waiting = [node for node in self._waiting if node not in self._asked]
+        return self._waiting[0] if self._waiting else None
+
+    def heard(self, node: Node, reply: Any) -> Node | None:
+        """The primary, if it is certain. A node of a cluster may not have heard yet that the slot has moved: the one
+        that it names is asked next, and must say so itself."""
+        self._asked.add(node)
+        named = self._route.named(node, reply)
+        if named is None or named == node or self._route.address.kind == SENTINEL:
+            return named
+        self._waiting.insert(0, named)
+        return None
+
+    def failed(self, node: Node, error: Exception) -> None:
+        self._asked.add(node)
+        words = isinstance(error, exceptions.ResponseError)
+        self._trouble = self._route.address.without_secrets(str(error)) if words else type(error).__name__
+
+    def given_up(self) -> redis.ConnectionError:
+        service = self._route.address.service
+        who = f"no Sentinel names a primary of {service}" if service else f"no node names the primary of slot {_SLOT}"
+        return redis.ConnectionError(f"{who}: {self._trouble}")

@@ -110,3 +110,6 @@ def test_jobs_outlive_the_server_that_they_were_on(servers: Servers, tmp_path: P
             servers.fail_over()
             assert_undisturbed(readers)
             assert worker.process.poll() is None
+        # Readers hear from where tokens are stored now: `PUBLISH` in a script reaches a node's own connections.
+        with connect_sync(servers.nodes[1].url) as successor:
+            eventually(lambda: successor.pubsub_channels("*:n:*"))

@@ -9,7 +9,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from octavo.connection import Line, connect
+from octavo.connection import Line, connect, is_final
 
 
 @pytest.fixture
@@ -39,6 +39,23 @@ async def test_a_reply_that_nobody_waited_for_is_not_the_next_one(line: Line) ->
         async with asyncio.timeout(0.05):
             await line.exchange([("BLPOP", "nothing-comes-here", "0.3")])
     assert await line.exchange([("ECHO", "mine")]) == [b"mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "final"),
+    [
+        ("user_script:1: attempt to index local 'x' (a nil value) script: f, on @user_script:1.", True),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value script: on @user_script:1.", True),
+        ("MISCONF Errors writing to the AOF file: No space left script: f, on @user_script:1.", False),
+        ("NOREPLICAS Not enough good replicas to write. script: on @user_script:1.", False),
+        ("The user executing the script can't publish to the channel script: f, on @user_script:1.", False),
+        ("ACL failure in script: No permissions to access a key script: on @user_script:1.", False),
+        ("BUSY Redis is busy running a script.", False),
+    ],
+)
+def test_only_what_a_script_found_is_final(text: str, final: bool) -> None:
+    """The rest passes or can be mended: it ends no job."""
+    assert is_final(redis.ResponseError(text)) is final
 
 
 async def test_no_server_is_an_error_that_redis_names() -> None:
