@@ -61,6 +61,7 @@ def test_a_damaged_job_is_released_with_all_the_others(world: Any, crashed: bool
     lose_fields(world, first)
     assert world.run(world.cell.release([(c.job_id, c.token) for c in claims], crashed=crashed)) == 2
     assert (world.status(first), world.status(second)) == ("failed", "queued")
+    assert not world.redis.exists("{c00}:L")
     assert world.stream(first)[-1].end.error.code == "job_damaged"
 
 
@@ -114,7 +115,17 @@ def test_cancelling_a_damaged_job_ends_it(world: Any) -> None:
     lose_fields(world, job_id)
     assert world.run(world.cell.cancel(job_id)) is JobStatus.FAILED
     assert world.claim().jobs == ()
+    assert world.counters() == {}
     assert len(world.redis.xrange("{c00}:dlq")) == 1
+
+
+def test_a_damaged_job_that_has_an_end_gets_no_other(world: Any) -> None:
+    job_id = world.enqueue()
+    world.finish(world.claim_one(), tokens=0)
+    world.redis.hset(world.keys.job(job_id), "st", "running")
+    lose_fields(world, job_id)
+    world.run(world.cell.cancel(job_id))
+    assert [event.end.status for event in world.stream(job_id)] == [JobStatus.COMPLETED]
 
 
 def test_a_stream_with_a_strange_entry_holds_up_nobody(world, request_of):

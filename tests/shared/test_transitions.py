@@ -225,8 +225,9 @@ def test_a_completed_job_must_have_all_its_tokens_stored(world: Any) -> None:
     assert world.finish(claim, tokens=3)
 
 
-def test_what_ended_expires_and_leaves_nothing_but_live_keys(world: Any) -> None:
-    job_id = world.enqueue(key="k", retention=Retention(stream_s=10, result_s=20, idempotency_s=30))
+def test_what_ended_expires_and_leaves_nothing_but_live_keys(world: Any, request_of: Any) -> None:
+    request = request_of(timeout_s=60)
+    job_id = world.enqueue(request, key="k", retention=Retention(stream_s=10, result_s=20, idempotency_s=30))
     assert world.redis.ttl("{c00}:i:acme:k") == -1
     claim = world.claim_one()
     world.append(claim, 0, [1])

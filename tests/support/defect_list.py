@@ -1,0 +1,49 @@
+"""The planted defects: one replacement each, with the tests that are to fail. They are kept as data in tests/defects."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "defects"
+
+
+@dataclass(frozen=True)
+class Defect:
+    """`file` with `text`, which occurs there once, replaced by `instead`. `tests` are files, `only` is pytest's -k.
+
+    `unchanged` says why a defect changes no behaviour; it has no tests.
+    """
+
+    area: str
+    name: str
+    file: str
+    text: str
+    instead: str
+    tests: tuple[str, ...] = ()
+    only: str = ""
+    unchanged: str = ""
+
+    @property
+    def selection(self) -> tuple[str, ...]:
+        """Arguments of pytest."""
+        return (*self.tests, "-k", self.only) if self.only else self.tests
+
+    def plant(self, source: str) -> str:
+        """The source with the defect. Raises ValueError where its place is not found, or not just once."""
+        if (found := source.count(self.text)) != 1:
+            raise ValueError(f"{self.area}: {self.name!r}: the text occurs {found} times in {self.file}")
+        return source.replace(self.text, self.instead)
+
+
+def read_defects(folder: Path = FOLDER) -> list[Defect]:
+    """All of them. A list's own `tests` are those of every defect that names none."""
+    defects = []
+    for path in sorted(folder.glob("*.toml")):
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        for entry in content["defect"]:
+            tests = () if "unchanged" in entry else entry.pop("tests", content["tests"])
+            defects.append(Defect(area=path.stem, tests=tuple(tests), **entry))
+    return defects
