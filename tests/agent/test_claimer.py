@@ -1,0 +1,124 @@
+"""When a worker asks for jobs, and that no bell and no answer is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import redis
+import waiting
+from queue_client import MODEL, Queue, known_queue
+from redis.exceptions import ConnectionError
+
+from octavo.connection import connect
+from octavo.protocol import Claims
+from octavo_worker.agent import claimer as module
+from octavo_worker.agent.claimer import Claimer
+from octavo_worker.agent.room import Room
+
+
+class Counter:
+    """A claimer, the room that it is told of, and the jobs that it took."""
+
+    def __init__(self, queue: Queue, claimer_of: type[Claimer], connection: redis.asyncio.Redis) -> None:
+        self.room: Room | None = Room(sequences=4, tokens=9999, idle=True)
+        self.taken: list[str] = []
+        self.changed = asyncio.Event()
+        self.queue = queue
+        self.bell = queue.cell.keys.bell(MODEL)
+        self.claimer = claimer_of(
+            connection,
+            queue.cell,
+            model=MODEL,
+            worker_id="w",
+            lease_ms=60_000,
+            room=lambda: self.room,
+            changed=self.changed,
+            take=self._take,
+        )
+
+    def _take(self, claims: Claims) -> None:
+        self.taken += [claim.job_id for claim in claims.jobs]
+
+    async def waits_for_the_bell(self) -> None:
+        await waiting.until(lambda: self.queue.connection.info("clients")["blocked_clients"])
+
+
+@pytest.fixture
+async def counter(redis_url: str) -> AsyncIterator[Counter]:
+    async with counting(redis_url) as made:
+        yield made
+
+
+@asynccontextmanager
+async def counting(url: str) -> AsyncIterator[Counter]:
+    with redis.Redis.from_url(url) as connection:
+        async with connect(url) as pool:
+            made = Counter(known_queue(connection), Claimer, pool)
+            running = asyncio.create_task(made.claimer.run())
+            try:
+                yield made
+            finally:
+                made.claimer.stop()
+                await running
+
+
+async def test_a_worker_without_room_leaves_the_bell_to_others(counter: Counter) -> None:
+    await counter.waits_for_the_bell()
+    counter.room = None
+    job_id = counter.queue.submit()
+    await waiting.until(lambda: not counter.queue.connection.info("clients")["blocked_clients"])
+    await waiting.until(lambda: counter.queue.connection.llen(counter.bell))
+    assert job_id not in counter.taken
+
+
+async def test_a_worker_that_leaves_passes_the_bell_on(redis_url: str) -> None:
+    async with counting(redis_url) as counter:
+        await counter.waits_for_the_bell()
+    assert counter.queue.connection.llen(counter.bell) == 1
+
+
+async def test_a_claim_whose_answer_was_lost_is_repeated(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, lost = module.run, [ConnectionError("the answer is lost")]
+
+    async def run(*arguments: object) -> object:
+        answer = await send(*arguments)
+        if lost and answer.jobs:
+            raise lost.pop()
+        return answer
+
+    monkeypatch.setattr(module, "run", run)
+    async with counting(redis_url) as counter:
+        job_id = counter.queue.submit()
+        await waiting.until(lambda: counter.taken)
+        assert counter.taken == [job_id]
+
+
+async def test_a_suspect_that_waits_gets_an_idle_worker(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, asked = module.run, [0]
+
+    async def run(*arguments: object) -> object:
+        asked[0] += 1
+        return await send(*arguments)
+
+    monkeypatch.setattr(module, "run", run)
+    async with counting(redis_url) as counter:
+        await counter.waits_for_the_bell()
+        counter.room = Room(sequences=4, tokens=9999, idle=False)
+        suspect = counter.queue.submit()
+        keys, connection = counter.queue.cell.keys, counter.queue.connection
+        await waiting.until(lambda: counter.taken == [suspect])
+        connection.hset(keys.job(suspect), mapping={"st": "queued", "lane": "solo"})
+        connection.zadd(f"{keys.prefix}:b:solo:{MODEL}", {suspect: 1})
+        connection.rpush(counter.bell, 1)
+        before = asked[0]
+        await waiting.until(lambda: asked[0] > before)
+        other, before = counter.queue.submit(), asked[0]
+        await waiting.until(lambda: asked[0] > before)
+        counter.room = Room(sequences=4, tokens=9999, idle=True)
+        await waiting.until(lambda: len(counter.taken) > 1)
+        assert counter.taken[1] == suspect
+        connection.zrem(f"{keys.prefix}:b:solo:{MODEL}", suspect)
+        await waiting.until(lambda: other in counter.taken)
