@@ -196,9 +196,7 @@ async def test_a_deadline_that_the_engine_finds_is_no_failure(desk: Desk) -> Non
     assert desk.queue.status(job_id) is JobStatus.EXPIRED
 
 
-async def test_jobs_are_given_back_as_soon_as_the_server_is_there(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_jobs_are_given_back_as_soon_as_the_server_is_there(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id, _ = await desk.start()
     send, lost = module.run, [ConnectionError("away"), ConnectionError("away")]
 
