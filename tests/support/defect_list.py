@@ -1,4 +1,4 @@
-"""The planted defects: one replacement each, with the tests that are to fail. They are kept as data in tests/defects."""
+"""The planted defects, data in tests/defects: one replacement each, and the tests that are to fail."""
 
 from __future__ import annotations
 
