@@ -94,6 +94,14 @@ def test_a_prompt_of_five_pools_runs_on_half_of_one():
     assert not driver.failed
 
 
+def test_what_is_cached_outlives_a_prompt_that_passes_through():
+    driver = spilling(10, 60)
+    run(driver, make_request("before", range(500, 509), max_tokens=1))
+    run(driver, make_request("long", range(200), max_tokens=30))
+    run(driver, make_request("again", range(500, 509), max_tokens=1))
+    assert driver.started["again"].cached_tokens == 8
+
+
 def test_what_is_computed_is_never_computed_again():
     driver = spilling(10, 60)
     run(driver, make_request("a", range(200), max_tokens=30))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from engine_driver import Driver, assert_complete, expected_tokens, make_request, prompt
 from fake_runner import DelayedRunner, FakeRunner
@@ -145,3 +147,34 @@ def test_who_gives_way_comes_back_in_a_later_step(mode, device):
     for request in (same, twin, late, high):
         assert driver.tokens[request.id, 0] == expected_tokens(request, 0)
     assert len(driver.started["late"].prompt_logprobs) == 60
+
+
+def test_not_even_a_head_that_has_aged_is_admitted_in_a_step_that_preempts():
+    now = 0.0
+    driver = Driver.create(11, clock=lambda: now, aging_s=1.0)
+    for request in (make_request("a", prompt(80)), make_request("b", prompt(80, 400))):
+        driver.add(request)
+    driver.step()
+    driver.add(make_request("aged", prompt(10, 700)))
+    now = 2.0
+    output = driver.step()
+    assert output.stats.preemptions == 1
+    assert [token.id for token in output.tokens] == ["a"]
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_no_sequence_is_preempted_twice_within_a_block(mode):
+    driver = Driver.create(11, 4, runner={"num_host_blocks": 50}, policy=PreemptionPolicy(mode))
+    requests = [make_request(str(i), prompt(8, 100 * i), max_tokens=20) for i in range(5)]
+    for request in requests:
+        driver.add(request)
+    preempted: dict[str, list[int]] = {}
+    while driver.busy:
+        before = {request.id: len(driver.tokens[request.id, 0]) for request in requests}
+        seen = {s.request.id for s in driver.scheduler._batch.running}
+        driver.step()
+        for gone in seen - {s.request.id for s in driver.scheduler._batch.running} - {i for i, _ in driver.reasons}:
+            preempted.setdefault(gone, []).append(before[gone])
+    assert any(len(counts) > 1 for counts in preempted.values())
+    for counts in preempted.values():
+        assert all(later - earlier >= 4 for earlier, later in pairwise(counts))

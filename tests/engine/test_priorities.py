@@ -52,6 +52,19 @@ def test_a_high_class_takes_memory_from_a_whole_group(mode):
     assert [driver.tokens["beams", i] for i in range(4)] == expected_beams(beams)
 
 
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_a_high_class_takes_no_more_memory_than_it_needs(mode):
+    driver = Driver.create(13, 4, runner={"num_host_blocks": 50}, policy=PreemptionPolicy(mode))
+    low = [make_request(f"low{i}", numbers(100 * i, 13), max_tokens=3, priority=2) for i in range(3)]
+    for request in low:
+        driver.add(request)
+    driver.step()
+    driver.add(make_request("high", numbers(500, 8), max_tokens=2, priority=0))
+    driver.run()
+    assert driver.scheduler.stats().preemptions == 1
+    assert [len(driver.tokens[request.id, 0]) for request in low] == [3, 3, 3]
+
+
 def test_the_same_class_takes_nothing_from_each_other():
     driver = Driver.create(100, 4, max_running=2, token_budget=64)
     for i in range(4):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from engine_driver import Driver, assert_complete, expected_tokens, make_request, prompt
 from fake_runner import score
 
-from octavo_worker.messages import BeamOptions
+from octavo_worker.contract.step import Sampled
+from octavo_worker.messages import BeamOptions, Logprob
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 255, 256, 257])
@@ -336,3 +339,17 @@ def test_two_plans_at_most_are_open_and_end_in_their_order():
     driver.scheduler.abandon(plan)
     with pytest.raises(RuntimeError, match="not the plan that is next to end"):
         driver.scheduler.abandon(ahead)
+
+
+@pytest.mark.parametrize("broken", [Sampled(-1), Sampled(5, Logprob(math.nan))])
+def test_logits_that_are_no_numbers_fail_their_request_alone(broken):
+    driver = Driver.create(11)
+    for name in ("broken", "fine"):
+        driver.add(make_request(name, prompt(5), logprobs=0, max_tokens=2))
+    plan = driver.scheduler.plan()
+    result = driver.runner.launch(plan).result()
+    result.sequences[0].samples[0] = broken
+    driver.scheduler.commit(plan, result)
+    driver.run()
+    assert (driver.failed["broken"].code, driver.tokens["broken", 0]) == ("invalid_logits", [])
+    assert len(driver.tokens["fine", 0]) == 2

@@ -27,6 +27,10 @@ def test_any_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, block_size)
     run_workload(seed, usable_blocks=usable_blocks, block_size=block_size)
 
 
+def test_prompts_that_hold_all_blocks_and_find_none_to_continue_give_way():
+    run_workload(2, usable_blocks=8, block_size=4, window=16)
+
+
 def test_who_finds_everything_in_the_cache_leaves_nothing_on_the_host():
     """The last one comes back from the host without a copy and ends: no step follows that would settle anything."""
     run_workload(210, usable_blocks=6, block_size=16, host_blocks=6, policy=PreemptionPolicy("swap"))
