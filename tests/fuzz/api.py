@@ -1,0 +1,125 @@
+"""Schemathesis over the gateway's own description of its API: no answer may be a server's fault, nothing may grow.
+
+    pip install 'octavo[fuzz]'
+    python tests/fuzz/api.py [--examples 200] [--seed N]
+
+A real gateway over a real server; the model behind it is scripted, and ends every answer after four tokens. A job that
+expires is a 504, which is the answer that its `timeout_s` asks for. Exit code 1 for any other 5xx, for a traceback in
+the gateway's log, or if its process has grown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from scripted_worker import ScriptedWorker
+from waiting import until
+
+from octavo.models import Chunk, JobError, JobRequest, JobStatus, TokenLogprob
+from octavo.protocol import Claim
+from octavo.server import EmbeddedServer, die_with_parent
+
+MOST_TOKENS = 4
+MOST_GROWTH = 128 << 20
+CONFIG = """
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", 504]
+"""
+
+
+class BriefWorker(ScriptedWorker):
+    """One that takes any request that the gateway lets through."""
+
+    async def _tokens(self, claim: Claim, chunks: list[Chunk]) -> JobStatus:
+        sampling = claim.request.sampling
+        most = MOST_TOKENS if sampling.max_tokens is None else min(sampling.max_tokens, MOST_TOKENS)
+        request = claim.request.model_copy(update={"sampling": sampling.model_copy(update={"max_tokens": most})})
+        return await super()._tokens(dataclasses.replace(claim, request=request), chunks)
+
+    def _refusal(self, request: JobRequest, prompt: int) -> JobError | None:
+        if prompt == 0:
+            return JobError(code="empty_prompt", message="the prompt has no tokens", param="prompt")
+        return super()._refusal(request, prompt)
+
+    def _prompt_logprobs(self, request: JobRequest, prompt: list[bytes]) -> tuple[TokenLogprob, ...] | None:
+        return super()._prompt_logprobs(request, prompt) if prompt else None
+
+
+def gateway(redis_url: str, port: int, log: Path) -> subprocess.Popen[bytes]:
+    flags = [f"--redis-url={redis_url}", f"--port={port}", "--host=127.0.0.1"]
+    with log.open("wb") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "octavo_gateway", *flags],
+            stdout=stderr,
+            stderr=stderr,
+            preexec_fn=die_with_parent(),
+        )
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def tool() -> str:
+    beside = shutil.which("schemathesis", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if beside is None:
+        sys.exit("schemathesis is not installed: pip install 'octavo[fuzz]'")
+    return beside
+
+
+async def run(options: argparse.Namespace, folder: Path) -> int:
+    config, log, port = folder / "schemathesis.toml", folder / "gateway.log", free_port()
+    config.write_text(CONFIG)
+    command: list[Any] = [tool(), f"--config-file={config}", "run", f"http://127.0.0.1:{port}/openapi.json"]
+    command += ["--checks=not_a_server_error", "--continue-on-failure", "--warnings=off", "--request-timeout=300"]
+    command += [f"--max-examples={options.examples}", f"--seed={options.seed}", "--suppress-health-check=all"]
+    with EmbeddedServer() as server:
+        process = gateway(server.url, port, log)
+        try:
+            async with BriefWorker(server.url):
+                await until(lambda: answers(port))
+                before = psutil.Process(process.pid).memory_info().rss
+                found = await (await asyncio.create_subprocess_exec(*command)).wait()
+                growth = psutil.Process(process.pid).memory_info().rss - before
+        finally:
+            process.terminate()
+            process.wait()
+    tracebacks = log.read_text(errors="replace").count("Traceback")
+    print(f"schemathesis: exit code {found}; gateway: {tracebacks} tracebacks, grown by {growth / 2**20:.1f} MiB")
+    if tracebacks:
+        print(log.read_text(errors="replace")[-4000:])
+    return int(found != 0 or tracebacks > 0 or growth > MOST_GROWTH)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=int, default=200, help="test cases an operation")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="octavo-fuzz-") as folder:
+        return asyncio.run(run(options, Path(folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
