@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 
 import octavo_worker
 from octavo.calls import run_sync
-from octavo.models import JobStatus
-from octavo.protocol import HeartbeatReply
+from octavo.models import Chunk, JobStatus
+from octavo.protocol import Append, HeartbeatReply
 from octavo_worker.agent import agent as module
-from octavo_worker.messages import Abort, AddRequest, EngineStats, RequestFailed, StepOutput
+from octavo_worker.messages import HIGH, NORMAL, Abort, AddRequest, EngineStats, RequestFailed, StepOutput
 
 TOKENIZER = Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled" / "demo" / "tokenizer.json"))
 
@@ -95,6 +95,20 @@ async def test_the_engine_gets_a_deadline_by_the_clock_of_its_own_host(desk: Des
     assert desk.agent.holding()[0][0] == job_id
 
 
+async def test_a_job_that_was_taken_over_goes_first_under_its_tenant_s_own_salt(desk: Desk) -> None:
+    _, request = await desk.start()
+    assert (request.priority, request.salt) == (NORMAL, b"t")
+    job_id = desk.queue.submit(PROMPT, tenant="other", sampling={"max_tokens": 9}, priority="batch")
+    (first,) = desk.claim().jobs
+    chunk = Chunk(token_ids=(1,), texts=("a",))
+    run_sync(desk.queue.connection, desk.queue.cell.append([Append(job_id, first.token, 0, chunk)]))
+    run_sync(desk.queue.connection, desk.queue.cell.release([(job_id, first.token)], crashed=False))
+    desk.agent.take(desk.claim())
+    await waiting.until(lambda: len(desk.engine.of(AddRequest)) == 2)
+    taken_over = desk.engine.of(AddRequest)[1]
+    assert (taken_over.priority, taken_over.salt) == (HIGH, b"other")
+
+
 # room
 
 
@@ -166,6 +180,17 @@ async def test_only_jobs_in_the_engine_crash_with_it(desk: Desk) -> None:
     await desk.agent.detach()
     assert {desk.queue.status(job_id) for job_id in (inside, outside)} == {JobStatus.QUEUED}
     assert desk.queue.field(outside, "crashes") == "0"
+
+
+async def test_tokens_that_the_server_forgot_are_sent_again_before_the_next(desk: Desk) -> None:
+    job_id, request = await desk.start()
+    desk.generate(request, 1, 2)
+    await waiting.until(lambda: desk.queue.stored(job_id) == 2)
+    keys = desk.queue.cell.keys
+    desk.queue.connection.delete(keys.stream(job_id))
+    desk.queue.connection.hset(keys.job(job_id), "n", 0)
+    desk.generate(request, 3)
+    await waiting.until(lambda: desk.queue.stored(job_id) == 3)
 
 
 async def test_a_job_that_is_generated_survives_its_engine(desk: Desk) -> None:

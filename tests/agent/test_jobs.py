@@ -13,7 +13,7 @@ import octavo_worker
 from octavo.keys import Keys
 from octavo.models import Chunk, JobRequest, JobStatus, SamplingParams
 from octavo.protocol import Append, Claim
-from octavo_worker.agent.jobs import ActiveJob
+from octavo_worker.agent.jobs import MAX_CHUNK_TOKENS, ActiveJob
 from octavo_worker.messages import EngineSampling, Logprob, RequestStarted, TokenOutput
 
 TOKENIZER = Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled" / "demo" / "tokenizer.json"))
@@ -229,3 +229,14 @@ def test_beams_that_are_cancelled_after_a_takeover_keep_what_was_published():
     assert successor.unsent() == []
     assert successor.terminal().usage.completion_tokens == 1
     assert [chunk.token_ids for chunk in successor.result_chunks()] == [(50,)]
+
+
+def test_the_reason_of_an_end_comes_with_the_last_part_alone():
+    job = new_job(1)
+    for place in range(MAX_CHUNK_TOKENS + 9):
+        last = place == MAX_CHUNK_TOKENS + 8
+        job.accept(TokenOutput(job.request_id, 0, 70, finish_reason="length" if last else None))
+    assert [(len(a.chunk.token_ids), a.chunk.finish_reason) for a in job.unsent()] == [
+        (MAX_CHUNK_TOKENS, None),
+        (9, "length"),
+    ]

@@ -42,7 +42,8 @@ class Queue:
         return run_sync(self.connection, call).job_id
 
     def field(self, job_id: str, name: str) -> str | None:
-        return self.fields([job_id], name)[0][0]
+        value = self.connection.hget(self.cell.keys.job(job_id), name)  # a transaction would need memory
+        return None if value is None else value.decode()
 
     def fields(self, job_ids: list[str], *names: str) -> list[list[str | None]]:
         """Fields of many jobs at one moment."""
