@@ -218,6 +218,27 @@ async def test_jobs_are_listed_newest_first_by_page_and_filter(client: AsyncClie
     assert [info.id for info in await client.jobs(status=JobStatus.CANCELLED)] == [ids[0]]
 
 
+async def test_jobs_without_a_seed_have_seeds_of_their_own(
+    client: AsyncClient, connection: redis.asyncio.Redis
+) -> None:
+    jobs = [await client.submit("a", model="toy") for _ in range(2)]
+    jobs.append(await client.submit("a", model="toy", seed=5))
+    first, second, given = [await connection.hget(f"{{c00}}:j:{job.id}", "seed") for job in jobs]
+    assert len({first, second, given}) == 3
+    assert given == b"5"
+
+
+async def test_a_stream_that_has_expired_is_no_empty_result(
+    client: AsyncClient, connection: redis.asyncio.Redis
+) -> None:
+    job = await client.submit("a", model="toy")
+    await job.cancel()
+    assert (await client.result(job.id)).status is JobStatus.CANCELLED
+    await connection.delete(f"{{c00}}:t:{job.id}")
+    with pytest.raises(JobNotFound, match="expired"):
+        await client.result(job.id)
+
+
 async def test_models_workers_and_depths(client: AsyncClient, connection: Any) -> None:
     assert [card.name for card in await client.models()] == ["toy"]
     assert await client.workers() == []
@@ -230,7 +251,7 @@ async def test_models_workers_and_depths(client: AsyncClient, connection: Any) -
 
 
 async def test_jobs_that_do_not_exist(client: AsyncClient) -> None:
-    for job_id in (NOBODY, "nonsense", "g00_!!!!!!!!!!!!!!!!!!!!!!!!!!"):
+    for job_id in (NOBODY, NOBODY + "0", "nonsense", "g00_!!!!!!!!!!!!!!!!!!!!!!!!!!"):
         job = client.job(job_id)
         for use in (job.info(), job.cancel(), job.result(), anext(job.events()), anext(job.stream())):
             with pytest.raises(JobNotFound):
