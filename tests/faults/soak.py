@@ -289,11 +289,9 @@ async def run(soak: Soak, minutes: float, workers: int) -> int:
         task.cancel()
     await soak.look_back()
     print("faults:", dict(soak.faults))
-    bad = {kind: soak.found[kind] for kind in ("given up", "wrong", "retracted", "stuck", "lost", "ended otherwise")}
-    print(
-        f"{soak.found['right']} right, {len(soak.edited)} edited,", ", ".join(f"{n} {kind}" for kind, n in bad.items())
-    )
-    return int(any(bad.values()) or not soak.found["right"])
+    found = soak.found
+    print(f"{found['right']} right, {len(soak.edited)} edited:", ", ".join(f"{found[kind]} {kind}" for kind in KINDS))
+    return int(any(found[kind] for kind in KINDS) or not found["right"])
 
 
 async def main(options: argparse.Namespace, folder: Path, stack: ExitStack) -> int:
