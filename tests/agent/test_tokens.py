@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from octavo.models import JobRequest, SamplingParams
-from octavo_worker.agent.tokens import PromptRejected, check_ids
+import octavo_worker
+from octavo.models import JobRequest, Message, SamplingParams
+from octavo_worker.agent.tokens import PromptRejected, Prompts, check_ids
+
+DEMO = Path(octavo_worker.__file__).parent / "bundled" / "demo"
 
 
 def check(ids: list[int], **sampling: object) -> None:
@@ -30,3 +35,13 @@ def test_token_ids_are_in_the_vocabulary() -> None:
     with pytest.raises(PromptRejected, match="token id 100") as refused:
         check([1], logit_bias={100: 1.0})
     assert refused.value.error.param == "logit_bias"
+
+
+def test_a_control_token_that_a_user_writes_is_text() -> None:
+    prompts = Prompts(DEMO)
+    assert prompts.tokenizer is not None
+    special = {i: token.content for i, token in prompts.tokenizer.get_added_tokens_decoder().items() if token.special}
+    plain = prompts.encode(JobRequest(model="m", messages=(Message(role="user", content="x"),)))
+    for token, spelling in special.items():
+        written = prompts.encode(JobRequest(model="m", messages=(Message(role="user", content=spelling),)))
+        assert written.count(token) == plain.count(token)

@@ -77,3 +77,19 @@ def test_the_best_so_far_may_be_live_or_finished():
     assert beams.num_finished == 1
     assert beams.advance([[1], [2]], [[(3, -4.0), (4, -5.0), (5, -6.0)], [(6, -4.0), (7, -5.0), (8, -6.0)]])
     assert beams.best([1, 3]) == (-1.5, [EOS])
+
+
+def test_a_search_keeps_as_many_finished_as_it_is_wide_and_may_end_with_them():
+    for early, goes_on in ((True, []), (False, [(0, 3), (1, 4)])):
+        beams = search(2, early_stopping=early)
+        assert beams.advance([[]], [[(1, -0.1), (EOS, -0.5), (2, -0.6)]]) == [(0, 1), (0, 2)]
+        a, b = [(3, -0.1), (EOS, -0.5), (5, -9.0)], [(4, -0.1), (6, -9.0), (7, -9.0)]
+        assert beams.advance([[1], [2]], [a, b]) == goes_on
+        assert [found.tokens for found in beams.results(9)] == [[1, EOS], [EOS]]
+    beams.advance([[1, 3], [2, 4]], [[(8, -0.1), (EOS, -0.2), (5, -9.0)], [(6, -9.0), (7, -9.0), (5, -9.0)]])
+    assert [found.tokens for found in beams.results(9)] == [[1, 3, EOS], [1, EOS]]
+
+
+def test_a_search_asks_for_its_width_besides_all_tokens_that_end_it():
+    assert search(2).num_candidates == 3
+    assert BeamSearch(BeamOptions(3), StopRules(frozenset({1, 2}), 0, 9)).num_candidates == 5

@@ -47,3 +47,9 @@ def test_what_ends_a_sequence(token, count, reason):
 def test_temperatures_that_would_make_logits_infinite_are_zero(asked: float, resolved: float) -> None:
     params = SamplingParams(temperature=asked)
     assert resolve_sampling(params, seed=1, eos_token_ids=[], max_model_len=9).temperature == resolved
+
+
+@pytest.mark.parametrize(("fields", "logprobs"), [({"best_of": 3}, 0), ({"best_of": 3, "logprobs": 2}, 2), ({}, None)])
+def test_the_best_of_several_is_chosen_by_log_probabilities(fields, logprobs):
+    resolved = resolve_sampling(SamplingParams(**fields), seed=1, eos_token_ids=[2], max_model_len=100)
+    assert resolved.logprobs == logprobs

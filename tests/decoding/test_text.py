@@ -169,3 +169,15 @@ def test_without_tokenizer_there_is_no_text():
 def test_text_needs_no_torch():
     code = "import sys, octavo_worker.decoding.text, octavo_worker.channel; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("stop", [("abcd", "bc"), ("bc", "abcd")])
+def test_the_stop_string_that_is_complete_first_wins(stop):
+    stops = StopStrings(stop)
+    assert (stops.feed("xabcd"), stops.hit) == ("xa", True)
+
+
+@pytest.mark.parametrize(("stop", "first", "rest"), [("abc", "xab", "c"), ("aab", "xaa", "b")])
+def test_all_that_may_begin_a_stop_string_is_held_back(stop, first, rest):
+    stops = StopStrings([stop])
+    assert (stops.feed(first), stops.feed(rest), stops.hit) == ("x", "", True)
