@@ -217,6 +217,12 @@ async def test_a_failed_job_ends_with_an_error_event(http, worker):
     assert (await http.get(job["links"]["self"])).json()["error"]["param"] == "prompt"
 
 
+async def test_a_job_that_expires_ends_with_an_error_event(http, redis_url):
+    async with ScriptedWorker(redis_url, hold_after=1):
+        events = await stream(http, await submit(http, timeout_s=0.5))
+    assert (events[-1].event, events[-1].data["status"]) == ("error", "expired")
+
+
 async def test_the_same_idempotency_key_is_the_same_job(http, worker):
     body = {"model": MODEL, "prompt": "hello"}
     key = {"Idempotency-Key": "k1"}

@@ -19,6 +19,7 @@ from octavo import client as client_module
 from octavo import subscriber as subscriber_module
 from octavo.calls import run
 from octavo.connection import connect
+from octavo.keys import Keys
 from octavo.models import Progress
 from octavo.protocol import Claim
 
@@ -264,3 +265,10 @@ async def test_progress_is_forgotten_when_the_job_is_given_back(
     await run(connection, fake.CELL.release([(job.id, claim.token)], crashed=False))
     assert (await job.info()).progress is None
     assert not await run(connection, fake.CELL.progress(job.id, claim.token, told(6)))
+
+
+def test_what_a_slow_reader_has_not_taken_stays_in_the_server() -> None:
+    reader = subscriber_module._Reader(Keys(), "g00_00000000000000000000000000", 0, behind=False)
+    for offset in range(1000):
+        reader.offer(b"%d-0" % offset, b"")
+    assert len(reader.live) <= 256
