@@ -21,7 +21,8 @@ from octavo.calls import run
 from octavo.connection import connect
 from octavo.keys import Keys
 from octavo.models import Progress
-from octavo.protocol import Claim
+from octavo.protocol import Append, Claim
+from octavo.streams import PAGE
 
 
 @pytest.fixture
@@ -272,3 +273,20 @@ def test_what_a_slow_reader_has_not_taken_stays_in_the_server() -> None:
     for offset in range(1000):
         reader.offer(b"%d-0" % offset, b"")
     assert len(reader.live) <= 256
+
+
+async def test_a_stream_of_several_pages_is_read_to_its_end_at_once(
+    client: AsyncClient, connection: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber_module, "_POLL_S", (3600.0, 3600.0))  # no poll makes up for a page
+    job = await client.submit("a", model=fake.MODEL)
+    claim = await claimed(connection)
+    entry = fake.chunk_of([1], last=False)
+    for start in range(0, 2 * PAGE, 64):
+        await run(connection, fake.CELL.append([Append(job.id, claim.token, start + i, entry) for i in range(64)]))
+    read = 0
+    async for event in client.events(job.id):
+        read = event.offset
+        if read == 2 * PAGE:
+            break
+    assert read == 2 * PAGE
