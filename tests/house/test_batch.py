@@ -17,8 +17,9 @@ from click.testing import Result
 from scripted_worker import CONTEXT, MODEL, ScriptedWorker
 from typer.testing import CliRunner
 
-from octavo import Client
+from octavo import AsyncClient, Client, QueueFull, ServerUnavailable
 from octavo.cli.app import build_app
+from octavo.errors import OctavoError
 
 WORDS = ("one", "two", "three")
 
@@ -229,3 +230,54 @@ def test_ids_that_are_no_strings(folder: Folder, written: str) -> None:
     folder.source.write_text(written)
     folder.run()
     assert set(folder.answers()) <= {"line-1", "7"}
+
+
+def test_another_output_has_jobs_of_its_own(folder: Folder) -> None:
+    folder.write(prompt("one"))
+    folder.run()
+    folder.target = folder.target.with_name("other.jsonl")
+    assert folder.run() == {"lines": 1, "skipped": 0, "failed": 0}
+    assert len(folder.worker.seen) == 2
+
+
+def test_a_line_of_several_prompts_fails_with_one_of_them(folder: Folder) -> None:
+    body = {"prompt": ["fine", "x" * (CONTEXT + 1), "fine"], "max_tokens": 1}
+    folder.write({"custom_id": "a", "url": "/v1/completions", "body": body}, prompt("fine", custom_id="b"))
+    assert folder.run(code=1) == {"lines": 2, "skipped": 0, "failed": 1}
+    answers = folder.answers()
+    assert answers["a"] is None
+    assert answers["b"] is not None
+
+
+@pytest.mark.parametrize("error", [QueueFull("full", retry_after_s=0.01), ServerUnavailable("away")])
+def test_a_full_queue_is_waited_for_and_a_server_that_is_away_fails_no_line(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, error: OctavoError
+) -> None:
+    submit, refusals = AsyncClient.submit, [error]
+
+    async def refused(*arguments: Any, **fields: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return await submit(*arguments, **fields)
+
+    monkeypatch.setattr(AsyncClient, "submit", refused)
+    folder.write(prompt("one"))
+    if isinstance(error, ServerUnavailable):
+        assert folder.invoke().exit_code != 0
+        assert folder.target.read_text() == ""
+    assert folder.run() == {"lines": 1, "skipped": 0, "failed": 0}
+
+
+def test_a_custom_id_that_stands_twice_is_refused(folder: Folder) -> None:
+    folder.write(prompt("one", custom_id="a"), prompt("two", custom_id="a"))
+    assert "'a' stands on several lines" in folder.refusal()
+    assert folder.worker.seen == []
+
+
+def test_an_answer_that_was_torn_is_given_again(folder: Folder) -> None:
+    folder.write(*map(prompt, WORDS))
+    folder.run()
+    whole = folder.target.read_text()
+    folder.target.write_text(whole[:-40])
+    assert folder.run() == {"lines": 3, "skipped": 2, "failed": 0}
+    assert set(folder.answers()) == {"line-1", "line-2", "line-3"}

@@ -175,6 +175,8 @@ def test_misuse_is_refused():
         pool.acquire([block])
     with pytest.raises(ValueError, match="not in use"):
         pool.publish(block, b"content")
+    with pytest.raises(ValueError, match="not in use"):
+        pool.guard([block], 1)
 
 
 def test_fork_shares_and_copies_the_tail_at_the_first_write_only():
