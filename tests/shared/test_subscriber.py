@@ -290,3 +290,19 @@ async def test_a_stream_of_several_pages_is_read_to_its_end_at_once(
         if read == 2 * PAGE:
             break
     assert read == 2 * PAGE
+
+
+async def test_a_reader_that_leaves_takes_no_other_with_it(
+    client: AsyncClient, connection: redis.asyncio.Redis
+) -> None:
+    job = await client.submit("a", model=fake.MODEL)
+    claim = await claimed(connection)
+    staying, leaving = client.events(job.id), client.events(job.id)
+    reading = [asyncio.ensure_future(anext(stream)) for stream in (staying, leaving)]
+    for offset in range(2):
+        entry = Append(job.id, claim.token, offset, fake.chunk_of([offset], last=False))
+        await run(connection, fake.CELL.append([entry]))
+        if offset == 0:
+            assert [event.offset for event in await asyncio.gather(*reading)] == [1, 1]
+            await leaving.aclose()
+    assert (await anext(staying)).offset == 2
