@@ -139,7 +139,7 @@ def scenario(scripts: Scripts, jobs: int) -> None:
     scripts.run("reap, nothing due", [CELL.reap() for _ in range(64)])
     scripts.run("attach", [CELL.attach(job_id, "other") for job_id, _ in pairs])
     scripts.run("detach", [CELL.detach(job_id, "other") for job_id, _ in pairs])
-    scripts.run("release", [CELL.release([pair], crashed=False) for pair in pairs[:64]])
+    scripts.run("release", [CELL.release([pair], why="back") for pair in pairs[:64]])
     owned = claims(scripts, "claim of 8 that come back", 8, 8) + owned[64:]
     terminal = Terminal(status=JobStatus.COMPLETED, usage=Usage(completion_tokens=9))
     result = encode_result(terminal, [])

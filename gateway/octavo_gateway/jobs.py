@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import StringConstraints
 
 from octavo import wire
-from octavo.errors import JobNotFound
+from octavo.errors import JobNotFound, MalformedMessage
 from octavo.keys import cell_of
 from octavo.models import Chunk, Event, IdempotencyKey, JobInfo, JobRequest, JobStatus, Result, Terminal
 from octavo.structs import as_dict
@@ -127,6 +127,7 @@ async def stream(
     """Tokens as server-sent events `token`, then one `done` or `error`; of a beam search, `progress` before them.
 
     The `id` of a token event is the number of tokens so far, that of the last event `<tokens>-1`; either resumes.
+    `stream_reset`: the position does not hold any more; the stream comes again from its beginning.
     `204` when the last event was seen already.
     """
     gateway: Gateway = request.state.gateway
@@ -154,9 +155,19 @@ async def _pump(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) ->
 
 
 async def _follow(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:
-    async with aclosing(gateway.client.events(job_id, after=offset)) as events:
-        async for event in events:
-            await mailbox.put(event_bytes(event))
+    try:
+        async with aclosing(gateway.client.events(job_id, after=offset)) as events:
+            async for event in events:
+                await mailbox.put(event_bytes(event))
+                offset = event.offset
+    except (JobNotFound, MalformedMessage) as error:  # the server has lost it for good, or something has damaged it
+        data = {
+            "offset": offset,
+            "status": None,
+            "usage": None,
+            "error": {"code": error.code, "message": error.message},
+        }
+        await mailbox.put(f"event: error\ndata: {json.dumps(data)}\n\n".encode())
 
 
 def event_bytes(event: Event) -> bytes:
@@ -165,6 +176,8 @@ def event_bytes(event: Event) -> bytes:
         return _end_bytes(event.offset, event.end)
     if event.progress is not None:  # without an id: a reader that comes back is where it was
         return f"event: progress\ndata: {json.dumps(as_dict(event.progress))}\n\n".encode()
+    if event.reset:
+        return b'id: 0\nevent: stream_reset\ndata: {"offset":0}\n\n'
     chunk = event.chunk or Chunk()
     ids = ",".join(map(str, chunk.token_ids))
     reason = "null" if chunk.finish_reason is None else quote(chunk.finish_reason)

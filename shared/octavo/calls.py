@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 
 import redis
 import redis.asyncio
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from octavo.connection import Line, answered
+from octavo.connection import Line, answered, is_final
 from octavo.scripts import script
 
 T = TypeVar("T")
@@ -44,37 +44,60 @@ Command = Call[T] | Query[T]
 
 async def run(connection: redis.asyncio.Redis | Line, call: Call[T]) -> T:
     """Run one call. Raises what its `parse` raises, and redis-py's errors as they are."""
-    if isinstance(connection, Line):
-        (outcome,) = await run_many(connection, [call])
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-    async with answered():
-        try:
-            reply = await connection.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
-        except NoScriptError:
-            reply = await connection.eval(script(call.script).source, len(call.keys), *call.keys, *call.args)
-    return call.parse(reply)
+    (outcome,) = await run_many(connection, [call])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def run_sync(connection: redis.Redis, call: Call[T]) -> T:
     """`run` for synchronous connections."""
     try:
-        reply = connection.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
-    except NoScriptError:
-        reply = connection.eval(script(call.script).source, len(call.keys), *call.keys, *call.args)
+        reply = _run_sync(connection, call)
+    except ResponseError as error:
+        if not _is_damage(error):
+            raise
+        _run_sync(connection, _mending(call))
+        reply = _run_sync(connection, call)
     return call.parse(reply)
+
+
+def _run_sync(connection: redis.Redis, call: Call[Any]) -> Any:
+    try:
+        return connection.evalsha(script(call.script).sha, len(call.keys), *call.keys, *call.args)
+    except NoScriptError:
+        return connection.eval(script(call.script).source, len(call.keys), *call.keys, *call.args)
 
 
 async def run_many(connection: redis.asyncio.Redis | Line, calls: Sequence[Command[T]]) -> list[T | Exception]:
     """Run calls in one round trip, in order. A call that fails gives its exception in place of its result and
-    spoils no other; a lost connection raises."""
+    spoils no other; a lost connection raises. What fails on damaged keys is tried again once they are mended."""
     async with answered():
-        replies = await _exchange(connection, _commands(calls))
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            await _exchange(connection, _loads(calls))
-            replies = await _exchange(connection, _commands(calls))
+        replies = await _known(connection, calls)
+        if failed := {i: call for i, call in enumerate(calls) if isinstance(call, Call) and _is_damage(replies[i])}:
+            _, *mended = await _known(connection, [_mending(*failed.values()), *failed.values()])
+            for i, reply in zip(failed, mended, strict=True):
+                replies[i] = reply
     return _outcomes(calls, replies)
+
+
+async def _known(connection: redis.asyncio.Redis | Line, calls: Sequence[Command[Any]]) -> list[Any]:
+    """The replies of a server that knows the scripts."""
+    replies = await _exchange(connection, _commands(calls))
+    if any(isinstance(reply, NoScriptError) for reply in replies):
+        await _exchange(connection, _loads(calls))
+        replies = await _exchange(connection, _commands(calls))
+    return replies
+
+
+def _is_damage(reply: Any) -> bool:
+    """Whether a script failed on what it found, or found that something is missing."""
+    return isinstance(reply, ResponseError) and (is_final(reply) or str(reply).startswith("DAMAGED"))
+
+
+def _mending(call: Call[Any], *_: Call[Any]) -> Call[Any]:
+    """Finds out what something else has written over, and makes it anew from the jobs."""
+    return Call("mend", call.keys, (), bool)
 
 
 async def _exchange(connection: redis.asyncio.Redis | Line, commands: Sequence[Sequence[Any]]) -> list[Any]:

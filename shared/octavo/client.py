@@ -78,7 +78,7 @@ class AsyncClient:
         self._cell = Cell(self._keys)
         self._redis = connect(self._url)
         self._listener = connect_listener(self._redis)
-        self._submissions = Submissions(self._redis, self._listener, self._retention.result_s)
+        self._submissions = Submissions(self._redis, self._listener, self._cell, self._retention.result_s)
         self._subscriber = Subscriber(self._redis, self._listener, self._cell, self._submissions, errors=self._errors)
 
     async def __aenter__(self) -> Self:
@@ -235,20 +235,19 @@ class AsyncClient:
     async def cancel(self, job_id: str) -> JobStatus:
         """Ask for a job's end. A queued one is over at once (CANCELLED), a running one (RUNNING) within a step or
         two, one that has ended stays as it is. Raises JobNotFound."""
-        self._submissions.forget(job_id)
-        status = await self._run(self._cell.cancel(job_id))
-        if status is None:
-            raise not_found(job_id)
+        status, _ = await self.cancel_own(job_id, tenant="")
         return status
 
     async def cancel_own(self, job_id: str, *, tenant: str) -> tuple[JobStatus, JobInfo]:
-        """`cancel` for one tenant, and where the job stands then, in one round trip. Raises JobNotFound, also for the
-        job of another tenant."""
+        """`cancel` for one tenant (`""` for any), and where the job stands then, in one round trip. Raises JobNotFound,
+        also for the job of another tenant."""
+        call = self._cell.cancel(job_id, tenant=tenant)
+        self._submissions.begin()
         with self._errors():
-            status, info = await run_all(self._redis, [self._cell.cancel(job_id, tenant=tenant), info_query(job_id)])
+            status, info = await self._found(job_id, lambda: run_all(self._redis, [call, info_query(job_id)]))
         if status is None:
             raise not_found(job_id)
-        self._submissions.forget(job_id)
+        self._submissions.cancelled(job_id, call, status)
         return status, info
 
     async def jobs(
@@ -285,7 +284,7 @@ class AsyncClient:
         """All models that jobs are accepted for, by name."""
         async with self._asking():
             cards: Any = await self._redis.hvals(self._keys.models)
-        return sorted((wire.decode_model(card) for card in cards), key=lambda card: card.name)
+        return sorted(wire.decode_each(wire.decode_model, cards), key=lambda card: card.name)
 
     async def check_writable(self) -> None:
         """Raises QueueFull or ServerUnavailable where the server would refuse a job: it is full, a replica, or does not
@@ -359,11 +358,12 @@ class AsyncClient:
             pipeline.hkeys(self._keys.models)
             pipeline.hgetall(self._keys.counters)
             models, counters = await pipeline.execute()
-        return {name.decode(): int(counters.get(b"queued:" + name, 0)) for name in models}
+        depths = {name: counters.get(b"queued:" + name, b"0") for name in models}
+        return {name.decode(errors="replace"): int(depth) if depth.isdigit() else 0 for name, depth in depths.items()}
 
     async def reap(self) -> int:
         """Free what dead workers hold and end what is late. Every gateway does it about once a second."""
-        return await self._run(self._cell.reap())
+        return (await self._run(self._cell.reap())).jobs
 
     async def _run(self, call: Call[T]) -> T:
         with self._errors():
@@ -371,12 +371,12 @@ class AsyncClient:
 
     async def _found(self, job_id: str, ask: Callable[[], Awaitable[T]]) -> T:
         """What `ask` gives, also of a job that the server has forgotten."""
-        try:
-            return await ask()
-        except JobNotFound:
-            if not await self._submissions.restore(job_id):
-                raise
-            return await ask()
+        while True:
+            try:
+                return await ask()
+            except JobNotFound as error:
+                if error.code != JobNotFound.code or not await self._submissions.restore(job_id):
+                    raise
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
@@ -390,6 +390,7 @@ class AsyncClient:
         try:
             yield
         except LOST as error:
+            self._submissions.note_outage()
             raise ServerUnavailable(outage(self._url, error)) from error
         except OutOfMemoryError as error:
             raise QueueFull("the server's memory is full: try again later, or raise its maxmemory") from error

@@ -27,8 +27,9 @@ async def live_workers(connection: redis.asyncio.Redis, keys: Keys) -> list[Work
     """All workers whose heartbeat is fresh, by id."""
     async with answered():
         names: Any = await connection.zrange(keys.workers, 0, -1)
-        infos: Any = await connection.mget([keys.worker(name.decode()) for name in names]) if names else []
-    return sorted((wire.decode_worker(info) for info in infos if info), key=lambda info: info.id)
+        prefix = keys.worker("").encode()
+        infos: Any = await connection.mget([prefix + name for name in names]) if names else []
+    return sorted(wire.decode_each(wire.decode_worker, filter(None, infos)), key=lambda info: info.id)
 
 
 def mixed_numerics(workers: Iterable[Rounding]) -> dict[str, tuple[str, ...]]:

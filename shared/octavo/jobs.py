@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import redis.asyncio
 
 from octavo import wire
 from octavo.calls import Query, run_all
-from octavo.errors import InvalidRequest, JobNotFound
+from octavo.errors import InvalidRequest, JobNotFound, MalformedMessage
 from octavo.keys import JobHash, Keys, cell_of
 from octavo.models import DeadLetter, JobInfo, JobRequest, JobStatus, Result
 from octavo.streams import assemble, read_stream, result_of_events
@@ -37,7 +38,7 @@ class Submission:
 def info_query(job_id: str) -> Query[JobInfo]:
     """Where a job stands. Raises JobNotFound, here for what cannot be a job id; the reply does for an unknown job."""
     command = ("HMGET", locate(job_id).job(job_id), *_FIELDS)
-    return Query(command, lambda values: _known(job_id, _info(job_id, values)))
+    return Query(command, lambda values: _info(job_id, values))
 
 
 async def read_info(connection: redis.asyncio.Redis, job_id: str) -> JobInfo:
@@ -72,24 +73,28 @@ async def list_jobs(
     """Up to `limit` jobs, newest first, older than the job `after`."""
     found: list[JobInfo] = []
     own = f":{tenant}:" if tenant is not None else ""
-    upper = f"({own}{after or _BEHIND_ALL}"
+    upper = f"({own}{after or _BEHIND_ALL}".encode()
     page = _PAGE if status is not None else min(limit, _PAGE)
     while len(found) < limit:
         names: Any = await connection.zrevrangebylex(keys.jobs, upper, f"[{own}g", 0, page)
-        ids = [name.decode().removeprefix(own) for name in names]
+        ids = [name.decode(errors="replace").removeprefix(own) for name in names]
         for info in await _read_infos(connection, ids):
             if status in (None, info.status) and tenant in (None, info.tenant):
                 found.append(info)
         if len(ids) < page:
             break
-        upper = f"({own}{ids[-1]}"
+        upper = b"(" + names[-1]
     return found[:limit]
 
 
 async def list_dead_letters(connection: redis.asyncio.Redis, keys: Keys, limit: int) -> list[DeadLetter]:
     """The latest `limit` jobs that were given up, newest first."""
     entries: Any = await connection.xrevrange(keys.dead_letters, count=limit)
-    return [_dead_letter(entry_id, fields) for entry_id, fields in entries]
+    letters = []
+    for entry_id, fields in entries:
+        with suppress(KeyError, ValueError):  # something else wrote into the stream
+            letters.append(_dead_letter(entry_id, fields))
+    return letters
 
 
 def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
@@ -110,12 +115,17 @@ async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submi
     status, body, tenant, seed = row
     if status is None:
         raise not_found(job_id)
-    if body is None or seed is None or not JobStatus(status.decode()).is_terminal:
+    if (state := as_status(status)) is None:
+        raise damaged(job_id)
+    if body is None or seed is None or not state.is_terminal:
         raise InvalidRequest(
-            f"job {job_id} is {status.decode()} and was not given up with its request: `octavo jobs dead` lists those "
+            f"job {job_id} is {state.value} and was not given up with its request: `octavo jobs dead` lists those "
             "that were; submit any other again"
         )
-    return Submission(wire.decode_request(body), tenant.decode(), int(seed))
+    try:
+        return Submission(wire.decode_request(body), tenant.decode(), int(seed))
+    except (AttributeError, ValueError):
+        raise damaged(job_id) from None
 
 
 async def remove_dead_letters(connection: redis.asyncio.Redis, keys: Keys, job_id: str) -> None:
@@ -127,22 +137,32 @@ async def remove_dead_letters(connection: redis.asyncio.Redis, keys: Keys, job_i
 
 async def _read_infos(connection: redis.asyncio.Redis, ids: Sequence[str]) -> list[JobInfo]:
     pipeline = connection.pipeline(transaction=False)
+    known = []
     for job_id in ids:
-        pipeline.hmget(locate(job_id).job(job_id), _FIELDS)
+        with suppress(JobNotFound):  # something else wrote into the index
+            pipeline.hmget(locate(job_id).job(job_id), _FIELDS)
+            known.append(job_id)
     rows = await pipeline.execute(raise_on_error=False)
-    infos = (_info(job_id, values) for job_id, values in zip(ids, rows, strict=True) if _is_readable(values))
-    return [info for info in infos if info is not None]  # the index may outlive an expired job by a moment
+    infos = []
+    for job_id, values in zip(known, rows, strict=True):
+        if not isinstance(values, Exception):
+            with suppress(JobNotFound):  # the index may outlive an expired job; a damaged one must not fail the list
+                infos.append(_info(job_id, values))
+    return infos
 
 
-def _is_readable(values: Any) -> bool:
-    """Not so for a damaged job, which the reaper ends: a list of jobs must not fail with it."""
-    return not isinstance(values, Exception) and (values[0] is None or None not in values[: len(_ALWAYS)])
-
-
-def _info(job_id: str, values: Sequence[bytes | None]) -> JobInfo | None:
+def _info(job_id: str, values: Sequence[bytes | None]) -> JobInfo:
+    """Raises JobNotFound, also for a damaged job."""
     row = dict(zip(_FIELDS, values, strict=True))
     if row[JobHash.STATUS] is None:
-        return None
+        raise not_found(job_id)
+    try:
+        return _parsed(job_id, row)
+    except (KeyError, ValueError, OverflowError, MalformedMessage):
+        raise damaged(job_id) from None
+
+
+def _parsed(job_id: str, row: dict[JobHash, bytes | None]) -> JobInfo:
     text = {name: value.decode() for name, value in row.items() if value is not None and name not in _PACKED}
     error, metadata, usage, progress = (row[name] for name in _PACKED)
     return JobInfo(
@@ -169,12 +189,6 @@ def _seconds(milliseconds: str | None) -> float | None:
     return None if milliseconds is None else int(milliseconds) / 1000
 
 
-def _known(job_id: str, info: JobInfo | None) -> JobInfo:
-    if info is None:
-        raise not_found(job_id)
-    return info
-
-
 def locate(job_id: str) -> Keys:
     """The cell of a job. Raises JobNotFound for what cannot be a job id."""
     try:
@@ -185,3 +199,18 @@ def locate(job_id: str) -> Keys:
 
 def not_found(job_id: str) -> JobNotFound:
     return JobNotFound(f"no job {job_id}: it never existed or its result has expired")
+
+
+def as_status(word: bytes | None) -> JobStatus | None:
+    """None for what is no status."""
+    try:
+        return JobStatus((word or b"").decode())
+    except ValueError:
+        return None
+
+
+def damaged(job_id: str) -> JobNotFound:
+    return JobNotFound(
+        f"what the server holds of job {job_id} was damaged by something else than octavo: submit it again",
+        code="job_damaged",
+    )

@@ -34,6 +34,7 @@ class JobHash(StrEnum):
     ERROR = "err"
     USAGE = "use"
     PROGRESS = "pg"
+    RUN = "run"
 
 
 @dataclass(frozen=True)

@@ -84,13 +84,15 @@ class Event(Frozen):
     changes no offset, is not stored, and may be missed.
 
     `offset` counts the tokens of all sequences up to and including this event; resuming with `after=offset`
-    continues with the next token. `end` is set on the last event only.
+    continues with the next token. `end` is set on the last event only. `reset`: the offset that was resumed from does
+    not hold any more; drop what was read, the stream comes again from `offset`, its beginning.
     """
 
     offset: int
     chunk: Chunk | None = None
     end: Terminal | None = None
     progress: Progress | None = None
+    reset: bool = False
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -110,8 +112,8 @@ class Event(Frozen):
 
 
 class DeadLetter(Frozen):
-    """A job that was given up: `reason` is dead_lettered (three workers crashed) or job_damaged. `at` is in seconds
-    since the epoch, by the server's clock."""
+    """A job that was given up: `reason` is dead_lettered (three engines crashed over it alone) or job_damaged. `at` is
+    in seconds since the epoch, by the server's clock."""
 
     job_id: str
     reason: str

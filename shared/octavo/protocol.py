@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgpack
 
@@ -30,6 +30,10 @@ _FULL = {
 }
 
 T = TypeVar("T")
+
+Parting = Literal["back", "crashed", "killed"]
+"""Why an owner gives jobs back: it has no more use for them, or its engine died, of what it computed or by a hand from
+outside."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Claim:
     seed: int
     deadline: float | None  # seconds since the epoch, by the server's clock
     offset: int  # tokens already in the stream; read them with `read_stream` before continuing
-    solo: bool  # a suspect after repeated crashes: must run alone
+    solo: bool  # a suspect: nothing may run beside what this claim handed out
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,13 @@ class HeartbeatReply:
     stop: tuple[tuple[str, str], ...]  # (job id, cancelled | expired)
 
 
+class Reaped(NamedTuple):
+    """How many jobs were changed, and the server's run: another one than before may have forgotten its last seconds."""
+
+    jobs: int
+    server: str
+
+
 @dataclass(frozen=True)
 class Cell:
     """All calls on one cell."""
@@ -186,14 +197,20 @@ class Cell:
             limits.queued_jobs_per_tenant,
             limits.queued_bytes,
             subscriber_id,
+            int(request.sampling.n > 1),
+            0,
             parse=lambda reply: _parse_enqueued(reply, request, tenant),
         )
+
+    def enqueue_again(self, call: Call[Enqueued]) -> Call[Enqueued]:
+        """The same for a server that may have forgotten it. If it has, offsets into several sequences hold no more."""
+        return replace(call, args=(*call.args[:-1], 1))
 
     def claim(
         self, model: str, worker_id: str, *, max_jobs: int, max_tokens: int, lease_ms: int, idle: bool
     ) -> Call[Claims]:
         """Up to `max_jobs` jobs whose prompts come to about `max_tokens` tokens in all. With `idle` (the worker runs
-        nothing) the first job is handed out whatever its size, and a suspect, then alone, before all others."""
+        nothing) the first job is handed out whatever its size, and suspects, with nothing beside, before others."""
         token = secrets.token_hex(16)
         return self._call(
             "claim",
@@ -244,18 +261,27 @@ class Cell:
         flat = [part for job in jobs for part in job]
         return self._call("heartbeat", worker_id, lease_ms, info, *flat, parse=_parse_heartbeat)
 
-    def release(self, jobs: Sequence[tuple[str, str]], *, crashed: bool) -> Call[int]:
-        """Give (job id, token) pairs back; they go on elsewhere at once. The number that were still owned."""
+    def release(self, jobs: Sequence[tuple[str, str]], *, why: Parting = "back") -> Call[int]:
+        """Give (job id, token) pairs back; they go on elsewhere at once. The number that were still owned. Where an
+        engine died, `jobs` are all that it ran: one alone may be given up for a crash."""
         flat = [part for job in jobs for part in job]
-        return self._call("release", int(crashed), *flat, parse=int)
+        return self._call("release", why, *flat, parse=int)
 
-    def reap(self) -> Call[int]:
-        """Free what dead workers hold and end what is late. Call it about once a second. The number of jobs changed."""
-        return self._call("reap", parse=int)
+    def end_again(self, call: Call[FinishReply]) -> Call[bool]:
+        """Say again what `finish` said, to a server that may have forgotten it. False if it does not know the job."""
+        return self._call("end_again", *call.args, parse=bool)
+
+    def reap(self) -> Call[Reaped]:
+        """Free what dead workers hold and end what is late. Call it about once a second."""
+        return self._call("reap", parse=lambda reply: Reaped(int(reply[0]), _text(reply[1])))
+
+    def holds_order(self, job_id: str) -> Call[bool]:
+        """Whether an offset into several sequences of a job means what it did when it was read."""
+        return self._call("order", job_id, parse=bool)
 
     def cancel(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:
-        """The job's status now: CANCELLED at once if it was queued, RUNNING until its worker has stopped, unchanged
-        if it had ended. None: no such job, or not one of `tenant`'s."""
+        """The job's status now: CANCELLED at once if it was queued (for seconds after a restart of the server: QUEUED),
+        RUNNING until its worker has stopped, unchanged if it had ended. None: no such job of `tenant`'s."""
         return self._call("cancel", job_id, tenant, parse=lambda reply: JobStatus(_text(reply)) if reply else None)
 
     def attach(self, job_id: str, subscriber_id: str) -> Call[int | None]:
@@ -330,27 +356,33 @@ def _parse_claims(reply: list[Any], token: str) -> Claims:
     jobs: list[Claim] = []
     unreadable: list[Unreadable] = []
     for row in rows:
-        job_id, attempt, tenant, priority, body, seed, deadline, offset, solo = row
+        job_id, offset = _text(row[0]), int(row[7])
         try:
-            request = wire.decode_request(body)
+            jobs.append(_parse_claim(row, token))
         except MalformedMessage as error:
-            unreadable.append(Unreadable(_text(job_id), token, int(offset), error.message))
-            continue
-        jobs.append(
-            Claim(
-                job_id=_text(job_id),
-                token=token,
-                attempt=int(attempt),
-                tenant=_text(tenant),
-                priority=_text(priority),  # type: ignore[arg-type]
-                request=request,
-                seed=int(seed),
-                deadline=int(deadline) / 1000 if deadline else None,
-                offset=int(offset),
-                solo=bool(solo),
-            )
-        )
+            unreadable.append(Unreadable(job_id, token, offset, error.message))
+        except ValueError:  # a stranger's hand: only what the scripts calculate with is checked by them
+            unreadable.append(Unreadable(job_id, token, offset, "a field of it is damaged"))
     return Claims(tuple(jobs), now_ms / 1000, solo_ms / 1000, tuple(unreadable))
+
+
+def _parse_claim(row: list[Any], token: str) -> Claim:
+    """Raises MalformedMessage, ValueError."""
+    job_id, attempt, tenant, priority, body, seed, deadline, offset, solo = row
+    if int(seed) >= 1 << 63:
+        raise ValueError("more than 63 bits")
+    return Claim(
+        job_id=_text(job_id),
+        token=token,
+        attempt=int(attempt),
+        tenant=_text(tenant),
+        priority=_text(priority),  # type: ignore[arg-type]
+        request=wire.decode_request(body),
+        seed=int(seed),
+        deadline=int(deadline) / 1000 if deadline else None,
+        offset=int(offset),
+        solo=bool(solo),
+    )
 
 
 def _parse_appends(reply: list[Any]) -> list[AppendReply]:

@@ -41,7 +41,7 @@ def page_query(job_id: str, after: int) -> tuple[str, str, str, int]:
 
 def parse_entries(entries: Any, after: int) -> list[Event]:
     """Raw XRANGE entries to events. Raises MalformedMessage."""
-    return [parse_entry(entry_id, fields[b"d"], after) for entry_id, fields in entries]
+    return [parse_entry(entry_id, fields.get(b"d", b""), after) for entry_id, fields in entries]
 
 
 def parse_entry(entry_id: bytes, payload: bytes, after: int) -> Event:
@@ -52,6 +52,15 @@ def parse_entry(entry_id: bytes, payload: bytes, after: int) -> Event:
         return Event(offset=offset, end=content)
     start = offset - len(content.token_ids)
     return Event(offset=offset, chunk=content.after(after - start))
+
+
+def has_gap(events: Sequence[Event], read: int) -> bool:
+    """Whether tokens are missing behind offset `read`, as where something else has removed a stream."""
+    for event in events:
+        if event.offset - len(event.token_ids) > read:
+            return True
+        read = event.offset
+    return False
 
 
 def events_of_result(terminal: Terminal, chunks: Sequence[Chunk], after: int = 0) -> list[Event]:

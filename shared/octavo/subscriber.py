@@ -24,11 +24,11 @@ from octavo import wire
 from octavo.calls import run
 from octavo.connection import answered, is_denied, is_final
 from octavo.errors import JobNotFound, MalformedMessage
-from octavo.jobs import locate
+from octavo.jobs import as_status, damaged, locate
 from octavo.keys import JobHash, Keys
-from octavo.models import Event, JobStatus
+from octavo.models import Event
 from octavo.protocol import Cell
-from octavo.streams import PAGE, events_of_result, page_query, parse_entries, parse_entry
+from octavo.streams import PAGE, events_of_result, has_gap, page_query, parse_entries, parse_entry
 from octavo.submissions import Submissions
 
 _PROGRESS = b"progress"  # in place of an entry's id: not part of the stream
@@ -52,6 +52,8 @@ class _Reader:
     job_id: str
     first: int
     turn: int = 0  # how often it was read from the beginning
+    several: bool = True  # the job has several sequences, for all that is known
+    reset: bool = False  # the consumer is to be told that it gets the stream from its beginning again
     behind: bool = True
     ended: bool = False
     live: deque[tuple[bytes, bytes]] = field(default_factory=deque)
@@ -99,10 +101,22 @@ class _Reader:
     def start_over(self) -> None:
         """A server that comes back may have forgotten tokens. If their job was begun anew, those of each sequence are
         the same, but between those of several sequences the order may be another one."""
-        if len(self.heard) > 1:
+        if not self.begun:
+            return
+        if self.several and self.first:
+            self.void()
+        elif self.several and self.read:
             self.read, self.known = self.first, self.heard.copy()
             self.turn += 1
         self.fall_behind()
+
+    def void(self) -> None:
+        """The offset that was resumed from holds no more: what of each sequence is before it cannot be told."""
+        self.first = self.read = self.offset = 0
+        self.heard.clear()
+        self.known.clear()
+        self.reset = True
+        self.turn += 1
 
     def offer(self, entry_id: bytes, payload: bytes) -> None:
         if entry_id == _PROGRESS:
@@ -156,7 +170,7 @@ class Subscriber:
         self._errors = errors
         self._readers: dict[str, list[_Reader]] = {}
         self._expected: dict[str, _Reader] = {}
-        self._hearing = self._closed = False
+        self._hearing = self._has_heard = self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
@@ -187,8 +201,14 @@ class Subscriber:
             while not reader.ended:
                 if self._closed:
                     raise RuntimeError(f"the client was closed while it followed job {job_id}, which goes on")
-                if reader.behind:
+                if reader.reset:
+                    reader.reset = False
+                    yield Event(offset=0, reset=True)
+                elif reader.behind:
                     turn = reader.turn
+                    if turn == 0 and reader.first and not reader.begun and not await self._holds(reader):
+                        reader.void()
+                        continue
                     for event in await self._catch_up(reader):
                         if reader.turn != turn:
                             break
@@ -222,6 +242,10 @@ class Subscriber:
             reader.behind = True
         return events
 
+    async def _holds(self, reader: _Reader) -> bool:
+        with self._errors():
+            return await run(self._commands, self._cell.holds_order(reader.job_id))
+
     async def _patiently(self, reader: _Reader) -> list[Event]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE_S
@@ -244,14 +268,19 @@ class Subscriber:
                 raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
         reader.begun = True
         pipeline = self._commands.pipeline(transaction=False)
-        pipeline.hmget(reader.keys.job(reader.job_id), JobHash.STATUS, JobHash.PROGRESS)
+        pipeline.hmget(reader.keys.job(reader.job_id), JobHash.STATUS, JobHash.PROGRESS, JobHash.RUN)
         pipeline.xrange(*page_query(reader.job_id, reader.read))
         async with answered():
-            (status, reader.progress), entries = await pipeline.execute()
+            (status, reader.progress, run_id), entries = await pipeline.execute()
+        reader.several = run_id is not None
         events = parse_entries(entries, reader.read)
-        has_ended = status is not None and JobStatus(status.decode()).is_terminal
-        if has_ended and len(events) < PAGE and not (events and events[-1].end):
+        if (state := as_status(status)) is None:
+            raise damaged(reader.job_id)
+        has_ended = state.is_terminal
+        if has_ended and (has_gap(events, reader.read) or (len(events) < PAGE and not (events and events[-1].end))):
             return await self._from_result(reader)
+        if has_gap(events, reader.read):
+            raise damaged(reader.job_id)
         return events
 
     async def _attach(self, reader: _Reader) -> bool:
@@ -306,6 +335,7 @@ class Subscriber:
                 async with self._listener.pubsub() as channel:
                     await channel.subscribe(self._cell.keys.channel(self.id))
                     await self._receive(channel)
+            self._submissions.note_outage()
             if self._hearing:  # this was not one more failed attempt
                 backoff = _BACKOFF_S[0]
             self._hearing = False
@@ -322,20 +352,23 @@ class Subscriber:
                 await channel.ping()
             elif message["type"] == "subscribe":
                 self._hearing = True
-                self._start_over()  # messages published before this moment went unheard
+                self._start_over(again=self._has_heard)  # messages published before this moment went unheard
+                self._has_heard = True
             elif message["type"] == "message":
                 self._deliver(message["data"])
             quiet = message is None
 
-    def _start_over(self) -> None:
-        for readers in self._readers.values():
-            for reader in readers:
+    def _start_over(self, *, again: bool) -> None:
+        for reader in [reader for readers in self._readers.values() for reader in readers]:
+            if again:
                 reader.start_over()
+            else:
+                reader.fall_behind()
 
     def _deliver(self, data: bytes) -> None:
         with suppress(MalformedMessage):  # a stranger on the channel: the poll makes up for it
             for job_id, entry_id, payload in wire.decode_live(data):
-                for reader in self._readers.get(job_id.decode(), ()):
+                for reader in self._readers.get(job_id.decode(errors="replace"), ()):
                     reader.offer(entry_id, payload)
 
     async def _poll(self) -> None:
@@ -360,9 +393,13 @@ class Subscriber:
         for reader in readers:
             pipeline.hmget(reader.keys.job(reader.job_id), JobHash.STATUS, JobHash.TOKENS)
         async with answered():
-            states = await pipeline.execute()
-        for reader, (status, tokens) in zip(readers, states, strict=True):
+            states = await pipeline.execute(raise_on_error=False)
+        for reader, state in zip(readers, states, strict=True):
             reader.poll_every = min(2 * reader.poll_every, _POLL_S[1])
             reader.poll_at = now + reader.poll_every
-            if status is None or JobStatus(status.decode()).is_terminal or int(tokens) != reader.read:
+            if (
+                isinstance(state, Exception)
+                or state[0] not in (b"queued", b"running")
+                or state[1] != b"%d" % reader.read
+            ):
                 reader.fall_behind()

@@ -8,7 +8,8 @@ any flaw of a frame raises MalformedMessage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgpack
@@ -160,6 +161,15 @@ def decode_memory(data: bytes) -> WorkerMemory:
     return _model(WorkerMemory, _map(_decode("memory", data)))
 
 
+def decode_each(decode: Callable[[bytes], T], frames: Iterable[bytes]) -> list[T]:
+    """What can be read of many: a stranger's bytes are left out, and spoil no other."""
+    messages = []
+    for frame in frames:
+        with suppress(MalformedMessage):
+            messages.append(decode(frame))
+    return messages
+
+
 def decode_live(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
     """A live message: (job id, entry id, entry) of every entry that one script call wrote for a subscriber.
 
@@ -231,8 +241,10 @@ def _open(data: bytes) -> tuple[str, list[Any]]:
         raise MalformedMessage(f"not a message of this protocol: {error}") from error
     if not isinstance(message, list) or len(message) < 2 or not isinstance(message[1], str):
         raise MalformedMessage("not a message of this protocol: no envelope")
-    if type(message[0]) is not int or message[0] != VERSION:
-        raise MalformedMessage(f"message version {message[0]!r} is not {VERSION}: upgrade the older side")
+    if type(message[0]) is not int:
+        raise MalformedMessage("not a message of this protocol: its version is no number")
+    if message[0] != VERSION:
+        raise MalformedMessage(f"message version {str(message[0])[:20]} is not {VERSION}: upgrade the older side")
     return message[1], message[2:]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ import redis
 from killable_server import forgotten_by, killable_server
 from loading_server import loading_server
 from queue_client import MODEL, Queue, expected, known_queue
+from spoiling import RUBBISH
 from waiting import STALL_S, eventually, until
+from worker_process import WorkerProcess
 
-from octavo import AsyncClient
+from octavo import AsyncClient, Client
 from octavo.calls import run_sync
 from octavo.handles import AsyncJob
 from octavo.models import JobStatus
@@ -94,7 +97,7 @@ def test_zombie_is_fenced(queue: Queue, start_worker):
     eventually(lambda: all(int(queue.field(job, "ep") or 0) == 2 for job in jobs))
     first.send(signal.SIGCONT)
     assert_undisturbed(queue, jobs, 150)
-    eventually(lambda: "belongs to somebody else" in first.log)
+    eventually(lambda: "belongs to another worker" in first.log)
     eventually(lambda: (info := first.info()) is not None and info.stats.jobs == 0)
     assert second.process.poll() is None
 
@@ -235,9 +238,59 @@ def test_poison_is_quarantined_and_dead_lettered_while_innocents_finish(queue: Q
     assert result.status is JobStatus.FAILED
     assert result.error is not None
     assert result.error.code == "dead_lettered"
-    assert crashes(queue, poison) == 3
+    assert int(queue.field(poison, "solo") or 0) == 3
     assert worker.process.poll() is None, "a poison job must not end the worker"
-    assert max(crashes(queue, job) for job in jobs) <= 2
+
+
+def test_a_search_whose_engines_are_killed_is_never_given_up(queue: Queue, start_worker):
+    """It stores nothing before its end."""
+    worker = start_worker(SLOW).wait_ready()
+    job = queue.submit(PROMPT, sampling=sampling(300, beam_width=2))
+    for attempt in range(1, 5):
+        eventually(lambda attempt=attempt: int(queue.field(job, "ep") or 0) == attempt and serves(worker))
+        os.kill(worker.engine_pid, signal.SIGKILL)
+    assert queue.wait(job).status is JobStatus.COMPLETED
+
+
+def test_what_a_paused_worker_had_is_never_given_up(queue: Queue, start_worker):
+    workers = [start_worker(SLOW).wait_ready() for _ in range(2)]
+    job = queue.submit(PROMPT, sampling=sampling(200, best_of=2))
+
+    def has_lost(worker_id: str) -> bool:
+        status, owner = queue.fields([job], "st", "wid")[0]
+        return status == "queued" or owner != worker_id
+
+    for attempt in range(1, 5):
+        eventually(lambda attempt=attempt: int(queue.field(job, "ep") or 0) == attempt)
+        owner = next(worker for worker in workers if worker.id == queue.field(job, "wid"))
+        owner.send(signal.SIGSTOP)
+        eventually(partial(has_lost, owner.id))
+        owner.send(signal.SIGCONT)
+    assert queue.wait(job).status is JobStatus.COMPLETED
+
+
+def serves(worker: WorkerProcess) -> bool:
+    return worker.engine_pid > 0 and Path(f"/proc/{worker.engine_pid}").exists()
+
+
+def test_no_spoiled_request_ends_a_worker(queue: Queue, start_worker):
+    jobs = {what: queue.submit(PROMPT, sampling=sampling(5)) for what in RUBBISH}
+    innocent = queue.submit(PROMPT, sampling=sampling(40))
+    for what, job in jobs.items():
+        queue.connection.hset(queue.cell.keys.job(job), "body", RUBBISH[what])
+    worker = start_worker()
+    assert list(queue.wait(innocent).token_ids) == expected(list(PROMPT), 40)
+    assert {what: queue.wait(job).error.code for what, job in jobs.items()} == dict.fromkeys(jobs, "malformed_message")
+    queue.connection.rpush(queue.cell.keys.inbox(worker.id), b"\xff")
+    queue.connection.hset(queue.cell.keys.pins(MODEL), b"\xff", b"\xff")
+    with Client(queue_url(queue)) as client:
+        assert client.worker_memory(worker.id).worker == worker.id
+    assert worker.process.poll() is None
+
+
+def queue_url(queue: Queue) -> str:
+    options = queue.connection.connection_pool.connection_kwargs
+    return f"redis://{options['host']}:{options['port']}/{options.get('db', 0)}"
 
 
 def test_hung_engine_is_killed_by_the_watchdog(queue: Queue, start_worker):

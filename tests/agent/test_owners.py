@@ -69,7 +69,7 @@ async def test_what_was_published_is_in_the_result_whenever_the_next_owner_ends_
         (first,) = claimed(queue).jobs
         chunk = Chunk(token_ids=(1, 2, 3), texts=("a", "b", "c"))
         run_sync(connection, queue.cell.append([Append(job_id, first.token, 0, chunk)]))
-        run_sync(connection, queue.cell.release([(job_id, first.token)], crashed=True))
+        run_sync(connection, queue.cell.release([(job_id, first.token)], why="crashed"))
         async with connect(redis_url) as pool, AsyncClient(redis_url) as client:
             agent = Agent(pool, queue.cell, Ids(), changed=lambda: None)
             publishing = asyncio.create_task(agent.publisher.run())
@@ -94,7 +94,9 @@ async def test_tokens_that_the_server_forgot_come_before_an_end_of_any_kind(tmp_
         job.begin([7, 8, 9], tokenizer=None, token_bytes=lambda token: b"")
         async with connect(server.url) as pool, AsyncClient(server.url) as client:
             left, heard = asyncio.Event(), []
-            publisher = Publisher(pool, queue.cell, stop=lambda *_: None, gone=lambda *_: left.set())
+            publisher = Publisher(
+                pool, queue.cell, stop=lambda *_: None, gone=lambda *_: left.set(), ended=lambda _: None
+            )
             publishing = asyncio.create_task(publisher.run())
 
             def add(*tokens):
@@ -162,7 +164,9 @@ async def test_a_result_that_nobody_could_read_is_left_to_the_stream(redis_url, 
         job.begin([7, 8, 9], tokenizer=None, token_bytes=lambda token: b"")
         async with connect(redis_url) as pool, AsyncClient(redis_url) as client:
             left = asyncio.Event()
-            publisher = Publisher(pool, queue.cell, stop=lambda *_: None, gone=lambda *_: left.set())
+            publisher = Publisher(
+                pool, queue.cell, stop=lambda *_: None, gone=lambda *_: left.set(), ended=lambda _: None
+            )
             publishing = asyncio.create_task(publisher.run())
             for token in range(1200):
                 ends = "length" if token == 1199 else None

@@ -50,7 +50,7 @@ async def publishing(url: str, queue: Queue) -> AsyncIterator[Desk]:
         publisher.discard(job)
 
     async with connect(url) as connection:
-        publisher = Publisher(connection, queue.cell, stop=lambda job, reason: None, gone=gone)
+        publisher = Publisher(connection, queue.cell, stop=lambda job, reason: None, gone=gone, ended=lambda call: None)
         running = asyncio.create_task(publisher.run())
         try:
             yield Desk(publisher, left)
@@ -74,7 +74,7 @@ async def test_a_job_that_cannot_be_stored_goes_alone_and_takes_no_other_with_it
         queue = known_queue(connection)
         jobs = claimed(queue, 5)
         broken, fine = jobs[2], [*jobs[:2], *jobs[3:]]
-        connection.set(queue.cell.keys.stream(broken.claim.job_id), "not a stream")
+        connection.xadd(queue.cell.keys.stream(broken.claim.job_id), {"d": "somebody else's"}, id="999-0")
         async with publishing(redis_url, queue) as desk:
             for number, job in enumerate(jobs):
                 desk.add(job, [number, 1, 2], last=job in fine)

@@ -153,7 +153,12 @@ async def test_bodies_that_are_no_json(http, worker, path, body):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\x93\x01\xa3job", b"\x91" * 9999, b"\x80", b"\x93\x01\xa1c\x00"]
+    "body",
+    [
+        *(b"", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\x93\x01\xa3job", b"\x91" * 9999, b"\x80", b"\x93\x01\xa1c\x00"),
+        *(b"\x93\x01\xa3job\x81\xa6" + name + b"\x91" * 1000 + b"\xc0" for name in (b"prompt", b"nobody")),
+        b"\x93" + b"\x91" * 400 + b"\xc0\xa3job\x80",
+    ],
 )
 async def test_malformed_msgpack(http, worker, body):
     reply = await http.post(JOBS, content=body, headers={"Content-Type": "application/msgpack"})

@@ -10,7 +10,9 @@ from scripted_worker import MODEL, ScriptedWorker, text_of, whole_text
 from sse import ServerEvent, read_events
 from waiting import until
 
-from octavo import wire
+from octavo import AsyncClient, wire
+from octavo.connection import connect
+from octavo.keys import Keys
 from octavo.models import JobRequest, Progress, SamplingParams
 from octavo.structs import as_dict
 
@@ -278,3 +280,29 @@ async def test_no_such_job(http, worker):
         for method, suffix in (("GET", ""), ("DELETE", ""), ("GET", "/result"), ("GET", "/stream")):
             reply = await http.request(method, f"/v1/jobs/{name}{suffix}")
             assert (reply.status_code, reply.json()["error"]["code"]) == (404, "job_not_found"), name
+
+
+async def test_a_position_that_does_not_hold_any_more_is_reset(http, redis_url, worker):
+    """As after a restart of the server that may have forgotten tokens of several sequences."""
+    job = await submit(http, sampling={"max_tokens": TOKENS, "n": 2})
+    await finished(http, job)
+    assert (await stream(http, job, params={"after": 3}))[1].event == "token"
+    async with connect(redis_url) as connection:
+        await connection.hset(Keys().job(job["id"]), "run", "an earlier one")
+    _, reset, *events = await stream(http, job, params={"after": 3})
+    assert (reset.event, reset.id, reset.data) == ("stream_reset", "0", {"offset": 0})
+    assert [event.id for event in named(events, "token")] == [str(i) for i in range(1, 2 * TOKENS + 1)]
+
+
+async def test_a_stream_whose_job_is_gone_says_so(http, redis_url):
+    async with ScriptedWorker(redis_url, hold_after=2), AsyncClient(redis_url) as other:
+        job = await other.submit("hello", model=MODEL, max_tokens=TOKENS)  # the gateway does not submit it again
+        address = f"/v1/jobs/{job.id}/stream"
+        async with http.stream("GET", address) as response, connect(redis_url) as connection:
+            events = []
+            async for event in read_events(response):
+                events.append(event)
+                if event.id == "2":
+                    await connection.delete(Keys().job(job.id), Keys().stream(job.id))
+    (told,) = named(events, "error")
+    assert (told.id, told.data["offset"], told.data["error"]["code"]) == (None, 2, "job_not_found")

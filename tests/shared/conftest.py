@@ -90,7 +90,7 @@ class World:
         """The job is claimed, and its owner's engine dies."""
         claim = self.claim_one(**claim_options)
         assert claim.job_id == job_id
-        self.run(self.cell.release([(job_id, claim.token)], crashed=True))
+        self.run(self.cell.release([(job_id, claim.token)], why="crashed"))
         return claim
 
     def append(self, claim: Claim, start: int, tokens: Sequence[int], **fields: Any) -> AppendReply:
@@ -123,7 +123,7 @@ class World:
         self.lapse(job_id, due="D")
 
     def reap(self) -> int:
-        return self.run(self.cell.reap())
+        return self.run(self.cell.reap()).jobs
 
     def counters(self) -> dict[str, int]:
         return {name.decode(): int(value) for name, value in self.redis.hgetall(f"{self.keys.prefix}:q").items()}

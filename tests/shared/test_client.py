@@ -307,7 +307,7 @@ async def give_up(connection: redis.asyncio.Redis, job_id: str) -> None:
         call = fake.CELL.claim(fake.MODEL, "w", max_jobs=1, max_tokens=1 << 20, lease_ms=5000, idle=True)
         (claim,) = (await run(connection, call)).jobs
         assert claim.job_id == job_id
-        await run(connection, fake.CELL.release([(job_id, claim.token)], crashed=True))
+        await run(connection, fake.CELL.release([(job_id, claim.token)], why="crashed"))
 
 
 async def test_a_job_that_was_given_up_is_listed_and_goes_on_as_a_new_one(

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from octavo.models import JobStatus
+from octavo import AsyncClient, JobNotFound, wire
+from octavo.models import Chunk, JobStatus, Terminal, Usage
 
 
 def spoil_hash(world: Any, job_id: str) -> None:
@@ -54,12 +55,12 @@ def test_a_damaged_job_ends_and_holds_up_nobody_elses_leases_and_deadlines(
     assert {name: count for name, count in world.counters().items() if name != "bytes"}.keys() <= {"running"}
 
 
-@pytest.mark.parametrize("crashed", [True, False])
-def test_a_damaged_job_is_released_with_all_the_others(world: Any, crashed: bool) -> None:
+@pytest.mark.parametrize("why", ["back", "killed", "crashed"])
+def test_a_damaged_job_is_released_with_all_the_others(world: Any, why: str) -> None:
     first, second = world.enqueue(), world.enqueue()
     claims = world.claim(max_jobs=2).jobs
     lose_fields(world, first)
-    assert world.run(world.cell.release([(c.job_id, c.token) for c in claims], crashed=crashed)) == 2
+    assert world.run(world.cell.release([(c.job_id, c.token) for c in claims], why=why)) == 2
     assert (world.status(first), world.status(second)) == ("failed", "queued")
     assert not world.redis.exists("{c00}:L")
     assert world.stream(first)[-1].end.error.code == "job_damaged"
@@ -69,9 +70,9 @@ def test_a_damaged_job_is_released_with_all_the_others(world: Any, crashed: bool
 @pytest.mark.parametrize("lane", ["normal", "resume", "solo"])
 def test_a_damaged_job_in_the_queue_does_not_block_those_behind_it(world: Any, spoil: Any, lane: str) -> None:
     first = world.enqueue()
-    for crashed in {"normal": [], "resume": [False], "solo": [True, True]}[lane]:
+    for why in {"normal": [], "resume": ["back"], "solo": ["crashed"]}[lane]:
         claim = world.claim_one()
-        world.run(world.cell.release([(claim.job_id, claim.token)], crashed=crashed))
+        world.run(world.cell.release([(claim.job_id, claim.token)], why=why))
     assert world.state(first)["lane"] == lane
     second = world.enqueue()
     spoil(world, first)
@@ -91,11 +92,9 @@ def test_what_stands_in_the_place_of_a_stream_is_set_aside_and_the_job_ends(worl
     spoil_stream(world, job_id)
     match end:
         case "crash":
-            world.run(world.cell.release([(job_id, claim.token)], crashed=True))
+            world.run(world.cell.release([(job_id, claim.token)], why="crashed"))
             for _ in range(2):
-                assert job_id in {claim.job_id for claim in world.claim(max_jobs=5, idle=True).jobs}
-                world.lapse(job_id)
-                world.reap()
+                world.crash(job_id, max_jobs=5)
         case "cancel":
             world.run(world.cell.cancel(job_id))
             world.lapse(job_id)
@@ -154,3 +153,29 @@ def test_the_key_of_a_damaged_job_expires(world):
     world.redis.hdel(world.keys.job(job_id), "bytes")
     world.run(world.cell.cancel(job_id))
     assert world.redis.ttl("{c00}:i:acme:k") > 0
+
+
+async def test_a_stream_that_lost_tokens_is_no_stream(world, redis_url):
+    """Its readers get all of it from the result once it has ended, and an error before that."""
+    job_id = world.enqueue()
+    claim = world.claim_one()
+    for start in range(2):
+        world.append(claim, start, [start])
+    world.redis.xdel(world.keys.stream(job_id), "1-0")
+    async with AsyncClient(redis_url) as client:
+        with pytest.raises(JobNotFound, match="damaged"):
+            [event async for event in client.events(job_id)]
+        terminal = Terminal(status=JobStatus.COMPLETED, usage=Usage(completion_tokens=2))
+        result = wire.encode_result(terminal, [Chunk(token_ids=(0, 1), texts=("a", "b"))])
+        world.run(world.cell.finish(job_id, claim.token, terminal, result))
+        events = [event async for event in client.events(job_id)]
+    assert [token for event in events for token in event.token_ids] == [0, 1]
+
+
+def test_a_stream_of_another_kind_is_written_anew(world):
+    job_id = world.enqueue()
+    claim = world.claim_one()
+    world.append(claim, 0, [0])
+    spoil_stream(world, job_id)
+    assert (world.append(claim, 1, [1]).state, world.append(claim, 0, [0, 1]).state) == ("rewind", "ok")
+    assert [token for event in world.stream(job_id) for token in event.token_ids] == [0, 1]

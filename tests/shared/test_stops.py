@@ -24,8 +24,9 @@ def test_a_queued_job_is_cancelled_at_once(world: Any) -> None:
 @pytest.mark.parametrize("lane", ["resume", "solo"])
 def test_a_job_that_came_back_can_be_cancelled_too(world: Any, lane: str) -> None:
     job_id = world.enqueue()
-    for _ in range({"resume": 1, "solo": 2}[lane]):
-        world.crash(job_id)
+    claim = world.claim_one()
+    why = "back" if lane == "resume" else "crashed"
+    world.run(world.cell.release([(job_id, claim.token)], why=why))
     assert world.state(job_id)["lane"] == lane
     assert world.run(world.cell.cancel(job_id)) == JobStatus.CANCELLED
     assert world.claim().jobs == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import fake_worker as fake
@@ -12,10 +13,12 @@ import redis.asyncio
 from killable_server import forgotten_by, killable_service
 from waiting import STALL_S
 
-from octavo import AsyncClient, JobNotFound, JobStatus, submissions
+from octavo import AsyncClient, JobNotFound, JobStatus, submissions, wire
 from octavo.calls import run
 from octavo.handles import AsyncJob
+from octavo.models import Event
 from octavo.protocol import Claim, Retention
+from octavo_worker.agent.ends import Ends
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +40,15 @@ async def listed(client: AsyncClient, count: int) -> set[str]:
         while len(jobs := await client.jobs()) < count:  # noqa: ASYNC110 - the server is another process
             await asyncio.sleep(0.02)
     return {job.id for job in jobs}
+
+
+async def ended(client: AsyncClient, job: AsyncJob, status: JobStatus) -> None:
+    """Once it has, by the reaper's hand."""
+    async with asyncio.timeout(STALL_S):
+        while not (info := await job.info()).status.is_terminal:
+            await client.reap()
+            await asyncio.sleep(0.1)
+    assert info.status is status
 
 
 @pytest.mark.parametrize("follow", [False, True])
@@ -99,9 +111,8 @@ async def test_it_has_them_again_although_nobody_asks(tmp_path: Path) -> None:
             jobs = [await submit(client, str(i)) for i in range(70)]
             cancelled = await submit(client, "no more")
             await cancelled.cancel()
-        assert await listed(client, len(jobs)) == {job.id for job in jobs}
-        with pytest.raises(JobNotFound):
-            await cancelled.info()
+        assert await listed(client, len(jobs) + 1) == {job.id for job in (*jobs, cancelled)}
+        await ended(client, cancelled, JobStatus.CANCELLED)
 
 
 async def test_one_that_is_refused_at_first_is_submitted_until_it_is_taken(tmp_path: Path) -> None:
@@ -175,3 +186,99 @@ async def test_what_may_have_expired_is_not_made_again(tmp_path: Path) -> None:
         with pytest.raises(JobNotFound):
             await job.info()
         assert await client.jobs() == []
+
+
+async def test_a_reader_of_another_client_hears_it_to_its_end(tmp_path: Path) -> None:
+    async with killable_service(tmp_path) as (server, client, connection), AsyncClient(server.url) as other:
+        with forgotten_by(server, tmp_path):
+            job = await submit(client, "a")
+            reader = asyncio.create_task(tokens(other.job(job.id)))
+            async with fake.fake_worker(connection, delay=0.01):
+                while (await job.info()).tokens < 5:  # noqa: ASYNC110 - the server is another process
+                    await asyncio.sleep(0.01)
+        async with fake.fake_worker(connection):
+            assert await asyncio.wait_for(reader, STALL_S) == fake.expected("a", 3, 20)
+            assert (await other.info(job.id)).id == job.id
+
+
+async def test_cancelling_what_has_completed_forgets_nothing(tmp_path: Path) -> None:
+    async with killable_service(tmp_path) as (server, client, connection):
+        with forgotten_by(server, tmp_path):
+            job = await submit(client, "a")
+            async with fake.fake_worker(connection):
+                await job.result(timeout=STALL_S)
+            assert await job.cancel() is JobStatus.COMPLETED
+        async with fake.fake_worker(connection):
+            assert list((await job.result(timeout=STALL_S)).token_ids) == fake.expected("a", 3, 20)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+async def test_an_end_that_was_told_stands(tmp_path: Path, how: str) -> None:
+    """The server forgets it, and by now the job is cancelled or past its deadline."""
+    async with killable_service(tmp_path) as (server, client, connection):
+        job = await submit(client, "a", timeout_s=1.5)
+        ends = Ends(connection, fake.CELL)
+        await ends.answered_by((await run(connection, fake.CELL.reap())).server)
+        with forgotten_by(server, tmp_path):
+            claim = await write(connection, (0, [1, 2, 3]))
+            terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=3))
+            chunks = [fake.chunk_of([1, 2, 3], last=True)]
+            call = fake.CELL.finish(job.id, claim.token, terminal, wire.encode_result(terminal, chunks))
+            assert await run(connection, call)
+            ends.keep(call)
+            assert await tokens(job) == [1, 2, 3]
+            await asyncio.sleep(1.5)
+        await client.reap()
+        if how == "cancelled":
+            assert await job.cancel() is JobStatus.QUEUED
+        await ends.answered_by((await run(connection, fake.CELL.reap())).server)
+        assert (await job.info()).status is JobStatus.COMPLETED
+        assert await tokens(job) == [1, 2, 3]
+        assert list((await job.result(timeout=STALL_S)).token_ids) == [1, 2, 3]
+        await client.reap()
+
+
+@pytest.mark.parametrize("lost", ["all of it", "its tokens", "nothing"])
+async def test_an_offset_into_several_sequences_holds_or_the_reader_is_told(tmp_path: Path, lost: str) -> None:
+    async with killable_service(tmp_path) as (server, client, connection):
+        if lost != "all of it":
+            job = await client.submit("a", model=fake.MODEL, max_tokens=5, n=2)
+        with nullcontext() if lost == "nothing" else forgotten_by(server, tmp_path):
+            if lost == "all of it":
+                job = await client.submit("a", model=fake.MODEL, max_tokens=5, n=2)
+            claim = await write(connection, (0, [1, 2, 3]), (1, [11]))
+        if lost != "nothing":
+            await listed(client, 1)
+            claim = await write(connection, (0, [1]), (1, [11, 12, 13]))
+        terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=4))
+        assert await run(connection, fake.CELL.finish(job.id, claim.token, terminal, b"unused"))
+        events = [event async for event in client.events(job.id, 3)]
+        heard = [(event.index, *event.token_ids) for event in events if event.chunk]
+        if lost == "nothing":
+            assert (events[0].reset, heard) == (False, [(1, 11)])
+        else:
+            assert (events[0].reset, events[0].offset, heard) == (True, 0, [(0, 1), (1, 11, 12, 13)])
+
+
+async def test_a_resumed_reader_of_several_sequences_is_told_when_the_order_may_change(tmp_path: Path) -> None:
+    async with killable_service(tmp_path) as (server, client, connection):
+        heard: list[Event] = []
+
+        async def listen() -> None:
+            async for event in client.events(job.id, 1):
+                heard.append(event)
+
+        with forgotten_by(server, tmp_path):
+            job = await client.submit("a", model=fake.MODEL, max_tokens=5, n=2)
+            await write(connection, (0, [1]), (0, [2]))
+            reader = asyncio.create_task(listen())
+            while not heard:  # noqa: ASYNC110 - the server is another process
+                await asyncio.sleep(0.01)
+        await listed(client, 1)
+        claim = await write(connection, (1, [11]), (0, [1]), (0, [2]))
+        terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=3))
+        assert await run(connection, fake.CELL.finish(job.id, claim.token, terminal, b"unused"))
+        await asyncio.wait_for(reader, STALL_S)
+        told = [event.reset for event in heard].index(True)
+        assert [event.token_ids for event in heard[:told]] == [(2,)]
+        assert [(event.index, event.token_ids) for event in heard[told + 1 : -1]] == [(1, (11,)), (0, (1,)), (0, (2,))]

@@ -263,7 +263,7 @@ async def test_progress_is_forgotten_when_the_job_is_given_back(
     job = await client.submit("x", model=fake.MODEL)
     claim = await claimed(connection)
     await run(connection, fake.CELL.progress(job.id, claim.token, told(5)))
-    await run(connection, fake.CELL.release([(job.id, claim.token)], crashed=False))
+    await run(connection, fake.CELL.release([(job.id, claim.token)], why="back"))
     assert (await job.info()).progress is None
     assert not await run(connection, fake.CELL.progress(job.id, claim.token, told(6)))
 

@@ -167,7 +167,7 @@ def test_a_zombie_writes_nothing(world: Any) -> None:
     assert (owner.attempt, owner.offset) == (2, 1)
     assert world.append(zombie, 1, [66]).state == "fenced"
     assert not world.finish(zombie, tokens=1)
-    assert world.run(world.cell.release([(job_id, zombie.token)], crashed=True)) == 0
+    assert world.run(world.cell.release([(job_id, zombie.token)], why="crashed")) == 0
     assert world.run(world.cell.heartbeat("old", [(job_id, zombie.token)], lease_ms=9, info=b"i")).lost == (job_id,)
     assert world.append(owner, 1, [2]).state == "ok"
     assert world.finish(owner, tokens=2)
@@ -284,8 +284,8 @@ def test_released_jobs_come_back_first_with_what_they_have(world: Any, request_o
     claim = world.claim_one()
     world.append(claim, 0, [1, 2])
     world.enqueue(request_of(priority="high"))
-    assert world.run(world.cell.release([(job_id, claim.token)], crashed=False)) == 1
-    assert world.run(world.cell.release([(job_id, claim.token)], crashed=False)) == 0
+    assert world.run(world.cell.release([(job_id, claim.token)], why="back")) == 1
+    assert world.run(world.cell.release([(job_id, claim.token)], why="back")) == 0
     again = world.claim_one(worker="w2")
     assert (again.job_id, again.offset, again.attempt) == (job_id, 2, 2)
     assert world.state(job_id)["crashes"] == "0"

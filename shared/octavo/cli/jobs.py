@@ -147,7 +147,7 @@ def dead(
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs that were given up, the latest first: three workers crashed over them, or they were damaged."""
+    """List jobs that were given up, the latest first: engines crashed over them, or they were damaged."""
 
     async def listed() -> list[DeadLetter]:
         async with AsyncClient(redis_url) as client:

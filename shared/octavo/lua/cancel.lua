@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- A queued job ends at once; the owner of a running one finds the mark in its next reply.
+-- A queued job ends at once; the owner of a running one finds the mark in its next reply. After a restart of the server a
+-- queued job may be one that ended: it is marked, too, and ends in some seconds unless its end is told again.
 -- KEYS    P
 -- ARGV    id tenant('' for any)
 -- Reply   status now, '' if there is no such job of the tenant
@@ -18,6 +19,12 @@ if (status == 'queued' or status == 'running') and not intact(id) then
   return 'failed'
 end
 if status == 'queued' then
+  --- @include grace
+  local until_when = grace()
+  if NOW < until_when then
+    mark_stop(id, 'cancelled', until_when)
+    return status
+  end
   --- @include unowned
   conclude_alone(id, 'cancelled')
   publish()

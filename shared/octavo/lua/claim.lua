@@ -4,6 +4,7 @@
 -- KEYS    P
 -- ARGV    model worker token max_jobs max_tokens lease_ms idle(0|1)
 -- Reply   {now_ms, ms the oldest suspect waited, {id, ep, tenant, class, body, seed, deadline, n, solo}...}
+--         solo: a suspect, beside which nothing may run but what was handed out with it
 -- Events  ends of late and damaged jobs to subscribers and P:ev, of the latter to P:dlq
 --- @include clock
 --- @include job
@@ -12,7 +13,6 @@
 --- @include bell
 --- @include live
 --- @include intact
---- @include suspects
 local model, worker, token = ARGV[1], ARGV[2], ARGV[3]
 local max_jobs, budget, lease_ms, idle = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
 local CLASSES = {'high', 'normal', 'batch'}
@@ -34,12 +34,19 @@ local function take(id, job, lane, virtual_time)
   local hash = key('j', id)
   job.ep = string.format('%d', job.ep + 1)
   call('HSET', hash, 'st', 'running', 'tok', token, 'wid', worker, 'ep', job.ep, 'sts', job.sts or NOW)
-  call('HDEL', hash, 'qdl', 'lane')
+  if lane == 'solo' then
+    call('HSET', hash, 'sus', 1)
+    call('HDEL', hash, 'qdl', 'lane')
+  else
+    call('HDEL', hash, 'qdl', 'lane', 'sus')
+  end
   call('ZADD', key('L'), NOW + lease_ms, id)
   if job.dl then call('ZADD', key('D'), job.dl, id) else call('ZREM', key('D'), id) end
   count_queued(job, -1)
   count(job.tn, 'running', 1)
   taken[#taken + 1] = id
+  -- Here and not at the end: a call that fails half-way on something damaged gives the same when it is repeated.
+  call('SET', key('c', token), table.concat(taken, ' '), 'PX', math.max(lease_ms, 10000))
   hand_out(id, job, lane == 'solo')
 end
 
@@ -86,15 +93,20 @@ end
 local function next_job()
   local id = first(key('b', 'resume', model))
   if id then return id, 'resume' end
-  local class, heads = next_class()
-  if not class then return nil end
-  return first(key('b', class, heads[class][1], model)), class, heads
+  while true do
+    local class, heads = next_class()
+    if not class then return nil end
+    local tenant = heads[class][1]
+    id = first(key('b', class, tenant, model))
+    if id then return id, class, heads end
+    call('ZREM', key('v', class, model), tenant)  -- it has no backlog
+  end
 end
 
 -- A damaged job leaves the queue, or it would block all behind it.
 local function discard(id, lane, tenant)
   local known, status = {st = 'queued', lane = lane, mdl = model, tn = tenant}, read(id, 'st')
-  if is_gone(id) or (status and status ~= 'queued') then
+  if is_gone(id) or status == 'running' or ENDED[status] then
     leave_queue(id, known, 0)
   else
     --- @include damage
@@ -104,13 +116,15 @@ end
 
 local function is_past(deadline) return deadline and NOW >= tonumber(deadline) end
 
--- Whether a job may still start. One that may not ends here.
+-- Whether a job may still start. One that may not ends here; nil: not yet, as the server may have forgotten its end.
 local function is_startable(id, job, lane, tenant)
-  if not job then
+  if not job or job.st ~= 'queued' or job.lane ~= lane or job.mdl ~= model or (tenant and job.tn ~= tenant) then
     discard(id, lane, tenant)
     return false
   end
   if is_past(job.qdl) or is_past(job.dl) then
+    --- @include grace
+    if NOW < grace() then return nil end
     --- @include unowned
     expire(id, is_past(job.qdl) and UNSTARTED or LATE)
     return false
@@ -124,29 +138,49 @@ if before then
     local job = intact(id)
     if job and read(id, 'tok') == token then
       call('ZADD', key('L'), NOW + lease_ms, id)
-      hand_out(id, job, tonumber(job.crashes) >= SUSPECT)
+      hand_out(id, job, read(id, 'sus'))
     end
   end
   return out
 end
 
-local blocked, solos = false, key('b', 'solo', model)
-if idle and max_jobs > 0 then
-  local id, job = first(solos), nil
-  while id do
-    job = intact(id)
-    if is_startable(id, job, 'solo') then break end
-    id = first(solos)
-  end
-  if id then take(id, job, 'solo') end
+-- What waits by the counter, but for suspects.
+local function count_left(solos)
+  return tonumber(call('HGET', key('q'), 'queued:' .. model) or 0) - call('ZCARD', solos)
 end
+
+local blocked, solos = false, key('b', 'solo', model)
+
+-- Suspects of one death, which have one score, run together and apart from all others.
+local function take_suspects()
+  local group
+  for _ = 1, max_jobs + 256 do
+    local id, at = unpack(call('ZRANGEBYSCORE', solos, '-inf', NOW, 'WITHSCORES', 'LIMIT', 0, 1))
+    if not id or #taken >= max_jobs or (group and at ~= group) then return end
+    local job = intact(id)
+    local startable = is_startable(id, job, 'solo')
+    if startable == nil then return end
+    if startable then
+      if group and tonumber(job.est) > budget then return end
+      budget, group = budget - tonumber(job.est), at
+      take(id, job, 'solo')
+    end
+  end
+end
+
+if idle then take_suspects() end
 if #taken == 0 then
   for _ = 1, max_jobs + 256 do  -- bounds the expired jobs that one call clears away
     if #taken >= max_jobs then break end
     local id, lane, heads = next_job()
-    if not id then break end
+    if not id then
+      if #taken == 0 and count_left(solos) > 0 then return redis.error_reply('DAMAGED jobs wait in no lane') end
+      break
+    end
     local head, job = heads and heads[lane] or {}, intact(id)
-    if is_startable(id, job, lane, head[1]) then
+    local startable = is_startable(id, job, lane, head[1])
+    if startable == nil then break end
+    if startable then
       local fits = tonumber(job.est) <= budget or (idle and #taken == 0)
       if not fits then blocked = true break end
       budget = budget - tonumber(job.est)
@@ -156,11 +190,10 @@ if #taken == 0 then
   end
 end
 
-if #taken > 0 then call('SET', key('c', token), table.concat(taken, ' '), 'PX', math.max(lease_ms, 10000)) end
 local oldest = call('ZRANGE', solos, 0, 0, 'WITHSCORES')
-if oldest[2] then out[2] = math.max(1, NOW - tonumber(oldest[2])) end
+if oldest[2] and NOW >= tonumber(oldest[2]) then out[2] = math.max(1, NOW - tonumber(oldest[2])) end
 if #taken > 0 or blocked then
-  local left = tonumber(call('HGET', key('q'), 'queued:' .. model) or 0) - call('ZCARD', solos)
+  local left = count_left(solos)
   -- Work that does not fit here may fit another worker, but must not wake this one over and over.
   if left > 0 and (#taken > 0 or call('SET', key('blocked', model), 1, 'NX', 'PX', 200)) then ring(model) end
 end

@@ -3,6 +3,7 @@
 -- KEYS    P
 -- ARGV    id body hash tenant idempotency-key('' for none) model class cost est seed timeout_ms('' for none)
 --         queue_timeout_ms('' for none) metadata retention cap_jobs cap_tenant_jobs cap_bytes subscriber('' for none)
+--         several(0|1: sequences) again(0|1: a server that came back may have forgotten it)
 -- Reply   {'ok', id, created, time of acceptance in ms} | {'conflict', id} | {'unknown', model...} | {'full', what}
 --- @include clock
 --- @include job
@@ -12,7 +13,8 @@
 local id, body, hash, tenant, idem, model, class = unpack(ARGV, 1, 7)
 local cost, est, seed, timeout, queue_timeout, meta, retention = unpack(ARGV, 8, 14)
 local cap_jobs, cap_tenant, cap_bytes = tonumber(ARGV[15]), tonumber(ARGV[16]), tonumber(ARGV[17])
-local subscriber = ARGV[18]
+local subscriber, several, again = ARGV[18], ARGV[19] == '1', ARGV[20] == '1'
+local MOST_BYTES = 2097152  -- of one job
 
 if call('EXISTS', key('j', id)) == 1 then return {'ok', id, 1, tonumber(read(id, 'ct') or '') or NOW} end
 if idem ~= '' then
@@ -24,9 +26,18 @@ if idem ~= '' then
 end
 if call('HEXISTS', key('models'), model) == 0 then return {'unknown', unpack(call('HKEYS', key('models')))} end
 local total = call('HMGET', key('q'), 'queued', 'bytes')
-if tonumber(total[1] or 0) >= cap_jobs then return {'full', 'jobs'} end
-if tonumber(call('HGET', key('q', tenant), 'queued') or 0) >= cap_tenant then return {'full', 'tenant'} end
-if tonumber(total[2] or 0) + #body > cap_bytes then return {'full', 'bytes'} end
+local function full(what, queued, bytes)
+  local known_jobs = call('ZCARD', key('jobs'))
+  if queued > known_jobs or bytes > known_jobs * MOST_BYTES then
+    return redis.error_reply('DAMAGED more is counted than there are jobs')
+  end
+  return {'full', what}
+end
+local queued, bytes = tonumber(total[1] or 0), tonumber(total[2] or 0)
+local of_tenant = tonumber(call('HGET', key('q', tenant), 'queued') or 0)
+if queued >= cap_jobs then return full('jobs', queued, 0) end
+if of_tenant >= cap_tenant then return full('tenant', of_tenant, 0) end
+if bytes + #body > cap_bytes then return full('bytes', 0, bytes) end
 
 local job = {'st', 'queued', 'mdl', model, 'tn', tenant, 'cls', class, 'lane', class, 'n', 0, 'ep', 0, 'crashes', 0,
   'ct', NOW, 'body', body, 'bytes', #body, 'est', est, 'cost', cost, 'seed', seed, 'ret', retention}
@@ -48,6 +59,7 @@ if queue_timeout ~= '' then
   due = math.min(due, start_by)
 end
 if idem ~= '' then note('idem', idem) end
+if several then note('run', again and 'an earlier one' or string.match(call('INFO', 'server'), 'run_id:(%x+)')) end
 call('HSET', key('j', id), unpack(job))
 if due < math.huge then call('ZADD', key('D'), due, id) end
 if idem ~= '' then call('SET', key('i', tenant, idem), id .. ' ' .. hash) end

@@ -4,13 +4,20 @@
 -- KEYS    P
 -- ARGV    id token status tokens terminal result('' if the stream has to do) error('' for none) usage
 -- Reply   {ok | rewind | fenced, tokens stored}
--- Events  the end to subscribers and P:ev
+-- Events  the end to subscribers and P:ev, of a damaged job to P:dlq, too
 --- @include ending
+--- @include intact
 local id, token, status, tokens, ending, result, problem, usage = unpack(ARGV)
 local job = job_to_end(id)
-local stored = tonumber(job.n or 0)
+local stored = tonumber(job.n) or 0
 if job.st ~= 'running' then return {job.ftok == token and 'ok' or 'fenced', stored} end
 if job.tok ~= token then return {'fenced', stored} end
+if not can_end(job) then
+  --- @include damage
+  end_damaged(id, {})
+  publish()
+  return {'fenced', stored}
+end
 if stored ~= tonumber(tokens) then return {'rewind', stored} end
 local facts = problem == '' and {'ftok', token, 'use', usage} or {'ftok', token, 'use', usage, 'err', problem}
 conclude(id, job, status, ending, result ~= '' and result, facts)

@@ -3,28 +3,36 @@
 -- A job that something else has damaged ends; it holds up no other. Every gateway and worker calls it about once a second.
 -- KEYS    P
 -- ARGV    none
--- Reply   number of jobs changed
+-- Reply   {number of jobs changed, the run of the server}
 -- Events  ends of late, given-up and damaged jobs to subscribers and P:ev, the last two kinds to P:dlq
 --- @include clock
+--- @include grace
 --- @include job
 --- @include intact
 --- @include live
 local LIMIT = 100
-local GRACE_MS = 3000   -- after a restart or a pause of the server owners get time to renew before they lose jobs
-local PAUSE_MS = 5000
 local function due(set) return call('ZRANGEBYSCORE', key(set), '-inf', NOW, 'LIMIT', 0, LIMIT) end
 
-local run = string.match(call('INFO', 'server'), 'run_id:(%x+)')
-local seen = call('HMGET', key('reaper'), 'run', 'at', 'grace')
-local grace = math.min(tonumber(seen[3] or 0), NOW + GRACE_MS)  -- less if the clock was set back
-if seen[1] and (seen[1] ~= run or NOW - tonumber(seen[2]) > PAUSE_MS) then grace = NOW + GRACE_MS end
-call('HSET', key('reaper'), 'run', run, 'at', NOW, 'grace', grace)
+local until_when = grace()
+call('HSET', key('reaper'), 'run', RUN, 'at', NOW, 'grace', until_when)
 
-local function take_back(id)
-  call('ZREM', key('L'), id)
-  if read(id, 'st') ~= 'running' then return 0 end
+-- A worker's first lease that runs out shows its death. Those that it took later, or that the limit left out, follow.
+local DEATH_MS = 60000
+local function take_back(by_worker)
   --- @include giving_back
-  give_back(id, true)
+  for worker, ids in pairs(by_worker) do
+    owner_died(ids, false, not call('SET', key('died', worker), 1, 'NX', 'PX', DEATH_MS))
+  end
+end
+
+local lapsed = {}
+local function note_lapse(id)
+  call('ZREM', key('L'), id)
+  local status, worker = read(id, 'st', 'wid')
+  if status ~= 'running' then return 0 end
+  worker = worker or ''
+  lapsed[worker] = lapsed[worker] or {}
+  table.insert(lapsed[worker], id)
   return 1
 end
 
@@ -32,7 +40,9 @@ local function end_late(id)
   --- @include unowned
   --- @include stops
   local status, mark, deadline = read(id, 'st', 'cx', 'dl')
-  if status == 'queued' then
+  if status == 'queued' and mark then
+    end_marked(id, mark)
+  elseif status == 'queued' then
     expire(id, (deadline and NOW >= tonumber(deadline)) and LATE or UNSTARTED)
   elseif not mark then
     mark_stop(id, 'expired')
@@ -46,7 +56,7 @@ local changed = 0
 local function each(set, act)
   for _, id in ipairs(due(set)) do
     local status = read(id, 'st')
-    if is_gone(id) or (status and status ~= 'queued' and status ~= 'running') then
+    if is_gone(id) or ENDED[status] then
       call('ZREM', key(set), id)
     elseif intact(id) then
       changed = changed + act(id)
@@ -58,14 +68,20 @@ local function each(set, act)
   end
 end
 
-if NOW >= grace then each('L', take_back) end
-each('D', end_late)
+if NOW >= until_when then
+  each('L', note_lapse)
+  if next(lapsed) then take_back(lapsed) end
+  each('D', end_late)
+end
 for _, member in ipairs(due('x')) do
-  local id, tenant = string.match(member, '^(%S+) ?(%S*)$')
+  local id, tenant = string.match(member, '^(%S*) ?(.*)$')
   if tenant == '' then tenant = read(id, 'tn') or '?' end
   call('ZREM', key('x'), member, id .. ' ' .. tenant)
   call('ZREM', key('jobs'), id, ':' .. tenant .. ':' .. id)
 end
 call('ZREMRANGEBYSCORE', key('workers'), '-inf', NOW - 60000)
 publish()
-return changed
+if changed == 0 and tonumber(call('HGET', key('q'), 'running') or 0) ~= call('ZCARD', key('L')) then
+  return redis.error_reply('DAMAGED running jobs and leases do not match')
+end
+return {changed, RUN}

@@ -152,7 +152,7 @@ def made_by_scripts() -> list[tuple[str, bytes, Any]]:
         run_sync(connection, cell.append([Append(job_id, claims.jobs[0].token, 0, CHUNKS[0])]))
         live = heard.get_message(timeout=1)["data"]
         connection.hdel(keys.job(job_id), "body")
-        run_sync(connection, cell.release([(job_id, claims.jobs[0].token)], crashed=False))
+        run_sync(connection, cell.release([(job_id, claims.jobs[0].token)], why="back"))
         (_, fields) = connection.xrevrange(keys.stream(job_id), count=1)[0]
         error = connection.hget(keys.job(job_id), "err")
     return [

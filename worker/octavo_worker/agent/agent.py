@@ -15,9 +15,10 @@ from octavo.calls import Call, run
 from octavo.connection import is_final
 from octavo.errors import MalformedMessage
 from octavo.models import Event, JobError, JobRequest, JobStatus, Terminal, Usage
-from octavo.protocol import Cell, Claims, HeartbeatReply, Unreadable
+from octavo.protocol import Cell, Claims, HeartbeatReply, Parting, Unreadable
 from octavo.streams import read_stream
 from octavo_worker.agent.child import EngineProcess
+from octavo_worker.agent.ends import Ends
 from octavo_worker.agent.heartbeat import Holding
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.progress import ProgressReports
@@ -49,7 +50,8 @@ class Agent:
     ) -> None:
         self.stats = EngineStats()
         self.progress = ProgressReports(connection, cell)
-        self.publisher = Publisher(connection, cell, stop=self._stop, gone=self._gone)
+        self.ends = Ends(connection, cell)
+        self.publisher = Publisher(connection, cell, stop=self._stop, gone=self._gone, ended=self.ends.keep)
         self._connection = connection
         self._cell = cell
         self._prompts = prompts
@@ -104,14 +106,14 @@ class Agent:
         """Wait until no job is left."""
         await self._empty.wait()
 
-    async def release(self, *, crashed: bool = False) -> None:
-        """Give every unfinished job back to the queue. With `crashed`, jobs in the engine count as crashed."""
+    async def release(self, why: Parting = "back") -> None:
+        """Give every unfinished job back to the queue. The engine's death is that of the jobs in it only."""
         back = [job for job in self._jobs.values() if not job.is_over]
         for job in back:
             self._forget(job)
-        suspects = [job for job in back if crashed and job.in_engine]
-        innocent = [job for job in back if not (crashed and job.in_engine)]
-        await asyncio.gather(self._give_back(suspects, crashed=True), self._give_back(innocent, crashed=False))
+        in_engine = [job for job in back if job.in_engine]
+        elsewhere = [job for job in back if not job.in_engine]
+        await asyncio.gather(self._give_back(in_engine, why), self._give_back(elsewhere))
 
     # The engine
 
@@ -121,11 +123,12 @@ class Agent:
         self.stats = EngineStats(free_blocks=limits.num_blocks)
         self._changed()
 
-    async def detach(self) -> None:
-        """The engine is gone: its jobs go on elsewhere at once. Jobs that only have to be stored stay."""
+    async def detach(self, *, crashed: bool) -> None:
+        """The engine is gone: its jobs go on elsewhere at once. Jobs that only have to be stored stay. `crashed`: it
+        died of what it computed."""
         self._engine = None
         self.stats = EngineStats()
-        await self.release(crashed=True)
+        await self.release("crashed" if crashed else "killed")
 
     def on_step(self, output: StepOutput) -> None:
         """Take the engine's news, a step's worth at a time."""
@@ -232,7 +235,7 @@ class Agent:
         engine, limits, claim = self._engine, self._limits, job.claim
         if engine is None or limits is None:  # it died between the claim and now
             self._forget(job)
-            self._spawn(self._give_back([job], crashed=False))
+            self._spawn(self._give_back([job]))
             return
         sampling = resolve_sampling(
             claim.request.sampling,
@@ -284,7 +287,7 @@ class Agent:
             log.warning("job %s belongs to another worker by now: dropped", job.claim.job_id)
             self._abort(job)
         elif state == "refused":  # the next worker may fare better; after three it is given up
-            self._spawn(self._give_back([job], crashed=True))
+            self._spawn(self._give_back([job], "crashed"))
         else:
             terminal = job.terminal()
             log.info("job %s %s, %d tokens", job.claim.job_id, terminal.status.value, terminal.usage.completion_tokens)
@@ -302,13 +305,13 @@ class Agent:
         if job.in_engine and self._engine is not None:
             self._engine.send(Abort(job.request_id, index))
 
-    async def _give_back(self, jobs: Sequence[ActiveJob], *, crashed: bool) -> None:
+    async def _give_back(self, jobs: Sequence[ActiveJob], why: Parting = "back") -> None:
         if not jobs:
             return
         for job in jobs:
             self._abort(job)
-        await self._persist(self._cell.release([(job.claim.job_id, job.claim.token) for job in jobs], crashed=crashed))
-        log.info("%d jobs given back%s", len(jobs), " after a crash of the engine" if crashed else "")
+        await self._persist(self._cell.release([(job.claim.job_id, job.claim.token) for job in jobs], why=why))
+        log.info("%d jobs given back%s", len(jobs), "" if why == "back" else f", their engine {why}")
 
     async def _persist(self, call: Call[Any]) -> None:
         """Until it is through; if that takes longer than a lease, the reaper has done the same."""

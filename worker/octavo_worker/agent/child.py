@@ -12,6 +12,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Self
 
 from octavo_worker.channel import AgentChannel
@@ -20,6 +21,7 @@ from octavo_worker.messages import ToAgent, ToEngine
 _PR_SET_PDEATHSIG = 1
 _LAST_LINES = 20
 _LINE_LIMIT = 1 << 20
+_EXIT_S = 1.0  # longer takes only one that writes its memory down: its jobs need not wait for that
 
 
 class EngineProcess:
@@ -33,6 +35,8 @@ class EngineProcess:
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._process = process
         self._channel = channel
+        self._is_hung = False
+        self._oom_kills = _oom_kills()
         self._stderr = asyncio.create_task(self._forward_stderr())
 
     @classmethod
@@ -74,6 +78,20 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
 
+    def kill_hung(self) -> None:
+        """Its death counts as a crash, unless something has merely stopped it."""
+        self._is_hung = not _is_stopped(self.pid)
+        self.kill()
+
+    async def crashed(self) -> bool:
+        """Of an engine that is gone: whether it died of what it computed, and not because something killed it. The
+        kernel does so for want of memory, which is the engine's own doing."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_S):
+                await self._process.wait()
+        is_killed = self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+        return not is_killed or self._is_hung or _oom_kills() > self._oom_kills
+
     async def ended(self, *, patience_s: float) -> int:
         """The exit status, negative for the signal that killed it: ours, if it does not exit within `patience_s`.
         All of stderr has been read by then."""
@@ -102,6 +120,23 @@ class EngineProcess:
             with contextlib.suppress(OSError):  # its reader is gone: the engine must not wait for us
                 sys.stderr.write(text)
                 sys.stderr.flush()
+
+
+def _oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory since it started."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
+def _is_stopped(pid: int) -> bool:
+    """By a signal or a debugger."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
 
 
 def _die_with(parent: int) -> Callable[[], None] | None:

@@ -63,7 +63,7 @@ class Inbox:
             if first is None:
                 return set()
             others = await self._connection.lpop(self._name, 100) or []
-        return {asked.decode() for asked in (first[1], *others)}
+        return {asked.decode(errors="replace") for asked in (first[1], *others)}
 
     async def _answer(self, asking: set[str], answer: bytes) -> None:
         pipeline = self._connection.pipeline(transaction=False)

@@ -21,6 +21,7 @@ from octavo.models import ModelCard, PinOutcome, WorkerInfo
 from octavo.protocol import Cell
 from octavo.roles import lacking
 from octavo.stats import EngineStats, WorkerStats
+from octavo_worker.agent.ends import Ends
 from octavo_worker.messages import Ready
 
 log = logging.getLogger(__name__)
@@ -137,13 +138,15 @@ class Membership:
             if numerics := mixed_numerics(workers).get(self._model):
                 log.warning(describe_mix(self._model, numerics))
 
-    async def reap(self) -> None:
-        """For ever: free what dead workers hold and end what is late."""
+    async def reap(self, ends: Ends) -> None:
+        """For ever: free what dead workers hold, end what is late, and tell a server that came back of `ends`."""
         while True:
             await asyncio.sleep(_REAP_EVERY_S)
             try:
-                if changed := await run(self._connection, self._cell.reap()):
-                    log.info("%d jobs of lost workers or past their deadline cleared up", changed)
+                reaped = await run(self._connection, self._cell.reap())
+                if reaped.jobs:
+                    log.info("%d jobs of lost workers or past their deadline cleared up", reaped.jobs)
+                await ends.answered_by(reaped.server)
             except (RedisError, OSError):
                 log.debug("the reaper cannot reach the server")
 

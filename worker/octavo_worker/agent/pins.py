@@ -63,7 +63,7 @@ class Pins:
                 return
             async with answered():
                 found: Any = await self._connection.hgetall(self._name)
-            stored = {name.decode(): data for name, data in found.items()}
+            stored = {name.decode(errors="replace"): data for name, data in found.items()}
             wanted = _readable(stored)
             gone = self._outcomes.keys() - stored.keys()
             replaced = [name for name, (_, version) in wanted.items() if self._version(name) not in (None, version)]

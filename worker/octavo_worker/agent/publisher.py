@@ -34,7 +34,7 @@ class Publisher:
     several steps of a very fast engine share a pipeline.
     `stop(job, reason)` is called when the server wants a job stopped, `gone(job, state)` when a job left: with
     state ok because its last entry is stored, with fenced because it belongs to another worker by now, with refused
-    because the server will never take what it has.
+    because the server will never take what it has. `ended(call)` is called when a call has ended a job.
     """
 
     def __init__(
@@ -44,11 +44,13 @@ class Publisher:
         *,
         stop: Callable[[ActiveJob, str], None],
         gone: Callable[[ActiveJob, str], None],
+        ended: Callable[[Call[FinishReply]], None],
     ) -> None:
         self._line = Line(connection)
         self._cell = cell
         self._stop = stop
         self._gone = gone
+        self._ended = ended
         self._waiting: dict[str, ActiveJob] = {}
         self._apart: set[str] = set()  # jobs of a batch that was refused: each goes alone until one is found guilty
         self._news = asyncio.Event()
@@ -142,10 +144,12 @@ class Publisher:
             else:
                 for (job, _), answer in zip(batch, reply, strict=True):
                     self._appended(job, answer)
-        for job, reply in zip(ending, replies[len(batches) :], strict=True):
+        for job, call, reply in zip(ending, calls[len(batches) :], replies[len(batches) :], strict=True):
             if isinstance(reply, Exception):
                 trouble = self._refused([job], reply) or trouble
             else:
+                if reply:
+                    self._ended(call)
                 self._finished(job, reply)
         return trouble
 

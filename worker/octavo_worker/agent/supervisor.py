@@ -157,7 +157,7 @@ class Supervisor:
                 self._keep_engine(),
                 self._agent.publisher.run(),
                 self._agent.progress.run(),
-                self._membership.reap(),
+                self._membership.reap(self._agent.ends),
                 self._membership.stay_known(),
                 self._watch(),
                 self._inbox.run(),
@@ -197,7 +197,7 @@ class Supervisor:
                 await self._serve_engine(engine, ready)
             except EOFError:
                 self._pins.detach()
-                await self._agent.detach()
+                await self._agent.detach(crashed=await engine.crashed())
             status = await engine.ended(patience_s=_ENGINE_EXIT_S)  # it may still be writing why
             self._engine = None
             failures = 0 if was_ready else failures + 1
@@ -248,7 +248,7 @@ class Supervisor:
             silence = self._agent.silence()
             if silence > self._settings.watchdog and self._engine is not None:
                 log.error("the engine has work but said nothing for %.0f s: killing it", silence)
-                self._engine.kill()
+                self._engine.kill_hung()
                 await asyncio.sleep(self._settings.watchdog)
 
     # The server

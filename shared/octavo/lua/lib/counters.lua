@@ -1,8 +1,9 @@
 --- @include keys
 -- How much is queued and running, in all and by tenant.
 
+-- Never below zero: what a damaged job was counted as is not always known.
 local function bump(hash, field, by)
-  if call('HINCRBY', hash, field, by) == 0 then call('HDEL', hash, field) end
+  if call('HINCRBY', hash, field, by) <= 0 then call('HDEL', hash, field) end
 end
 
 local function count(tenant, field, by)

@@ -6,6 +6,7 @@
 --- @include terminal
 --- @include live
 --- @include dead_letters
+--- @include intact
 local DAMAGED, DAMAGED_MESSAGE = 'job_damaged', 'something else than octavo changed this job on the server: what it '
   .. 'left is kept for a day under :aside:; submit the job again, and give octavo a server of its own'
 
@@ -14,6 +15,7 @@ local function is_stream(name)
   return kind == 'none' or kind == 'stream'
 end
 
+-- Of an entry that can be ours.
 local function last_offset(stream)
   local last = call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
   if not last then return '0', false end
@@ -22,24 +24,28 @@ local function last_offset(stream)
 end
 
 -- Ends a job that cannot be taken through `conclude`: what was in its place moves aside, readers find its end.
--- `known` fills in for fields that are lost.
+-- `known` is where it was found, whatever its fields say.
 local function end_damaged(id, known)
   local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem')
-  for name, value in pairs(known) do job[name] = job[name] or value end
+  for name, value in pairs(known) do job[name] = value end
   local hash, stream, problem = key('j', id), key('t', id), {DAMAGED, DAMAGED_MESSAGE}
   if job.st == 'queued' and job.lane and job.mdl then leave_queue(id, job, 0) end
   if job.tn then
     if job.st == 'running' then count(job.tn, 'running', -1) end
     if job.st == 'queued' and job.mdl then count_queued(job, -1) end
-    if tonumber(job.bytes) then count(job.tn, 'bytes', -tonumber(job.bytes)) end
+    if is_number(job.bytes) then count(job.tn, 'bytes', -job.bytes) end
   end
-  set_aside(hash)
+  if not is_gone(id) then set_aside(hash) end
   if not is_stream(stream) then set_aside(stream) end
   local offset, has_end = last_offset(stream)
   local entry, ending = offset .. '-1', terminal('failed', offset, unpack(problem))
-  if not has_end then call('XADD', stream, entry, 'd', ending) end
-  call('HSET', hash, 'st', 'failed', 'mdl', job.mdl or '?', 'tn', job.tn or '?', 'cls', job.cls or 'normal',
-    'n', offset, 'ep', 0, 'crashes', 0, 'ct', tonumber(job.ct) or NOW, 'ft', NOW,
+  if not has_end and redis.pcall('XADD', stream, entry, 'd', ending).err then
+    set_aside(stream)  -- its last entry is not ours
+    offset, entry = '0', '0-1'
+    call('XADD', stream, entry, 'd', ending)
+  end
+  call('HSET', hash, 'st', 'failed', 'mdl', job.mdl or '?', 'tn', job.tn or '?', 'cls', CLASS[job.cls] and job.cls or 'normal',
+    'n', offset, 'ep', 0, 'crashes', 0, 'ct', is_number(job.ct) and job.ct or NOW, 'ft', NOW,
     'err', cmsgpack.pack({1, 'x', unpack(problem)}))
   call('EXPIRE', hash, ASIDE_S)
   call('EXPIRE', stream, ASIDE_S)

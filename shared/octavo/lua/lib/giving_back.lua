@@ -4,39 +4,82 @@
 --- @include bell
 --- @include unowned
 --- @include dead_letters
---- @include suspects
-local GOT_ON = 64  -- tokens between two crashes: those were not the job's doing
+-- Jobs without an owner: given back, or left by an engine or a worker that died. docs/protocol.md has the states.
+local GOT_ON = 64   -- tokens between two deaths: the first was not the job's doing
+local GIVEN_UP = 3  -- crashes of an engine that ran nothing but this job
+local WAIT_MS, LONGEST_WAIT_MS = 1000, 30000  -- before a job whose engines are killed runs alone again
 
--- What crashes its worker does so where it did before, as the next owner goes on from there. A job that got on between
--- was beside it, or lost its worker by chance.
-local function count_crash(id, job)
-  local got_on = tonumber(job.n) - (tonumber(job.cn) or 0) >= GOT_ON
-  local crashes = got_on and 1 or tonumber(job.crashes) + 1
-  call('HSET', key('j', id), 'crashes', crashes, 'cn', job.n)
-  return crashes
-end
-
--- The owner is gone, or gives the job back. What it published stays, and the next owner goes on from there.
-local function give_back(id, crashed)
-  local job = fields(id, 'mdl', 'tn', 'n', 'cx', 'crashes', 'cn', 'wid', 'ep', 'dl')
-  if job.cx then
-    end_marked(id, job.cx)
-    return
-  end
-  local hash, crashes = key('j', id), tonumber(job.crashes)
-  if crashed then crashes = count_crash(id, job) end
-  if crashes >= DEAD then
-    bury(id, job.wid, job.ep, 'dead_lettered')
-    conclude_alone(id, 'failed', 'dead_lettered', 'the job was given up after ' .. crashes
-      .. ' crashes of the worker that ran it: look at the worker log, then `octavo jobs requeue` it', true)
-    return
-  end
-  local lane = crashes >= SUSPECT and 'solo' or 'resume'
+local function requeue(id, job, lane, at)
+  local hash = key('j', id)
   call('HDEL', hash, 'tok', 'pg')
   call('HSET', hash, 'st', 'queued', 'lane', lane)
   call('ZREM', key('L'), id)
   count(job.tn, 'running', -1)
   count_queued(job, 1)
-  call('ZADD', key('b', lane, job.mdl), NOW, id)
+  call('ZADD', key('b', lane, job.mdl), at, id)
   ring(job.mdl)
+end
+
+-- Its owner has no more use for it. What it published stays, and the next owner goes on from there.
+local function give_back(id)
+  local job = fields(id, 'mdl', 'tn', 'cx', 'sus')
+  if job.cx then end_marked(id, job.cx) else requeue(id, job, job.sus and 'solo' or 'resume', NOW) end
+end
+
+-- Counts one more death. What kills its owner does so where it did before, as the next owner goes on from there.
+local function count_death(id, alone)
+  local job = fields(id, 'mdl', 'tn', 'n', 'cx', 'crashes', 'cn', 'solo', 'wid', 'ep')
+  job.got_on = tonumber(job.n) - (tonumber(job.cn) or 0) >= GOT_ON
+  job.crashes = job.got_on and 1 or tonumber(job.crashes) + 1
+  job.solo = (job.got_on and 0 or tonumber(job.solo) or 0) + (alone and 1 or 0)
+  call('HSET', key('j', id), 'crashes', job.crashes, 'cn', job.n, 'solo', job.solo)
+  return job
+end
+
+-- Those to run apart from all others: of what did not get on, the jobs with most deaths, half of all at most. A job that
+-- kills its owner is in every death, so their number halves with each until it is alone.
+local function suspects_of(ids, jobs, least)
+  local stuck, most, apart = 0, least, {}
+  for _, id in ipairs(ids) do
+    if jobs[id] and not jobs[id].got_on then
+      stuck = stuck + 1
+      most = math.max(most, jobs[id].crashes)
+    end
+  end
+  local left = math.max(1, math.floor(stuck / 2))
+  for i = #ids, 1, -1 do  -- from the latest: what kills at all mostly does so at once
+    local job = jobs[ids[i]]
+    if left > 0 and job and not job.got_on and job.crashes == most then
+      apart[ids[i]], left = true, left - 1
+    end
+  end
+  return apart
+end
+
+-- When a suspect may run: one whose owners are killed is no reason to keep all others waiting.
+local function due_time(job, alone, crashed)
+  if not alone or crashed or job.crashes < 2 then return NOW end
+  return NOW + math.min(LONGEST_WAIT_MS, WAIT_MS * 2 ^ (job.crashes - 2))
+end
+
+-- Their owner died, which is one event however many jobs it had. `crashed`: the engine died of what it computed, and
+-- not because something outside killed it, or its host. `late`: others were counted for this death already.
+local function owner_died(ids, crashed, late)
+  local alone, jobs = #ids == 1 and not late, {}
+  for _, id in ipairs(ids) do
+    local mark = read(id, 'cx')
+    if mark then end_marked(id, mark) else jobs[id] = count_death(id, alone and crashed) end
+  end
+  local apart = late and {} or suspects_of(ids, jobs, crashed and 1 or 2)
+  for id, job in pairs(jobs) do
+    if job.solo >= GIVEN_UP then
+      bury(id, job.wid, job.ep, 'dead_lettered')
+      conclude_alone(id, 'failed', 'dead_lettered', 'the job was given up: ' .. job.solo .. ' engines crashed while they '
+        .. 'ran nothing else; look at the worker log, then `octavo jobs requeue` it', true)
+    elseif apart[id] then
+      requeue(id, job, 'solo', due_time(job, alone, crashed))
+    else
+      requeue(id, job, 'resume', NOW)
+    end
+  end
 end

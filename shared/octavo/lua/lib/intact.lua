@@ -1,13 +1,26 @@
 --- @include keys
 --- @include errors
--- Whether a job is damaged: its hash lacks what every transition relies on, because something else wrote to this server.
+-- Whether a job is damaged: its hash is not what every transition relies on, because something else wrote to this server.
 
 local NAMES = {'n', 'ep', 'crashes', 'bytes', 'est', 'cost', 'ct', 'seed', 'ret', 'st', 'mdl', 'tn', 'cls', 'body',
-  'lane', 'dl', 'qdl', 'sts'}
+  'lane', 'dl', 'qdl', 'sts', 'cn', 'solo'}
 local REQUIRED = 14  -- of these names
-local NUMBERS, RETENTION = 9, '^%d+,%d+,%d+,%d+,%d+,%d+,%d+,%d+,%d+ %d+ %d+$'  -- as these are, with commas between
+local RETENTION = '^%d%d?%d?%d?%d?%d?%d?%d?%d? %d%d?%d?%d?%d?%d?%d?%d?%d? %d%d?%d?%d?%d?%d?%d?%d?%d?$'
+local CLASS = {high = true, normal = true, batch = true}
+local ENDED = {completed = true, failed = true, cancelled = true, expired = true}
 
 local function is_gone(id) return call('EXISTS', key('j', id)) == 0 end
+
+-- A whole number that arithmetic here and in Redis leaves exact. A seed has up to 63 bits.
+local function is_number(value, digits)
+  return value and #value <= (digits or 15) and string.find(value, '^%d+$') ~= nil
+end
+
+-- What every end of a job needs.
+local function can_end(job)
+  return is_number(job.n) and is_number(job.ep) and is_number(job.bytes) and is_number(job.est) and is_number(job.cost)
+    and is_number(job.ct) and job.mdl and job.tn and CLASS[job.cls] and job.ret and string.find(job.ret, RETENTION)
+end
 
 -- What a job is, or nil if it is damaged. It has not ended.
 local function intact(id)
@@ -18,8 +31,10 @@ local function intact(id)
     if i <= REQUIRED and not values[i] then return nil end
     job[name] = values[i]
   end
-  if not string.find(table.concat(values, ',', 1, NUMBERS), RETENTION) then return nil end
-  if (job.dl and not tonumber(job.dl)) or (job.qdl and not tonumber(job.qdl)) then return nil end
-  if job.st == 'queued' and not job.lane then return nil end
-  return job
+  if not can_end(job) or not is_number(job.crashes) or not is_number(job.seed, 19) then return nil end
+  for _, name in ipairs({'dl', 'qdl', 'sts', 'cn', 'solo'}) do
+    if job[name] and not is_number(job[name]) then return nil end
+  end
+  if job.st == 'queued' then return (job.lane == 'resume' or job.lane == 'solo' or job.lane == job.cls) and job or nil end
+  return job.st == 'running' and job or nil
 end

@@ -1,14 +1,17 @@
 -- All keys of a cell carry the hash tag of its prefix P:
---   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn tok ftok wid cx gw dl qdl ct sts ft
---                                body bytes est cost seed meta err use pg idem ret
---                                (status, model, tenant, class, where it waits, tokens stored, attempts, crashes
---                                since it last got on, tokens stored at the latest, claim token, token that finished
+--   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl ct sts ft
+--                                body bytes est cost seed meta err use pg idem ret run
+--                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
+--                                owners since it last got on, tokens stored at the latest, crashes that it was alone
+--                                in, whether it runs as a suspect, claim token, token that finished
 --                                it, worker, stop mark, subscribers, deadline, start-by limit, times created/started/
 --                                finished in ms, request, its size, estimated prompt tokens, fair-queue cost, seed,
---                                metadata, error, tokens used, progress, idempotency key, retention)
+--                                metadata, error, tokens used, progress, idempotency key, retention, run of the
+--                                server that accepted it, if it has several sequences)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
---   P:b:resume:<model>  P:b:solo:<model>  ZSET  jobs that come back; suspects that must run alone (ms of return)
+--   P:b:resume:<model>  P:b:solo:<model>  ZSET  jobs that come back; suspects, by the ms from which they may run
+--                                             (one death's have the same)
 --   P:v:<class>:<model>   ZSET   tenants with a backlog by virtual time;  P:V:<class>:<model> the current one
 --   P:lf:<class>:<tenant>:<model>  STRING  virtual time of a tenant that left (expires)
 --   P:pass:<model>        HASH   how often each lower class was passed over
@@ -18,6 +21,8 @@
 --   P:jobs                ZSET   all job ids, and ":<tenant>:<id>" for each (score 0: sorted by id, hence by time)
 --   P:q  P:q:<tenant>     HASH   queued, running, bytes (and queued:<model> in the first); zero is absent
 --   P:i:<tenant>:<key>    STRING idempotency: "<id> <hash of the request>"
+--   P:mended             STRING there for two seconds after damaged keys were mended (expires)
+--   P:died:<wid>          STRING there while what a dead worker had is still coming back (expires)
 --   P:c:<token>           STRING what a claim handed out, so that it can be repeated
 --   P:W:<wid>  P:workers  STRING worker info with TTL, ZSET of workers by last heartbeat
 --   P:in:<wid>  P:a:<id>  LIST   ids of questions about a worker's memory; the answer to one (both expire)

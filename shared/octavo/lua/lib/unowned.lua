@@ -15,5 +15,5 @@ local function expire(id, message)
 end
 
 local function end_marked(id, reason)
-  if reason == 'expired' then expire(id, LATE) else conclude_alone(id, reason) end
+  if reason == 'expired' then expire(id, LATE) else conclude_alone(id, 'cancelled') end
 end

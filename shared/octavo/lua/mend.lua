@@ -1,0 +1,124 @@
+#!lua flags=allow-oom
+-- Something else wrote to this server: find what is damaged, set it aside, and make all that can be told from the jobs
+-- anew. It reads everything, so it is called only where a script failed on what it found, once in some seconds at most.
+-- KEYS    P
+-- ARGV    none
+-- Reply   1 if it was done
+-- Events  ends of damaged jobs to subscribers and P:ev, and to P:dlq
+--- @include clock
+--- @include job
+--- @include counters
+--- @include fair
+--- @include bell
+--- @include intact
+--- @include live
+--- @include damage
+local PAUSE_MS, LEASE_MS = 2000, 5000
+local KINDS = {
+  t = 'stream', r = 'string', b = 'zset', v = 'zset', V = 'string', lf = 'string', pass = 'hash', bell = 'list',
+  blocked = 'string', L = 'zset', D = 'zset', x = 'zset', jobs = 'zset', q = 'hash', i = 'string', c = 'string',
+  W = 'string', workers = 'zset', ['in'] = 'list', a = 'list', pins = 'hash', models = 'hash', reaper = 'hash',
+  ev = 'stream', dlq = 'stream', seq = 'string', died = 'string',
+}
+local NUMBER = {V = true, lf = true, seq = true}
+
+local last = key('mended')
+if call('TYPE', last).ok ~= 'none' and call('PTTL', last) > 0 then return 0 end
+call('SET', last, 1, 'PX', PAUSE_MS)
+
+local jobs, lanes, tenants, counters = {}, {}, {}, {}
+
+local function sort_out(name)
+  local kind, rest = string.match(name, '^:(%w+):?(.*)$', #P + 1)
+  if kind == 'j' then
+    jobs[#jobs + 1] = rest
+    return
+  end
+  if not KINDS[kind] then return end
+  local found = call('TYPE', name).ok
+  if found ~= KINDS[kind] then
+    set_aside(name)
+    if kind == 't' and read(rest, 'n') then call('HSET', key('j', rest), 'n', 0) end  -- its owner sends all again
+  elseif NUMBER[kind] and not string.find(call('GET', name), '^%d+%.?%d*$') then
+    call('DEL', name)
+  elseif kind == 'b' then lanes[#lanes + 1] = name
+  elseif kind == 'v' then tenants[#tenants + 1] = name
+  elseif kind == 'q' then counters[#counters + 1] = name
+  end
+end
+
+local cursor, seen = '0', {}
+repeat
+  local page = call('SCAN', cursor, 'MATCH', string.gsub(P, '[%[%]*?\\]', '\\%0') .. ':*', 'COUNT', 1000)
+  cursor = page[1]
+  for _, name in ipairs(page[2]) do
+    if not seen[name] then
+      seen[name] = true
+      sort_out(name)
+    end
+  end
+until cursor == '0'
+
+if tonumber(call('GET', key('seq')) or 0) >= 1e15 or call('EXISTS', key('seq')) == 0 then call('SET', key('seq'), NOW) end
+for _, name in ipairs(counters) do call('DEL', name) end
+for _, name in ipairs(tenants) do call('DEL', name) end
+
+local kept = {}  -- members of lanes that belong there
+local function put_back(id, job)
+  local lane = job.lane
+  if lane == 'resume' or lane == 'solo' then
+    local name = key('b', lane, job.mdl)
+    kept[name .. ' ' .. id] = true
+    local at = tonumber(call('ZSCORE', name, id) or NOW)
+    if not (at >= 0 and at <= NOW + 60000) then at = NOW end
+    call('ZADD', name, at, id)
+  else
+    local name = key('b', lane, job.tn, job.mdl)
+    kept[name .. ' ' .. id] = true
+    if not call('ZSCORE', name, id) then call('ZADD', name, job.ct, id) end
+    local current = tonumber(call('GET', key('V', job.cls, job.mdl)) or 0)
+    call('ZADD', key('v', job.cls, job.mdl), current, job.tn)
+  end
+  count_queued(job, 1)
+  ring(job.mdl)
+end
+
+local function keep_running(id, job)
+  local lease = tonumber(call('ZSCORE', key('L'), id) or NOW + LEASE_MS)
+  call('ZADD', key('L'), math.min(lease, NOW + 3600000), id)
+  count(job.tn, 'running', 1)
+end
+
+local function is_ended(id)
+  return ENDED[read(id, 'st')]
+end
+
+for _, id in ipairs(jobs) do
+  local tenant = read(id, 'tn')
+  if tenant then call('ZADD', key('jobs'), 0, id, 0, ':' .. tenant .. ':' .. id) end
+  if not is_ended(id) then
+    local job = intact(id)
+    if not job then
+      end_damaged(id, {})
+    else
+      count(job.tn, 'bytes', job.bytes)
+      if job.st == 'queued' then put_back(id, job) else keep_running(id, job) end
+      local due = math.min(tonumber(job.dl or math.huge), tonumber(job.qdl or math.huge))
+      if due < math.huge and not call('ZSCORE', key('D'), id) then call('ZADD', key('D'), due, id) end
+    end
+  end
+end
+
+for _, name in ipairs(lanes) do
+  for _, id in ipairs(call('ZRANGE', name, 0, -1)) do
+    if not kept[name .. ' ' .. id] then call('ZREM', name, id) end
+  end
+end
+for _, set in ipairs({'L', 'D'}) do
+  for _, id in ipairs(call('ZRANGE', key(set), 0, -1)) do
+    local status = read(id, 'st')
+    if status ~= 'running' and (set == 'L' or status ~= 'queued') then call('ZREM', key(set), id) end
+  end
+end
+publish()
+return 1
