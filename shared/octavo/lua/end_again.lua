@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- A worker says again how a job ended, to a server that has acknowledged it and may have forgotten it since. Readers have
--- seen that end, so it stands, whoever owns the job by now.
+-- seen that end, so it stands, whichever worker owns the job by now.
 -- KEYS    P
 -- ARGV    as those of finish
 -- Reply   0 if there is no such job (yet: its submitter makes it again), else 1
