@@ -49,14 +49,17 @@ class Role:
         )
 
 
-_OF_CLIENTS = ("attach", "cancel", "detach", "enqueue")
+_OF_CLIENTS = ("attach", "cancel", "detach", "enqueue", "mend", "order")
 ROLES = (
     Role("reader", (), _READING),
     Role("client", _OF_CLIENTS, _READING + _ASKING),
     Role("gateway", (*_OF_CLIENTS, "probe", "reap"), _READING + _ASKING),
     Role(
         "worker",
-        ("append", "claim", "finish", "heartbeat", "progress", "reap", "register_model", "release"),
+        (
+            *("append", "claim", "end_again", "finish", "heartbeat", "mend", "progress", "reap", "register_model"),
+            "release",
+        ),
         (*_READING, "BLPOP", "DEL", "EXPIRE", "LPOP", "RPUSH", "ZREM"),
     ),
 )
@@ -79,6 +82,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "HSET": (_TRIED, "f", ""),
     "RENAME": (_TRIED, _TRIED),
     "RPUSH": (_TRIED, ""),
+    "SCAN": (0,),
     "SET": (_TRIED, 1, "EX", 60),
     "XADD": (_TRIED, "0-0", "f", ""),
     "XDEL": (_TRIED, "0-1"),

@@ -101,11 +101,9 @@ class _Reader:
     def start_over(self) -> None:
         """A server that comes back may have forgotten tokens. If their job was begun anew, those of each sequence are
         the same, but between those of several sequences the order may be another one."""
-        if not self.begun:
-            return
-        if self.several and self.first:
+        if self.begun and self.several and self.first:
             self.void()
-        elif self.several and self.read:
+        elif self.begun and self.several and self.read:
             self.read, self.known = self.first, self.heard.copy()
             self.turn += 1
         self.fall_behind()
@@ -113,8 +111,7 @@ class _Reader:
     def void(self) -> None:
         """The offset that was resumed from holds no more: what of each sequence is before it cannot be told."""
         self.first = self.read = self.offset = 0
-        self.heard.clear()
-        self.known.clear()
+        self.heard, self.known = Counter(), Counter()
         self.reset = True
         self.turn += 1
 
@@ -360,10 +357,7 @@ class Subscriber:
 
     def _start_over(self, *, again: bool) -> None:
         for reader in [reader for readers in self._readers.values() for reader in readers]:
-            if again:
-                reader.start_over()
-            else:
-                reader.fall_behind()
+            (reader.start_over if again else reader.fall_behind)()
 
     def _deliver(self, data: bytes) -> None:
         with suppress(MalformedMessage):  # a stranger on the channel: the poll makes up for it

@@ -39,7 +39,7 @@ local function end_damaged(id, known)
   if not is_stream(stream) then set_aside(stream) end
   local offset, has_end = last_offset(stream)
   local entry, ending = offset .. '-1', terminal('failed', offset, unpack(problem))
-  if not has_end and redis.pcall('XADD', stream, entry, 'd', ending).err then
+  if not has_end and is_error(redis.pcall('XADD', stream, entry, 'd', ending)) then
     set_aside(stream)  -- its last entry is not ours
     offset, entry = '0', '0-1'
     call('XADD', stream, entry, 'd', ending)
