@@ -11,6 +11,7 @@ import argparse
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,16 +45,22 @@ class Copy:
         """Pytest's exit code, and the first test that failed."""
         command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no"]
         paths = [str(self.root / name) for name in _PACKAGES]
-        done = subprocess.run(
+        with subprocess.Popen(
             [*command, f"--timeout={limit_s}", *selection],
             cwd=self.root,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            check=False,
-        )
-        failed = [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        return done.returncode, failed[0] if failed else (done.stdout + done.stderr)[-300:].strip()
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=2 * limit_s)
+            except subprocess.TimeoutExpired:  # a thread that waits for ever outlives the limit of its test
+                os.killpg(process.pid, signal.SIGKILL)
+                return 1, "a test that hangs"
+        failed = [line.split(" ")[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return process.returncode, failed[0] if failed else output[-300:].strip()
 
     def control_s(self, selection: tuple[str, ...]) -> float | None:
         if selection not in self.control:
