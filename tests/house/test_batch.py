@@ -249,6 +249,26 @@ def test_a_line_of_several_prompts_fails_with_one_of_them(folder: Folder) -> Non
     assert answers["b"] is not None
 
 
+def test_prompts_of_a_line_are_answered_in_their_order_whichever_ends_first(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, others = ScriptedWorker._tokens, asyncio.Event()
+
+    async def late(worker: ScriptedWorker, claim: Any, chunks: Any) -> Any:
+        if claim.request.prompt == "late":
+            await others.wait()
+        status = await generate(worker, claim, chunks)
+        others.set()
+        return status
+
+    monkeypatch.setattr(ScriptedWorker, "_tokens", late)
+    body = {"prompt": ["late", "b", "c"], "max_tokens": 1, "echo": True}
+    folder.write({"custom_id": "a", "url": "/v1/completions", "body": body})
+    folder.run()
+    choices = folder.answers()["a"]["body"]["choices"]
+    assert [choice["text"].split()[0] for choice in choices] == ["late", "b", "c"]
+
+
 @pytest.mark.parametrize("error", [QueueFull("full", retry_after_s=0.01), ServerUnavailable("away")])
 def test_a_full_queue_is_waited_for_and_a_server_that_is_away_fails_no_line(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, error: OctavoError

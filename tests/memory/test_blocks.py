@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo_worker.memory import prefix_cache
 from octavo_worker.memory.block_pool import BlockPool, OutOfBlocks
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.memory.prefix_cache import PrefixCache
@@ -267,3 +268,12 @@ def test_integrity_check_finds_references_that_no_table_holds():
 def test_scheduling_needs_neither_model_nor_queue(modules: str, without: set[str]):
     code = f"import sys, {modules}\nassert not {without} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_only_the_latest_runs_are_remembered(monkeypatch):
+    monkeypatch.setattr(prefix_cache, "RECENT_RUNS", 2)
+    cache = PrefixCache(BlockPool(4), 4)
+    for start in range(5):
+        cache.extend_digests([cache.root(b"")], range(start, start + 4 * prefix_cache.RUN_BLOCKS))
+        cache.extend_digests([cache.root(bytes([start]))], range(4 * prefix_cache.RUN_BLOCKS))
+    assert len(cache._recent) == 2

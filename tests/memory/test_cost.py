@@ -48,3 +48,16 @@ def test_no_room_on_the_host(mode):
 
 def test_forced_recomputation():
     assert PreemptionPolicy("recompute", FAST_LINK).decide(Victim(10, 160), host(99)) is Decision.NO_SWAP
+
+
+def test_a_swap_goes_both_ways():
+    costs = CostModel(block_bytes=100, link=1000.0, prefill=10.0, latency=0.25)
+    assert costs.swap_seconds(Victim(5, 80)) == 2 * (0.25 + 0.5)
+
+
+def test_a_victim_needs_room_in_what_is_free_on_the_host():
+    pool = host(5)
+    taken = pool.allocate(3)
+    assert PreemptionPolicy("swap").decide(Victim(3, 48), pool) is Decision.HOST_FULL
+    pool.release(taken)
+    assert PreemptionPolicy("swap").decide(Victim(3, 48), pool) is Decision.SWAP
