@@ -9,12 +9,13 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
-from scripted_worker import CONTEXT, MODEL, ScriptedWorker
+from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
 from typer.testing import CliRunner
 
 from octavo import AsyncClient, Client, QueueFull, ServerUnavailable
@@ -57,8 +58,8 @@ class Folder:
     def write(self, *lines: dict[str, Any]) -> None:
         self.source.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def invoke(self) -> Result:
-        arguments = ["batch", "run", str(self.source), str(self.target), "--model", MODEL, "--redis-url", self._url]
+    def invoke(self, model: str = MODEL) -> Result:
+        arguments = ["batch", "run", str(self.source), str(self.target), "--model", model, "--redis-url", self._url]
         return CliRunner().invoke(build_app(), [*arguments, "--json"])
 
     def run(self, code: int = 0) -> dict[str, int]:
@@ -232,6 +233,13 @@ def test_ids_that_are_no_strings(folder: Folder, written: str) -> None:
     assert set(folder.answers()) <= {"line-1", "7"}
 
 
+def test_an_answer_of_another_model_is_none(folder: Folder) -> None:
+    folder.write(prompt("one"))
+    folder.run()
+    again = folder.invoke(model="nosuch")
+    assert json.loads(again.stdout) == {"lines": 1, "skipped": 0, "failed": 1}
+
+
 def test_another_output_has_jobs_of_its_own(folder: Folder) -> None:
     folder.write(prompt("one"))
     folder.run()
@@ -257,16 +265,18 @@ def test_prompts_of_a_line_are_answered_in_their_order_whichever_ends_first(
     async def late(worker: ScriptedWorker, claim: Any, chunks: Any) -> Any:
         if claim.request.prompt == "late":
             await others.wait()
+            longer = claim.request.sampling.model_copy(update={"max_tokens": 2})
+            claim = replace(claim, request=claim.request.model_copy(update={"sampling": longer}))
         status = await generate(worker, claim, chunks)
         others.set()
         return status
 
     monkeypatch.setattr(ScriptedWorker, "_tokens", late)
-    body = {"prompt": ["late", "b", "c"], "max_tokens": 1, "echo": True}
+    body = {"prompt": ["late", "b", "c"], "max_tokens": 1}
     folder.write({"custom_id": "a", "url": "/v1/completions", "body": body})
     folder.run()
     choices = folder.answers()["a"]["body"]["choices"]
-    assert [choice["text"].split()[0] for choice in choices] == ["late", "b", "c"]
+    assert [choice["text"] for choice in choices] == [whole_text(tokens) for tokens in (2, 1, 1)]
 
 
 @pytest.mark.parametrize("error", [QueueFull("full", retry_after_s=0.01), ServerUnavailable("away")])

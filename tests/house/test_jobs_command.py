@@ -1,0 +1,19 @@
+"""What `octavo jobs` tells scripts."""
+
+from __future__ import annotations
+
+import redis
+from queue_client import known_queue
+from typer.testing import CliRunner
+
+from octavo.calls import run_sync
+from octavo.cli.app import build_app
+
+
+def test_tail_fails_unless_the_job_completed(redis_url: str, redis_sync: redis.Redis) -> None:
+    queue = known_queue(redis_sync)
+    job_id = queue.submit()
+    run_sync(redis_sync, queue.cell.cancel(job_id))
+    result = CliRunner().invoke(build_app(), ["jobs", "tail", job_id, "--redis-url", redis_url])
+    assert result.exit_code == 1
+    assert f"job {job_id} is cancelled" in result.stderr
