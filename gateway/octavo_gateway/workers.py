@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 
 from octavo.models import CELL_STATES, WorkerInfo
+from octavo.workers import DIGEST_SHOWN
 from octavo_gateway.auth import Caller, CurrentCaller, require_operator
 from octavo_gateway.state import Gateway
 
@@ -36,7 +37,8 @@ async def memory(request: Request, caller: CurrentCaller, worker_id: str) -> dic
 
 def _worker_json(worker: WorkerInfo, caller: Caller) -> dict[str, Any]:
     if caller.is_operator:
-        return {"object": "worker", **worker.model_dump(mode="json")}
+        shown = worker.model_copy(update={"digest": worker.digest[:DIGEST_SHOWN]})
+        return {"object": "worker", **shown.model_dump(mode="json")}
     own = f"{caller.tenant}:"
     pins = {name: pin for name, pin in worker.model_dump(mode="json")["pins"].items() if name.startswith(own)}
     return {"object": "worker", "id": caller.shown_worker(worker.id), "model": worker.model, "pins": pins}

@@ -1,4 +1,4 @@
-"""The live workers, and whether those of one model round alike."""
+"""The live workers, and whether those of one model serve the same."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from octavo import wire
 from octavo.connection import answered
 from octavo.keys import Keys
 from octavo.models import WorkerInfo
+from octavo.workers import DIGEST_SHOWN
 
 
-class Rounding(Protocol):
-    """A worker, as far as rounding goes; see `WorkerInfo`."""
+class Serving(Protocol):
+    """A worker, as far as its answers go; see `WorkerInfo`."""
 
     @property
     def model(self) -> str: ...
+
+    @property
+    def digest(self) -> str: ...
 
     @property
     def numerics(self) -> str: ...
@@ -32,16 +36,17 @@ async def live_workers(connection: redis.asyncio.Redis, keys: Keys) -> list[Work
     return sorted(wire.decode_each(wire.decode_worker, filter(None, infos)), key=lambda info: info.id)
 
 
-def mixed_numerics(workers: Iterable[Rounding]) -> dict[str, tuple[str, ...]]:
-    """Models whose workers do not all round alike, with what they compute in. After a takeover such a model goes on at
-    the next token, but perhaps with another one than the worker before would have chosen."""
+def mixed_models(workers: Iterable[Serving]) -> dict[str, tuple[str, ...]]:
+    """Models whose workers do not all serve the same, with what they serve. None of them goes on with a job that has
+    tokens of another."""
     found: dict[str, set[str]] = {}
     for worker in workers:
-        if worker.numerics:
-            found.setdefault(worker.model, set()).add(worker.numerics)
+        if worker.digest or worker.numerics:
+            name = worker.digest[:DIGEST_SHOWN]
+            found.setdefault(worker.model, set()).add(f"{name} {worker.numerics}".strip())
     return {model: tuple(sorted(names)) for model, names in sorted(found.items()) if len(names) > 1}
 
 
-def describe_mix(model: str, numerics: Iterable[str]) -> str:
+def describe_mix(model: str, served: Iterable[str]) -> str:
     """One line for people."""
-    return f"workers of {model} round differently ({'; '.join(numerics)}): a takeover may change the tokens that follow"
+    return f"workers of {model} do not serve the same ({'; '.join(served)}): none goes on with jobs of another"

@@ -63,6 +63,10 @@ class Keys:
         """LIST of at most one element: present while the model has queued jobs. Workers block on it."""
         return f"{self.prefix}:bell:{model}"
 
+    def bell_of_equals(self, model: str, digest: str) -> str:
+        """LIST, likewise: a job with tokens waits for a worker of this digest."""
+        return f"{self.bell(model)}:={digest}"
+
     def worker(self, worker_id: str) -> str:
         """STRING with TTL: a worker's latest `WorkerInfo`."""
         return f"{self.prefix}:W:{worker_id}"

@@ -207,10 +207,19 @@ class Cell:
         return replace(call, args=(*call.args[:-1], 1))
 
     def claim(
-        self, model: str, worker_id: str, *, max_jobs: int, max_tokens: int, lease_ms: int, idle: bool
+        self,
+        model: str,
+        worker_id: str,
+        *,
+        max_jobs: int,
+        max_tokens: int,
+        lease_ms: int,
+        idle: bool,
+        digest: str = "",
     ) -> Call[Claims]:
         """Up to `max_jobs` jobs whose prompts come to about `max_tokens` tokens in all. With `idle` (the worker runs
-        nothing) the first job is handed out whatever its size, and suspects, with nothing beside, before others."""
+        nothing) the first job is handed out whatever its size, and suspects, with nothing beside, before others. A job
+        with tokens is handed out only to workers of the `digest` that made them; "" takes those of unknown origin."""
         token = secrets.token_hex(16)
         return self._call(
             "claim",
@@ -221,6 +230,7 @@ class Cell:
             max_tokens,
             lease_ms,
             int(idle),
+            digest,
             parse=lambda reply: _parse_claims(reply, token),
         )
 

@@ -69,9 +69,14 @@ class PinnedPrefix(Frozen):
         return all(outcome is not None and outcome.state != "pinning" for outcome in self.workers.values())
 
 
+DIGEST_SHOWN = 12
+"""Characters of a digest that people get to see."""
+
+
 class WorkerInfo(Frozen):
     """A worker's latest heartbeat; it vanishes with the worker. `numerics` says what decides how it rounds; it is empty
-    if that is not known. Workers of one model that say the same give the same tokens."""
+    if that is not known. Workers of one model that say the same give the same tokens. `digest` is of all that decides
+    its answers: only workers of equal digests go on with each other's jobs."""
 
     id: str
     model: str
@@ -81,6 +86,7 @@ class WorkerInfo(Frozen):
     stats: WorkerStats = Field(default_factory=WorkerStats)
     pins: dict[str, PinOutcome] = Field(default_factory=dict)
     numerics: str = ""
+    digest: str = ""
 
 
 CELL_STATES = {".": "free", "c": "cached", "q": "quarantined", "u": "used", "s": "shared", "p": "pinned"}

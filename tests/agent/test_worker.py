@@ -53,20 +53,22 @@ def test_beams_and_the_best_of_several_samples(queue: Queue, start_worker):
     assert all(s.logprobs is None for s in result.sequences)
 
 
-def test_workers_of_one_model_that_round_differently_are_named(queue: Queue, start_worker, redis_url, tmp_path):
+def test_workers_that_do_not_serve_the_same_under_one_name_are_named(queue: Queue, start_worker, redis_url, tmp_path):
     first = start_worker("numerics=amx").wait_ready()
-    warning = "workers of demo round differently (amx; avx512)"
+    mixed = "workers of demo do not serve the same"
     cli = Cli(tmp_path)
-    assert "round differently" not in cli("top", "--once", "--interval", "0.2", "--redis-url", redis_url)
+    assert mixed not in cli("top", "--once", "--interval", "0.2", "--redis-url", redis_url)
     second = start_worker("numerics=avx512").wait_ready()
-    eventually(lambda: warning in second.log)
+    eventually(lambda: mixed in second.log)
     third = start_worker("numerics=amx", served_name="another").wait_ready()
-    assert "round differently" not in first.log + third.log
-    assert warning in " ".join(cli("top", "--once", "--interval", "0.2", "--redis-url", redis_url).split())
+    assert mixed not in first.log + third.log
+    assert mixed in " ".join(cli("top", "--once", "--interval", "0.2", "--redis-url", redis_url).split())
     findings = cli.json("doctor", "--redis-url", redis_url)["findings"]
     (finding,) = (finding for finding in findings if finding["name"] == "workers")
     assert finding["state"] == "warning"
-    assert warning in finding["found"]
+    assert mixed in finding["found"]
+    assert " amx; " in finding["found"]
+    assert " avx512)" in finding["found"]
 
 
 def test_a_prompt_of_several_caches_is_answered_beside_others(queue: Queue, start_worker):

@@ -24,6 +24,7 @@ LOAD = top.WorkerLoad(
     kv_used=0.99,
     kv_cached=0.01,
     kv_dtype="bfloat16",
+    digest="",
     numerics="",
     blocks={},
     preemptions=1234,

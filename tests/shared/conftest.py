@@ -77,10 +77,10 @@ class World:
         max_tokens: int = 1 << 20,
         lease_ms: int = 5000,
         idle: bool = True,
+        digest: str = "",
     ) -> Claims:
-        return self.run(
-            self.cell.claim(MODEL, worker, max_jobs=max_jobs, max_tokens=max_tokens, lease_ms=lease_ms, idle=idle)
-        )
+        room: dict[str, Any] = {"max_jobs": max_jobs, "max_tokens": max_tokens, "idle": idle}
+        return self.run(self.cell.claim(MODEL, worker, lease_ms=lease_ms, digest=digest, **room))
 
     def claim_one(self, **options: Any) -> Claim:
         (claim,) = self.claim(**options).jobs

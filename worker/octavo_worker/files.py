@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+INDEX = "model.safetensors.index.json"
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
 
@@ -28,6 +30,16 @@ def model_folder(model: str) -> Path:
 def served_name(model: str) -> str:
     """The name that jobs ask for unless told otherwise: the last part of the path or id."""
     return Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model.rpartition("/")[2]
+
+
+def tensor_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the model, there or not, by name. Others beside them are adapters and other
+    forms of the same."""
+    if (folder / INDEX).is_file():
+        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return [folder / name for name in sorted(set(names.values()))]
+    whole = folder / "model.safetensors"
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 def _from_hub(model: str) -> Path:

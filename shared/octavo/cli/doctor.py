@@ -26,7 +26,7 @@ from octavo.cli.console import AsJson, RedisUrl, out, print_json
 from octavo.cli.workers import live_workers
 from octavo.connection import connect_sync, default_url, refusal
 from octavo.errors import OctavoError
-from octavo.fleet import describe_mix, mixed_numerics
+from octavo.fleet import describe_mix, mixed_models
 from octavo.roles import lacking
 
 _LEAST_SERVER = (7, 0)
@@ -181,7 +181,7 @@ def _workers(url: str) -> list[Finding]:
         found = asyncio.run(live_workers(url))
     except (OctavoError, RedisError):
         return []  # that of the server says why
-    mixed = [describe_mix(*mix) for mix in mixed_numerics(found).items()]
+    mixed = [describe_mix(*mix) for mix in mixed_models(found).items()]
     step = "give them the same --device, --dtype and --kv-dtype; OCTAVO_CPU_LEVEL takes a lower instruction set"
     return [Finding("workers", "warning", mix, step) for mix in mixed] or [
         Finding("workers", "ok", f"{len(found)} live")

@@ -18,7 +18,7 @@ from octavo.cli.console import AsJson, RedisUrl, counted, out, print_json
 from octavo.cli.memory_view import memory_panel
 from octavo.client import AsyncClient
 from octavo.errors import WorkerNotFound
-from octavo.fleet import describe_mix, mixed_numerics
+from octavo.fleet import describe_mix, mixed_models
 from octavo.models import WorkerInfo, WorkerMemory
 
 _WIDE, _WIDEST = 110, 132
@@ -37,6 +37,7 @@ class WorkerLoad:
     kv_used: float  # share of the KV blocks that sequences hold, 0 to 1
     kv_cached: float  # share that only the prefix cache holds
     kv_dtype: str
+    digest: str  # of all that decides its answers
     numerics: str  # what decides how it rounds
     blocks: dict[str, int]  # free + used + cached + quarantined are all; shared are among the used, host in CPU memory
     preemptions: int
@@ -134,6 +135,7 @@ def _load(worker: WorkerInfo, made_before: int | None, seconds: float) -> Worker
         kv_used=round(stats.used_blocks / blocks, 4),
         kv_cached=round(stats.cached_blocks / blocks, 4),
         kv_dtype=stats.kv_dtype,
+        digest=worker.digest,
         numerics=worker.numerics,
         blocks=stats.blocks(),
         preemptions=stats.preemptions,
@@ -147,7 +149,7 @@ def _screen(snapshot: Snapshot) -> RenderableType:
     queue = Table("model", "queued", box=None, pad_edge=False)
     for model, waiting in sorted(snapshot.queued.items()):
         queue.add_row(model, str(waiting))
-    mixed = [Text(describe_mix(*mix), style="yellow") for mix in mixed_numerics(snapshot.workers).items()]
+    mixed = [Text(describe_mix(*mix), style="yellow") for mix in mixed_models(snapshot.workers).items()]
     total = Text(f"{counted(len(snapshot.workers), 'worker')}, {snapshot.tokens_per_s:.0f} tokens/s", style="bold")
     maps = [memory_panel(memory, min(out.width, _WIDEST)) for memory in snapshot.memory]
     return Group(total, Text(), queue, Text(), _worker_table(snapshot.workers, out.width >= _WIDE), *mixed, *maps)

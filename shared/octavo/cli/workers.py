@@ -11,6 +11,7 @@ from rich.table import Table
 from octavo.cli.console import AsJson, RedisUrl, err, out, print_json
 from octavo.client import AsyncClient
 from octavo.models import WorkerInfo
+from octavo.workers import DIGEST_SHOWN
 
 
 def workers(
@@ -23,9 +24,9 @@ def workers(
     if as_json:
         print_json({"workers": found})
     elif found:
-        table = Table("id", "model", "host", "pid", box=None, pad_edge=False)
+        table = Table("id", "model", "serves", "host", "pid", box=None, pad_edge=False)
         for worker in found:
-            table.add_row(worker.id, worker.model, worker.host, str(worker.pid))
+            table.add_row(worker.id, worker.model, worker.digest[:DIGEST_SHOWN], worker.host, str(worker.pid))
         out.print(table, soft_wrap=False)
     else:
         err.print("no live worker; start one with: octavo worker --model demo")

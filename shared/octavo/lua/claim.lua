@@ -2,7 +2,7 @@
 -- Hand out jobs: those that come back first, then by class and, inside a class, the tenant that got least.
 -- Nothing is decided before this call. Repeating it with the same token hands out the same jobs.
 -- KEYS    P
--- ARGV    model worker token max_jobs max_tokens lease_ms idle(0|1)
+-- ARGV    model worker token max_jobs max_tokens lease_ms idle(0|1) digest('' if not known) of what the worker serves
 -- Reply   {now_ms, ms the oldest suspect waited, {id, ep, tenant, class, body, seed, deadline, n, solo}...}
 --         solo: a suspect, beside which nothing may run but what was handed out with it
 -- Events  ends of late and damaged jobs to subscribers and P:ev, of the latter to P:dlq
@@ -13,8 +13,10 @@
 --- @include bell
 --- @include live
 --- @include intact
+--- @include lanes
 local model, worker, token = ARGV[1], ARGV[2], ARGV[3]
 local max_jobs, budget, lease_ms, idle = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
+local digest = ARGV[8] or ''
 local CLASSES = {'high', 'normal', 'batch'}
 local PATIENCE = {normal = 8, batch = 32}  -- a class passed over so often goes next
 local out, taken, passed = {NOW, 0}, {}, nil
@@ -33,8 +35,9 @@ local function take(id, job, lane, virtual_time)
   end
   local hash = key('j', id)
   job.ep = string.format('%d', job.ep + 1)
-  call('HSET', hash, 'st', 'running', 'tok', token, 'wid', worker, 'ep', job.ep, 'sts', job.sts or NOW)
-  if lane == 'solo' then
+  call('HSET', hash, 'st', 'running', 'tok', token, 'wid', worker, 'ep', job.ep, 'sts', job.sts or NOW, 'dg', digest)
+  local is_suspect = string.sub(lane, 1, 4) == 'solo'
+  if is_suspect then
     call('HSET', hash, 'sus', 1)
     call('HDEL', hash, 'qdl', 'lane')
   else
@@ -47,7 +50,7 @@ local function take(id, job, lane, virtual_time)
   taken[#taken + 1] = id
   -- Here and not at the end: a call that fails half-way on something damaged gives the same when it is repeated.
   call('SET', key('c', token), table.concat(taken, ' '), 'PX', math.max(lease_ms, 10000))
-  hand_out(id, job, lane == 'solo')
+  hand_out(id, job, is_suspect)
 end
 
 local function first(set) return call('ZRANGE', set, 0, 0)[1] end
@@ -90,14 +93,19 @@ local function note_passed_over(chosen, heads)
   if noted then call('EXPIRE', counts, 3600) end
 end
 
+local returning = lanes_of('resume', digest)
+
 local function next_job()
-  local id = first(key('b', 'resume', model))
-  if id then return id, 'resume' end
+  while returning[1] do
+    local id = first(key('b', returning[1], model))
+    if id then return id, returning[1] end
+    table.remove(returning, 1)  -- nothing comes back within this call
+  end
   while true do
     local class, heads = next_class()
     if not class then return nil end
     local tenant = heads[class][1]
-    id = first(key('b', class, tenant, model))
+    local id = first(key('b', class, tenant, model))
     if id then return id, class, heads end
     call('ZREM', key('v', class, model), tenant)  -- it has no backlog
   end
@@ -126,7 +134,7 @@ local function is_startable(id, job, lane, tenant)
     --- @include grace
     if NOW < grace() then return nil end
     --- @include unowned
-    expire(id, is_past(job.qdl) and UNSTARTED or LATE)
+    if is_past(job.qdl) then expire_unstarted(id) else expire(id, LATE) end
     return false
   end
   return true
@@ -144,37 +152,42 @@ if before then
   return out
 end
 
--- What waits by the counter, but for suspects.
-local function count_left(solos)
-  return tonumber(call('HGET', key('q'), 'queued:' .. model) or 0) - call('ZCARD', solos)
+-- What waits by the counter, but for suspects and for what only equal workers may go on with.
+local function count_left()
+  return tonumber(call('HGET', key('q'), 'queued:' .. model) or 0) - call('ZCARD', key('b', 'solo', model))
+    - call('ZCARD', key('bound', model))
 end
 
-local blocked, solos = false, key('b', 'solo', model)
+local blocked, suspects = false, lanes_of('solo', digest)
 
 -- Suspects of one death, which have one score, run together and apart from all others.
-local function take_suspects()
-  local group
+local function take_suspects(lane)
+  local solos, group = key('b', lane, model), nil
   for _ = 1, max_jobs + 256 do
     local id, at = unpack(call('ZRANGEBYSCORE', solos, '-inf', NOW, 'WITHSCORES', 'LIMIT', 0, 1))
     if not id or #taken >= max_jobs or (group and at ~= group) then return end
     local job = intact(id)
-    local startable = is_startable(id, job, 'solo')
+    local startable = is_startable(id, job, lane)
     if startable == nil then return end
     if startable then
       if group and tonumber(job.est) > budget then return end
       budget, group = budget - tonumber(job.est), at
-      take(id, job, 'solo')
+      take(id, job, lane)
     end
   end
 end
 
-if idle then take_suspects() end
+if idle then
+  for _, lane in ipairs(suspects) do
+    if #taken == 0 then take_suspects(lane) end
+  end
+end
 if #taken == 0 then
   for _ = 1, max_jobs + 256 do  -- bounds the expired jobs that one call clears away
     if #taken >= max_jobs then break end
     local id, lane, heads = next_job()
     if not id then
-      if #taken == 0 and count_left(solos) > 0 then return redis.error_reply('DAMAGED jobs wait in no lane') end
+      if #taken == 0 and count_left() > 0 then return redis.error_reply('DAMAGED jobs wait in no lane') end
       break
     end
     local head, job = heads and heads[lane] or {}, intact(id)
@@ -190,12 +203,18 @@ if #taken == 0 then
   end
 end
 
-local oldest = call('ZRANGE', solos, 0, 0, 'WITHSCORES')
-if oldest[2] and NOW >= tonumber(oldest[2]) then out[2] = math.max(1, NOW - tonumber(oldest[2])) end
+for _, lane in ipairs(suspects) do
+  local oldest = call('ZRANGE', key('b', lane, model), 0, 0, 'WITHSCORES')
+  if oldest[2] and NOW >= tonumber(oldest[2]) then out[2] = math.max(out[2], 1, NOW - tonumber(oldest[2])) end
+end
 if #taken > 0 or blocked then
-  local left = count_left(solos)
   -- Work that does not fit here may fit another worker, but must not wake this one over and over.
-  if left > 0 and (#taken > 0 or call('SET', key('blocked', model), 1, 'NX', 'PX', 200)) then ring(model) end
+  if #taken > 0 or call('SET', key('blocked', model), 1, 'NX', 'PX', 200) then
+    if count_left() > 0 then ring(model) end
+    if digest ~= '' and call('EXISTS', key('b', lanes_of('resume', digest)[1], model)) == 1 then
+      ring_equals(model, digest)
+    end
+  end
 end
 publish()
 return out

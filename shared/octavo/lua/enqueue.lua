@@ -56,6 +56,7 @@ end
 if queue_timeout ~= '' then
   local start_by = NOW + tonumber(queue_timeout)
   note('qdl', start_by)
+  note('qt', queue_timeout)
   due = math.min(due, start_by)
 end
 if idem ~= '' then note('idem', idem) end

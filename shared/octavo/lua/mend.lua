@@ -18,7 +18,7 @@ local KINDS = {
   t = 'stream', r = 'string', b = 'zset', v = 'zset', V = 'string', lf = 'string', pass = 'hash', bell = 'list',
   blocked = 'string', L = 'zset', D = 'zset', x = 'zset', jobs = 'zset', q = 'hash', i = 'string', c = 'string',
   W = 'string', workers = 'zset', ['in'] = 'list', a = 'list', pins = 'hash', models = 'hash', reaper = 'hash',
-  ev = 'stream', dlq = 'stream', seq = 'string', died = 'string',
+  ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
 }
 local NUMBER = {V = true, lf = true, seq = true}
 
@@ -43,7 +43,7 @@ local function sort_out(name)
     call('DEL', name)
   elseif kind == 'b' then lanes[#lanes + 1] = name
   elseif kind == 'v' then tenants[#tenants + 1] = name
-  elseif kind == 'q' then counters[#counters + 1] = name
+  elseif kind == 'q' or kind == 'bound' then counters[#counters + 1] = name
   end
 end
 
@@ -65,13 +65,17 @@ for _, name in ipairs(tenants) do call('DEL', name) end
 
 local kept = {}  -- members of lanes that belong there
 local function put_back(id, job)
-  local lane = job.lane
-  if lane == 'resume' or lane == 'solo' then
+  local lane, digest = job.lane, string.match(job.lane, '^%l+:=(.+)$')
+  if lane ~= job.cls then
     local name = key('b', lane, job.mdl)
     kept[name .. ' ' .. id] = true
     local at = tonumber(call('ZSCORE', name, id) or NOW)
     if not (at >= 0 and at <= NOW + 60000) then at = NOW end
     call('ZADD', name, at, id)
+    if digest then
+      call('ZADD', key('bound', job.mdl), at, id)
+      ring_equals(job.mdl, digest)
+    end
   else
     local name = key('b', lane, job.tn, job.mdl)
     kept[name .. ' ' .. id] = true

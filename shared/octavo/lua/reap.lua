@@ -43,7 +43,7 @@ local function end_late(id)
   if status == 'queued' and mark then
     end_marked(id, mark)
   elseif status == 'queued' then
-    expire(id, (deadline and NOW >= tonumber(deadline)) and LATE or UNSTARTED)
+    if deadline and NOW >= tonumber(deadline) then expire(id, LATE) else expire_unstarted(id) end
   elseif not mark then
     mark_stop(id, 'expired')
   else

@@ -95,7 +95,7 @@ MEMORY = WorkerMemory(
     preemptions={name: STATS[name] for name in ("swapped_out", "recompute_cheaper")},
 )  # fmt: skip
 WORKER = WorkerInfo(
-    id="w", model="demo", host="h", pid=7, started_at=2.5, stats=STATS, numerics="bfloat16 on H100",
+    id="w", model="demo", host="h", pid=7, started_at=2.5, stats=STATS, numerics="bfloat16 on H100", digest="0a1b",
     pins={"acme:p": PinOutcome(state="refused", version="0a", tokens=3, message="too short")},
 )  # fmt: skip
 

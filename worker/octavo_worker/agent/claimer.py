@@ -25,8 +25,9 @@ _SUSPECT_PATIENCE_S = 10.0
 class Claimer:
     """Claims while there is room, sleeps on the bell while there is nothing to claim.
 
-    `room()` is None while nothing may be claimed; `changed` is set whenever it may answer differently. When a suspect
-    has waited too long for an idle worker, this one stops claiming until it is idle, or another has taken it.
+    `digest()` names what is served. `room()` is None while nothing may be claimed; `changed` is set whenever it may
+    answer differently. When a suspect has waited too long for an idle worker, this one stops claiming until it is idle,
+    or another has taken it.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Claimer:
         model: str,
         worker_id: str,
         lease_ms: int,
+        digest: Callable[[], str],
         room: Callable[[], Room | None],
         changed: asyncio.Event,
         take: Callable[[Claims], None],
@@ -46,6 +48,7 @@ class Claimer:
         self._model = model
         self._worker_id = worker_id
         self._lease_ms = lease_ms
+        self._digest = digest
         self._room = room
         self._changed = changed
         self._take = take
@@ -97,6 +100,7 @@ class Claimer:
             max_tokens=room.tokens,
             lease_ms=self._lease_ms,
             idle=room.idle,
+            digest=self._digest(),
         )
         while True:
             try:
@@ -129,7 +133,7 @@ class Claimer:
         self._answered_bell = True  # unless it proves otherwise: an interrupted wait may have taken the bell, too
         try:
             async with answered():
-                (rung,) = await self._line.exchange([("BLPOP", self._cell.keys.bell(self._model), _BELL_WAIT_S)])
+                (rung,) = await self._line.exchange([("BLPOP", *self._bells(), _BELL_WAIT_S)])
             if isinstance(rung, Exception):
                 raise rung
             self._answered_bell = rung is not None
@@ -141,7 +145,12 @@ class Claimer:
         self._answered_bell = False
         if self._stopping or self._room() is None:
             with contextlib.suppress(RedisError, OSError):
-                await self._line.exchange([("RPUSH", self._cell.keys.bell(self._model), 1)])
+                await self._line.exchange([("RPUSH", bell, 1) for bell in self._bells()])
+
+    def _bells(self) -> tuple[str, str]:
+        """That of the model, and that of jobs with tokens, which only workers like this one may go on with."""
+        keys, model = self._cell.keys, self._model
+        return keys.bell(model), keys.bell_of_equals(model, self._digest())
 
     async def _interruptible(self, wait: Coroutine[object, object, object]) -> None:
         """Wait, unless stopped meanwhile."""

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from octavo.calls import run
 from octavo.connection import answered, connect_sync, outage, refusal
-from octavo.fleet import describe_mix, live_workers, mixed_numerics
+from octavo.fleet import describe_mix, live_workers, mixed_models
 from octavo.models import ModelCard, PinOutcome, WorkerInfo
 from octavo.protocol import Cell
 from octavo.roles import lacking
@@ -47,6 +47,7 @@ class Membership:
         self._started_at = time.time()
         self._limits: Ready | None = None
         self._told = ""
+        self.digest = ""
 
     def info(self, stats: EngineStats, *, jobs: int, engine_pid: int | None, pins: dict[str, PinOutcome]) -> WorkerInfo:
         """What a heartbeat says."""
@@ -68,6 +69,7 @@ class Membership:
             stats=counts,
             pins=pins,
             numerics="" if limits is None else limits.numerics,
+            digest=self.digest,
         )
 
     async def reach_server(self) -> None:
@@ -82,9 +84,9 @@ class Membership:
             else:
                 return
 
-    async def register(self, limits: Ready) -> None:
+    async def register(self, limits: Ready, digest: str) -> None:
         """Make the model known: jobs for it are accepted from now on."""
-        self._limits = limits
+        self._limits, self.digest = limits, digest
         card = self._card(limits)
         while True:
             try:
@@ -131,12 +133,12 @@ class Membership:
             except (RedisError, OSError) as error:
                 self._complain(error)
 
-    async def compare_rounding(self, own: WorkerInfo) -> None:
-        """Warn when workers of this model round differently; the worker that starts last says it."""
+    async def compare(self, own: WorkerInfo) -> None:
+        """Warn when workers of this model serve something else; the worker that starts last says it."""
         with contextlib.suppress(RedisError, OSError):
             workers = [*await live_workers(self._connection, self._cell.keys), own]
-            if numerics := mixed_numerics(workers).get(self._model):
-                log.warning(describe_mix(self._model, numerics))
+            if served := mixed_models(workers).get(self._model):
+                log.warning(describe_mix(self._model, served))
 
     async def reap(self, ends: Ends) -> None:
         """For ever: free what dead workers hold, end what is late, and tell a server that came back of `ends`."""

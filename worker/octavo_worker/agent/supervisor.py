@@ -8,7 +8,8 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import redis
@@ -22,9 +23,11 @@ from octavo.connection import connect, connect_sync
 from octavo.errors import ServerUnavailable
 from octavo.models import ModelName, WorkerInfo
 from octavo.protocol import Cell
+from octavo.workers import DIGEST_SHOWN
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.claimer import Claimer
+from octavo_worker.agent.digest import files_digest, served_digest
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.inbox import Inbox
 from octavo_worker.agent.membership import Membership
@@ -72,7 +75,8 @@ async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | Non
             raise WorkerFailed(f"the tokenizer in {folder} cannot be read: {error}") from error
         raise
     async with connect(settings.redis_url) as connection:
-        await Supervisor(settings, name, connection, prompts, command, engine).run()
+        read_files = partial(files_digest, folder, load_format=settings.load_format, seed=settings.seed)
+        await Supervisor(settings, name, connection, prompts, command, engine, read_files).run()
 
 
 def _public_name(settings: WorkerSettings) -> str:
@@ -97,10 +101,13 @@ class Supervisor:
         prompts: Prompts,
         command: Sequence[str],
         engine: EngineProcess,
+        read_files: Callable[[], bytes],
     ) -> None:
-        """`model` is the name that jobs ask for; `command` starts another engine when `engine` has died."""
+        """`model` is the name that jobs ask for; `command` starts another engine when `engine` has died. `read_files`
+        gives the digest of the model's files."""
         self._settings = settings
         self._command = command
+        self._read_files = read_files
         self._cell = Cell()
         self._model = model
         self._membership = Membership(
@@ -130,6 +137,7 @@ class Supervisor:
             model=self._model,
             worker_id=worker_id,
             lease_ms=round(settings.lease * 1000),
+            digest=lambda: self._membership.digest,
             room=self._agent.room,
             changed=self._changed,
             take=self._agent.take,
@@ -190,11 +198,15 @@ class Supervisor:
             self._engine = engine = self._engine or await EngineProcess.start(self._command)
             began = time.monotonic()
             was_ready = False
+            reading = asyncio.create_task(asyncio.to_thread(self._read_files))  # while the engine loads
+            reading.add_done_callback(
+                lambda task: task.cancelled() or task.exception()
+            )  # without an engine nothing asks for it
             try:
                 ready = await engine.receive()
                 assert isinstance(ready, Ready)
                 was_ready = True
-                await self._serve_engine(engine, ready)
+                await self._serve_engine(engine, ready, served_digest(await _read(reading), ready.numerics))
             except EOFError:
                 self._pins.detach()
                 await self._agent.detach(crashed=await engine.crashed())
@@ -208,18 +220,23 @@ class Supervisor:
             )
             await asyncio.sleep(max(failures, _RESTART_PAUSE_S))
 
-    async def _serve_engine(self, engine: EngineProcess, ready: Ready) -> None:
+    async def _serve_engine(self, engine: EngineProcess, ready: Ready, digest: str) -> None:
         """Raises EOFError when the engine dies."""
+        if self._membership.digest not in ("", digest):  # the tokenizer is still the old one
+            raise WorkerFailed(
+                f"the files of {self._model} are others than at the start of this worker: start it again"
+            )
         is_first, self._limits = self._limits is None, ready
-        await self._membership.register(ready)
+        await self._membership.register(ready, digest)
         if not self._heartbeat.is_alive:
             self._heartbeat.start()
         if is_first:
             log.info(
-                "serving %s: %d blocks of %d tokens in %s (%.1f s)",
-                self._model, ready.num_blocks, ready.block_size, ready.kv_dtype, ready.load_seconds,
+                "serving %s (%s): %d blocks of %d tokens in %s (%.1f s)",
+                self._model, digest[:DIGEST_SHOWN], ready.num_blocks, ready.block_size, ready.kv_dtype,
+                ready.load_seconds,
             )  # fmt: skip
-            await self._membership.compare_rounding(self._info())
+            await self._membership.compare(self._info())
         self._agent.attach(engine, ready)
         self._pins.attach(engine, ready)
         with contextlib.suppress(RedisError, OSError):  # the inbox tries again
@@ -286,6 +303,13 @@ class Supervisor:
         if self._engine is not None:
             self._engine.send(Shutdown())
             await self._engine.ended(patience_s=_ENGINE_EXIT_S if self._limits is not None else 0.0)
+
+
+async def _read(digest: asyncio.Task[bytes]) -> bytes:
+    try:
+        return await digest
+    except (OSError, ValueError) as error:
+        raise WorkerFailed(f"the model's files cannot be read: {error}") from error
 
 
 async def _first_of(*tasks: asyncio.Task[Any]) -> None:

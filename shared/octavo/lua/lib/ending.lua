@@ -39,7 +39,7 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   else
     call('EXPIRE', key('t', id), result_s)
   end
-  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'pg'}
+  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg'}
   if not redrivable then gone[#gone + 1] = 'body' end
   call('HSET', hash, 'st', status, 'ft', NOW, unpack(facts))
   call('HDEL', hash, unpack(gone))

@@ -12,8 +12,9 @@ local function enter_class(id, job)
 end
 
 local function leave_queue(id, job, price)
-  if job.lane == 'resume' or job.lane == 'solo' then
+  if string.find(job.lane, '^resume') or string.find(job.lane, '^solo') then
     call('ZREM', key('b', job.lane, job.mdl), id)
+    call('ZREM', key('bound', job.mdl), id)
     return
   end
   local tenants, backlog = key('v', job.lane, job.mdl), key('b', job.lane, job.tn, job.mdl)

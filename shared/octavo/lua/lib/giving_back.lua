@@ -4,31 +4,43 @@
 --- @include bell
 --- @include unowned
 --- @include dead_letters
+--- @include lanes
 -- Jobs without an owner: given back, or left by an engine or a worker that died. docs/protocol.md has the states.
 local GOT_ON = 64   -- tokens between two deaths: the first was not the job's doing
 local GIVEN_UP = 3  -- crashes of an engine that ran nothing but this job
 local WAIT_MS, LONGEST_WAIT_MS = 1000, 30000  -- before a job whose engines are killed runs alone again
 
-local function requeue(id, job, lane, at)
-  local hash = key('j', id)
+-- One that waits for an equal worker gets the time again that it had for its start.
+local function start_within(id, wait, deadline)
+  local latest = NOW + wait
+  call('HSET', key('j', id), 'qdl', latest)
+  call('ZADD', key('D'), math.min(latest, tonumber(deadline) or latest), id)
+end
+
+-- `kind` is 'resume' or 'solo', `at` the time from which the job may run.
+local function requeue(id, job, kind, at)
+  local hash, lane = key('j', id), lane_of(kind, job.dg, job.n)
   call('HDEL', hash, 'tok', 'pg')
   call('HSET', hash, 'st', 'queued', 'lane', lane)
   call('ZREM', key('L'), id)
   count(job.tn, 'running', -1)
   count_queued(job, 1)
   call('ZADD', key('b', lane, job.mdl), at, id)
-  ring(job.mdl)
+  if lane == kind then return ring(job.mdl) end
+  call('ZADD', key('bound', job.mdl), at, id)
+  if tonumber(job.qt) then start_within(id, tonumber(job.qt), job.dl) end
+  ring_equals(job.mdl, job.dg)
 end
 
 -- Its owner has no more use for it. What it published stays, and the next owner goes on from there.
 local function give_back(id)
-  local job = fields(id, 'mdl', 'tn', 'cx', 'sus')
+  local job = fields(id, 'mdl', 'tn', 'n', 'cx', 'sus', 'dl', 'dg', 'qt')
   if job.cx then end_marked(id, job.cx) else requeue(id, job, job.sus and 'solo' or 'resume', NOW) end
 end
 
 -- Counts one more death. What kills its owner does so where it did before, as the next owner goes on from there.
 local function count_death(id, alone)
-  local job = fields(id, 'mdl', 'tn', 'n', 'cx', 'crashes', 'cn', 'solo', 'wid', 'ep')
+  local job = fields(id, 'mdl', 'tn', 'n', 'cx', 'crashes', 'cn', 'solo', 'wid', 'ep', 'dl', 'dg', 'qt')
   job.got_on = tonumber(job.n) - (tonumber(job.cn) or 0) >= GOT_ON
   job.crashes = job.got_on and 1 or tonumber(job.crashes) + 1
   job.solo = (job.got_on and 0 or tonumber(job.solo) or 0) + (alone and 1 or 0)

@@ -35,6 +35,9 @@ local function intact(id)
   for _, name in ipairs({'dl', 'qdl', 'sts', 'cn', 'solo'}) do
     if job[name] and not is_number(job[name]) then return nil end
   end
-  if job.st == 'queued' then return (job.lane == 'resume' or job.lane == 'solo' or job.lane == job.cls) and job or nil end
+  if job.st == 'queued' then
+    local kind = string.match(job.lane or '', '^(%l+):=.') or job.lane
+    return (kind == 'resume' or kind == 'solo' or job.lane == job.cls) and job or nil
+  end
   return job.st == 'running' and job or nil
 end

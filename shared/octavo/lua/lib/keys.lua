@@ -1,10 +1,11 @@
 -- All keys of a cell carry the hash tag of its prefix P:
---   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl ct sts ft
+--   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft
 --                                body bytes est cost seed meta err use pg idem ret run
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
---                                it, worker, stop mark, subscribers, deadline, start-by limit, times created/started/
+--                                it, worker, stop mark, subscribers, deadline, start-by limit and
+--                                the time it leaves, digest of what its latest worker serves, times created/started/
 --                                finished in ms, request, its size, estimated prompt tokens, fair-queue cost, seed,
 --                                metadata, error, tokens used, progress, idempotency key, retention, run of the
 --                                server that accepted it, if it has several sequences)
@@ -12,10 +13,13 @@
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>  P:b:solo:<model>  ZSET  jobs that come back; suspects, by the ms from which they may run
 --                                             (one death's have the same)
+--   P:b:resume:=<digest>:<model>  P:b:solo:=<digest>:<model>  ZSET  those of them with tokens, for equal workers only
+--   P:bound:<model>       ZSET   all that wait for equal workers
 --   P:v:<class>:<model>   ZSET   tenants with a backlog by virtual time;  P:V:<class>:<model> the current one
 --   P:lf:<class>:<tenant>:<model>  STRING  virtual time of a tenant that left (expires)
 --   P:pass:<model>        HASH   how often each lower class was passed over
 --   P:bell:<model>        LIST   at most one element: there is work
+--   P:bell:<model>:=<digest>  LIST  likewise, for workers that serve the very same (expires)
 --   P:blocked:<model>     STRING there while work that fitted no claim has just rung the bell (expires)
 --   P:L  P:D  P:x         ZSET   job by lease expiry, by deadline, "<id> <tenant>" by end of retention (ms)
 --   P:jobs                ZSET   all job ids, and ":<tenant>:<id>" for each (score 0: sorted by id, hence by time)

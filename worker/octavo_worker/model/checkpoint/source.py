@@ -12,9 +12,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from octavo_worker.files import INDEX, tensor_files
 from octavo_worker.model.errors import CheckpointError
-
-INDEX = "model.safetensors.index.json"
 
 
 class WeightSource(Protocol):
@@ -54,8 +53,8 @@ class Checkpoint:
             names = json.loads((folder / INDEX).read_text())["weight_map"]
             files = {name: folder / file for name, file in names.items()}
         else:
-            files, whole = {}, folder / "model.safetensors"  # others beside it are adapters and other forms of the same
-            for file in [whole] if whole.is_file() else sorted(folder.glob("*.safetensors")):
+            files = {}
+            for file in tensor_files(folder):
                 with safe_open(file, framework="pt") as tensors:
                     files |= dict.fromkeys(tensors.keys(), file)
         if not files:
