@@ -30,6 +30,7 @@ class JobHash(StrEnum):
     FINISHED_MS = "ft"
     REQUEST = "body"
     SEED = "seed"
+    IDEMPOTENCY_KEY = "idem"
     METADATA = "meta"
     ERROR = "err"
     USAGE = "use"
@@ -112,6 +113,22 @@ class Keys:
     def dead_letters(self) -> str:
         """STREAM: one entry a job that was given up."""
         return f"{self.prefix}:dlq"
+
+    def idempotency(self, tenant: str, key: str) -> str:
+        """STRING: "<job id> <hash of the request>"."""
+        return f"{self.prefix}:i:{tenant}:{key}"
+
+    def tasks(self, app: str) -> str:
+        """HASH: the messages of a Celery application's tasks whose jobs have not ended."""
+        return f"{self.prefix}:tasks:{app}"
+
+    def tasks_sent(self, app: str) -> str:
+        """ZSET: these tasks by the time, in s, at which their message was sent or their job looked at."""
+        return f"{self.prefix}:tasks-sent:{app}"
+
+    def tasks_due(self, app: str) -> str:
+        """ZSET: those that expire, by the time at which they do, in s."""
+        return f"{self.prefix}:tasks-due:{app}"
 
     def channel(self, subscriber_id: str) -> str:
         """PUBSUB: live events for one subscriber (a gateway process or a client object)."""

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 import fake_worker as fake
 import pytest
-from waiting import STALL_S
+import redis
+from waiting import STALL_S, eventually
 
 from octavo import Client, JobFailed, JobRequest
 from octavo.connection import connect
+from octavo.models import JobStatus
 from octavo.server import EmbeddedServer, die_with_parent
 
 celery = pytest.importorskip("celery")
@@ -32,31 +36,28 @@ def serve(url: str, ready: threading.Event, stop: threading.Event) -> None:
     asyncio.run(main())
 
 
+def start_celery_worker(*options: str) -> subprocess.Popen[bytes]:
+    """Prefork, one slot."""
+    command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", "--concurrency=1", "--loglevel=WARNING"]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.Popen(
+        [*command, "--without-gossip", "--without-mingle", *options],
+        env={**os.environ, "PYTHONPATH": path},
+        preexec_fn=die_with_parent(),
+        start_new_session=True,
+    )
+
+
 @pytest.fixture(scope="module")
 def app() -> Iterator[ModuleType]:
-    """The application, its Celery worker (prefork, one slot) and a slow octavo worker."""
+    """The application, its Celery worker and a slow octavo worker."""
     with EmbeddedServer() as server:
         os.environ["TEST_REDIS"] = server.url.removesuffix("/0")
         ready, stop = threading.Event(), threading.Event()
         thread = threading.Thread(target=serve, args=(server.url, ready, stop))
         thread.start()
         ready.wait(STALL_S)
-        command = [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "celery_app",
-            "worker",
-            "--concurrency=1",
-            "--loglevel=WARNING",
-        ]
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        worker = subprocess.Popen(
-            [*command, "--loglevel=WARNING", "--without-gossip", "--without-mingle"],
-            env={**os.environ, "PYTHONPATH": path},
-            preexec_fn=die_with_parent(),
-        )
+        worker = start_celery_worker()
         try:
             yield importlib.import_module("celery_app")
         finally:
@@ -65,6 +66,33 @@ def app() -> Iterator[ModuleType]:
             stop.set()
             thread.join()
             del os.environ["TEST_REDIS"]
+
+
+@pytest.fixture
+def broker(app: ModuleType) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(app.app.conf.broker_url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def doomed(app: ModuleType) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts Celery workers of a queue of that name, which are killed at the end, if not before."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(start_celery_worker("--queues=doomed", f"--hostname=doomed{len(started)}@%h"))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        kill(worker)
+
+
+def kill(worker: subprocess.Popen[bytes]) -> None:
+    """With its pool."""
+    with suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait(STALL_S)
 
 
 @pytest.fixture
@@ -136,7 +164,98 @@ def test_called_as_a_function_it_waits_and_each_call_is_a_job(app: ModuleType, g
     assert first["job_id"] != second["job_id"]
 
 
-def test_a_job_of_days_is_looked_at_every_few_seconds(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def running(app: ModuleType, generate: Any, client: Client) -> Callable[..., tuple[Any, str]]:
+    """A task whose job runs, and the job's id."""
+
+    def start(**options: Any) -> tuple[Any, str]:
+        known = {info.id for info in client.jobs()}
+        task = generate.apply_async(("long",), {"model": "toy", "max_tokens": 100_000}, **options)
+
+        def job() -> str | None:
+            news = [info for info in client.jobs(status=JobStatus.RUNNING) if info.id not in known]
+            return news[0].id if news else None
+
+        return task, eventually(job)
+
+    return start
+
+
+def has_ended(client: Client, job_id: str, status: JobStatus) -> bool:
+    return client.info(job_id).status is status
+
+
+def test_a_task_that_waits_costs_no_message(running: Any, broker: redis.Redis, client: Client) -> None:
+    task, job_id = running()
+    eventually(lambda: not broker.hlen("unacked"))
+    tokens = client.info(job_id).tokens
+    for seen in range(1, 6):
+        eventually(lambda seen=seen: client.info(job_id).tokens > tokens + 8 * seen)
+        assert (broker.llen("celery"), broker.hlen("unacked")) == (0, 0)
+    client.cancel(job_id)
+    with pytest.raises(JobFailed, match="cancelled"):
+        task.get(timeout=STALL_S)
+
+
+@pytest.mark.parametrize("terminate", [False, True])
+def test_a_revoked_task_cancels_its_job(running: Any, client: Client, terminate: bool) -> None:
+    task, job_id = running()
+    task.revoke(terminate=terminate)
+    eventually(lambda: has_ended(client, job_id, JobStatus.CANCELLED))
+    with pytest.raises(celery.exceptions.TaskRevokedError):
+        task.get(timeout=STALL_S)
+
+
+def test_a_task_that_expires_cancels_its_job(running: Any, client: Client) -> None:
+    task, job_id = running(expires=3)
+    eventually(lambda: has_ended(client, job_id, JobStatus.CANCELLED))
+    with pytest.raises(celery.exceptions.TaskRevokedError):
+        task.get(timeout=STALL_S)
+
+
+def test_a_chord_outlives_its_celery_worker(app: ModuleType, generate: Any, client: Client, doomed: Any) -> None:
+    """Whatever that had in its hands: here jobs that run and messages that it had fetched."""
+    worker = doomed()
+    counts = range(20, 28)
+    header = [generate.s("kill", model="toy", max_tokens=n, seed=n).set(queue="doomed") for n in counts]
+    known = {info.id for info in client.jobs()}
+    chord = celery.chord(header)(app.lengths.s())
+    eventually(lambda: {info.id for info in client.jobs()} - known)
+    kill(worker)
+    doomed()
+    assert chord.get(timeout=STALL_S) == list(counts)
+
+
+def test_a_message_that_is_lost_is_sent_again(generate: Any, broker: redis.Redis, doomed: Any) -> None:
+    """A transport that takes a message off its list before it keeps it elsewhere loses it with its process."""
+    task = generate.apply_async(("lost",), {"model": "toy", "max_tokens": 2, "seed": 5}, queue="doomed")
+    assert broker.delete("doomed") == 1
+    doomed()
+    assert task.get(timeout=STALL_S)["token_ids"] == reference("lost", 5, 2)
+
+
+def test_a_wake_up_that_is_lost_is_sent_again(running: Any, client: Client, broker: redis.Redis, doomed: Any) -> None:
+    worker = doomed()
+    task, job_id = running(queue="doomed")
+    kill(worker)
+    client.cancel(job_id)
+    eventually(lambda: has_ended(client, job_id, JobStatus.CANCELLED))
+    eventually(lambda: broker.delete("doomed"))  # sent by the other worker's watcher
+    doomed()
+    with pytest.raises(JobFailed, match="cancelled"):
+        task.get(timeout=STALL_S)
+
+
+def test_nothing_is_kept_of_a_task_that_ended(generate: Any) -> None:
+    task = generate.apply_async(("a",), {"model": "toy", "max_tokens": 1}, expires=3600)
+    task.get(timeout=STALL_S)
+    waiting = generate.waiting
+    eventually(lambda: waiting.message(task.id) is None)
+    for times in (waiting.keys.tasks_sent(waiting.name), waiting.keys.tasks_due(waiting.name)):
+        assert waiting.connection.zscore(times, task.id) is None
+
+
+def test_a_full_queue_is_tried_again_every_few_seconds(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     countdowns = []
     monkeypatch.setattr(
         generate, "retry", lambda exc, countdown: countdowns.append(countdown) or celery.exceptions.Retry()

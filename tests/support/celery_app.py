@@ -11,6 +11,7 @@ server = os.environ["TEST_REDIS"]
 app = Celery("shop", broker=f"{server}/1", backend=f"{server}/2", include=["octavo.celery"])
 app.conf.update(
     octavo_url=f"{server}/0",
+    octavo_recheck_s=1,
     task_serializer="json",
     result_serializer="json",
     accept_content=["json"],

@@ -83,7 +83,7 @@ RULES = [
     ),
     Rule(f"{SHARED}/openai", ("octavo.models", "octavo.errors", "pydantic")),
     Rule(f"{SHARED}/cli", ("octavo", "redis", "msgspec", "pydantic", "typer", "rich")),
-    Rule(f"{SHARED}/celery.py", ("octavo", "celery"), but_not=("octavo.cli",)),
+    Rule(f"{SHARED}/celery.py", ("octavo", "celery", "kombu", "redis"), but_not=("octavo.cli",)),
     Rule(
         GATEWAY,
         ("octavo", "fastapi", "starlette", "uvicorn", "typer", "prometheus_client", "msgspec", *PYDANTIC),

@@ -34,6 +34,7 @@
 --   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
 --   P:probe               STRING written to find out whether the server takes writes (expires)
+--   P:tasks:<app>  P:tasks-sent:<app>  P:tasks-due:<app>  HASH, ZSET, ZSET  Celery tasks that wait for jobs
 --   P:aside:j:<id>  P:aside:t:<id>  what stood in the place of a job's hash or stream and was none (expires)
 --   P:n:<subscriber>      channel: live entries
 -- Scripts are atomic but not rolled back: check first, write last.
