@@ -9,6 +9,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
+    DbrxConfig,
     DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -108,6 +109,16 @@ ROUTED: dict[str, PreTrainedConfig] = {
     "cohere": CohereConfig(**COMMON),
     "starcoder2": Starcoder2Config(**COMMON, sliding_window=24),
     "mixtral": MixtralConfig(**COMMON, num_local_experts=4),
+    "dbrx": DbrxConfig(
+        d_model=64,
+        n_heads=4,
+        n_layers=3,
+        max_seq_len=CONTEXT,
+        vocab_size=VOCAB,
+        attn_config={"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 900.0},
+        ffn_config={"ffn_hidden_size": 80, "moe_num_experts": 4, "moe_top_k": 2},
+        eos_token_id=None,
+    ),
     "gpt_oss": GptOssConfig(**COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24),
     "deepseek_v3": DeepseekV3Config(
         **{**COMMON, "num_key_value_heads": 4},

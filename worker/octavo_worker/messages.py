@@ -146,6 +146,12 @@ class Ready(Message):
     numerics: str = ""
 
 
+class Refused(Message):
+    """Engine to agent, instead of `Ready`: the model cannot be loaded, and the engine exits. Another try is in vain."""
+
+    reason: str
+
+
 class Logprob(Message):
     """Natural log-probability of a token and of the most likely alternatives, best first."""
 
@@ -233,4 +239,4 @@ class MemoryReport(Message):
 
 
 ToEngine = AddRequest | Abort | PinPrefix | UnpinPrefix | DescribeMemory | Shutdown
-ToAgent = Ready | StepOutput | MemoryReport
+ToAgent = Ready | Refused | StepOutput | MemoryReport

@@ -59,6 +59,10 @@ class WorkerSettings(BaseSettings):
     scheduling: Literal["priority", "fcfs"] = Field(
         "priority", description="Order inside a worker: class, deadline, arrival; `fcfs` is arrival alone."
     )
+    longrope: Literal["auto", "short", "long"] = Field(
+        "auto",
+        description="Factors of LongRoPE for all sequences; `auto`: long if the context is more than the original one.",
+    )
     max_running: int = Field(256, gt=0, description="Most sequences in the running batch.")
     token_budget: int | None = Field(
         None,

@@ -36,7 +36,7 @@ from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.tokens import Prompts
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.files import ModelNotFound, model_folder, served_name
-from octavo_worker.messages import MemoryReport, Ready, Shutdown, StepOutput
+from octavo_worker.messages import MemoryReport, Ready, Refused, Shutdown, StepOutput
 from octavo_worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -197,13 +197,16 @@ class Supervisor:
         while not self._leave.is_set():
             self._engine = engine = self._engine or await EngineProcess.start(self._command)
             began = time.monotonic()
-            was_ready = False
+            was_ready, refused = False, ""
             reading = asyncio.create_task(asyncio.to_thread(self._read_files))  # while the engine loads
             reading.add_done_callback(
                 lambda task: task.cancelled() or task.exception()
             )  # without an engine nothing asks for it
             try:
                 ready = await engine.receive()
+                if isinstance(ready, Refused):
+                    refused = ready.reason
+                    raise EOFError
                 assert isinstance(ready, Ready)
                 was_ready = True
                 await self._serve_engine(engine, ready, served_digest(await _read(reading), ready.numerics))
@@ -213,8 +216,8 @@ class Supervisor:
             status = await engine.ended(patience_s=_ENGINE_EXIT_S)  # it may still be writing why
             self._engine = None
             failures = 0 if was_ready else failures + 1
-            if failures and ((self._limits is None and status > 0) or failures == _MOST_FAILURES):
-                raise WorkerFailed(f"the engine did not start ({_in_words(status)}): {engine.last_words}")
+            if failures and ((self._limits is None and (refused or status > 0)) or failures == _MOST_FAILURES):
+                raise WorkerFailed(f"the engine did not start ({_in_words(status)}): {refused or engine.last_words}")
             log.error(
                 "the engine died after %.1f s (%s), starting it again", time.monotonic() - began, _in_words(status)
             )

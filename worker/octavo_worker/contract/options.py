@@ -13,20 +13,24 @@ TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
 a GPU is only busy with thousands."""
 
 
+LongRope = Literal["auto", "short", "long"]
+
+
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which model to run and how much of the machine it may use.
 
     `model` is a folder or a hub id. Without `num_blocks` the KV cache takes `kv_cache_bytes`, without either the model
     decides from the memory that is free; on a GPU `gpu_memory` is the share of all its memory that may be in use.
-    `max_model_len` None is the model's own context. `token_budget` bounds the prompts' tokens of one step (None: as
-    suits the device), `max_running` the sequences in it, each of which adds a token if it decodes. With `overlap` steps
-    are launched one ahead where the device computes asynchronously; with `cuda_graphs` decode steps are replayed as
-    one. `host_cache_bytes` of CPU memory hold preempted sequences and what is left of those longer than the cache;
-    `preemption` "swap" and "recompute" overrule what is cheaper; `scheduling` is the policy of the engine's queue.
-    `threads` None leaves the choice to torch. `kv_dtype` "auto" keeps K and V in the model's dtype. `seed` makes dummy
-    weights reproducible. `check_integrity` verifies all block accounting whenever the engine falls idle.
-    `deterministic` makes a GPU compute each sequence with the same bits whatever else is in the batch and however its
-    prompt is cut; on a CPU that is always so.
+    `max_model_len` None is the model's own context. `longrope` are the factors of a model with LongRoPE, by default
+    the long ones if `max_model_len` is more than its original context. `token_budget` bounds the prompts' tokens of
+    one step (None: as suits the device), `max_running` the sequences in it, each of which adds a token if it
+    decodes. With `overlap` steps are launched one ahead where the device computes asynchronously; with
+    `cuda_graphs` decode steps are replayed as one. `host_cache_bytes` of CPU memory hold preempted sequences and
+    what is left of those longer than the cache; `preemption` "swap" and "recompute" overrule what is cheaper;
+    `scheduling` is the policy of the engine's queue. `threads` None leaves the choice to torch. `kv_dtype` "auto"
+    keeps K and V in the model's dtype. `seed` makes dummy weights reproducible. `check_integrity` verifies all
+    block accounting whenever the engine falls idle. `deterministic` makes a GPU compute each sequence with the same
+    bits whatever else is in the batch and however its prompt is cut; on a CPU that is always so.
     """
 
     model: str
@@ -38,6 +42,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int | None = None
     block_size: int = 16
     max_model_len: int | None = None
+    longrope: LongRope = "auto"
     token_budget: int | None = None
     max_running: int = 256
     overlap: bool = True

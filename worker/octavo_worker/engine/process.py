@@ -15,6 +15,7 @@ from octavo_worker.engine.loop import EngineLoop
 from octavo_worker.engine.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
+from octavo_worker.messages import Refused
 
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"priority": PriorityPolicy, "fcfs": FcfsPolicy}
 
@@ -22,10 +23,14 @@ POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"priority": PriorityPolic
 def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner], options: ModelOptions) -> None:
     """Load the model and serve the agent at the other end of `sock` until it goes."""
     began = time.perf_counter()
-    runner = load_runner(options)
+    channel = EngineChannel(sock)
+    try:
+        runner = load_runner(options)
+    except Exception as error:
+        channel.send(Refused(f"{type(error).__name__}: {error}"))  # the exit may take longer than anybody waits
+        raise
     scheduler = scheduler_for(runner, options)
     gc.freeze()  # what the model brought stays for good: later collections need not walk it
-    channel = EngineChannel(sock)
     loop = EngineLoop(channel, runner, scheduler, overlap=options.overlap, check_integrity=options.check_integrity)
     loop.run(load_seconds=time.perf_counter() - began)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from octavo_worker.model.config_file import ModelConfig
-from octavo_worker.model.errors import UnsupportedModel
+from octavo_worker.model.errors import NEXT, UnsupportedModel
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
@@ -103,18 +103,17 @@ def reject(config: ModelConfig) -> None:
     """Raises `UnsupportedModel` for what the config alone shows; a trial run of the model finds the rest."""
     text, kind = config.get_text_config(), config.model_type
     if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models.")
+        raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models; {NEXT}")
     if strange := sorted(set(getattr(text, "layer_types", None) or []) - LAYER_KINDS):
         raise UnsupportedModel(
-            f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work."
+            f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work; {NEXT}"
         )
 
 
 def decoder_config(config: ModelConfig, max_model_len: int | None = None) -> DecoderConfig | None:
     """The generic decoder's view of `config`, or None if this architecture has to take the transformers route.
 
-    `max_model_len` chooses between the short and the long factors of LongRoPE, once for all sequences: a cached key
-    cannot be rotated again when its sequence grows past the original context.
+    LongRoPE has its long factors if `max_model_len` is more than its original context (`octavo_worker.model.longrope`).
     """
     family = FAMILIES.get(config.model_type)
     return family(config, max_model_len) if family else None

@@ -40,6 +40,7 @@ class Decoder:
         self.config = config
         self.layers = layers
         self.uniform = uniform
+        self.factors = ""
         self.dtype = layers.embed.dtype
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+NEXT = "serve another model (docs/engine.md says which run), or run this one by transformers itself."
+"""The end of a refusal that no option can lift."""
+
 
 class ModelError(Exception):
     """The model cannot be loaded or run as asked."""

@@ -25,6 +25,7 @@ from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.layers.linear import Products
+from octavo_worker.model.longrope import fix_factors, original_length, takes_long_factors
 from octavo_worker.model.runner import PagedRunner
 from octavo_worker.model.speeds import measure_speeds
 
@@ -89,7 +90,11 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     device = choose_device(options.device)
     check_block_size(options.block_size, device)
     wanted_len = context_length(options.max_model_len, config)
-    described = decoder_config(config, wanted_len) if decoders else None
+    original, is_long = original_length(config), False
+    if original is not None:
+        is_long = takes_long_factors(options.longrope, original, options.max_model_len, wanted_len)
+        wanted_len = wanted_len if is_long else min(wanted_len, original)
+    described = _described(config, original and original + int(is_long)) if decoders else None
     dummy = options.load_format == "dummy"
     uniform = options.deterministic and device.type == "cuda"
     if uniform:
@@ -98,12 +103,29 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
         assert not isinstance(config, FileConfig)  # which is of one of the decoder's families
         from octavo_worker.model.transformers_route import load_transformers  # brings transformers, which takes seconds
 
-        return load_transformers(folder, config, dtype, device, options.seed if dummy else None), wanted_len
+        routed = load_transformers(folder, config, dtype, device, options.seed if dummy else None)
+        if original is not None:
+            fix_factors(routed.model, original, long=is_long)
+            routed.factors = "long" if is_long else "short"
+        return routed, wanted_len
     products = Products(uniform, torch.zeros(1, dtype=torch.int32, device=device))
     reader = Reader(weight_source(options, described, folder, device), dtype, device, products)
     layers = build_layers(described, reader, form)
     rows = token_budget(options, device) + options.max_running  # tokens, or rows to sample or score: some twice
-    return Decoder(described, layers, rows, uniform=uniform), wanted_len
+    decoder = Decoder(described, layers, rows, uniform=uniform)
+    if original is not None:
+        decoder.factors = "long" if is_long else "short"
+    return decoder, wanted_len
+
+
+def _described(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:
+    try:
+        return decoder_config(config, rope_len)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UnsupportedModel(
+            f"the config.json of this {config.model_type!r} lacks what the model needs ({error}); compare it with the "
+            "file of a model that runs."
+        ) from error
 
 
 def check_block_size(block_size: int, device: torch.device) -> None:
@@ -144,8 +166,12 @@ def read_config(folder: Path) -> ModelConfig:
 
     try:
         config: ModelConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError, OSError) as error:
-        raise UnsupportedModel(f"transformers cannot read {folder / 'config.json'}: {error}") from error
+    except Exception as error:  # classes of configs check their values, each in its own way
+        reason = f"{type(error).__name__}: {error}"
+        raise UnsupportedModel(
+            f"transformers cannot read {folder / 'config.json'} ({reason}); it must be that of a text model that the "
+            "installed transformers knows."
+        ) from error
     return config
 
 

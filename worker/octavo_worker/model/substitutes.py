@@ -1,11 +1,12 @@
-"""Modules of transformers' models that our kernels replace: linear layers, layer norms, and RMS norms.
+"""Modules of transformers' models that our kernels replace: linear layers, GPT-2's Conv1D,
+layer norms, and RMS norms.
 
 RMS norms have many class names; they are recognised by their results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -36,27 +37,60 @@ class Projection(nn.Module):
 class RowByRow(TorchFunctionMode):
     """Makes rows independent of their number on a CPU, where torch rounds differently for different numbers of rows.
 
-    Products with matrices that are no module (routers, experts) go to our kernels. Vectorised functions, which differ
-    by a last bit at the end of each thread's part of a tensor, are computed in float64.
+    Products with matrices that are no module (routers, experts) go to our kernels. Those of small matrices, and
+    vectorised functions, which differ by a last bit at the end of each thread's part of a tensor, are computed in
+    float64.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named, name = kwargs or {}, getattr(func, "__name__", "")
-        if name not in _NAMES or not args or "out" in named:
+        if name not in _NAMES or not args or "out" in named or not _is_float(args[0], name):
             return func(*args, **named)
-        if name in _VECTORISED:
-            return func(args[0].double(), *args[1:], **named).to(args[0].dtype)
-        if name == "linear" and not named:
-            return _product(args[0], Dense(*args[1:]), len(args[1]))
-        if name != "linear" and not named and args[1].dim() == 2 and args[1].mT.is_contiguous():
-            return _product(args[0], Dense(args[1].mT), args[1].shape[1])
-        return func(*args, **named)
+        if name == "linear":
+            return _linear(*args, **named)
+        if name in _MATRIX_PRODUCTS and not named:
+            return _matmul(func, *args)
+        if name in _SUMS_OF_PRODUCTS and not named:
+            return args[0] + _matmul(torch.matmul, *args[1:])
+        dtype = torch.promote_types(*(x.dtype for x in _tensors(args)[:2])) if name == "einsum" else args[0].dtype
+        return func(*_doubled(args), **named).to(dtype)
 
 
-_VECTORISED = frozenset(("silu", "gelu", "sigmoid", "tanh", "exp", "softplus", "cos", "sin"))
-_NAMES = _VECTORISED | {"linear", "matmul", "__matmul__"}
+_VECTORISED = frozenset(
+    ("silu", "gelu", "sigmoid", "tanh", "exp", "softplus", "cos", "sin", "erf", "expm1", "log", "log1p", "logsigmoid")
+) | {"mish", "elu", "pow", "__pow__"}
+_MATRIX_PRODUCTS = frozenset(("matmul", "__matmul__", "mm", "bmm"))
+_SUMS_OF_PRODUCTS = frozenset(("addmm", "baddbmm"))
+_NAMES = _VECTORISED | _MATRIX_PRODUCTS | _SUMS_OF_PRODUCTS | {"linear", "einsum"}
+_SMALL = 4096  # elements of a matrix: one of several is rather converted than multiplied by itself
+
+
+def _is_float(first: Any, name: str) -> bool:
+    return name == "einsum" or (isinstance(first, Tensor) and first.is_floating_point())
+
+
+def _tensors(args: Iterable[Any]) -> list[Tensor]:
+    flat = [x for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg])]
+    return [x for x in flat if isinstance(x, Tensor)]
+
+
+def _doubled(args: Any) -> list[Any]:
+    return [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in args]
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _product(x, Dense(weight.contiguous(), bias), len(weight))
+
+
+def _matmul(func: Callable[..., Tensor], left: Tensor, right: Tensor) -> Tensor:
+    """A matrix that lies `[depth, columns]` in memory is turned round for the product."""
+    if right.dim() == 2:
+        return _product(left, Dense(right.mT.contiguous()), right.shape[1])
+    if right.dim() == left.dim() == 3 and len(left) == len(right) and right[0].numel() > _SMALL:
+        return torch.stack([_matmul(func, rows, matrix) for rows, matrix in zip(left, right, strict=True)])
+    return func(left.double(), right.double()).to(left.dtype)
 
 
 def _product(x: Tensor, linear: Linear, columns: int) -> Tensor:
@@ -106,6 +140,8 @@ def substitute(model: nn.Module) -> None:
 def _ours(module: nn.Module) -> nn.Module | None:
     if type(module) is nn.Linear:
         return Projection(module)
+    if type(module).__name__ == "Conv1D":
+        return Projection(_turned(module))
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1:
         return None
@@ -114,6 +150,15 @@ def _ours(module: nn.Module) -> nn.Module | None:
     if type(module) is nn.LayerNorm:
         return LayerNorm(module)
     return _rms_norm(module, weight) if type(module).__name__.endswith("RMSNorm") else None
+
+
+def _turned(conv: nn.Module) -> nn.Linear:
+    """The linear layer that is GPT-2's Conv1D, whose matrix lies `[inputs, outputs]`."""
+    weight = conv.weight
+    assert isinstance(weight, Tensor)
+    linear = nn.Linear(weight.shape[0], weight.shape[1], device="meta")
+    linear.weight, linear.bias = nn.Parameter(weight.T.contiguous(), requires_grad=False), conv.bias  # type: ignore[assignment]
+    return linear
 
 
 def _rms_norm(module: nn.Module, weight: nn.Parameter) -> RMSNorm | None:

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedCon
 from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import common_window
-from octavo_worker.model.errors import CheckpointError, UnsupportedModel
+from octavo_worker.model.errors import NEXT, CheckpointError, UnsupportedModel
 from octavo_worker.model.substitutes import RowByRow, substitute
 
 NAME = "octavo_paged"
@@ -37,6 +37,7 @@ class Call:
     head_dim: int
     window: int
     problem: str | None
+    is_even: bool  # whether the queries of all tokens are about equal
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class TransformersModel:
 
     is_capturable = None
     uniform = False
+    factors = ""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
@@ -85,7 +87,6 @@ class TransformersModel:
         self.window = common_window(self.windows)
 
     def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None:
-        _check_rope(self.model.config.get_text_config(), max_model_len)
         self.step.caches = [kv_cache[:, layer] for layer in range(self.num_layers)]
         self.step.block_size = block_size
 
@@ -107,24 +108,43 @@ class TransformersModel:
     def _trial_run(self) -> list[Call]:
         """One token through the model: every layer must call the attention function exactly once, with KV heads of one
         shape and nothing that it would have to ignore. Returns the calls."""
-        ids = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
-        with torch.inference_mode():
-            self.model(input_ids=ids, position_ids=torch.zeros_like(ids), use_cache=False)
-        calls, self.step.calls = self.step.calls, []
         name = type(self.model).__name__
+        calls, _ = self._try(1)
         if problems := sorted({call.problem for call in calls if call.problem}):
-            raise UnsupportedModel(f"{name}: {'; '.join(problems)}.")
+            raise UnsupportedModel(f"{name}: {'; '.join(problems)}; {NEXT}")
         if sorted(call.layer for call in calls) != list(range(self.num_layers)):
             raise UnsupportedModel(
                 f"{name} called transformers' attention interface for {len(calls)} of {self.num_layers} layers; "
-                "only models whose every layer is attention through that interface can be served."
+                f"only models whose every layer is attention through that interface can be served; {NEXT}"
             )
         shapes = {(call.kv_heads, call.head_dim) for call in calls}
         if len(shapes) != 1:
             raise UnsupportedModel(
-                f"{name} has layers with different KV shapes {sorted(shapes)}; one shape is supported."
+                f"{name} has layers with different KV shapes {sorted(shapes)}; one shape is supported; {NEXT}"
+            )
+        twice, logits = self._try(2)
+        if not (all(call.is_even for call in twice) and _are_even(logits, 1)):
+            raise UnsupportedModel(
+                f"{name} counts positions by itself, from the first token of a batch: neighbours would change answers; "
+                f"{NEXT}"
             )
         return calls
+
+    def _try(self, count: int) -> tuple[list[Call], Tensor]:
+        """The calls for so many equal tokens at one position, and the logits."""
+        ids = torch.zeros((1, count), dtype=torch.int64, device=self.device)
+        try:
+            with torch.inference_mode():
+                output = self.model(input_ids=ids, position_ids=torch.full_like(ids, 1), use_cache=False)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # its code may do anything with masks that are not there and heads of other shapes
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} cannot run with attention from elsewhere "
+                f"({type(error).__name__}: {_first_line(error)}); {NEXT}"
+            ) from error
+        calls, self.step.calls = self.step.calls, []
+        return calls, output.logits
 
 
 def load_transformers(
@@ -138,7 +158,8 @@ def load_transformers(
     try:
         if dummy_seed is not None:
             torch.manual_seed(dummy_seed)
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **ways)
+            with device:  # a mixture's experts take minutes on a CPU
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **ways)
         else:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -152,11 +173,13 @@ def load_transformers(
             _check_report(report)
     except KeyError as error:  # the lookup of our attention's name
         raise UnsupportedModel(
-            f"{config.model_type!r} takes no attention from elsewhere in transformers: it cannot read a paged cache."
+            f"{config.model_type!r} takes no attention from elsewhere, so it cannot read a paged cache; {NEXT}"
         ) from error
-    except (ValueError, OSError) as error:
+    except (torch.OutOfMemoryError, CheckpointError):
+        raise
+    except Exception as error:  # its code may do anything with a config that it does not expect
         raise UnsupportedModel(
-            f"transformers cannot load {config.model_type!r}: {str(error).splitlines()[0]}"
+            f"transformers cannot load {config.model_type!r} ({type(error).__name__}: {_first_line(error)}); {NEXT}"
         ) from error
     return TransformersModel(model.to(device))  # type: ignore[arg-type]  # transformers' decorator hides the signature
 
@@ -182,7 +205,8 @@ def paged_attention(
     if not step.caches:
         _, kv_heads, _, head_dim = key.shape
         problem = _problem(layer, module, attention_mask, sliding_window, width - head_dim, others)
-        step.calls.append(Call(layer.index, query.shape[1], kv_heads, head_dim, sliding_window or 0, problem))
+        even = _are_even(query, 2)
+        step.calls.append(Call(layer.index, query.shape[1], kv_heads, head_dim, sliding_window or 0, problem, even))
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous(), None
     assert step.batch is not None
     batch, cache = step.batch, step.caches[layer.index]
@@ -238,15 +262,15 @@ def _attach(model: PreTrainedModel, config: PreTrainedConfig, step: Step) -> Non
             setattr(module, LAYER, Layer(index, step, sliding))
 
 
-def _check_rope(config: PreTrainedConfig, max_model_len: int) -> None:
-    """transformers picks LongRoPE's factors by the longest position in the batch: neighbours would change answers."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    original = parameters.get("original_max_position_embeddings")
-    if parameters.get("rope_type") == "longrope" and original and max_model_len > original:
-        raise UnsupportedModel(
-            f"LongRoPE past its original {original} positions would make answers depend on the batch on this route; "
-            f"give --max-model-len {original} or less."
-        )
+def _are_even(x: Tensor, tokens: int) -> bool:
+    """Whether the parts of all tokens, which lie along a dimension, are about equal."""
+    x = x.float()
+    spread = x - x.narrow(tokens, 0, 1)
+    return bool(spread.abs().max() <= 0.02 * x.abs().max())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0].rstrip(".")
 
 
 def _check_report(report: Any) -> None:
