@@ -330,6 +330,13 @@ def test_model_that_is_not_there_ends_the_worker_with_one_clear_message(start_wo
     assert "Traceback" not in worker.log
 
 
+def test_engine_that_cannot_load_is_not_started_again_however_slowly_it_exits(queue: Queue, start_worker):
+    worker = start_worker("refuse=600")
+    assert worker.wait() == 1
+    assert "refuses as it was told to" in worker.log.splitlines()[-1]
+    assert "starting it again" not in worker.log
+
+
 def test_engine_that_cannot_load_ends_the_worker_with_its_last_words(queue: Queue, start_worker):
     worker = start_worker("vocab_size=none")
     assert worker.wait() == 1

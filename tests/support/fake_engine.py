@@ -2,14 +2,17 @@
 
 `--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake, as in
 "fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a
-token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`).
+token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`). With
+`refuse` it cannot load, and takes so many seconds to exit.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import socket
+import time
 
 from fake_runner import FakeRunner
 
@@ -32,6 +35,9 @@ class CrashingRunner(FakeRunner):
 
 def load_runner(options: ModelOptions) -> FakeRunner:
     settings = dict(part.split("=") for part in options.model.partition(":")[2].split(",") if part)
+    if "refuse" in settings:
+        atexit.register(time.sleep, float(settings["refuse"]))
+        raise ValueError("the fake model refuses as it was told to")
     runner = CrashingRunner(
         options.num_blocks or 256,
         options.block_size,

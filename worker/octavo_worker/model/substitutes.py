@@ -60,7 +60,7 @@ class RowByRow(TorchFunctionMode):
 
 _VECTORISED = frozenset(
     ("silu", "gelu", "sigmoid", "tanh", "exp", "softplus", "cos", "sin", "erf", "expm1", "log", "log1p", "logsigmoid")
-) | {"mish", "elu", "pow", "__pow__"}
+) | {"mish", "elu", "pow", "__pow__", "__rpow__"}
 _MATRIX_PRODUCTS = frozenset(("matmul", "__matmul__", "mm", "bmm"))
 _SUMS_OF_PRODUCTS = frozenset(("addmm", "baddbmm"))
 _NAMES = _VECTORISED | _MATRIX_PRODUCTS | _SUMS_OF_PRODUCTS | {"linear", "einsum"}
