@@ -30,8 +30,10 @@ def recorder() -> ModuleType:
 
 @pytest.mark.parametrize(("kind", "frame", "value"), RECORDED)
 def test_a_recorded_frame_says_the_same(recorder: ModuleType, kind: str, frame: str, value: Any) -> None:
-    decoded = getattr(wire, f"decode_{kind}")(bytes.fromhex(frame))
-    assert json.loads(json.dumps(recorder.plain(decoded))) == value
+    decoded = json.loads(json.dumps(recorder.plain(getattr(wire, f"decode_{kind}")(bytes.fromhex(frame)))))
+    if isinstance(value, dict):  # fields that it did not know yet
+        decoded = {name: decoded[name] for name in value}
+    assert decoded == value
 
 
 def test_frames_are_written_as_they_were(recorder: ModuleType) -> None:

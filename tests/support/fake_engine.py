@@ -2,8 +2,8 @@
 
 `--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake, as in
 "fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a
-token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`). With
-`refuse` it cannot load, and takes so many seconds to exit.
+token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`).
+With `refuse` it cannot load, and takes so many seconds to exit.
 """
 
 from __future__ import annotations
