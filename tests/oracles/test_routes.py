@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import WhisperConfig
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import load_runner
@@ -17,7 +18,7 @@ from octavo_worker.model.transformers_route import TransformersModel
 from .conftest import Pair
 from .drive import Engine, request
 from .test_greedy import prompts
-from .zoo import GENERIC, ROUTED, save
+from .zoo import CONTEXT, GENERIC, ROUTED, VOCAB, save
 
 
 @pytest.mark.parametrize("name", GENERIC)
@@ -35,12 +36,32 @@ def test_both_routes_agree(name: str, cpu_pair: Callable[[str], Pair]) -> None:
         assert [logprob.logprob for logprob in sequences[0]] == pytest.approx(expected, abs=1e-4)
 
 
+ALL_ROWS = {  # its code gives the logits of all tokens, whichever are asked for
+    "whisper": WhisperConfig(
+        vocab_size=VOCAB,
+        d_model=64,
+        decoder_layers=2,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=80,
+        encoder_layers=2,
+        max_target_positions=CONTEXT,
+        is_decoder=True,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        decoder_start_token_id=0,
+    )
+}
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ROUTED)
+@pytest.mark.parametrize("name", [*ROUTED, *ALL_ROWS])
 def test_no_request_feels_the_others(name: str, dtype: str, tmp_path: Path) -> None:
     """Alone, together, and taken over in the middle."""
-    save(name, tmp_path)
-    options = ModelOptions(model=str(tmp_path), device="cpu", dtype=dtype, num_blocks=257, threads=2)
+    save(name, tmp_path, ALL_ROWS.get(name))
+    options = ModelOptions(
+        model=str(tmp_path), device="cpu", dtype=dtype, num_blocks=257, threads=2, max_model_len=CONTEXT
+    )
     runner = load_runner(options)
     requests = [request(str(i), prompts()[i], logprobs=0, temperature=1.0, seed=3, max_tokens=16) for i in range(4)]
     together = Engine(runner).run(requests)

@@ -25,6 +25,7 @@ from octavo_worker.model.substitutes import RowByRow, substitute
 
 NAME = "octavo_paged"
 LAYER = "octavo"  # the attribute of an attention module that tells the attention function its layer
+OURS = ("position_ids", "logits_to_keep")  # arguments that some models pass on to the attention function
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class TransformersModel:
                 logits_to_keep=0 if rows is None else rows,
             )
         logits: Tensor = output.logits[0]
-        return logits
+        return logits if rows is None or self._selects_rows else logits[rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
@@ -123,7 +124,8 @@ class TransformersModel:
                 f"{name} has layers with different KV shapes {sorted(shapes)}; one shape is supported; {NEXT}"
             )
         twice, logits = self._try(2)
-        if not (all(call.is_even for call in twice) and _are_even(logits, 1)):
+        self._selects_rows = logits.shape[1] == 1  # some models' code makes those of all tokens whatever it is asked
+        if not all(call.is_even for call in twice):
             raise UnsupportedModel(
                 f"{name} counts positions by itself, from the first token of a batch: neighbours would change answers; "
                 f"{NEXT}"
@@ -131,11 +133,16 @@ class TransformersModel:
         return calls
 
     def _try(self, count: int) -> tuple[list[Call], Tensor]:
-        """The calls for so many equal tokens at one position, and the logits."""
+        """The calls for so many equal tokens at one position, and the logits of the last, or of all."""
         ids = torch.zeros((1, count), dtype=torch.int64, device=self.device)
         try:
             with torch.inference_mode():
-                output = self.model(input_ids=ids, position_ids=torch.full_like(ids, 1), use_cache=False)
+                output = self.model(
+                    input_ids=ids,
+                    position_ids=torch.full_like(ids, 1),
+                    use_cache=False,
+                    logits_to_keep=ids[0, :1] + count - 1,
+                )
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # its code may do anything with masks that are not there and heads of other shapes
@@ -246,9 +253,7 @@ def _problem(
         return "its sliding window is not passed to the attention function"
     if surplus > 0:
         return "its value heads are wider than its key heads"
-    if tensors := sorted(
-        name for name, value in others.items() if isinstance(value, Tensor) and name != "position_ids"
-    ):
+    if tensors := sorted(name for name, value in others.items() if isinstance(value, Tensor) and name not in OURS):
         return f"it passes {', '.join(tensors)} to the attention function, which paged attention does not know"
     return None
 
