@@ -25,6 +25,7 @@ _READING = (
     "XREVRANGE", "ZRANGE", "ZREVRANGEBYLEX", "SUBSCRIBE", "UNSUBSCRIBE",
 )  # fmt: skip
 _ASKING = ("BLPOP", "EXPIRE", "HDEL", "HSET", "RPUSH", "XDEL")  # workers about their memory; pins; dead letters
+_TASKS = ("HGET", "SET", "XGROUP CREATE", "XREADGROUP", "ZADD", "ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYSCORE")  # of Celery
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Role:
 _OF_CLIENTS = ("attach", "cancel", "detach", "enqueue", "mend", "order")
 ROLES = (
     Role("reader", (), _READING),
-    Role("client", _OF_CLIENTS, _READING + _ASKING),
+    Role("client", _OF_CLIENTS, _READING + _ASKING + _TASKS),
     Role("gateway", (*_OF_CLIENTS, "probe", "reap"), _READING + _ASKING),
     Role(
         "worker",

@@ -37,7 +37,7 @@ class WaitingTasks:
 
     def keep(self, task_id: str, message: bytes, *, sent: float, due: float | None) -> None:
         """`sent` is when a worker may have it first, `due` when it expires."""
-        with self.connection.pipeline() as pipeline:
+        with self.connection.pipeline(transaction=False) as pipeline:
             pipeline.hset(self.keys.tasks(self.name), task_id, message)
             pipeline.zadd(self.keys.tasks_sent(self.name), {task_id: sent})
             if due is None:
@@ -48,7 +48,7 @@ class WaitingTasks:
 
     def drop(self, task_id: str) -> None:
         """Its result is stored."""
-        with self.connection.pipeline() as pipeline:
+        with self.connection.pipeline(transaction=False) as pipeline:
             pipeline.hdel(self.keys.tasks(self.name), task_id)
             pipeline.zrem(self.keys.tasks_sent(self.name), task_id)
             pipeline.zrem(self.keys.tasks_due(self.name), task_id)
