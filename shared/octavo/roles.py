@@ -25,7 +25,7 @@ _READING = (
     "XREVRANGE", "ZRANGE", "ZREVRANGEBYLEX", "SUBSCRIBE", "UNSUBSCRIBE",
 )  # fmt: skip
 _ASKING = ("BLPOP", "EXPIRE", "HDEL", "HSET", "RPUSH", "XDEL")  # workers about their memory; pins; dead letters
-_TASKS = ("HGET", "SET", "XGROUP CREATE", "XREADGROUP", "ZADD", "ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYSCORE")  # of Celery
+_TASKS = ("HGET", "SET", "XGROUP CREATE", "XREADGROUP", "ZADD", "ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYSCORE")  # Celery
 
 
 @dataclass(frozen=True)

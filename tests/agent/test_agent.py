@@ -102,7 +102,7 @@ async def test_a_job_that_was_taken_over_goes_first_under_its_tenant_s_own_salt(
     (first,) = desk.claim().jobs
     chunk = Chunk(token_ids=(1,), texts=("a",))
     run_sync(desk.queue.connection, desk.queue.cell.append([Append(job_id, first.token, 0, chunk)]))
-    run_sync(desk.queue.connection, desk.queue.cell.release([(job_id, first.token)], crashed=False))
+    run_sync(desk.queue.connection, desk.queue.cell.release([(job_id, first.token)]))
     desk.agent.take(desk.claim())
     await waiting.until(lambda: len(desk.engine.of(AddRequest)) == 2)
     taken_over = desk.engine.of(AddRequest)[1]

@@ -38,7 +38,7 @@ def test_a_job_that_is_given_back_rings_the_bell(world: Any, crashed: bool) -> N
     job_id = world.enqueue()
     claim = world.claim_one()
     assert rung(world)
-    world.run(world.cell.release([(job_id, claim.token)], crashed=crashed))
+    world.run(world.cell.release([(job_id, claim.token)], why="crashed" if crashed else "back"))
     assert rung(world)
 
 
@@ -73,7 +73,7 @@ def test_a_claim_repeated_after_a_release_leaves_the_job_in_the_queue(world: Any
     job_id = world.enqueue()
     call = world.cell.claim("toy", "w", max_jobs=1, max_tokens=99, lease_ms=5000, idle=True)
     (claim,) = world.run(call).jobs
-    world.run(world.cell.release([(job_id, claim.token)], crashed=False))
+    world.run(world.cell.release([(job_id, claim.token)]))
     assert world.run(call).jobs == ()
     assert world.claim_one(worker="w2").job_id == job_id
     assert world.run(call).jobs == ()
@@ -118,7 +118,7 @@ def test_progress_is_that_of_the_owner(world: Any) -> None:
     progress = Progress(attempt=1, tokens=3, score=-1.0, finished=0, text="abc")
     assert world.run(world.cell.progress(job_id, claim.token, progress))
     assert "pg" in world.state(job_id)
-    world.run(world.cell.release([(job_id, claim.token)], crashed=False))
+    world.run(world.cell.release([(job_id, claim.token)]))
     assert "pg" not in world.state(job_id)
     world.claim_one(worker="w2")
     assert not world.run(world.cell.progress(job_id, claim.token, progress))
