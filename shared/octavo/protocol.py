@@ -221,18 +221,8 @@ class Cell:
         nothing) the first job is handed out whatever its size, and suspects, with nothing beside, before others. A job
         with tokens is handed out only to workers of the `digest` that made them; "" takes those of unknown origin."""
         token = secrets.token_hex(16)
-        return self._call(
-            "claim",
-            model,
-            worker_id,
-            token,
-            max_jobs,
-            max_tokens,
-            lease_ms,
-            int(idle),
-            digest,
-            parse=lambda reply: _parse_claims(reply, token),
-        )
+        asked = (model, worker_id, token, max_jobs, max_tokens, lease_ms, int(idle), digest)
+        return self._call("claim", *asked, parse=lambda reply: _parse_claims(reply, token))
 
     def append(self, items: Sequence[Append]) -> Call[list[AppendReply]]:
         """One reply an item, in order. Raises ValueError for more than 64 items or a chunk without tokens."""

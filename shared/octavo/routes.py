@@ -44,7 +44,7 @@ class Route:
         return self.address.kind not in (SENTINEL, CLUSTER)
 
     def candidates(self) -> list[Node]:
-        """Whom to ask, in this order: in a random one, so that a node that knows nothing is not asked for ever."""
+        """The nodes to ask, in this order: in a random one, so that a node that knows nothing is not asked for ever."""
         others = random.sample(sorted(self._nodes), len(self._nodes))
         return [self._hint, *others] if self._hint else others
 

@@ -166,7 +166,7 @@ async def test_a_job_lost_before_it_is_read_never_reaches_the_engine(desk: Desk)
 
 
 async def test_a_job_claimed_when_the_engine_died_is_given_back_unharmed(desk: Desk) -> None:
-    await desk.agent.detach()
+    await desk.agent.detach(crashed=True)
     job_id = desk.queue.submit(PROMPT)
     desk.agent.take(desk.claim())
     await waiting.until(lambda: desk.queue.status(job_id) is JobStatus.QUEUED)
@@ -177,7 +177,7 @@ async def test_only_jobs_in_the_engine_crash_with_it(desk: Desk) -> None:
     inside, _ = await desk.start()
     outside = desk.queue.submit(PROMPT)
     desk.agent.take(desk.claim())  # its prompt is not read yet
-    await desk.agent.detach()
+    await desk.agent.detach(crashed=True)
     assert {desk.queue.status(job_id) for job_id in (inside, outside)} == {JobStatus.QUEUED}
     assert desk.queue.field(outside, "crashes") == "0"
 
@@ -197,7 +197,7 @@ async def test_a_job_that_is_generated_survives_its_engine(desk: Desk) -> None:
     job_id, request = await desk.start()
     desk.agent.on_silence()
     desk.generate(request, 1, 2, reason="length")
-    await desk.agent.detach()
+    await desk.agent.detach(crashed=True)
     assert desk.agent.holding()[0][0] == job_id
     desk.beat()
     await desk.ended()

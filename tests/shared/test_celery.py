@@ -207,7 +207,7 @@ def test_a_revoked_task_cancels_its_job(running: Any, client: Client, terminate:
 
 
 def test_a_task_that_expires_cancels_its_job(running: Any, client: Client) -> None:
-    task, job_id = running(expires=3)
+    task, job_id = running(expires=12)
     eventually(lambda: has_ended(client, job_id, JobStatus.CANCELLED))
     with pytest.raises(celery.exceptions.TaskRevokedError):
         task.get(timeout=STALL_S)

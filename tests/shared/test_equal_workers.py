@@ -18,11 +18,11 @@ def begun(world: Any) -> Callable[..., str]:
         if tokens:
             world.append(claim, 0, range(tokens))
         for crash in range(crashes):
-            world.run(world.cell.release([(job_id, claim.token)], crashed=True))
+            world.run(world.cell.release([(job_id, claim.token)], why="crashed"))
             if crash < crashes - 1:
                 claim = world.claim_one(digest="a")
         if not crashes:
-            world.run(world.cell.release([(job_id, claim.token)], crashed=False))
+            world.run(world.cell.release([(job_id, claim.token)]))
         return job_id
 
     return begin
@@ -58,7 +58,7 @@ def test_a_job_without_tokens_runs_anywhere(world: Any, begun: Callable[..., str
     claim = world.claim_one(digest="b")
     assert claim.job_id == job_id
     world.append(claim, 0, [1])
-    world.run(world.cell.release([(job_id, claim.token)], crashed=False))
+    world.run(world.cell.release([(job_id, claim.token)]))
     assert world.claim(digest="a").jobs == ()
     assert world.claim_one(digest="b").job_id == job_id
 

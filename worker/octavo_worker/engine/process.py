@@ -27,7 +27,7 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
     try:
         runner = load_runner(options)
     except Exception as error:
-        channel.send(Refused(f"{type(error).__name__}: {error}"))  # the exit may take longer than anybody waits
+        channel.send(Refused(f"{type(error).__name__}: {error}"))  # the exit may take longer than the worker waits
         raise
     scheduler = scheduler_for(runner, options)
     gc.freeze()  # what the model brought stays for good: later collections need not walk it
