@@ -132,6 +132,19 @@ async def test_answers_take_their_time(own_gateway: Callable[..., str], redis_ur
         assert len(worker.seen) == 1
 
 
+async def test_an_answer_is_given_although_the_next_request_stops_on_its_way(
+    own_gateway: Callable[..., str], redis_url: str
+) -> None:
+    url = own_gateway(request_timeout=0.05)
+    body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 8}).encode()
+    first = b"POST /v1/completions HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+    first += b"content-length: %d\r\n\r\n" % len(body) + body
+    async with ScriptedWorker(redis_url, pace=0.05):
+        received = await asyncio.to_thread(exchange, url, first + b"GET /livez HTTP/1.1\r\nhost:")
+    assert received.startswith(b"HTTP/1.1 200")
+    assert whole_text(8).encode() in received
+
+
 def test_connections_have_a_cap_and_room_again_once_some_leave(own_gateway: Callable[..., str]) -> None:
     url = own_gateway(max_connections=5)
     with ExitStack() as stack:
