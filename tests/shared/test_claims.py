@@ -33,12 +33,12 @@ def make_suspect(world: Any) -> str:
 # the bell
 
 
-@pytest.mark.parametrize("crashed", [True, False])
-def test_a_job_that_is_given_back_rings_the_bell(world: Any, crashed: bool) -> None:
+@pytest.mark.parametrize("why", ["back", "crashed", "killed"])
+def test_a_job_that_is_given_back_rings_the_bell(world: Any, why: str) -> None:
     job_id = world.enqueue()
     claim = world.claim_one()
     assert rung(world)
-    world.run(world.cell.release([(job_id, claim.token)], why="crashed" if crashed else "back"))
+    world.run(world.cell.release([(job_id, claim.token)], why=why))
     assert rung(world)
 
 
