@@ -362,3 +362,8 @@ def test_a_token_in_front_of_the_prompt_has_no_place_in_its_text():
     found = logprobs.take()
     assert found["text_offset"] == [0, 0, 1, 1]
     assert found["tokens"] == ["<|begin|>", "T", r"bytes:\xc3", r"bytes:\xa9"]
+
+
+async def test_clients_do_not_retry_a_job_that_has_failed(http, worker):
+    refused = await http.post("/v1/completions", json={"model": "toy", "prompt": "x" * 999})
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (400, "false")

@@ -29,6 +29,7 @@ from octavo.models import (
     Usage,
     WorkerInfo,
 )
+from octavo.streams import assemble
 
 DECODERS: list[Callable[[bytes], Any]] = [
     wire.decode_request,
@@ -246,3 +247,9 @@ def test_an_error_quotes_no_prompt() -> None:
     with pytest.raises(MalformedMessage) as caught:
         wire.decode_request(data)
     assert "secret" not in str(caught.value)
+
+
+def test_sequences_of_a_result_are_in_their_order_whichever_came_first() -> None:
+    chunks = [Chunk(index=1, token_ids=(5,), texts=("b",)), Chunk(token_ids=(4,), texts=("a",))]
+    result = assemble("j", "m", Terminal(status=JobStatus.COMPLETED), chunks)
+    assert [(sequence.index, sequence.text) for sequence in result.sequences] == [(0, "a"), (1, "b")]
