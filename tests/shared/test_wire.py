@@ -241,9 +241,10 @@ def test_bombs_cost_neither_time_nor_memory() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
 
 
-def test_an_error_quotes_no_prompt() -> None:
+@pytest.mark.parametrize("prompt", ["secret", ["secret"]])
+def test_an_error_quotes_no_prompt(prompt: object) -> None:
     messages = [{"role": "x", "content": "secret"}]
-    data = msgpack.packb([1, "job", {"model": "m", "prompt": "secret", "messages": messages}])
+    data = msgpack.packb([1, "job", {"model": "m", "prompt": prompt, "messages": messages}])
     with pytest.raises(MalformedMessage) as caught:
         wire.decode_request(data)
     assert "secret" not in str(caught.value)
@@ -253,3 +254,21 @@ def test_sequences_of_a_result_are_in_their_order_whichever_came_first() -> None
     chunks = [Chunk(index=1, token_ids=(5,), texts=("b",)), Chunk(token_ids=(4,), texts=("a",))]
     result = assemble("j", "m", Terminal(status=JobStatus.COMPLETED), chunks)
     assert [(sequence.index, sequence.text) for sequence in result.sequences] == [(0, "a"), (1, "b")]
+
+
+def test_the_order_of_biases_changes_no_byte() -> None:
+    requests = [
+        JobRequest(model="m", prompt="p", sampling=SamplingParams(logit_bias=biases))
+        for biases in ({5: 1.0, 3: 2.0}, {3: 2.0, 5: 1.0})
+    ]
+    assert wire.encode_request(requests[0]) == wire.encode_request(requests[1])
+
+
+def test_what_is_nested_too_deeply_is_malformed_wherever_it_stands() -> None:
+    nested: Any = []
+    for _ in range(20):
+        nested = [nested]
+    fields = WorkerInfo(id="w", model="m", host="h", pid=1, started_at=1.0).model_dump()
+    frame = msgpack.packb([wire.VERSION, "worker", {**fields, "of_a_later_version": nested}])
+    with pytest.raises(MalformedMessage, match="nested"):
+        wire.decode_worker(frame)
