@@ -235,8 +235,9 @@ async def test_a_stream_that_has_expired_is_no_empty_result(
     await job.cancel()
     assert (await client.result(job.id)).status is JobStatus.CANCELLED
     await connection.delete(f"{{c00}}:t:{job.id}")
-    with pytest.raises(JobNotFound, match="expired"):
-        await client.result(job.id)
+    for ask in (client.result, client.outcome):
+        with pytest.raises(JobNotFound, match="expired"):
+            await ask(job.id)
 
 
 async def test_models_workers_and_depths(client: AsyncClient, connection: Any) -> None:
