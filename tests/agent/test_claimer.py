@@ -34,6 +34,7 @@ class Counter:
             model=MODEL,
             worker_id="w",
             lease_ms=60_000,
+            digest=lambda: "",
             room=lambda: self.room,
             changed=self.changed,
             take=self._take,
