@@ -37,6 +37,7 @@ from octavo_kernels.cache import (
 )
 from octavo_kernels.linear import gated_linear, linear
 from octavo_kernels.norm import layer_norm, rms_norm
+from octavo_kernels.quantised import pack, quantised_gated_linear, quantised_linear
 from octavo_kernels.sampling import logprobs, pack_samples, sample
 
 __all__ = [
@@ -56,8 +57,11 @@ __all__ = [
     "linear",
     "logprobs",
     "num_threads",
+    "pack",
     "pack_samples",
     "paged_attention",
+    "quantised_gated_linear",
+    "quantised_linear",
     "rms_norm",
     "rope_attention",
     "rope_write_kv",

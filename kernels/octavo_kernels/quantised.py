@@ -1,0 +1,81 @@
+"""Products of the rows of a batch with quantised weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import reference
+from octavo_kernels.activation import Gate, act_and_mul
+from octavo_kernels.call import check, float_type, output, rows_of
+from octavo_kernels.linear import linear
+from octavo_kernels.norm import rms_norm
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.weights import Activations, PackedWeight, QuantisedWeight, dequantise
+from octavo_kernels.weights import check as check_weight
+
+
+def pack(weight: QuantisedWeight) -> PackedWeight:
+    """The weight for the kernels of the device that it lies on. Takes its tensors over: they must not be used again.
+    Raises `TypeError` or `ValueError`, naming the field, if they do not fit together."""
+    check_weight(weight)
+    return PackedWeight(
+        weight.scheme, weight.columns, weight.depth, weight.codes, weight.scales, weight.zeros, weight.order
+    )
+
+
+def quantised_linear(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: RmsNorm | None = None,
+    normed: Tensor | None = None,
+    uniform: bool = False,
+) -> Tensor:
+    """`linear` with a quantised weight: `x[T, depth]` to `[T, columns]` in the type of x.
+
+    Sums are exact where both sides are integers, else float32. `norm` and `normed` as in `linear`, and so is `uniform`.
+    """
+    float_type("x", x)
+    rows, depth = rows_of("x", x)
+    if depth != weight.depth:
+        raise ValueError(f"x must have {weight.depth} columns, not {depth}")
+    if bias is not None:
+        check("bias", bias, x.dtype, (weight.columns,))
+    if residual is not None:
+        check("residual", residual, x.dtype, (rows, weight.columns))
+    out = output(out, x, (rows, weight.columns))
+    if norm is not None:
+        x = rms_norm(x, norm.weight, norm.eps, out=normed, offset=norm.offset)
+    return linear(_turned(x, weight), dequantise(weight).to(x.dtype), bias, out, residual, uniform=uniform)
+
+
+def quantised_gated_linear(
+    x: Tensor,
+    weight: PackedWeight,
+    kind: Gate,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    scratch: Tensor | None = None,
+    norm: RmsNorm | None = None,
+    normed: Tensor | None = None,
+    uniform: bool = False,
+) -> Tensor:
+    """`act_and_mul(quantised_linear(x, weight, bias), kind)`; arguments as in `gated_linear`."""
+    if weight.columns % 2:
+        raise ValueError(f"weight must have an even number of rows, not {weight.columns}")
+    product = quantised_linear(x, weight, bias, scratch, None, norm, normed, uniform)
+    return act_and_mul(product, kind, out=out)
+
+
+def _turned(x: Tensor, weight: PackedWeight) -> Tensor:
+    """What the codes of x stand for."""
+    scheme = weight.scheme
+    if scheme.activations is Activations.AS_GIVEN:
+        return x
+    dtype = torch.int8 if scheme.activations is Activations.INT8 else torch.float8_e4m3fn
+    group = scheme.activation_group or x.shape[1]
+    codes, scales = reference.quantise(x.float().unflatten(1, (-1, group)), dtype)
+    return (codes.float() * scales).flatten(1).to(x.dtype)
