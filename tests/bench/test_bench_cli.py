@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from octavo_worker.bench.cli import _show, bench
+from octavo_worker.bench.cli import bench
 from octavo_worker.bench.report import report
+from octavo_worker.bench.tables import show
 
 SMALL = ("engine", "--device", "cpu", "--threads", "1", "--rounds", "1", "--num-blocks", "256")
 
@@ -52,7 +53,7 @@ def test_requests_longer_than_the_context_are_refused_in_words(longest: int) -> 
 @pytest.mark.parametrize("columns", [10, 30])
 def test_a_redirected_table_is_whole(columns: int, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"workload": "a" * 30} | {f"a_figure_of_{number}": 1234567.25 for number in range(columns)}
-    _show(report("engine", [row, row]), as_json=False, out=None)
+    show(report("engine", [row, row]), as_json=False, out=None)
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert shown.count("1234567.25") == 2 * columns

@@ -128,7 +128,7 @@ RULES = [
     ),
     Rule(
         f"{WORKER}/bench",
-        ("octavo", "octavo_worker", "torch", "msgspec", "psutil", "rich", "typer"),
+        ("octavo", "octavo_worker", "torch", "tokenizers", "msgspec", "psutil", "rich", "typer"),
         but_not=(*COMMANDS, *worker("agent")),
     ),
     Rule("kernels/octavo_kernels", ("torch", "numpy")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from octavo.logs import printable
 from octavo_worker.bench.replay import RULES, arrivals_of, figures
-from octavo_worker.bench.report import encode, floor_share, median, report, write
+from octavo_worker.bench.report import floor_share, median, report
 from octavo_worker.bench.shapes import SHAPES, write_shape
+from octavo_worker.bench.tables import show
 from octavo_worker.bench.traces import Clipped, TracedRequest, clip, read_trace, work_of
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, Work, workload
 from octavo_worker.contract.options import ModelOptions
@@ -52,11 +51,6 @@ class KvDtype(StrEnum):
     INT8 = "int8"
     FP8 = "fp8"
 
-
-NO_COLUMNS = ("seconds", "cpu_ms_per_1000_tokens")
-MOST_COLUMNS = 14
-
-_PIPE_WIDTH = 1000  # a pipe has no width of its own: nothing is cut off there
 
 _console = Console(stderr=True)
 
@@ -128,46 +122,6 @@ def _write_steps(log: StepLog | None, path: Path | None) -> None:
         path.write_text(json.dumps(step_log.chrome_trace(log)))
 
 
-def _show(document: dict[str, Any], as_json: bool, out: Path | None) -> None:
-    if out is not None:
-        write(document, out)
-    if as_json:
-        typer.echo(encode(document))
-        return
-    names = list(dict.fromkeys(key for row in document["rows"] for key in row))
-    columns = [name for name in names if name not in NO_COLUMNS]
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    console.print(_across(document, columns) if len(columns) <= MOST_COLUMNS else _down(document, names))
-
-
-def _across(document: dict[str, Any], names: list[str]) -> Table:
-    table = Table(title=document["benchmark"])
-    for name in names:
-        is_name = name == "workload"
-        table.add_column(name.replace("_", " "), justify="left" if is_name else "right", no_wrap=is_name)
-    for row in document["rows"]:
-        table.add_row(*(_cell(row.get(name)) for name in names))
-    return table
-
-
-def _down(document: dict[str, Any], names: list[str]) -> Table:
-    """A column a row, for rows of many figures."""
-    rows = document["rows"]
-    table = Table("", *([""] * len(rows)), title=document["benchmark"], show_header=False)
-    for name in names:
-        values = [row.get(name) for row in rows]
-        parts = dict.fromkeys(part for value in values if isinstance(value, dict) for part in value)
-        for part in parts or [""]:
-            shown = [value.get(part) if isinstance(value, dict) else value for value in values]
-            label = f"{name} {part}".strip().replace("_", " ")
-            table.add_row(label, *map(_cell, shown))
-    return table
-
-
-def _cell(value: Any) -> str:
-    return "-" if value is None else str(value)
-
-
 @bench.command()
 def engine(
     model: Model = "demo",
@@ -220,7 +174,7 @@ def engine(
         **limits,
         **modes,
     )
-    _show(document, as_json, out)
+    show(document, as_json, out)
 
 
 def _measure(
@@ -267,7 +221,7 @@ def service(
         except ServiceFailed as failure:
             _console.print(printable(str(failure)), markup=False, style="red")
             raise typer.Exit(1) from failure
-    _show(report("service", rows, model=model, family=family, device=device.value), as_json, out)
+    show(report("service", rows, model=model, family=family, device=device.value), as_json, out)
 
 
 @bench.command()
@@ -328,7 +282,7 @@ def replay(
         temperature=temperature,
         overlap=overlap,
     )
-    _show(document, as_json, out)
+    show(document, as_json, out)
 
 
 def _replay(
@@ -343,6 +297,57 @@ def _replay(
     arrivals, work = _arrivals(trace, speed), work_of(trace, bench_engine.vocab_size)
     bench_engine.run([Work(w.prompt[:64], 8) for w in work[:8]])
     return figures(bench_engine.run(work, arrivals=arrivals, kv_tokens=kv_tokens, log=log), trace, clipped)
+
+
+@bench.command()
+def quality(
+    model: Annotated[str, typer.Argument(help="The model to judge: a folder, a hub id, or `demo`.")],
+    against: Annotated[str, typer.Option(help="The model whose distributions count as the truth.")],
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Score the beginning of this file; by default --against samples a text.", exists=True),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to score, about.")] = 2048,
+    context: Annotated[
+        int, typer.Option(min=2, help="Tokens of a window: each is scored given those before it.")
+    ] = 256,
+    threads: Threads = None,
+    device: OnDevice = Device.AUTO,
+    dtype: InDtype = Dtype.AUTO,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """How far a model's next-token distributions are from another's, such as those of the same model in 16 bits: mean
+    divergence, agreement on the most likely token, perplexities. One of them is loaded at a time."""
+    from octavo_worker.bench.quality import Mismatch, Reference, windows_of
+    from octavo_worker.model import ModelError
+
+    more = {"device": device.value, "dtype": dtype.value}
+    with _options(model, threads, None, **more) as judged, _options(against, threads, None, **more) as trusted:
+        try:
+            folders = [Path(options.model) for options in (trusted, judged)]
+            windows = None if text is None else windows_of(_read_text(text), folders, tokens, context)
+            reference = Reference.of(trusted, windows, tokens, context)
+            divergence, numerics = reference.beside(judged)
+        except (Mismatch, ModelError) as error:
+            _console.print(printable(str(error)), markup=False, style="red")
+            raise typer.Exit(1) from error
+    document = report(
+        "quality",
+        [{"model": model} | divergence.to_json()],
+        against=against,
+        text="sampled by the reference" if text is None else text.name,
+        context=context,
+        numerics={"model": numerics, "reference": reference.numerics},
+    )
+    show(document, as_json, out)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} cannot be read as UTF-8 text: {error}", param_hint="--text") from None
 
 
 def _trace(path: Path, requests: int | None, seconds: float | None, start: float) -> list[TracedRequest]:
