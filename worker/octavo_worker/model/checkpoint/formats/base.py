@@ -1,19 +1,16 @@
-"""How a checkpoint stores its matrices, and which kind of `Linear` each of them becomes."""
+"""What a format of checkpoints is given, and what it returns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo_worker.model.checkpoint.source import WeightSource
-from octavo_worker.model.config_file import ModelConfig
-from octavo_worker.model.errors import UnsupportedModel
-from octavo_worker.model.layers.linear import Dense, Linear, Products
+from octavo_worker.model.layers.linear import Linear, Products
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +52,3 @@ class Format(Protocol):
     """
 
     def linear(self, matrix: Matrix, reader: Reader) -> Linear: ...
-
-
-class DenseFormat:
-    """One `.weight` in floating point a part."""
-
-    def linear(self, matrix: Matrix, reader: Reader) -> Dense:
-        columns = sum(matrix.rows)
-        weight = reader.empty(columns, matrix.depth)
-        for name, part in zip(matrix.names, weight.split(list(matrix.rows)), strict=True):
-            reader.source.read(f"{name}.weight", part, matrix.transposed)
-        bias = reader.empty(columns) if matrix.biased else None
-        if bias is not None:
-            for name, part in zip(matrix.names, bias.split(list(matrix.rows)), strict=True):
-                reader.source.read(f"{name}.bias", part)
-        return Dense(weight, bias, reader.products)
-
-
-def format_of(config: ModelConfig, folder: Path) -> Format:
-    """The format of the checkpoint in `folder`. Raises `UnsupportedModel` if no kind of Linear computes with it."""
-    if getattr(config, "quantization_config", None):
-        raise UnsupportedModel(f"{folder} is quantised; give the checkpoint in bfloat16, float16 or float32.")
-    return DenseFormat()

@@ -1,0 +1,21 @@
+"""Matrices in floating point."""
+
+from __future__ import annotations
+
+from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
+from octavo_worker.model.layers.linear import Dense
+
+
+class DenseFormat:
+    """One `.weight` in floating point a part."""
+
+    def linear(self, matrix: Matrix, reader: Reader) -> Dense:
+        columns = sum(matrix.rows)
+        weight = reader.empty(columns, matrix.depth)
+        for name, part in zip(matrix.names, weight.split(list(matrix.rows)), strict=True):
+            reader.source.read(f"{name}.weight", part, matrix.transposed)
+        bias = reader.empty(columns) if matrix.biased else None
+        if bias is not None:
+            for name, part in zip(matrix.names, bias.split(list(matrix.rows)), strict=True):
+                reader.source.read(f"{name}.bias", part)
+        return Dense(weight, bias, reader.products)
