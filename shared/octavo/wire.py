@@ -126,7 +126,7 @@ def decode_metadata(data: bytes) -> dict[str, str]:
 
 
 def encode_model(card: ModelCard) -> bytes:
-    return _encode("model", card.model_dump())
+    return _encode("model", card.model_dump(exclude_defaults=True))  # version 0.1.0 refuses fields it does not know
 
 
 def decode_model(data: bytes) -> ModelCard:

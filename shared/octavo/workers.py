@@ -11,13 +11,15 @@ from octavo.stats import WorkerStats
 
 
 class ModelCard(Frozen):
-    """A model that some worker serves or has served, as registered at the worker's start."""
+    """A model that some worker serves or has served, as registered at the worker's start. `quantization` names the
+    schemes of quantised weights; it is empty where none is."""
 
     name: str
     max_model_len: int
     vocab_size: int
     has_tokenizer: bool
     created_at: float
+    quantization: str = ""
 
 
 class PrefixPin(Frozen):

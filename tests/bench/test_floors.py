@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from transformers import LlamaConfig
 
@@ -18,7 +20,8 @@ READS, MULTIPLIES = Ceilings(1e12, 1e30), Ceilings(1e30, 1e12)  # only one of th
 def llama_8b() -> Costs:
     config = decoder_config(LlamaConfig(**{k: v for k, v in SHAPES["llama-8b"].items() if k != "model_type"}))
     assert config is not None
-    return Costs.of(config, itemsize=2, kv_itemsize=2)
+    costs = Costs.of(config, weight_bytes=0, kv_itemsize=2)
+    return replace(costs, weight_bytes=2 * costs.weights)
 
 
 def test_costs_of_a_public_shape(llama_8b: Costs) -> None:
@@ -31,6 +34,14 @@ def test_a_lone_request_reads_all_weights_for_each_token(llama_8b: Costs) -> Non
     contexts = 1001 + 1002
     expected = 3 * 2 * llama_8b.weights + contexts * llama_8b.kv_bytes
     assert floor_seconds(llama_8b, work, READS) == pytest.approx(expected / 1e12)
+
+
+def test_weights_of_fewer_bits_are_read_as_fast_as_they_are_small(llama_8b: Costs) -> None:
+    halved = replace(llama_8b, weight_bytes=llama_8b.weights)
+    work = [Work([1], 1001)]
+    contexts = sum(range(2, 1002))
+    expected = 1001 * halved.weights + contexts * halved.kv_bytes
+    assert floor_seconds(halved, work, READS) == pytest.approx(expected / 1e12)
 
 
 def test_a_shared_prefix_is_computed_and_read_once(llama_8b: Costs) -> None:

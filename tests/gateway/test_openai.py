@@ -8,11 +8,14 @@ import json
 import httpx
 import openai
 import pytest
+import redis
 from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
 from waiting import until
 
-from octavo.models import JobStatus, TokenLogprob
+from octavo.calls import run_sync
+from octavo.models import JobStatus, ModelCard, TokenLogprob
 from octavo.openai.logprobs import CompletionLogprobs
+from octavo.protocol import Cell
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -24,6 +27,16 @@ async def test_models(ai, worker):
         await ai.models.retrieve("org/absent")
     assert caught.value.code == "model_not_found"
     assert MODEL in caught.value.message
+
+
+async def test_models_name_how_their_weights_are_quantised(http, worker, redis_url):
+    card = ModelCard(
+        name="small", max_model_len=9, vocab_size=9, has_tokenizer=True, created_at=1, quantization="fp8-a8"
+    )
+    with redis.Redis.from_url(redis_url) as connection:
+        run_sync(connection, Cell().register_model(card))
+    listed = (await http.get("/v1/models")).json()["data"]
+    assert {model["id"]: model["quantization"] for model in listed} == {MODEL: None, "small": "fp8-a8"}
 
 
 async def test_chat_answers_in_one_piece(ai, worker):

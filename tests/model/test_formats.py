@@ -39,6 +39,10 @@ class Scaled(Linear):
     codes: Tensor
     scales: Tensor
 
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         return Dense(self.codes * self.scales).apply(x, out, residual)
 

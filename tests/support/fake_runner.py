@@ -71,6 +71,7 @@ class FakeRunner:
     shared_reading = None
     asynchronous = False
     kv_dtype = "bfloat16"
+    quantization = ""
     numerics = "fake"
 
     def __init__(

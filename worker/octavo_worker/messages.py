@@ -131,9 +131,9 @@ class Shutdown(Message):
 
 
 class Ready(Message):
-    """Engine to agent, once: the model is loaded. `kv_dtype` names the type of the KV cache, `numerics` what decides
-    how the engine rounds. With `enough_blocks` free
-    a sequence of any length can begin."""
+    """Engine to agent, once: the model is loaded. `kv_dtype` names the type of the KV cache, `quantization` the schemes
+    of quantised weights (empty: none is), `numerics` what decides how the engine rounds. With `enough_blocks` free a
+    sequence of any length can begin."""
 
     max_model_len: int
     vocab_size: int
@@ -144,6 +144,7 @@ class Ready(Message):
     enough_blocks: int
     load_seconds: float
     numerics: str = ""
+    quantization: str = ""
 
 
 class Refused(Message):

@@ -27,6 +27,10 @@ class WorkerSettings(BaseSettings):
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="`dummy` fills the weights with random numbers: a config.json is enough."
     )
+    quantization: Literal["auto", "fp8", "int8", "int4"] = Field(
+        "auto",
+        description="Store the matrices of a 16-bit checkpoint in 8 or 4 bits; `auto`: as the checkpoint has them.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Type of weights and cache.")
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(

@@ -38,4 +38,5 @@ def _model_json(card: ModelCard) -> dict[str, Any]:
         "created": int(card.created_at),
         "owned_by": "octavo",
         "max_model_len": card.max_model_len,
+        "quantization": card.quantization or None,
     }

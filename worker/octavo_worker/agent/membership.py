@@ -165,6 +165,7 @@ class Membership:
             vocab_size=limits.vocab_size,
             has_tokenizer=self._has_tokenizer,
             created_at=time.time(),
+            quantization=limits.quantization,
         )
 
 

@@ -234,9 +234,10 @@ class Supervisor:
         if not self._heartbeat.is_alive:
             self._heartbeat.start()
         if is_first:
+            weights = f"weights in {ready.quantization}, " if ready.quantization else ""
             log.info(
-                "serving %s (%s): %d blocks of %d tokens in %s (%.1f s)",
-                self._model, digest[:DIGEST_SHOWN], ready.num_blocks, ready.block_size, ready.kv_dtype,
+                "serving %s (%s): %s%d blocks of %d tokens in %s (%.1f s)",
+                self._model, digest[:DIGEST_SHOWN], weights, ready.num_blocks, ready.block_size, ready.kv_dtype,
                 ready.load_seconds,
             )  # fmt: skip
             await self._membership.compare(self._info())

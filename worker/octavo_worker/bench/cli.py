@@ -46,6 +46,13 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
+class Quantization(StrEnum):
+    AUTO = "auto"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 class KvDtype(StrEnum):
     AUTO = "auto"
     INT8 = "int8"
@@ -64,6 +71,7 @@ MaxModelLen = Annotated[int, typer.Option(help="Longest sequence that must fit."
 TokenBudget = Annotated[int | None, typer.Option(help="Most prompt tokens in one step; by default as the device.")]
 OnDevice = Annotated[Device, typer.Option(help="Where the model runs.")]
 InDtype = Annotated[Dtype, typer.Option(help="Type of weights and cache.")]
+OfWeights = Annotated[Quantization, typer.Option(help="Weights in 8 or 4 bits, from 16; auto: as in the files.")]
 CacheDtype = Annotated[KvDtype, typer.Option(help="Type of the KV cache; auto: as --dtype.")]
 SwapMemory = Annotated[float, typer.Option(min=0, help="GiB of CPU memory for preempted sequences.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0: greedy.")]
@@ -133,6 +141,7 @@ def engine(
     token_budget: TokenBudget = None,
     device: OnDevice = Device.AUTO,
     dtype: InDtype = Dtype.AUTO,
+    quantization: OfWeights = Quantization.AUTO,
     kv_dtype: CacheDtype = KvDtype.AUTO,
     num_blocks: Annotated[int | None, typer.Option(min=2, help="Blocks of the KV cache, to see preemption.")] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Most sequences in the running batch.")] = 256,
@@ -152,9 +161,9 @@ def engine(
 
     limits = {"num_blocks": num_blocks, "max_running": max_running, "swap_memory": swap_memory}
     modes = {"device": device.value, "overlap": overlap, "deterministic": deterministic}
-    more = {"dtype": dtype.value, "kv_dtype": kv_dtype.value, "token_budget": token_budget}
+    types = {"dtype": dtype.value, "quantization": quantization.value, "kv_dtype": kv_dtype.value}
     rows, log = [], None
-    with _options(model, threads, max_model_len, **limits, **modes, **more) as options:
+    with _options(model, threads, max_model_len, **limits, **modes, **types, token_budget=token_budget) as options:
         bench_engine = EngineBench(load_runner(options), options, temperature)
         for name, work in _works(family, workloads, bench_engine.vocab_size, bench_engine.max_model_len).items():
             log = _step_log(chrome_trace)
@@ -303,6 +312,7 @@ def _replay(
 def quality(
     model: Annotated[str, typer.Argument(help="The model to judge: a folder, a hub id, or `demo`.")],
     against: Annotated[str, typer.Option(help="The model whose distributions count as the truth.")],
+    quantization: OfWeights = Quantization.AUTO,
     text: Annotated[
         Path | None,
         typer.Option(help="Score the beginning of this file; by default --against samples a text.", exists=True),
@@ -323,7 +333,8 @@ def quality(
     from octavo_worker.model import ModelError
 
     more = {"device": device.value, "dtype": dtype.value}
-    with _options(model, threads, None, **more) as judged, _options(against, threads, None, **more) as trusted:
+    as_asked = {"quantization": quantization.value, **more}
+    with _options(model, threads, None, **as_asked) as judged, _options(against, threads, None, **more) as trusted:
         try:
             folders = [Path(options.model) for options in (trusted, judged)]
             windows = None if text is None else windows_of(_read_text(text), folders, tokens, context)
@@ -334,7 +345,7 @@ def quality(
             raise typer.Exit(1) from error
     document = report(
         "quality",
-        [{"model": model} | divergence.to_json()],
+        [{"model": model, "quantization": quantization.value} | divergence.to_json()],
         against=against,
         text="sampled by the reference" if text is None else text.name,
         context=context,

@@ -113,12 +113,13 @@ class EngineBench:
         return measure_ceilings(model.device, model.dtype) if model.device.type == "cuda" else None
 
     def floor(self, work: list[Work]) -> float | None:
-        """The least seconds in which this GPU could do the work; None for models of the transformers route, and on a
-        CPU."""
+        """The least seconds in which this GPU could do the work; None on a CPU, for models of the transformers route,
+        and for products in 8 bits, whose rate is another."""
         model = self._runner.model
-        if self.ceilings is None or not isinstance(model, Decoder):
+        if self.ceilings is None or not isinstance(model, Decoder) or "a8" in model.quantization:
             return None
-        costs = Costs.of(model.config, model.dtype.itemsize, self._runner.kv_cache.dtype.itemsize)
+        weight_bytes = sum(linear.nbytes for linear in model.layers.linears)
+        costs = Costs.of(model.config, weight_bytes, self._runner.kv_cache.dtype.itemsize)
         return floor_seconds(costs, work, self.ceilings)
 
     @property

@@ -17,25 +17,26 @@ from octavo_worker.model.config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a model costs: elements of its layers' matrices and of its head, bytes of one element, bytes of one token's
+    """What a model costs: elements of its layers' matrices and of its head, bytes of all of them, bytes of one token's
     keys and values in all layers, operations of one query and one key in all layers."""
 
     layers: int
     head: int
-    itemsize: int
+    weight_bytes: int
     kv_bytes: int
     pair_flops: int
 
     @classmethod
-    def of(cls, config: DecoderConfig, itemsize: int, kv_itemsize: int) -> Costs:
-        """Of the embedding table a step reads rows only; norms and biases are left out."""
+    def of(cls, config: DecoderConfig, weight_bytes: int, kv_itemsize: int) -> Costs:
+        """`weight_bytes` are those of the layers and the head. Of the embedding table a step reads rows only; norms and
+        biases are left out."""
         hidden, layers = config.hidden_size, len(config.layers)
         attention = hidden * (2 * config.q_size + 2 * config.kv_size)
         mlp = (3 if config.gated else 2) * hidden * config.intermediate_size
         return cls(
             layers=layers * (attention + mlp),
             head=hidden * config.vocab_size,
-            itemsize=itemsize,
+            weight_bytes=weight_bytes,
             kv_bytes=2 * layers * config.kv_size * kv_itemsize,
             pair_flops=4 * layers * config.q_size,
         )
@@ -81,7 +82,7 @@ def _prompts(costs: Costs, branches: list[Branch], ceilings: Ceilings) -> float:
     computed = sum(len(w.prompt) - shared for w, shared in branches)
     pairs = sum(len(w.prompt) ** 2 - shared**2 for w, shared in branches) / 2
     flops = 2 * costs.layers * computed + 2 * costs.head * len(branches) + costs.pair_flops * pairs
-    return max(flops / ceilings.flops, costs.weights * costs.itemsize / ceilings.bandwidth)
+    return max(flops / ceilings.flops, costs.weight_bytes / ceilings.bandwidth)
 
 
 def _decodes(costs: Costs, branches: list[Branch], ceilings: Ceilings) -> float:
@@ -91,7 +92,7 @@ def _decodes(costs: Costs, branches: list[Branch], ceilings: Ceilings) -> float:
         branches = _running(branches, step)
         contexts = [len(w.prompt) + step for w, _ in branches]
         distinct = sum(contexts) - sum(shared for _, shared in branches)
-        read = costs.weights * costs.itemsize + costs.kv_bytes * distinct
+        read = costs.weight_bytes + costs.kv_bytes * distinct
         flops = 2 * costs.weights * len(contexts) + costs.pair_flops * sum(contexts)
         seconds += max(read / ceilings.bandwidth, flops / ceilings.flops)
     return seconds

@@ -14,6 +14,7 @@ a GPU is only busy with thousands."""
 
 
 LongRope = Literal["auto", "short", "long"]
+OnlineQuantization = Literal["fp8", "int8", "int4"]
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,13 +29,15 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     `cuda_graphs` decode steps are replayed as one. `host_cache_bytes` of CPU memory hold preempted sequences and
     what is left of those longer than the cache; `preemption` "swap" and "recompute" overrule what is cheaper;
     `scheduling` is the policy of the engine's queue. `threads` None leaves the choice to torch. `kv_dtype` "auto"
-    keeps K and V in the model's dtype. `seed` makes dummy weights reproducible. `check_integrity` verifies all
+    keeps K and V in the model's dtype. `quantization` turns a checkpoint in floating point into that form as it is
+    read; "auto" takes the weights as they are. `seed` makes dummy weights reproducible. `check_integrity` verifies all
     block accounting whenever the engine falls idle. `deterministic` makes a GPU compute each sequence with the same
     bits whatever else is in the batch and however its prompt is cut; on a CPU that is always so.
     """
 
     model: str
     load_format: Literal["auto", "dummy"] = "auto"
+    quantization: Literal["auto"] | OnlineQuantization = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"

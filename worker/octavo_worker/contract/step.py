@@ -262,7 +262,8 @@ class ModelRunner(Protocol):
 
     `num_blocks` counts the null block 0, `num_host_blocks` (0: no swapping) the block `first_host_block`: both are
     never handed out. Host blocks have the ids from `first_host_block` on, which is `num_blocks` or more. `kv_dtype`
-    names the type of the KV cache, `numerics` what decides how the runner rounds. No plan has more tokens of prompts
+    names the type of the KV cache, `quantization` the schemes of quantised weights (empty: none is), `numerics` what
+    decides how the runner rounds. No plan has more tokens of prompts
     than `token_budget`. `window`: tokens that a query sees in every layer, 0 if some layer sees all. `reads_host`:
     whether block tables may have host blocks. `speeds` is None if they were not measured, `shared_reading` if leading
     blocks are read once for each sequence. `asynchronous` says that `launch` returns before the step is computed. Only
@@ -274,6 +275,7 @@ class ModelRunner(Protocol):
     first_host_block: int
     block_size: int
     kv_dtype: str
+    quantization: str
     numerics: str
     max_model_len: int
     token_budget: int

@@ -61,6 +61,7 @@ class EngineLoop:
             enough_blocks=self._scheduler.kv.enough_blocks,
             load_seconds=load_seconds,
             numerics=runner.numerics,
+            quantization=runner.quantization,
         )
 
     def _receive(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,13 @@ class DecoderLayers:
     blocks: list[Block]
     head: Linear
 
+    @property
+    def linears(self) -> Iterator[Linear]:
+        """Of all blocks, and the head."""
+        for block in self.blocks:
+            yield from (block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down)
+        yield self.head
+
 
 class Decoder:
     """Runs ragged batches against a paged KV cache.
@@ -41,6 +49,7 @@ class Decoder:
         self.layers = layers
         self.uniform = uniform
         self.factors = ""
+        self.quantization = "+".join(sorted(set().union(*(linear.schemes for linear in layers.linears))))
         self.dtype = layers.embed.dtype
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size

@@ -11,11 +11,12 @@ import torch
 from octavo_kernels import cuda, ops
 from octavo_kernels.pools import reads_host
 from octavo_worker.contract.capacity import Capacity
-from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
+from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions, OnlineQuantization
 from octavo_worker.files import model_folder
 from octavo_worker.model.base_runner import CacheConfig, CausalModel
 from octavo_worker.model.checkpoint.build import build_layers
-from octavo_worker.model.checkpoint.formats import Reader, format_of
+from octavo_worker.model.checkpoint.formats import DenseFormat, Format, OnlineFormat, Reader, format_of
+from octavo_worker.model.checkpoint.names import NAMES
 from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights, WeightSource
 from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.config import DecoderConfig, decoder_config, reject
@@ -99,6 +100,8 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     uniform = options.deterministic and device.type == "cuda"
     if uniform:
         check_uniform(device, config, described)
+    if options.quantization != "auto":
+        form = online_format(options.quantization, form, described, config.model_type, folder)
     if described is None:
         assert not isinstance(config, FileConfig)  # which is of one of the decoder's families
         from octavo_worker.model.transformers_route import load_transformers  # brings transformers, which takes seconds
@@ -126,6 +129,19 @@ def _described(config: ModelConfig, rope_len: int | None) -> DecoderConfig | Non
             f"the config.json of this {config.model_type!r} lacks what the model needs ({error}); compare it with the "
             "file of a model that runs."
         ) from error
+
+
+def online_format(
+    kind: OnlineQuantization, form: Format, described: DecoderConfig | None, family: str, folder: Path
+) -> Format:
+    """What quantises the checkpoint of format `form` as it is read. Raises `UnsupportedModel`."""
+    if not isinstance(form, DenseFormat):
+        raise UnsupportedModel(f"{folder} is quantised already; leave --quantization out.")
+    if described is None:
+        raise UnsupportedModel(
+            f"--quantization covers the models of octavo's own decoder, not {family!r}; leave it out."
+        )
+    return OnlineFormat(kind, NAMES[described.family].head)
 
 
 def check_block_size(block_size: int, device: torch.device) -> None:

@@ -69,6 +69,7 @@ class TransformersModel:
     is_capturable = None
     uniform = False
     factors = ""
+    quantization = ""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()

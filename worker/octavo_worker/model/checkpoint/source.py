@@ -31,6 +31,10 @@ class WeightSource(Protocol):
         """Fills `target` with a tensor, or with its transpose. The values may arrive as late as `finish`."""
         ...
 
+    def wait(self) -> None:
+        """Until the values of all tensors asked for have arrived."""
+        ...
+
     def finish(self, ignored: Iterable[str]) -> None:
         """Waits for all reads. Refuses tensors that were not read, except for names with an `ignored` ending."""
         ...
@@ -86,6 +90,9 @@ class Checkpoint:
         target.copy_(tensor)
         self.unread.discard(name)
 
+    def wait(self) -> None:
+        pass
+
     def finish(self, ignored: Iterable[str]) -> None:
         endings = tuple(ignored)
         if surplus := sorted(name for name in self.unread if not name.endswith(endings)):
@@ -115,6 +122,9 @@ class RandomWeights:
             dtype = torch.float32 if target.is_cpu else target.dtype
             made = torch.empty(target.shape, dtype=dtype, device=target.device)
             target.copy_(made.normal_(0.0, self.std, generator=self.generator))
+
+    def wait(self) -> None:
+        pass
 
     def finish(self, ignored: Iterable[str]) -> None:
         pass

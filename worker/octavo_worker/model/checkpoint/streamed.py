@@ -67,6 +67,7 @@ class StreamedCheckpoint(Checkpoint):
     _places: dict[Path, dict[str, Place]] = field(default_factory=dict)
     _descriptors: dict[Path, int] = field(default_factory=dict)
     _pieces: list[Future[None]] = field(default_factory=list)
+    _stagings: list[Staging] = field(default_factory=list)
     _idle: queue.SimpleQueue[Staging] = field(default_factory=queue.SimpleQueue)
 
     @cached_property
@@ -88,12 +89,16 @@ class StreamedCheckpoint(Checkpoint):
             piece = octets[at : at + PIECE]
             self._pieces.append(self._threads.submit(self._load, file, place.begin + at, piece, usable))
 
+    def wait(self) -> None:
+        for piece in self._pieces:
+            piece.result()
+        self._pieces.clear()
+        for staging in self._stagings:  # none is in a thread's hands
+            staging.stream.synchronize()
+
     def finish(self, ignored: Iterable[str]) -> None:
         try:
-            for piece in self._pieces:
-                piece.result()
-            while not self._idle.empty():
-                self._idle.get().stream.synchronize()
+            self.wait()
         finally:
             self._threads.shutdown(cancel_futures=True)
             for descriptor in self._descriptors.values():
@@ -109,9 +114,10 @@ class StreamedCheckpoint(Checkpoint):
 
     def _prepare(self, device: torch.device) -> None:
         """Allocates two buffers a thread on first use: one is filled while the other is copied."""
-        if not self._pieces:
-            for _ in range(2 * THREADS):
-                self._idle.put(Staging(device))
+        if not self._stagings:
+            self._stagings += [Staging(device) for _ in range(2 * THREADS)]
+            for staging in self._stagings:
+                self._idle.put(staging)
 
     def _open(self, file: Path) -> int:
         if file not in self._descriptors:

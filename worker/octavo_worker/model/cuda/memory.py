@@ -17,6 +17,7 @@ WORKSPACE = 1 << 30
 def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
     """Bytes of the GPU's memory that the KV cache may take: the share `gpu_memory` of all, less what is in use by any
     process, less what steps need. Raises `ModelError` if nothing is left."""
+    torch.cuda.empty_cache()  # of what loading took for a while
     free, total = torch.cuda.mem_get_info(model.device)
     room = int(options.gpu_memory * total) - (total - free) - step_bytes(options, model, max_model_len)
     if room <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Set
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,7 +16,16 @@ from octavo_worker.model.layers.norm import AddNorm, Input
 
 class Linear(ABC):
     """`[T, depth]` to `[T, columns]`. A kind of Linear (another form of its weights, a part of them on each rank) has
-    an `apply` of its own, and overrides the other two where it has kernels for them."""
+    an `apply` of its own, and overrides the other two where it has kernels for them. `schemes` names how its weights
+    are quantised; `nbytes` are those of its weights, which a product reads."""
+
+    @property
+    def schemes(self) -> Set[str]:
+        return frozenset()
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int: ...
 
     @abstractmethod
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
@@ -54,6 +64,10 @@ class Dense(Linear):
     weight: Tensor
     bias: Tensor | None = None
     products: Products = Products()
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         p = self.products

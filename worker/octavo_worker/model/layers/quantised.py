@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from octavo_kernels.ops import Gate
 from octavo_kernels.weights import PackedWeight
 from octavo_worker.model.layers.linear import Linear, Products
 from octavo_worker.model.layers.norm import Input
+from octavo_worker.model.schemes import name_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,6 +22,14 @@ class Quantised(Linear):
     weight: PackedWeight
     bias: Tensor | None
     products: Products
+
+    @property
+    def schemes(self) -> Set[str]:
+        return {name_of(self.weight.scheme, self.weight.depth)}
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         uniform = self.products.uniform

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from octavo_worker.model.checkpoint.formats.base import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
+from octavo_worker.model.checkpoint.formats.online import OnlineFormat
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import UnsupportedModel
 
-__all__ = ["DenseFormat", "Format", "Matrix", "Reader", "format_of"]
+__all__ = ["DenseFormat", "Format", "Matrix", "OnlineFormat", "Reader", "format_of"]
 
 
 def format_of(config: ModelConfig, folder: Path) -> Format:

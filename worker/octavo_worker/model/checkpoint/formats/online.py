@@ -1,0 +1,39 @@
+"""A checkpoint in floating point whose matrices are quantised as they are read."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_kernels import ops
+from octavo_worker.contract.options import OnlineQuantization
+from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
+from octavo_worker.model.checkpoint.formats.dense import DenseFormat
+from octavo_worker.model.checkpoint.rounding import quantised
+from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.quantised import Quantised
+
+
+class OnlineFormat:
+    """Reads each matrix into one buffer and quantises it from there, so that no more than the largest of them is held
+    beside the model. The `head` stays as it is: it is often the embedding's table, and its errors reach the logits
+    unweakened."""
+
+    def __init__(self, kind: OnlineQuantization, head: str) -> None:
+        self._kind = kind
+        self._head = head
+        self._dense = DenseFormat()
+        self._buffer = torch.empty(0)
+
+    def linear(self, matrix: Matrix, reader: Reader) -> Linear:
+        if list(matrix.names) == [self._head]:
+            return self._dense.linear(matrix, reader)
+        columns = sum(matrix.rows)
+        size = columns * matrix.depth
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(0)  # not two at a time
+            self._buffer = reader.empty(size)
+        weight = self._buffer[:size].view(columns, matrix.depth)
+        self._dense.read(matrix, reader, weight)
+        bias = self._dense.bias(matrix, reader)
+        reader.source.wait()
+        return Quantised(ops.pack(quantised(weight, self._kind)), bias, reader.products)
