@@ -15,7 +15,7 @@ from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.files import model_folder
 from octavo_worker.model.base_runner import CacheConfig, CausalModel
 from octavo_worker.model.checkpoint.build import build_layers
-from octavo_worker.model.checkpoint.formats import Reader, format_of
+from octavo_worker.model.checkpoint.formats import DenseFormat, Reader, format_of
 from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights, WeightSource
 from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.config import DecoderConfig, decoder_config, reject
@@ -84,7 +84,7 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     """The model and its context length. Without `decoders` every model takes the transformers route."""
     folder = model_folder(options.model)
     config = (read_file(folder) if decoders else None) or read_config(folder)
-    form = format_of(config, folder)
+    form = format_of(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
@@ -96,11 +96,20 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
         wanted_len = wanted_len if is_long else min(wanted_len, original)
     described = _described(config, original and original + int(is_long)) if decoders else None
     dummy = options.load_format == "dummy"
+    if dummy and not isinstance(form, DenseFormat):
+        raise UnsupportedModel(
+            "--load-format dummy draws weights in 16 bits; take quantization_config out of the model's config.json."
+        )
     uniform = options.deterministic and device.type == "cuda"
     if uniform:
         check_uniform(device, config, described)
     if described is None:
         assert not isinstance(config, FileConfig)  # which is of one of the decoder's families
+        if not isinstance(form, DenseFormat):
+            raise UnsupportedModel(
+                f"{config.model_type!r} runs on its transformers code, which takes no quantised weights here; give the "
+                "checkpoint in bfloat16 or float16."
+            )
         from octavo_worker.model.transformers_route import load_transformers  # brings transformers, which takes seconds
 
         routed = load_transformers(folder, config, dtype, device, options.seed if dummy else None)

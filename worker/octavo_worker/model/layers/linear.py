@@ -15,7 +15,12 @@ from octavo_worker.model.layers.norm import AddNorm, Input
 
 class Linear(ABC):
     """`[T, depth]` to `[T, columns]`. A kind of Linear (another form of its weights, a part of them on each rank) has
-    an `apply` of its own, and overrides the other two where it has kernels for them."""
+    an `apply` of its own, and overrides the others where it has kernels for them."""
+
+    @property
+    def forms(self) -> frozenset[str]:
+        """What its quantised weights are stored and multiplied as, in words."""
+        return frozenset()
 
     @abstractmethod
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:

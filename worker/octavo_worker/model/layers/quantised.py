@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.ops import Gate
-from octavo_kernels.weights import PackedWeight
+from octavo_kernels.weights import Activations, PackedWeight
 from octavo_worker.model.layers.linear import Linear, Products
 from octavo_worker.model.layers.norm import Input
 
@@ -20,6 +20,16 @@ class Quantised(Linear):
     weight: PackedWeight
     bias: Tensor | None
     products: Products
+
+    @property
+    def forms(self) -> frozenset[str]:
+        """Such as `int4g128`: four bits, 128 codes a scale; `fp8 by fp8`: a scale a row, and activations likewise."""
+        codes, group, activations, activation_group = self.weight.scheme
+        stored = codes.name.lower() + (f"g{group}" if group < self.weight.depth else "")
+        if activations is Activations.AS_GIVEN:
+            return frozenset({stored})
+        turned = activations.name.lower() + (f"g{activation_group}" if activation_group else "")
+        return frozenset({f"{stored} by {turned}"})
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         uniform = self.products.uniform

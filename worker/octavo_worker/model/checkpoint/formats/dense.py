@@ -10,12 +10,8 @@ class DenseFormat:
     """One `.weight` in floating point a part."""
 
     def linear(self, matrix: Matrix, reader: Reader) -> Dense:
-        columns = sum(matrix.rows)
-        weight = reader.empty(columns, matrix.depth)
+        weight = reader.empty(sum(matrix.rows), matrix.depth)
         for name, part in zip(matrix.names, weight.split(list(matrix.rows)), strict=True):
             reader.source.read(f"{name}.weight", part, matrix.transposed)
-        bias = reader.empty(columns) if matrix.biased else None
-        if bias is not None:
-            for name, part in zip(matrix.names, bias.split(list(matrix.rows)), strict=True):
-                reader.source.read(f"{name}.bias", part)
+        bias = reader.bias(matrix.names, matrix.rows) if matrix.biased else None
         return Dense(weight, bias, reader.products)
