@@ -17,7 +17,7 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-from common import calibration, keep, save_expected, write_base
+from common import calibration, keep, save_expected, tokenizer, write_base
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
 from compressed_tensors.utils import match_named_modules
@@ -27,8 +27,7 @@ from llmcompressor.modifiers import Modifier
 from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
 from quantised_base import CONFIG, RAGGED
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 HEAD = ["lm_head"]
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
@@ -79,13 +78,6 @@ def forms() -> dict[str, Form]:
         "ct-mixed": Form([QuantizationModifier(scheme=mixed, ignore=HEAD)]),
         "ct-ignored": Form([preset("W4A16", [*HEAD, "re:.*v_proj$"])]),
     }
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Text plays no part, but a calibrated recipe asks for a tokenizer."""
-    vocabulary = {f"t{i}": i for i in range(CONFIG["vocab_size"])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0")
 
 
 def quantise(form: Form, folder: Path) -> None:
