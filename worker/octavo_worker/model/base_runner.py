@@ -26,9 +26,10 @@ class CausalModel(Protocol):
     logits, float32 or of `dtype`. `windows` are the sliding windows that occur among its layers (0: none), `num_heads`
     the query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA
     graphs; None: only a trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone.
-    `factors`: those of LongRoPE, short or long; empty: it has none.
+    `forms`: those of quantised weights, in words. `factors`: those of LongRoPE, short or long; empty: it has none.
     """
 
+    forms: frozenset[str]
     uniform: bool
     factors: str
     num_heads: int
@@ -103,7 +104,12 @@ class BaseRunner:
         self.reads_host = pools.first_host_block is not None
         self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
         self.numerics = numerics(
-            model.device, model.dtype, self.kv_cache.dtype, uniform=model.uniform, factors=model.factors
+            model.device,
+            model.dtype,
+            self.kv_cache.dtype,
+            forms=model.forms,
+            uniform=model.uniform,
+            factors=model.factors,
         )
         model.bind(pools.blocks, cache.block_size, max_model_len)
 

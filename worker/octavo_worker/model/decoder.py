@@ -41,6 +41,8 @@ class Decoder:
         self.layers = layers
         self.uniform = uniform
         self.factors = ""
+        linears = [layers.head, *(linear for block in layers.blocks for linear in block.linears)]
+        self.forms = frozenset[str]().union(*(linear.forms for linear in linears))
         self.dtype = layers.embed.dtype
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size

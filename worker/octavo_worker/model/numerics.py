@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from octavo_kernels import ops
 
 
 def numerics(
-    device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, *, uniform: bool = False, factors: str = ""
+    device: torch.device,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    *,
+    forms: Collection[str] = (),
+    uniform: bool = False,
+    factors: str = "",
 ) -> str:
-    """The CPU's instruction set or the GPU, the type of the weights and that of the KV cache, the factors of LongRoPE.
+    """The CPU's instruction set or the GPU, the type of the weights and that of the KV cache, the forms of weights that
+    are quantised (such as int4g128: `layers.quantised`), the factors of LongRoPE.
     Workers of one model with equal numerics generate the same tokens; on GPUs only with `uniform` rows."""
     computes = ops.cpu_level() if device.type == "cpu" else torch.cuda.get_device_name(device)
     names = [str(kind).removeprefix("torch.") for kind in (dtype, cache_dtype)]
+    names += [f"weights {' + '.join(sorted(forms))}"] * bool(forms)
     names += ["deterministic"] * uniform + [f"{factors} factors"] * bool(factors)
     return f"{device.type} {computes} {' '.join(names)}"

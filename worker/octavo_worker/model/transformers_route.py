@@ -67,6 +67,7 @@ class TransformersModel:
     """
 
     is_capturable = None
+    forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""
 

@@ -16,6 +16,11 @@ from octavo_worker.model.layers.norm import Input
 
 class Mlp(Protocol):
     @property
+    def up(self) -> Linear:
+        """The first product."""
+        ...
+
+    @property
     def down(self) -> Linear:
         """The last product."""
         ...

@@ -63,10 +63,7 @@ class AwqPart:
 
     def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
         codes, zeros = pack(_columns(raw["qweight"]).T), _columns(raw["qzeros"])
-        symmetric = bool((zeros == 8).all())
-        return QuantisedWeight(
-            Scheme(Codes.INT4, self.group), codes, raw["scales"].float(), None if symmetric else zeros
-        )
+        return QuantisedWeight(Scheme(Codes.INT4, self.group), codes, raw["scales"].float(), zeros)
 
 
 def _columns(words: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class PackedIntegers:
             "weight_scale": Wanted([(rows, groups)], SCALES),
             "weight_shape": Wanted([(2,)], [torch.int64, torch.int32]),
         }
-        if not self.group.symmetric:
+        if _has_zeros(self.part, self.group):
             wanted["weight_zero_point"] = Wanted([(-(-rows // a_word), groups)], [torch.int32])
         if "weight_g_idx" in self.part.found or self.group.act_order:
             wanted["weight_g_idx"] = Wanted([(depth,)], [torch.int32])
@@ -55,7 +55,7 @@ class PackedIntegers:
             )
         codes = raw["weight_packed"].view(torch.uint8)[:, : part.depth * self.bits // 8].contiguous()
         zeros = None
-        if not self.group.symmetric:
+        if "weight_zero_point" in raw:
             zeros = unpack(raw["weight_zero_point"].T, self.bits)[:, : part.rows].contiguous()
         if self.bits == 8:
             codes, zeros = signed(codes), None if zeros is None else signed(zeros)
@@ -90,12 +90,12 @@ class EightBits:
             shapes += SCALAR
         codes = DTYPES[self.group.codes]
         wanted = {"weight": Wanted([(rows, depth)], [codes]), "weight_scale": Wanted(shapes, SCALES)}
-        if not self.group.symmetric:
+        if _has_zeros(self.part, self.group):
             wanted["weight_zero_point"] = Wanted(shapes, [torch.int8])
         return wanted
 
     def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
-        zeros = None if self.group.symmetric else self._rows(raw["weight_zero_point"])
+        zeros = self._rows(raw["weight_zero_point"]) if "weight_zero_point" in raw else None
         return QuantisedWeight(self._scheme, raw["weight"], self._rows(raw["weight_scale"].float()), zeros)
 
     @property
@@ -140,3 +140,8 @@ class FourBitFloats:
         else:
             scales = scales.float() / raw["weight_global_scale"].reshape(())
         return QuantisedWeight(Scheme(Codes.FP4, self.group.columns), raw["weight_packed"], scales.contiguous())
+
+
+def _has_zeros(part: Part, group: Group) -> bool:
+    """Older versions store zero points of symmetric weights, too."""
+    return not group.symmetric or "weight_zero_point" in part.found

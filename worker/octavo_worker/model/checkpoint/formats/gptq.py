@@ -91,12 +91,8 @@ class GptqPart:
         zeros = unpack(self._zero_words(raw["qzeros"]), self.bits)
         if self.bits == 8:
             codes, zeros = signed(codes), signed(zeros)
-        kind, middle = (Codes.INT4, 8) if self.bits == 4 else (Codes.INT8, 0)
-        symmetric = bool((zeros == middle).all())
-        scales = raw["scales"].float()
-        return QuantisedWeight(
-            Scheme(kind, self.group), ordered(codes, order), scales, None if symmetric else zeros, order
-        )
+        kind = Codes.INT4 if self.bits == 4 else Codes.INT8
+        return QuantisedWeight(Scheme(kind, self.group), ordered(codes, order), raw["scales"].float(), zeros, order)
 
     def _order(self, groups: Tensor | None) -> Tensor | None:
         if groups is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -82,32 +82,43 @@ class QuantisedFormat:
             )
         if len(parts) > 1 and not all(forms):
             return Parts([self.linear(part, reader) for part in matrix.parts], matrix.rows)
-        weights = _weights([(part, form) for part, form in zip(parts, forms, strict=True) if form is not None], reader)
+        weights = read_weights([(part, form) for part, form in zip(parts, forms, strict=True) if form], reader)
         if all(_alike(weights[0], weight) for weight in weights):
             return _quantised(stack(weights), parts, matrix.biased, reader)
         apart = [_quantised(weight, [part], matrix.biased, reader) for weight, part in zip(weights, parts, strict=True)]
         return Parts(apart, matrix.rows)
 
 
-def _weights(forms: Sequence[tuple[Part, Stored]], reader: Reader) -> list[QuantisedWeight]:
+def read_weights(forms: Sequence[tuple[Part, Stored]], reader: Reader) -> list[QuantisedWeight]:
+    """The canonical form of each part. Raises `CheckpointError`, naming the tensor, for one that is missing or has
+    another shape or type."""
     raw = [_read(part, form, reader) for part, form in forms]
     reader.source.wait()
-    return [form.weight(tensors) for (_, form), tensors in zip(forms, raw, strict=True)]
+    weights = (form.weight(tensors) for (_, form), tensors in zip(forms, raw, strict=True))
+    return [replace(weight, zeros=None) if _is_symmetric(weight) else weight for weight in weights]
 
 
 def stack(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
     """Weights of one scheme and one order, their rows one after the other."""
-    if len(weights) == 1:
-        return weights[0]
     first = weights[0]
+    if len(weights) == 1:
+        return first
     zeros = None
     if any(weight.zeros is not None for weight in weights):
-        middle = 8 if first.scheme.codes is Codes.INT4 else 0
-        dtype = first.codes.dtype
-        each = [torch.full_like(w.scales, middle, dtype=dtype) if w.zeros is None else w.zeros for w in weights]
-        zeros = torch.cat(each, dim=1)
+        zeros = torch.cat([_middles(weight) if weight.zeros is None else weight.zeros for weight in weights], dim=1)
     codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights]).view(first.codes.dtype)
     return QuantisedWeight(first.scheme, codes, torch.cat([w.scales for w in weights], dim=1), zeros, first.order)
+
+
+def _middles(weight: QuantisedWeight) -> Tensor:
+    """The zero points of a symmetric weight."""
+    middle = 8 if weight.scheme.codes is Codes.INT4 else 0
+    return torch.full_like(weight.scales, middle, dtype=weight.codes.dtype)
+
+
+def _is_symmetric(weight: QuantisedWeight) -> bool:
+    """Whether it has zero points for nothing."""
+    return weight.zeros is not None and torch.equal(weight.zeros, _middles(weight))
 
 
 def _alike(a: QuantisedWeight, b: QuantisedWeight) -> bool:
@@ -120,6 +131,11 @@ def _quantised(weight: QuantisedWeight, parts: Sequence[Part], biased: bool, rea
     bias = reader.bias([part.name for part in parts], [part.rows for part in parts]) if biased else None
     if not biased:
         _skip_zero_bias(parts, reader)
+    depth = parts[0].depth
+    if weight.depth != depth:
+        raise UnsupportedModel(
+            f"no kernel computes with {parts[0].name}: its depth {depth} is odd; give another checkpoint."
+        )
     try:
         return Quantised(ops.pack(weight), bias, reader.products)
     except ValueError as error:
