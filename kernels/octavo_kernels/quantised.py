@@ -71,11 +71,12 @@ def quantised_gated_linear(
 
 
 def _turned(x: Tensor, weight: PackedWeight) -> Tensor:
-    """What the codes of x stand for."""
+    """What the codes of x stand for. The last group of a row may be shorter than the others."""
     scheme = weight.scheme
     if scheme.activations is Activations.AS_GIVEN:
         return x
     dtype = torch.int8 if scheme.activations is Activations.INT8 else torch.float8_e4m3fn
-    group = scheme.activation_group or x.shape[1]
-    codes, scales = reference.quantise(x.float().unflatten(1, (-1, group)), dtype)
-    return (codes.float() * scales).flatten(1).to(x.dtype)
+    group = scheme.activation_group or weight.depth
+    groups = torch.nn.functional.pad(x.float(), (0, -weight.depth % group)).unflatten(1, (-1, group))
+    codes, scales = reference.quantise(groups, dtype)
+    return (codes.float() * scales).flatten(1)[:, : weight.depth].to(x.dtype)

@@ -39,9 +39,9 @@ def test_a_worker_serves_what_it_quantised_and_is_no_equal_of_another(
             infos = [worker.wait_ready().info() for worker in (quantised, dense)]
             eventually(lambda: "do not serve the same" in dense.log)
     four, sixteen = (info for info in infos if info is not None)
-    assert four.numerics == f"{sixteen.numerics} int4-g128"
+    assert four.numerics == f"{sixteen.numerics} weights int4g128"
     assert four.digest != sixteen.digest
-    assert "weights in int4-g128, " in quantised.log
+    assert "weights in int4g128, " in quantised.log
 
 
 def test_the_model_card_names_the_scheme(redis_url: str, queue: Queue, tmp_path: Path) -> None:
@@ -49,4 +49,4 @@ def test_the_model_card_names_the_scheme(redis_url: str, queue: Queue, tmp_path:
     with WorkerProcess(redis_url, tmp_path / "log", **flags) as worker, Client(redis_url) as client:
         worker.wait_ready()
         cards = {card.name: card.quantization for card in client.models()}
-    assert cards == {"demo": "", "small": "fp8-a8"}
+    assert cards == {"demo": "", "small": "fp8 by fp8"}

@@ -31,12 +31,12 @@ async def test_models(ai, worker):
 
 async def test_models_name_how_their_weights_are_quantised(http, worker, redis_url):
     card = ModelCard(
-        name="small", max_model_len=9, vocab_size=9, has_tokenizer=True, created_at=1, quantization="fp8-a8"
+        name="small", max_model_len=9, vocab_size=9, has_tokenizer=True, created_at=1, quantization="fp8 by fp8"
     )
     with redis.Redis.from_url(redis_url) as connection:
         run_sync(connection, Cell().register_model(card))
     listed = (await http.get("/v1/models")).json()["data"]
-    assert {model["id"]: model["quantization"] for model in listed} == {MODEL: None, "small": "fp8-a8"}
+    assert {model["id"]: model["quantization"] for model in listed} == {MODEL: None, "small": "fp8 by fp8"}
 
 
 async def test_chat_answers_in_one_piece(ai, worker):

@@ -51,7 +51,7 @@ class ScaledFormat:
     """Matrices with a `.scale` are scaled, the others dense."""
 
     def linear(self, matrix: Matrix, reader: Reader) -> Linear:
-        if f"{matrix.names[0]}.scale" not in reader.source:
+        if "scale" not in reader.source.under(matrix.names[0]):
             return DenseFormat().linear(matrix, reader)
         columns, rows = sum(matrix.rows), list(matrix.rows)
         linear = Scaled(torch.empty(columns, matrix.depth, dtype=torch.int8), reader.empty(columns, 1))

@@ -123,12 +123,6 @@ def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
         load_runner(dummy(str(tmp_path)))
 
 
-def test_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
-    model = folder_of(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(UnsupportedModel, match="quantised"):
-        load_runner(dummy(model))
-
-
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
 
 

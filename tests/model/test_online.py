@@ -32,7 +32,7 @@ LLAMA = LlamaConfig(
     num_key_value_heads=2,
     max_position_embeddings=64,
 )
-SCHEMES = {"fp8": "fp8-a8", "int8": "int8-a8", "int4": "int4-g128"}
+SCHEMES = {"fp8": "fp8 by fp8", "int8": "int8 by int8", "int4": "int4g128"}
 
 
 def load(folder: Path | str, **options: object) -> BaseRunner:
@@ -143,7 +143,7 @@ def test_random_weights_are_quantised_too(kind: OnlineQuantization, tmp_path: Pa
 def test_a_worker_names_the_scheme(kind: OnlineQuantization) -> None:
     runner = load("demo", quantization=kind)
     assert runner.quantization == SCHEMES[kind]
-    assert runner.numerics == load("demo").numerics + f" {SCHEMES[kind]}"
+    assert runner.numerics == load("demo").numerics + f" weights {SCHEMES[kind]}"
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from octavo_worker.model.checkpoint import streamed
-from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint, read_header
+from octavo_worker.model.checkpoint.header import read_header
+from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.errors import CheckpointError
 
 

@@ -151,7 +151,7 @@ def test_cards_come_back() -> None:
         id="w", model="m", host="h", pid=1, started_at=2.5, stats={"running": 1, "step_ms": 1.5, "kv_dtype": "x"}
     )
     error = JobError(code="c", message="m", param="p")
-    quantised = card.model_copy(update={"quantization": "int4-g128"})
+    quantised = card.model_copy(update={"quantization": "int4g128"})
     assert wire.decode_model(wire.encode_model(card)) == card
     assert wire.decode_model(wire.encode_model(quantised)) == quantised
     assert b"quantization" not in wire.encode_model(card)  # version 0.1.0 would refuse the card

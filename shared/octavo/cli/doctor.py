@@ -182,7 +182,10 @@ def _workers(url: str) -> list[Finding]:
     except (OctavoError, RedisError):
         return []  # that of the server says why
     mixed = [describe_mix(*mix) for mix in mixed_models(found).items()]
-    step = "give them the same --device, --dtype, --quantization and --kv-dtype; OCTAVO_CPU_LEVEL takes a lower instruction set"
+    step = (
+        "give them the same --device, --dtype, --quantization and --kv-dtype; OCTAVO_CPU_LEVEL takes a lower "
+        "instruction set"
+    )
     return [Finding("workers", "warning", mix, step) for mix in mixed] or [
         Finding("workers", "ok", f"{len(found)} live")
     ]

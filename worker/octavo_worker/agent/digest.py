@@ -15,6 +15,8 @@ _PIECE = 4096
 _READ = 1 << 20
 _TEXTS = (  # all that the tokenizer, the chat template and the engine read besides the weights
     "config.json",
+    "quantize_config.json",
+    "quant_config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -116,7 +116,7 @@ class EngineBench:
         """The least seconds in which this GPU could do the work; None on a CPU, for models of the transformers route,
         and for products in 8 bits, whose rate is another."""
         model = self._runner.model
-        if self.ceilings is None or not isinstance(model, Decoder) or "a8" in model.quantization:
+        if self.ceilings is None or not isinstance(model, Decoder) or any(" by " in form for form in model.forms):
             return None
         weight_bytes = sum(linear.nbytes for linear in model.layers.linears)
         costs = Costs.of(model.config, weight_bytes, self._runner.kv_cache.dtype.itemsize)

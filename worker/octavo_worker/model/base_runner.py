@@ -26,13 +26,12 @@ class CausalModel(Protocol):
     logits, float32 or of `dtype`. `windows` are the sliding windows that occur among its layers (0: none), `num_heads`
     the query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA
     graphs; None: only a trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone.
-    `factors`: those of LongRoPE, short or long; empty: it has none. `quantization` names the schemes of its quantised
-    weights; empty: none is.
+    `forms`: those of quantised weights, in words. `factors`: those of LongRoPE, short or long; empty: it has none.
     """
 
+    forms: frozenset[str]
     uniform: bool
     factors: str
-    quantization: str
     num_heads: int
     windows: list[int]
     dtype: torch.dtype
@@ -104,12 +103,12 @@ class BaseRunner:
         self.first_host_block = pools.first_host_block or cache.num_blocks
         self.reads_host = pools.first_host_block is not None
         self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
-        self.quantization = model.quantization
+        self.quantization = " + ".join(sorted(model.forms))
         self.numerics = numerics(
             model.device,
             model.dtype,
             self.kv_cache.dtype,
-            quantization=model.quantization,
+            forms=model.forms,
             uniform=model.uniform,
             factors=model.factors,
         )

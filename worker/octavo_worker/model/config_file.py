@@ -43,7 +43,7 @@ ROPES: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-UNKNOWN = ("per_layer_config", "partial_rotary_factor", "quantization_config")
+UNKNOWN = ("per_layer_config", "partial_rotary_factor")
 """Keys that only transformers understands."""
 
 

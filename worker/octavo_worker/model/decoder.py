@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +26,9 @@ class DecoderLayers:
     head: Linear
 
     @property
-    def linears(self) -> Iterator[Linear]:
+    def linears(self) -> list[Linear]:
         """Of all blocks, and the head."""
-        for block in self.blocks:
-            yield from (block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down)
-        yield self.head
+        return [*(linear for block in self.blocks for linear in block.linears), self.head]
 
 
 class Decoder:
@@ -49,7 +46,7 @@ class Decoder:
         self.layers = layers
         self.uniform = uniform
         self.factors = ""
-        self.quantization = "+".join(sorted(set().union(*(linear.schemes for linear in layers.linears))))
+        self.forms = frozenset[str]().union(*(linear.forms for linear in layers.linears))
         self.dtype = layers.embed.dtype
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size

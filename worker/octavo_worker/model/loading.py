@@ -85,7 +85,7 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     """The model and its context length. Without `decoders` every model takes the transformers route."""
     folder = model_folder(options.model)
     config = (read_file(folder) if decoders else None) or read_config(folder)
-    form = format_of(config, folder)
+    form = format_of(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
@@ -97,13 +97,22 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
         wanted_len = wanted_len if is_long else min(wanted_len, original)
     described = _described(config, original and original + int(is_long)) if decoders else None
     dummy = options.load_format == "dummy"
+    if dummy and not isinstance(form, DenseFormat):
+        raise UnsupportedModel(
+            "--load-format dummy draws weights in 16 bits; take quantization_config out of the model's config.json."
+        )
+    if options.quantization != "auto":
+        form = online_format(options.quantization, form, described, config.model_type, folder)
     uniform = options.deterministic and device.type == "cuda"
     if uniform:
         check_uniform(device, config, described)
-    if options.quantization != "auto":
-        form = online_format(options.quantization, form, described, config.model_type, folder)
     if described is None:
         assert not isinstance(config, FileConfig)  # which is of one of the decoder's families
+        if not isinstance(form, DenseFormat):
+            raise UnsupportedModel(
+                f"{config.model_type!r} runs on its transformers code, which takes no quantised weights here; give the "
+                "checkpoint in bfloat16 or float16."
+            )
         from octavo_worker.model.transformers_route import load_transformers  # brings transformers, which takes seconds
 
         routed = load_transformers(folder, config, dtype, device, options.seed if dummy else None)

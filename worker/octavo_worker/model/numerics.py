@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from octavo_kernels import ops
@@ -12,14 +14,15 @@ def numerics(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     *,
-    quantization: str = "",
+    forms: Collection[str] = (),
     uniform: bool = False,
     factors: str = "",
 ) -> str:
-    """The CPU's instruction set or the GPU, the type of the weights and that of the KV cache, the schemes of quantised
-    weights, the factors of LongRoPE. Workers of one model with equal numerics generate the same tokens; on GPUs only
-    with `uniform` rows."""
+    """The CPU's instruction set or the GPU, the type of the weights and that of the KV cache, the forms of weights that
+    are quantised (such as int4g128: `layers.quantised`), the factors of LongRoPE.
+    Workers of one model with equal numerics generate the same tokens; on GPUs only with `uniform` rows."""
     computes = ops.cpu_level() if device.type == "cpu" else torch.cuda.get_device_name(device)
     names = [str(kind).removeprefix("torch.") for kind in (dtype, cache_dtype)]
-    names += [quantization] * bool(quantization) + ["deterministic"] * uniform + [f"{factors} factors"] * bool(factors)
+    names += [f"weights {' + '.join(sorted(forms))}"] * bool(forms)
+    names += ["deterministic"] * uniform + [f"{factors} factors"] * bool(factors)
     return f"{device.type} {computes} {' '.join(names)}"

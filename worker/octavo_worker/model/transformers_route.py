@@ -67,9 +67,9 @@ class TransformersModel:
     """
 
     is_capturable = None
+    forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""
-    quantization = ""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()

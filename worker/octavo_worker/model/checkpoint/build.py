@@ -47,7 +47,7 @@ class _Builder:
         """None: it is the embedding. Some checkpoints say so and have a head all the same, mostly a copy; one that
         differs counts."""
         name = self.names.head
-        if self.config.tied and f"{name}.weight" not in self.reader.source:
+        if self.config.tied and not self.reader.source.under(name):
             return None
         return self.form.linear(Matrix([name], [self.config.vocab_size], self.config.hidden_size), self.reader)
 

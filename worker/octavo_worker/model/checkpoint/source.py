@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from octavo_worker.files import INDEX, tensor_files
+from octavo_worker.model.checkpoint.header import CONVERTED, KINDS, Place, read_header
 from octavo_worker.model.errors import CheckpointError
 
 
@@ -23,16 +25,21 @@ class WeightSource(Protocol):
         """The first of `candidates` with which a tensor `marker` exists."""
         ...
 
-    def __contains__(self, name: str) -> bool:
-        """Whether there is a tensor of this name, for those that a model can do without."""
+    def under(self, name: str) -> Mapping[str, Place]:
+        """The tensors `name.*`, by what stands for the star; empty if there is none, or none has to be there."""
         ...
 
     def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
-        """Fills `target` with a tensor, or with its transpose. The values may arrive as late as `finish`."""
+        """Fills `target` with a tensor, or with its transpose. The values may arrive as late as `wait`. Values are
+        converted between the types that weights are computed with; all others must be of the target's type."""
+        ...
+
+    def skip(self, name: str) -> None:
+        """Counts a tensor that is of no use as read."""
         ...
 
     def wait(self) -> None:
-        """Until the values of all tensors asked for have arrived."""
+        """Returns when the values of all tensors read until now are there."""
         ...
 
     def finish(self, ignored: Iterable[str]) -> None:
@@ -44,28 +51,40 @@ class WeightSource(Protocol):
 class Checkpoint:
     """The safetensors files of a folder, single or sharded.
 
-    Raises `CheckpointError`, naming tensors, for a tensor that is missing, has another shape, or has no use.
+    Raises `CheckpointError`, naming tensors, for a tensor that is missing, has another shape or type, or has no use.
     """
 
     files: dict[str, Path]  # tensor name -> file
+    places: dict[str, Place]
     unread: set[str] = field(default_factory=set)
     handles: dict[Path, safe_open] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        if (folder / INDEX).is_file():
-            names = json.loads((folder / INDEX).read_text())["weight_map"]
-            files = {name: folder / file for name, file in names.items()}
-        else:
-            files = {}
-            for file in tensor_files(folder):
-                with safe_open(file, framework="pt") as tensors:
-                    files |= dict.fromkeys(tensors.keys(), file)
-        if not files:
+        paths = tensor_files(folder)
+        if not paths:
             raise CheckpointError(_no_safetensors(folder))
-        if absent := sorted({file.name for file in files.values() if not file.is_file()}):
+        if absent := [file.name for file in paths if not file.is_file()]:
             raise CheckpointError(f"{folder}: {INDEX} names files that are not there: {', '.join(absent)}.")
-        return cls(files, set(files))
+        headers = {file: read_header(file) for file in paths}
+        if (folder / INDEX).is_file():
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            files = {name: folder / file for name, file in index.items()}
+        else:
+            files = {name: file for file, header in headers.items() for name in header}
+        if lost := [name for name, file in files.items() if name not in headers[file]]:
+            raise CheckpointError(
+                f"{folder}: {INDEX} names {lost[0]!r} in {files[lost[0]].name}, which has no such tensor."
+            )
+        return cls(files, {name: headers[file][name] for name, file in files.items()}, set(files))
+
+    @cached_property
+    def _modules(self) -> dict[str, dict[str, Place]]:
+        modules: dict[str, dict[str, Place]] = {}
+        for name, place in self.places.items():
+            module, _, ending = name.rpartition(".")
+            modules.setdefault(module, {})[ending] = place
+        return modules
 
     def prefix(self, candidates: Sequence[str], marker: str) -> str:
         for candidate in candidates:
@@ -73,31 +92,42 @@ class Checkpoint:
                 return candidate
         return candidates[0]
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.files
+    def under(self, name: str) -> Mapping[str, Place]:
+        return self._modules.get(name, {})
 
     def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
-        if name not in self.files:
-            raise CheckpointError(f"tensor {name!r} is missing from the checkpoint; does config.json belong to it?")
+        self._check(name, target, transposed)
         file = self.files[name]
         if file not in self.handles:
             self.handles[file] = safe_open(file, framework="pt")
         tensor = self.handles[file].get_tensor(name)
-        tensor = tensor.T if transposed else tensor
-        if tensor.shape != target.shape:
-            wanted, got = tuple(target.shape), tuple(tensor.shape)
-            raise CheckpointError(f"tensor {name!r} has shape {got}, but config.json says {wanted}.")
-        target.copy_(tensor)
+        target.copy_(tensor.T if transposed else tensor)
+        self.unread.discard(name)
+
+    def skip(self, name: str) -> None:
         self.unread.discard(name)
 
     def wait(self) -> None:
-        pass
+        pass  # `read` has waited
 
     def finish(self, ignored: Iterable[str]) -> None:
         endings = tuple(ignored)
         if surplus := sorted(name for name in self.unread if not name.endswith(endings)):
             shown = ", ".join(surplus[:5]) + (f" and {len(surplus) - 5} more" if len(surplus) > 5 else "")
             raise CheckpointError(f"the checkpoint has tensors that its config.json has no place for: {shown}.")
+
+    def _check(self, name: str, target: Tensor, transposed: bool) -> None:
+        place = self.places.get(name)
+        if place is None:
+            raise CheckpointError(f"tensor {name!r} is missing from the checkpoint; does config.json belong to it?")
+        shape = place.shape[::-1] if transposed else place.shape
+        if shape != target.shape:
+            raise CheckpointError(f"tensor {name!r} has shape {shape}, but config.json says {tuple(target.shape)}.")
+        if place.dtype is not target.dtype and not (place.dtype in CONVERTED and target.dtype in CONVERTED):
+            raise CheckpointError(
+                f"tensor {name!r} is stored as {place.kind}, but {KINDS[target.dtype]} belongs there; does config.json "
+                "belong to the checkpoint?"
+            )
 
 
 class RandomWeights:
@@ -112,8 +142,8 @@ class RandomWeights:
     def prefix(self, candidates: Sequence[str], marker: str) -> str:
         return candidates[0]
 
-    def __contains__(self, name: str) -> bool:
-        return False  # only what every model has
+    def under(self, name: str) -> Mapping[str, Place]:
+        return {}  # only what every model has
 
     def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
         if target.dim() == 1:
@@ -122,6 +152,9 @@ class RandomWeights:
             dtype = torch.float32 if target.is_cpu else target.dtype
             made = torch.empty(target.shape, dtype=dtype, device=target.device)
             target.copy_(made.normal_(0.0, self.std, generator=self.generator))
+
+    def skip(self, name: str) -> None:
+        pass
 
     def wait(self) -> None:
         pass

@@ -9,6 +9,7 @@ from torch import Tensor
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.layers.attention import Attention
 from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.mlp import Mlp
 from octavo_worker.model.layers.norm import AddNorm, Input
 
@@ -19,6 +20,10 @@ class Block:
     attention_end: AddNorm
     mlp: Mlp
     mlp_end: AddNorm  # its norm is that of the next block's attention, or the model's last
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.attention.qkv, self.attention.out, self.mlp.up, self.mlp.down
 
     def forward(self, x: Input, b: Buffers, batch: Batch, rows: Tensor | None = None) -> Input:
         """The next block's input. With `rows[R]` (int64) only those rows pass the attention: the results of the last

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Set
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,16 +15,17 @@ from octavo_worker.model.layers.norm import AddNorm, Input
 
 class Linear(ABC):
     """`[T, depth]` to `[T, columns]`. A kind of Linear (another form of its weights, a part of them on each rank) has
-    an `apply` of its own, and overrides the other two where it has kernels for them. `schemes` names how its weights
-    are quantised; `nbytes` are those of its weights, which a product reads."""
+    an `apply` of its own, and overrides the others where it has kernels for them."""
 
     @property
-    def schemes(self) -> Set[str]:
+    def forms(self) -> frozenset[str]:
+        """What its quantised weights are stored and multiplied as, in words."""
         return frozenset()
 
     @property
     @abstractmethod
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Of its weights: what a product reads."""
 
     @abstractmethod
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.ops import Gate
-from octavo_kernels.weights import PackedWeight
+from octavo_kernels.weights import Activations, PackedWeight
 from octavo_worker.model.layers.linear import Linear, Products
 from octavo_worker.model.layers.norm import Input
-from octavo_worker.model.schemes import name_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,8 +22,14 @@ class Quantised(Linear):
     products: Products
 
     @property
-    def schemes(self) -> Set[str]:
-        return {name_of(self.weight.scheme, self.weight.depth)}
+    def forms(self) -> frozenset[str]:
+        """Such as `int4g128`: four bits, 128 codes a scale; `fp8 by fp8`: a scale a row, and activations likewise."""
+        codes, group, activations, activation_group = self.weight.scheme
+        stored = codes.name.lower() + (f"g{group}" if group < self.weight.depth else "")
+        if activations is Activations.AS_GIVEN:
+            return frozenset({stored})
+        turned = activations.name.lower() + (f"g{activation_group}" if activation_group else "")
+        return frozenset({f"{stored} by {turned}"})
 
     @property
     def nbytes(self) -> int:

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from octavo_worker.model.checkpoint.formats.awq import Awq
 from octavo_worker.model.checkpoint.formats.base import Format, Matrix, Reader
+from octavo_worker.model.checkpoint.formats.compressed_tensors import CompressedTensors
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
+from octavo_worker.model.checkpoint.formats.fp8 import Fp8
+from octavo_worker.model.checkpoint.formats.gptq import Gptq
 from octavo_worker.model.checkpoint.formats.online import OnlineFormat
-from octavo_worker.model.config_file import ModelConfig
-from octavo_worker.model.errors import UnsupportedModel
+from octavo_worker.model.checkpoint.formats.stated import stated_quantisation
+from octavo_worker.model.checkpoint.formats.stored import Method, QuantisedFormat
+from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
 __all__ = ["DenseFormat", "Format", "Matrix", "OnlineFormat", "Reader", "format_of"]
 
+METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
+    "gptq": Gptq.stated,
+    "awq": Awq.stated,
+    "compressed-tensors": CompressedTensors.stated,
+    "fp8": Fp8.stated,
+}
+ELSEWHERE = {
+    "bitsandbytes": "quantises while it loads: give the checkpoint in 16 bits that it was made from",
+    "gguf": "is llama.cpp's: give the safetensors checkpoint that it was made from",
+    "mxfp4": "quantises the experts of a mixture, which runs on its transformers code: give the checkpoint in 16 bits",
+}
 
-def format_of(config: ModelConfig, folder: Path) -> Format:
-    """The format of the checkpoint in `folder`. Raises `UnsupportedModel` if no kind of Linear computes with it."""
-    if getattr(config, "quantization_config", None):
-        raise UnsupportedModel(f"{folder} is quantised; give the checkpoint in bfloat16, float16 or float32.")
-    return DenseFormat()
+
+def format_of(folder: Path) -> Format:
+    """The format of the checkpoint in `folder`. Raises `UnsupportedModel`, naming the form, if no kind of Linear
+    computes with it."""
+    config = stated_quantisation(folder)
+    if config is None:
+        return DenseFormat()
+    method = str(config.get("quant_method", "")).lower()
+    if method not in METHODS:
+        reason = ELSEWHERE.get(
+            method, f"is not loaded: give a checkpoint in one of {', '.join(METHODS)}, or in 16 bits"
+        )
+        raise UnsupportedModel(f"{folder} is quantised by {method or 'a method without a name'}, which {reason}.")
+    try:
+        return QuantisedFormat(METHODS[method](config))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"the quantization_config of {folder} lacks what {method} needs ({type(error).__name__}: {error}); compare "
+            "it with that of a checkpoint that loads."
+        ) from error

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.checkpoint.source import WeightSource
 from octavo_worker.model.layers.linear import Linear, Products
 
@@ -30,6 +31,19 @@ class Reader:
         self.source.read(name, tensor)
         return tensor
 
+    def raw(self, name: str, place: Place) -> Tensor:
+        """A tensor as it is stored. Its values are there once the source has been waited for."""
+        tensor = torch.empty(place.shape, dtype=place.dtype, device=self.device)
+        self.source.read(name, tensor)
+        return tensor
+
+    def bias(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
+        """The `.bias` of all parts, one after the other."""
+        whole = self.empty(sum(rows))
+        for name, part in zip(names, whole.split(list(rows)), strict=True):
+            self.source.read(f"{name}.bias", part)
+        return whole
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
@@ -41,6 +55,12 @@ class Matrix:
     depth: int
     biased: bool = False
     transposed: bool = False
+
+    @property
+    def parts(self) -> list[Matrix]:
+        """Each part as a matrix of its own."""
+        pairs = zip(self.names, self.rows, strict=True)
+        return [Matrix([name], [rows], self.depth, self.biased, self.transposed) for name, rows in pairs]
 
 
 class Format(Protocol):

@@ -7,7 +7,7 @@ import torch
 from octavo_kernels import ops
 from octavo_worker.contract.options import OnlineQuantization
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
-from octavo_worker.model.checkpoint.formats.dense import DenseFormat
+from octavo_worker.model.checkpoint.formats.dense import DenseFormat, read_parts
 from octavo_worker.model.checkpoint.rounding import quantised
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.quantised import Quantised
@@ -33,7 +33,7 @@ class OnlineFormat:
             self._buffer = torch.empty(0)  # not two at a time
             self._buffer = reader.empty(size)
         weight = self._buffer[:size].view(columns, matrix.depth)
-        self._dense.read(matrix, reader, weight)
-        bias = self._dense.bias(matrix, reader)
+        read_parts(matrix, reader, weight)
+        bias = reader.bias(matrix.names, matrix.rows) if matrix.biased else None
         reader.source.wait()
         return Quantised(ops.pack(quantised(weight, self._kind)), bias, reader.products)

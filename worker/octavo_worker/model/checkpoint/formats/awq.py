@@ -1,0 +1,71 @@
+"""AWQ (arXiv 2306.00978) in the layout of AutoAWQ's kernel for matrices, "gemm"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
+from octavo_worker.model.checkpoint.formats.fields import pack, unpack
+from octavo_worker.model.checkpoint.formats.stored import SCALES, Part, Wanted
+from octavo_worker.model.errors import CheckpointError, UnsupportedModel
+
+PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+"""Of each column of eight in its word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    group_size: int
+    dense: tuple[str, ...]
+
+    @classmethod
+    def stated(cls, config: Mapping[str, Any]) -> Awq:
+        """Older files call their values `w_bit` and `q_group_size`."""
+        bits = int(config.get("bits", config.get("w_bit", 4)))
+        if bits != 4:
+            raise UnsupportedModel(f"AWQ weights of {bits} bits have no kernel; give a checkpoint of 4 bits.")
+        layout = str(config.get("version", "gemm")).lower()
+        if layout != "gemm":
+            raise UnsupportedModel(f"AWQ weights in the layout {layout!r} are not loaded; save them as 'gemm'.")
+        size = int(config.get("group_size", config.get("q_group_size", 128)))
+        return cls(size, tuple(config.get("modules_to_not_convert") or ()))
+
+    def stored(self, part: Part) -> AwqPart | None:
+        if not part.found.keys() & {"qweight", "qzeros", "scales"}:
+            return None
+        if part.name in self.dense:
+            raise CheckpointError(f"tensor '{part.name}.qweight' is quantised, but modules_to_not_convert names it.")
+        size = self.group_size
+        return AwqPart(part, size if 0 < size < part.depth else part.depth)
+
+
+@dataclass(frozen=True, slots=True)
+class AwqPart:
+    """Element `[n, k]` is `(q[k, n] - z[k // group, n]) * scales[k // group, n]`, with q and z of eight rows a word."""
+
+    part: Part
+    group: int
+
+    @property
+    def wanted(self) -> dict[str, Wanted]:
+        rows, depth = self.part.rows, self.part.depth
+        groups = -(-depth // self.group)
+        return {
+            "qweight": Wanted([(depth, rows // 8)], [torch.int32]),
+            "qzeros": Wanted([(groups, rows // 8)], [torch.int32]),
+            "scales": Wanted([(groups, rows)], SCALES),
+        }
+
+    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+        codes, zeros = pack(_columns(raw["qweight"]).T), _columns(raw["qzeros"])
+        return QuantisedWeight(Scheme(Codes.INT4, self.group), codes, raw["scales"].float(), zeros)
+
+
+def _columns(words: Tensor) -> Tensor:
+    fields = unpack(words, 4).view(len(words), -1, 8)
+    return fields[..., PLACES].flatten(1)

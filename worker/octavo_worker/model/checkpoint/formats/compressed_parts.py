@@ -1,0 +1,147 @@
+"""The forms in which compressed-tensors stores a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo_kernels.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
+from octavo_worker.model.checkpoint.formats.columns import ordered, sorted_by_group
+from octavo_worker.model.checkpoint.formats.compressed_groups import ALL, Group
+from octavo_worker.model.checkpoint.formats.fields import signed, unpack
+from octavo_worker.model.checkpoint.formats.fp8 import SCALAR, block_scales, block_scheme
+from octavo_worker.model.checkpoint.formats.stored import SCALES, Part, Wanted
+from octavo_worker.model.errors import CheckpointError
+
+MXFP4 = 32  # columns a scale
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """pack-quantized: element `[n, k]` is `(q[n, k] - z[n, k // group]) * weight_scale[n, k // group]`, where a
+    symmetric z is 8 or 128. `weight_packed` has the bits of q along the depth, `weight_zero_point` those of z along the
+    rows. With act-order, `weight_g_idx` has the group of each column."""
+
+    part: Part
+    group: Group
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.group.codes is Codes.INT4 else 8
+
+    @property
+    def wanted(self) -> dict[str, Wanted]:
+        rows, depth, a_word = self.part.rows, self.part.depth, 32 // self.bits
+        groups = -(-depth // self.group.group(depth))
+        wanted = {
+            "weight_packed": Wanted([(rows, -(-depth // a_word))], [torch.int32]),
+            "weight_scale": Wanted([(rows, groups)], SCALES),
+            "weight_shape": Wanted([(2,)], [torch.int64, torch.int32]),
+        }
+        if _has_zeros(self.part, self.group):
+            wanted["weight_zero_point"] = Wanted([(-(-rows // a_word), groups)], [torch.int32])
+        if "weight_g_idx" in self.part.found or self.group.act_order:
+            wanted["weight_g_idx"] = Wanted([(depth,)], [torch.int32])
+        return wanted
+
+    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+        part = self.part
+        if (shape := raw["weight_shape"].tolist()) != [part.rows, part.depth]:
+            raise CheckpointError(
+                f"tensor '{part.name}.weight_shape' says {shape}, but config.json says {[part.rows, part.depth]}."
+            )
+        codes = raw["weight_packed"].view(torch.uint8)[:, : part.depth * self.bits // 8].contiguous()
+        zeros = None
+        if "weight_zero_point" in raw:
+            zeros = unpack(raw["weight_zero_point"].T, self.bits)[:, : part.rows].contiguous()
+        if self.bits == 8:
+            codes, zeros = signed(codes), None if zeros is None else signed(zeros)
+        size = self.group.group(part.depth)
+        order = self._order(raw.get("weight_g_idx"), size)
+        scheme = Scheme(self.group.codes, size, self.group.activations)
+        scales = raw["weight_scale"].T.float().contiguous()
+        return QuantisedWeight(scheme, ordered(codes, order), scales, zeros, order)
+
+    def _order(self, groups: Tensor | None, size: int) -> Tensor | None:
+        if groups is None or bool((groups == -1).all()):  # what an unused one is filled with
+            return None
+        return sorted_by_group(f"{self.part.name}.weight_g_idx", groups, size)
+
+
+@dataclass(frozen=True, slots=True)
+class EightBits:
+    """int-quantized, float-quantized and naive-quantized: codes in a type of their own, times `weight_scale`: one of
+    the matrix, of a row, of a group of columns of a row, or of a block of rows and columns."""
+
+    part: Part
+    group: Group
+
+    @property
+    def wanted(self) -> dict[str, Wanted]:
+        rows, depth = self.part.rows, self.part.depth
+        high, wide = -(-rows // self.group.rows), -(-depth // self.group.columns)
+        shapes: list[tuple[int, ...]] = [(high, wide)]
+        if (high, wide) == (rows, 1):
+            shapes.append((rows,))
+        if self.group.rows == self.group.columns == ALL:
+            shapes += SCALAR
+        codes = DTYPES[self.group.codes]
+        wanted = {"weight": Wanted([(rows, depth)], [codes]), "weight_scale": Wanted(shapes, SCALES)}
+        if _has_zeros(self.part, self.group):
+            wanted["weight_zero_point"] = Wanted(shapes, [torch.int8])
+        return wanted
+
+    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+        zeros = self._rows(raw["weight_zero_point"]) if "weight_zero_point" in raw else None
+        return QuantisedWeight(self._scheme, raw["weight"], self._rows(raw["weight_scale"].float()), zeros)
+
+    @property
+    def _scheme(self) -> Scheme:
+        depth, group = self.part.depth, self.group
+        if 1 < group.rows < ALL and group.activations is Activations.FP8:
+            return block_scheme(group.columns, depth)
+        return Scheme(group.codes, group.group(depth), group.activations)
+
+    def _rows(self, values: Tensor) -> Tensor:
+        """Of every row: `[groups, rows]`."""
+        rows, depth = self.part.rows, self.part.depth
+        high, wide = -(-rows // self.group.rows), -(-depth // self.group.columns)
+        return block_scales(values.reshape(high, wide), min(self.group.rows, rows), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class FourBitFloats:
+    """nvfp4-pack-quantized: e2m1 times `weight_scale`, e4m3, of 16 columns, divided by `weight_global_scale`.
+    mxfp4-pack-quantized: e2m1 times two to the power of `weight_scale` less 127, of 32 columns (OCP Microscaling
+    Formats 1.0, section 5.4.1)."""
+
+    part: Part
+    group: Group
+
+    @property
+    def wanted(self) -> dict[str, Wanted]:
+        rows, depth = self.part.rows, self.part.depth
+        scales = [(rows, -(-depth // self.group.columns))]
+        wanted = {"weight_packed": Wanted([(rows, depth // 2)], [torch.uint8])}
+        if self.group.columns == MXFP4:
+            return wanted | {"weight_scale": Wanted(scales, [torch.uint8, torch.float8_e8m0fnu])}
+        return wanted | {
+            "weight_scale": Wanted(scales, [torch.float8_e4m3fn]),
+            "weight_global_scale": Wanted(SCALAR, [torch.float32]),
+        }
+
+    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+        scales = raw["weight_scale"].T
+        if self.group.columns == MXFP4:
+            scales = scales.view(torch.float8_e8m0fnu).float()
+        else:
+            scales = scales.float() / raw["weight_global_scale"].reshape(())
+        return QuantisedWeight(Scheme(Codes.FP4, self.group.columns), raw["weight_packed"], scales.contiguous())
+
+
+def _has_zeros(part: Part, group: Group) -> bool:
+    """Older versions store zero points of symmetric weights, too."""
+    return not group.symmetric or "weight_zero_point" in part.found

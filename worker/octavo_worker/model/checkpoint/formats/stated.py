@@ -1,0 +1,36 @@
+"""What a checkpoint says of its quantisation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from octavo_worker.model.errors import CheckpointError, UnsupportedModel
+
+BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""Files of older checkpoints, and the method of each."""
+
+
+def stated_quantisation(folder: Path) -> dict[str, Any] | None:
+    """`quantization_config` of config.json, of its text part, or else the file beside it; None: there is none."""
+    config = _read(folder / "config.json")
+    stated = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if stated:
+        if not isinstance(stated, dict):
+            raise CheckpointError(f"{folder / 'config.json'} has a quantization_config that is no object.")
+        return stated
+    for name, method in BESIDE.items():
+        if (folder / name).is_file():
+            return {"quant_method": method} | _read(folder / name)
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} is no JSON ({error}); download it again.") from error
+    if not isinstance(values, dict):
+        raise UnsupportedModel(f"{path} is no JSON object; download it again.")
+    return values

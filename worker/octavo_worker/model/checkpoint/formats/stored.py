@@ -1,0 +1,173 @@
+"""A quantised checkpoint: its matrices, each in one piece or in parts, read into their canonical form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import ops
+from octavo_kernels.weights import Codes, QuantisedWeight
+from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
+from octavo_worker.model.checkpoint.formats.dense import DenseFormat
+from octavo_worker.model.checkpoint.header import KINDS, Place
+from octavo_worker.model.errors import CheckpointError, UnsupportedModel
+from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.parts import Parts
+from octavo_worker.model.layers.quantised import Quantised
+
+SCALES = (torch.float32, torch.float16, torch.bfloat16)
+UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale")
+"""Of activations that the checkpoint's authors measured: octavo measures each token's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A matrix `[rows, depth]` of a checkpoint and the tensors `name.*` that are `found` for it."""
+
+    name: str
+    rows: int
+    depth: int
+    found: Mapping[str, Place]
+
+
+class Wanted(NamedTuple):
+    """A tensor that a form of storage has: in one of these shapes and of one of these types."""
+
+    shapes: Sequence[tuple[int, ...]]
+    dtypes: Sequence[torch.dtype]
+
+
+class Stored(Protocol):
+    """A part in one of the forms of a format."""
+
+    @property
+    def wanted(self) -> Mapping[str, Wanted]:
+        """Its tensors by what follows the part's name."""
+        ...
+
+    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+        """The canonical form. Takes the tensors over."""
+        ...
+
+
+class Method(Protocol):
+    """What a checkpoint's config says of its quantised matrices."""
+
+    def stored(self, part: Part) -> Stored | None:
+        """How a part is stored, by its headers; None: in floating point. Raises `ModelError` where they and the config
+        disagree."""
+        ...
+
+
+class QuantisedFormat:
+    """Parts of one scheme become one weight. Others stay apart, as do parts with another order of their columns."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+
+    def linear(self, matrix: Matrix, reader: Reader) -> Linear:
+        pairs = zip(matrix.names, matrix.rows, strict=True)
+        parts = [Part(name, rows, matrix.depth, reader.source.under(name)) for name, rows in pairs]
+        forms = [self.method.stored(part) for part in parts]
+        if not any(forms):
+            return DenseFormat().linear(matrix, reader)
+        if matrix.transposed:
+            raise UnsupportedModel(
+                f"{parts[0].name} is quantised, but its family stores matrices the other way round, which is not "
+                "loaded; give the checkpoint in 16 bits."
+            )
+        if len(parts) > 1 and not all(forms):
+            return Parts([self.linear(part, reader) for part in matrix.parts], matrix.rows)
+        weights = read_weights([(part, form) for part, form in zip(parts, forms, strict=True) if form], reader)
+        if all(_alike(weights[0], weight) for weight in weights):
+            return _quantised(stack(weights), parts, matrix.biased, reader)
+        apart = [_quantised(weight, [part], matrix.biased, reader) for weight, part in zip(weights, parts, strict=True)]
+        return Parts(apart, matrix.rows)
+
+
+def read_weights(forms: Sequence[tuple[Part, Stored]], reader: Reader) -> list[QuantisedWeight]:
+    """The canonical form of each part. Raises `CheckpointError`, naming the tensor, for one that is missing or has
+    another shape or type."""
+    raw = [_read(part, form, reader) for part, form in forms]
+    reader.source.wait()
+    weights = (form.weight(tensors) for (_, form), tensors in zip(forms, raw, strict=True))
+    return [replace(weight, zeros=None) if _is_symmetric(weight) else weight for weight in weights]
+
+
+def stack(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    """Weights of one scheme and one order, their rows one after the other."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    zeros = None
+    if any(weight.zeros is not None for weight in weights):
+        zeros = torch.cat([_middles(weight) if weight.zeros is None else weight.zeros for weight in weights], dim=1)
+    codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights]).view(first.codes.dtype)
+    return QuantisedWeight(first.scheme, codes, torch.cat([w.scales for w in weights], dim=1), zeros, first.order)
+
+
+def _middles(weight: QuantisedWeight) -> Tensor:
+    """The zero points of a symmetric weight."""
+    middle = 8 if weight.scheme.codes is Codes.INT4 else 0
+    return torch.full_like(weight.scales, middle, dtype=weight.codes.dtype)
+
+
+def _is_symmetric(weight: QuantisedWeight) -> bool:
+    """Whether it has zero points for nothing."""
+    return weight.zeros is not None and torch.equal(weight.zeros, _middles(weight))
+
+
+def _alike(a: QuantisedWeight, b: QuantisedWeight) -> bool:
+    if a.scheme != b.scheme:
+        return False
+    return a.order is b.order or (a.order is not None and b.order is not None and torch.equal(a.order, b.order))
+
+
+def _quantised(weight: QuantisedWeight, parts: Sequence[Part], biased: bool, reader: Reader) -> Quantised:
+    bias = reader.bias([part.name for part in parts], [part.rows for part in parts]) if biased else None
+    if not biased:
+        _skip_zero_bias(parts, reader)
+    depth = parts[0].depth
+    if weight.depth != depth:
+        raise UnsupportedModel(
+            f"no kernel computes with {parts[0].name}: its depth {depth} is odd; give another checkpoint."
+        )
+    try:
+        return Quantised(ops.pack(weight), bias, reader.products)
+    except ValueError as error:
+        raise UnsupportedModel(
+            f"the matrix {parts[0].name} has no kernel: {error}; give another checkpoint."
+        ) from error
+
+
+def _skip_zero_bias(parts: Sequence[Part], reader: Reader) -> None:
+    """Old tools write a bias of zeros for every matrix."""
+    for part in parts:
+        if "bias" not in part.found:
+            continue
+        bias = reader.read(f"{part.name}.bias", part.rows)
+        reader.source.wait()
+        if bias.any():
+            raise CheckpointError(f"tensor '{part.name}.bias' is not zero, but config.json has no place for it.")
+
+
+def _read(part: Part, form: Stored, reader: Reader) -> dict[str, Tensor]:
+    raw = {}
+    for ending, wanted in form.wanted.items():
+        name, place = f"{part.name}.{ending}", part.found.get(ending)
+        if place is None:
+            raise CheckpointError(f"tensor {name!r} is missing: {part.name} is quantised, and cannot do without it.")
+        if place.dtype not in wanted.dtypes:
+            kinds = " or ".join(KINDS[dtype] for dtype in wanted.dtypes)
+            raise CheckpointError(f"tensor {name!r} is stored as {place.kind}, but the quantisation asks for {kinds}.")
+        if place.shape not in wanted.shapes:
+            shapes = " or ".join(str(shape) for shape in wanted.shapes)
+            raise CheckpointError(f"tensor {name!r} has shape {place.shape}, but the config makes it {shapes}.")
+        raw[ending] = reader.raw(name, place)
+    for ending in UNUSED:
+        reader.source.skip(f"{part.name}.{ending}")
+    return raw
