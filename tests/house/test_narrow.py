@@ -12,6 +12,7 @@ from scripted_worker import MEMORY
 from octavo.cli import jobs, top
 from octavo.cli.console import counted
 from octavo.cli.memory_view import memory_panel
+from octavo.cli.weights import products_table
 from octavo.models import JobInfo, JobStatus
 
 LOAD = top.WorkerLoad(
@@ -42,6 +43,24 @@ def lines(renderable: Any, width: int) -> list[str]:
     assert all(len(line) <= width for line in shown)
     assert "…" not in "".join(shown)
     return shown
+
+
+PRODUCT = {
+    "name": "gate, up",
+    "layers": 126,
+    "form": "fp8 (e4m3), groups of 128, activations fp8 in groups of 128",
+    "kernel": "avx512_bf16",
+    "dequantises": True,
+    "nbytes": 123_456_789_012,
+}
+
+
+def test_products_wrap_between_words() -> None:
+    head, *rows = lines(products_table([PRODUCT]), 80)
+    assert head.split() == ["product", "layers", "form", "size", "kernel"]
+    assert " ".join(rows).split()[:2] == ["gate,", "up"]
+    words = set(" ".join(rows).split())
+    assert {"126", "123", "GB", "(e4m3),", "activations", "avx512_bf16,", "dense", "copy"} <= words
 
 
 @pytest.mark.parametrize(("width", "is_wide"), [(80, False), (140, True)])

@@ -23,6 +23,7 @@ from rich.markup import escape
 from octavo import local
 from octavo.address import CLUSTER, parse_address, shown
 from octavo.cli.console import AsJson, RedisUrl, out, print_json
+from octavo.cli.weights import Refusal, inspect, products_table, summary
 from octavo.cli.workers import live_workers
 from octavo.connection import connect_sync, default_url, refusal
 from octavo.errors import OctavoError
@@ -48,26 +49,37 @@ class Finding:
 
 def doctor(
     redis_url: RedisUrl = None,
-    model: Annotated[str, typer.Option(help="Model whose files to look for.")] = "demo",
+    model: Annotated[
+        str | None, typer.Option(help="Say of this model's folder how its weights are stored and computed with here.")
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="With --model: as a worker with this --quantization would store them.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine; say for each problem what to do next. Exit code 1 if something must be repaired."""
+    found, inspection = _weights(model, quantization) if model is not None else (None, None)
     findings = [
         _python(),
         *_guard("torch", _torch),
         *_guard("kernels", _kernels),
         *_redis(redis_url or default_url()),
         *_workers(redis_url or default_url()),
-        _model(model),
+        _model(model or "demo"),
+        *([found] if found else []),
         _disk(),
     ]
     if as_json:
-        print_json({"findings": [asdict(finding) for finding in findings]})
+        weights = {} if inspection is None else {"weights": inspection}
+        print_json({"findings": [asdict(finding) for finding in findings], **weights})
     else:
         for finding in findings:
             out.print(f"{_MARKS[finding.state]} {finding.name:<8} {escape(finding.found)}")
             if finding.next_step:
                 out.print(f"            next: {escape(finding.next_step)}")
+        if inspection is not None and inspection["products"]:
+            out.print()
+            out.print(products_table(inspection["products"]), soft_wrap=False)
     if any(finding.state == "error" for finding in findings):
         raise typer.Exit(1)
 
@@ -208,6 +220,19 @@ def _model(model: str) -> Finding:
     if folder.exists():
         return Finding("model", "error", f"{folder} has no config.json with *.safetensors", "give a model's folder")
     return Finding("model", "warning", f"{model} is not a folder here", "a worker will look for it on the hub")
+
+
+def _weights(model: str, quantization: str | None) -> tuple[Finding | None, dict[str, Any] | None]:
+    """How the weights of a model that is here are stored and computed with, in a line and in full."""
+    if model != "demo" and not (Path(model).expanduser() / "config.json").is_file():
+        return None, None
+    if any(importlib.util.find_spec(name) is None for name in ("octavo_worker", "torch", "octavo_kernels")):
+        return Finding("weights", "warning", "only workers can look at them", "pip install 'octavo[worker]'"), None
+    try:
+        inspection = inspect(model, quantization)
+    except Refusal as refusal:
+        return Finding("weights", "error", str(refusal)), None
+    return Finding("weights", *summary(inspection)), inspection
 
 
 def _kv_dtype(config: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -81,8 +82,25 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and usable) else "cpu")
 
 
-def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalModel, int]:
-    """The model and its context length. Without `decoders` every model takes the transformers route."""
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What options, config.json and the names of tensors decide before any weight is read. `described` None is the
+    transformers route, `factors` are those of LongRoPE."""
+
+    folder: Path
+    config: ModelConfig
+    form: Format
+    dtype: torch.dtype
+    device: torch.device
+    described: DecoderConfig | None
+    context: int
+    factors: str = ""
+    original: int | None = None  # context, of a model with LongRoPE
+
+
+def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
+    """Raises `ModelError` for all that can be refused by then. Without `decoders` every model takes the transformers
+    route."""
     folder = model_folder(options.model)
     config = (read_file(folder) if decoders else None) or read_config(folder)
     form = format_of(folder)
@@ -90,44 +108,44 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
     check_block_size(options.block_size, device)
-    wanted_len = context_length(options.max_model_len, config)
+    context = context_length(options.max_model_len, config)
     original, is_long = original_length(config), False
     if original is not None:
-        is_long = takes_long_factors(options.longrope, original, options.max_model_len, wanted_len)
-        wanted_len = wanted_len if is_long else min(wanted_len, original)
+        is_long = takes_long_factors(options.longrope, original, options.max_model_len, context)
+        context = context if is_long else min(context, original)
     described = _described(config, original and original + int(is_long)) if decoders else None
-    dummy = options.load_format == "dummy"
-    if dummy and not isinstance(form, DenseFormat):
-        raise UnsupportedModel(
-            "--load-format dummy draws weights in 16 bits; take quantization_config out of the model's config.json."
-        )
+    if not isinstance(form, DenseFormat):
+        check_quantised(options, config, described)
     if options.quantization != "auto":
         form = online_format(options.quantization, form, described, config.model_type, folder)
-    uniform = options.deterministic and device.type == "cuda"
-    if uniform:
+    if options.deterministic and device.type == "cuda":
         check_uniform(device, config, described)
+    factors = "" if original is None else "long" if is_long else "short"
+    return Choices(folder, config, form, dtype, device, described, context, factors, original)
+
+
+def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalModel, int]:
+    """The model and its context length. Without `decoders` every model takes the transformers route."""
+    chosen = choose(options, decoders=decoders)
+    folder, described, device, dtype = chosen.folder, chosen.described, chosen.device, chosen.dtype
     if described is None:
-        assert not isinstance(config, FileConfig)  # which is of one of the decoder's families
-        if not isinstance(form, DenseFormat):
-            raise UnsupportedModel(
-                f"{config.model_type!r} runs on its transformers code, which takes no quantised weights here; give the "
-                "checkpoint in bfloat16 or float16."
-            )
+        assert not isinstance(chosen.config, FileConfig)  # which is of one of the decoder's families
         from octavo_worker.model.transformers_route import load_transformers  # brings transformers, which takes seconds
 
-        routed = load_transformers(folder, config, dtype, device, options.seed if dummy else None)
-        if original is not None:
-            fix_factors(routed.model, original, long=is_long)
-            routed.factors = "long" if is_long else "short"
-        return routed, wanted_len
+        seed = options.seed if options.load_format == "dummy" else None
+        routed = load_transformers(folder, chosen.config, dtype, device, seed)
+        if chosen.original is not None:
+            fix_factors(routed.model, chosen.original, long=chosen.factors == "long")
+        routed.factors = chosen.factors
+        return routed, chosen.context
+    uniform = options.deterministic and device.type == "cuda"
     products = Products(uniform, torch.zeros(1, dtype=torch.int32, device=device))
     reader = Reader(weight_source(options, described, folder, device), dtype, device, products)
-    layers = build_layers(described, reader, form)
+    layers = build_layers(described, reader, chosen.form)
     rows = token_budget(options, device) + options.max_running  # tokens, or rows to sample or score: some twice
     decoder = Decoder(described, layers, rows, uniform=uniform)
-    if original is not None:
-        decoder.factors = "long" if is_long else "short"
-    return decoder, wanted_len
+    decoder.factors = chosen.factors
+    return decoder, chosen.context
 
 
 def _described(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:
@@ -138,6 +156,19 @@ def _described(config: ModelConfig, rope_len: int | None) -> DecoderConfig | Non
             f"the config.json of this {config.model_type!r} lacks what the model needs ({error}); compare it with the "
             "file of a model that runs."
         ) from error
+
+
+def check_quantised(options: ModelOptions, config: ModelConfig, described: DecoderConfig | None) -> None:
+    """Raises `UnsupportedModel` if a quantised checkpoint cannot be loaded as asked."""
+    if options.load_format == "dummy":
+        raise UnsupportedModel(
+            "--load-format dummy draws weights in 16 bits; take quantization_config out of the model's config.json."
+        )
+    if described is None:
+        raise UnsupportedModel(
+            f"{config.model_type!r} runs on its transformers code, which takes no quantised weights here; give the "
+            "checkpoint in bfloat16 or float16."
+        )
 
 
 def online_format(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.ops import Gate
-from octavo_kernels.weights import Activations, PackedWeight
+from octavo_kernels.weights import Activations, PackedWeight, Scheme
 from octavo_worker.model.layers.linear import Linear, Products
 from octavo_worker.model.layers.norm import Input
 
@@ -23,13 +23,7 @@ class Quantised(Linear):
 
     @property
     def forms(self) -> frozenset[str]:
-        """Such as `int4g128`: four bits, 128 codes a scale; `fp8 by fp8`: a scale a row, and activations likewise."""
-        codes, group, activations, activation_group = self.weight.scheme
-        stored = codes.name.lower() + (f"g{group}" if group < self.weight.depth else "")
-        if activations is Activations.AS_GIVEN:
-            return frozenset({stored})
-        turned = activations.name.lower() + (f"g{activation_group}" if activation_group else "")
-        return frozenset({f"{stored} by {turned}"})
+        return frozenset({form_of(self.weight.scheme, self.weight.depth)})
 
     @property
     def nbytes(self) -> int:
@@ -42,3 +36,12 @@ class Quantised(Linear):
     def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
         uniform = self.products.uniform
         return ops.quantised_gated_linear(x.rows, self.weight, kind, self.bias, out, scratch, x.norm, x.normed, uniform)
+
+
+def form_of(scheme: Scheme, depth: int) -> str:
+    """Such as `int4g128`: four bits, 128 codes a scale; `fp8 by fp8`: a scale a row, and activations likewise."""
+    codes, group, activations, activation_group = scheme
+    stored = codes.name.lower() + (f"g{group}" if group < depth else "")
+    if activations is Activations.AS_GIVEN:
+        return stored
+    return f"{stored} by {activations.name.lower()}" + (f"g{activation_group}" if activation_group else "")

@@ -17,7 +17,7 @@ from octavo_worker.model.checkpoint.formats.stated import stated_quantisation
 from octavo_worker.model.checkpoint.formats.stored import Method, QuantisedFormat
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["DenseFormat", "Format", "Matrix", "OnlineFormat", "Reader", "format_of"]
+__all__ = ["DenseFormat", "Format", "Matrix", "OnlineFormat", "QuantisedFormat", "Reader", "format_of"]
 
 METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
     "gptq": Gptq.stated,

@@ -52,6 +52,10 @@ class AwqPart:
     group: int
 
     @property
+    def scheme(self) -> Scheme:
+        return Scheme(Codes.INT4, self.group)
+
+    @property
     def wanted(self) -> dict[str, Wanted]:
         rows, depth = self.part.rows, self.part.depth
         groups = -(-depth // self.group)
@@ -63,7 +67,7 @@ class AwqPart:
 
     def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
         codes, zeros = pack(_columns(raw["qweight"]).T), _columns(raw["qzeros"])
-        return QuantisedWeight(Scheme(Codes.INT4, self.group), codes, raw["scales"].float(), zeros)
+        return QuantisedWeight(self.scheme, codes, raw["scales"].float(), zeros)
 
 
 def _columns(words: Tensor) -> Tensor:

@@ -29,6 +29,10 @@ class PackedIntegers:
     group: Group
 
     @property
+    def scheme(self) -> Scheme:
+        return Scheme(self.group.codes, self.group.group(self.part.depth), self.group.activations)
+
+    @property
     def bits(self) -> int:
         return 4 if self.group.codes is Codes.INT4 else 8
 
@@ -59,11 +63,9 @@ class PackedIntegers:
             zeros = unpack(raw["weight_zero_point"].T, self.bits)[:, : part.rows].contiguous()
         if self.bits == 8:
             codes, zeros = signed(codes), None if zeros is None else signed(zeros)
-        size = self.group.group(part.depth)
-        order = self._order(raw.get("weight_g_idx"), size)
-        scheme = Scheme(self.group.codes, size, self.group.activations)
+        order = self._order(raw.get("weight_g_idx"), self.scheme.group)
         scales = raw["weight_scale"].T.float().contiguous()
-        return QuantisedWeight(scheme, ordered(codes, order), scales, zeros, order)
+        return QuantisedWeight(self.scheme, ordered(codes, order), scales, zeros, order)
 
     def _order(self, groups: Tensor | None, size: int) -> Tensor | None:
         if groups is None or bool((groups == -1).all()):  # what an unused one is filled with
@@ -78,6 +80,13 @@ class EightBits:
 
     part: Part
     group: Group
+
+    @property
+    def scheme(self) -> Scheme:
+        depth, group = self.part.depth, self.group
+        if 1 < group.rows < ALL and group.activations is Activations.FP8:
+            return block_scheme(group.columns, depth)
+        return Scheme(group.codes, group.group(depth), group.activations)
 
     @property
     def wanted(self) -> dict[str, Wanted]:
@@ -96,14 +105,7 @@ class EightBits:
 
     def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
         zeros = self._rows(raw["weight_zero_point"]) if "weight_zero_point" in raw else None
-        return QuantisedWeight(self._scheme, raw["weight"], self._rows(raw["weight_scale"].float()), zeros)
-
-    @property
-    def _scheme(self) -> Scheme:
-        depth, group = self.part.depth, self.group
-        if 1 < group.rows < ALL and group.activations is Activations.FP8:
-            return block_scheme(group.columns, depth)
-        return Scheme(group.codes, group.group(depth), group.activations)
+        return QuantisedWeight(self.scheme, raw["weight"], self._rows(raw["weight_scale"].float()), zeros)
 
     def _rows(self, values: Tensor) -> Tensor:
         """Of every row: `[groups, rows]`."""
@@ -120,6 +122,10 @@ class FourBitFloats:
 
     part: Part
     group: Group
+
+    @property
+    def scheme(self) -> Scheme:
+        return Scheme(Codes.FP4, self.group.columns)
 
     @property
     def wanted(self) -> dict[str, Wanted]:
@@ -139,7 +145,7 @@ class FourBitFloats:
             scales = scales.view(torch.float8_e8m0fnu).float()
         else:
             scales = scales.float() / raw["weight_global_scale"].reshape(())
-        return QuantisedWeight(Scheme(Codes.FP4, self.group.columns), raw["weight_packed"], scales.contiguous())
+        return QuantisedWeight(self.scheme, raw["weight_packed"], scales.contiguous())
 
 
 def _has_zeros(part: Part, group: Group) -> bool:

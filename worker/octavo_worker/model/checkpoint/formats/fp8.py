@@ -52,6 +52,12 @@ class Fp8Part:
     block: tuple[int, int] | None
 
     @property
+    def scheme(self) -> Scheme:
+        if self.block is None:
+            return Scheme(Codes.FP8, self.part.depth, Activations.FP8)
+        return block_scheme(self.block[1], self.part.depth)
+
+    @property
     def wanted(self) -> dict[str, Wanted]:
         rows, depth = self.part.rows, self.part.depth
         weight = Wanted([(rows, depth)], [torch.float8_e4m3fn])
@@ -67,12 +73,9 @@ class Fp8Part:
         return next((name for name in names if name in self.part.found), names[0])
 
     def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
-        rows, depth, scale = self.part.rows, self.part.depth, raw[self._scale].float()
-        if self.block is None:
-            scales = scale.reshape(1, 1).repeat(1, rows)
-            return QuantisedWeight(Scheme(Codes.FP8, depth, Activations.FP8), raw["weight"], scales)
-        scheme = block_scheme(self.block[1], depth)
-        return QuantisedWeight(scheme, raw["weight"], block_scales(scale, self.block[0], rows))
+        rows, scale = self.part.rows, raw[self._scale].float()
+        scales = scale.reshape(1, 1).repeat(1, rows) if self.block is None else block_scales(scale, self.block[0], rows)
+        return QuantisedWeight(self.scheme, raw["weight"], scales)
 
 
 def block_scheme(columns: int, depth: int) -> Scheme:

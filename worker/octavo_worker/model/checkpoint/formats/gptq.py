@@ -73,6 +73,10 @@ class GptqPart:
     version: int
 
     @property
+    def scheme(self) -> Scheme:
+        return Scheme(Codes.INT4 if self.bits == 4 else Codes.INT8, self.group)
+
+    @property
     def wanted(self) -> dict[str, Wanted]:
         rows, depth, a_word = self.part.rows, self.part.depth, 32 // self.bits
         groups = -(-depth // self.group)
@@ -91,8 +95,7 @@ class GptqPart:
         zeros = unpack(self._zero_words(raw["qzeros"]), self.bits)
         if self.bits == 8:
             codes, zeros = signed(codes), signed(zeros)
-        kind = Codes.INT4 if self.bits == 4 else Codes.INT8
-        return QuantisedWeight(Scheme(kind, self.group), ordered(codes, order), raw["scales"].float(), zeros, order)
+        return QuantisedWeight(self.scheme, ordered(codes, order), raw["scales"].float(), zeros, order)
 
     def _order(self, groups: Tensor | None) -> Tensor | None:
         if groups is None:

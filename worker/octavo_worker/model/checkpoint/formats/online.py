@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from octavo_kernels import ops
+from octavo_kernels.weights import Scheme
 from octavo_worker.contract.options import OnlineQuantization
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat, read_parts
-from octavo_worker.model.checkpoint.rounding import quantised
+from octavo_worker.model.checkpoint.rounding import quantised, scheme_of
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.quantised import Quantised
 
@@ -24,8 +25,12 @@ class OnlineFormat:
         self._dense = DenseFormat()
         self._buffer = torch.empty(0)
 
+    def scheme(self, matrix: Matrix) -> Scheme | None:
+        """How a matrix is to be stored; None: as it is."""
+        return None if list(matrix.names) == [self._head] else scheme_of(self._kind, matrix.depth)
+
     def linear(self, matrix: Matrix, reader: Reader) -> Linear:
-        if list(matrix.names) == [self._head]:
+        if self.scheme(matrix) is None:
             return self._dense.linear(matrix, reader)
         columns = sum(matrix.rows)
         size = columns * matrix.depth

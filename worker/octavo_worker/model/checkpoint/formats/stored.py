@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.weights import Codes, QuantisedWeight
+from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.header import KINDS, Place
@@ -43,6 +43,11 @@ class Wanted(NamedTuple):
 
 class Stored(Protocol):
     """A part in one of the forms of a format."""
+
+    @property
+    def scheme(self) -> Scheme:
+        """That of the canonical form."""
+        ...
 
     @property
     def wanted(self) -> Mapping[str, Wanted]:
@@ -155,8 +160,10 @@ def _skip_zero_bias(parts: Sequence[Part], reader: Reader) -> None:
             raise CheckpointError(f"tensor '{part.name}.bias' is not zero, but config.json has no place for it.")
 
 
-def _read(part: Part, form: Stored, reader: Reader) -> dict[str, Tensor]:
-    raw = {}
+def check_headers(part: Part, form: Stored) -> dict[str, Place]:
+    """Where the tensors of a part lie, by what follows its name. Raises `CheckpointError`, naming the tensor, for one
+    that is missing or has another shape or type."""
+    places = {}
     for ending, wanted in form.wanted.items():
         name, place = f"{part.name}.{ending}", part.found.get(ending)
         if place is None:
@@ -167,7 +174,13 @@ def _read(part: Part, form: Stored, reader: Reader) -> dict[str, Tensor]:
         if place.shape not in wanted.shapes:
             shapes = " or ".join(str(shape) for shape in wanted.shapes)
             raise CheckpointError(f"tensor {name!r} has shape {place.shape}, but the config makes it {shapes}.")
-        raw[ending] = reader.raw(name, place)
+        places[ending] = place
+    return places
+
+
+def _read(part: Part, form: Stored, reader: Reader) -> dict[str, Tensor]:
+    places = check_headers(part, form)
+    raw = {ending: reader.raw(f"{part.name}.{ending}", place) for ending, place in places.items()}
     for ending in UNUSED:
         reader.source.skip(f"{part.name}.{ending}")
     return raw
