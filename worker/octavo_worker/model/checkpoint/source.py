@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,11 @@ from torch import Tensor
 from octavo_worker.files import INDEX, tensor_files
 from octavo_worker.model.checkpoint.header import CONVERTED, KINDS, Place, read_header
 from octavo_worker.model.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".output_scale", ".output_zero_point")
+"""Endings of what some checkpoints store for keys and values, and for the queries they meet."""
 
 
 class WeightSource(Protocol):
@@ -111,7 +117,9 @@ class Checkpoint:
         pass  # `read` has waited
 
     def finish(self, ignored: Iterable[str]) -> None:
-        endings = tuple(ignored)
+        if scales := [name for name in self.unread if name.endswith(CACHE_SCALES)]:
+            log.info("%d scales of a KV cache in 8 bits are not used: octavo's has a scale a token", len(scales))
+        endings = (*ignored, *CACHE_SCALES)
         if surplus := sorted(name for name in self.unread if not name.endswith(endings)):
             shown = ", ".join(surplus[:5]) + (f" and {len(surplus) - 5} more" if len(surplus) > 5 else "")
             raise CheckpointError(f"the checkpoint has tensors that its config.json has no place for: {shown}.")
