@@ -136,9 +136,8 @@ def test_awq(tmp_path: Path, dtype: torch.dtype, symmetric: bool) -> None:
 def test_awq_of_older_files_is_stated_beside_the_config(tmp_path: Path) -> None:
     q, zeros, scales = drawn(4, 3, False)
     write(tmp_path, under(packers.awq(q, zeros, scales)), {})
-    (tmp_path / "quant_config.json").write_text(
-        '{"w_bit": 4, "q_group_size": 32, "version": "GEMM", "zero_point": true}'
-    )
+    stated = {"w_bit": 4, "q_group_size": GROUP, "version": "GEMM", "zero_point": True}
+    (tmp_path / "quant_config.json").write_text(json.dumps(stated))
     assert_is(read_weight(tmp_path, "layer", ROWS, DEPTH), q, zeros, scales, in_order())
 
 
