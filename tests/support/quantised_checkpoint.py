@@ -45,7 +45,7 @@ def unpacked(codes: Tensor) -> Tensor:
 
 
 def assert_is(weight: QuantisedWeight, q: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor) -> None:
-    """`q[rows, depth]`, `zeros` and `scales[rows, groups]` as the format counts them, 0 to 15 or to 255."""
+    """`q[rows, depth]`, `zeros` and `scales[rows, groups]` as the format counts them: integers 0 to 15 or to 255."""
     middle = 0 if weight.scheme.codes is Codes.INT4 else 128
     order = torch.argsort(groups, stable=True)
     codes = unpacked(weight.codes) if middle == 0 else weight.codes.long() + middle

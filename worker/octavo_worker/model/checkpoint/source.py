@@ -177,4 +177,6 @@ def _no_safetensors(folder: Path) -> str:
             f"{folder} holds pickled weights (.bin), which can run code when loaded. Convert them once: "
             "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, safe_serialization=True)."
         )
+    if any(folder.glob("*.gguf")):
+        return f"{folder} holds llama.cpp's .gguf weights. Give the safetensors checkpoint that they were made from."
     return f"{folder} holds no .safetensors weights. To run with random weights give --load-format dummy."

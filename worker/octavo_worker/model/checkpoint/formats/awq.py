@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
+from octavo_worker.model.checkpoint.formats.columns import ROWS
 from octavo_worker.model.checkpoint.formats.fields import pack, unpack
 from octavo_worker.model.checkpoint.formats.stored import SCALES, Part, Wanted
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
@@ -61,8 +62,12 @@ class AwqPart:
             "scales": Wanted([(groups, rows)], SCALES),
         }
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
-        codes, zeros = pack(_columns(raw["qweight"]).T), _columns(raw["qzeros"])
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
+        words = raw["qweight"]
+        codes = torch.empty(self.part.rows, self.part.depth // 2, dtype=torch.uint8, device=words.device)
+        for some, target in zip(words.split(ROWS), codes.split(ROWS // 2, dim=1), strict=True):
+            target.copy_(pack(_columns(some).T))
+        zeros = _columns(raw["qzeros"])
         return QuantisedWeight(Scheme(Codes.INT4, self.group), codes, raw["scales"].float(), zeros)
 
 

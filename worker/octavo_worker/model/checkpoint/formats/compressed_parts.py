@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -47,13 +46,13 @@ class PackedIntegers:
             wanted["weight_g_idx"] = Wanted([(depth,)], [torch.int32])
         return wanted
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         part = self.part
         if (shape := raw["weight_shape"].tolist()) != [part.rows, part.depth]:
             raise CheckpointError(
                 f"tensor '{part.name}.weight_shape' says {shape}, but config.json says {[part.rows, part.depth]}."
             )
-        codes = raw["weight_packed"].view(torch.uint8)[:, : part.depth * self.bits // 8].contiguous()
+        codes = raw.pop("weight_packed").view(torch.uint8)[:, : part.depth * self.bits // 8].contiguous()
         zeros = None
         if "weight_zero_point" in raw:
             zeros = unpack(raw["weight_zero_point"].T, self.bits)[:, : part.rows].contiguous()
@@ -94,7 +93,7 @@ class EightBits:
             wanted["weight_zero_point"] = Wanted(shapes, [torch.int8])
         return wanted
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         zeros = self._rows(raw["weight_zero_point"]) if "weight_zero_point" in raw else None
         return QuantisedWeight(self._scheme, raw["weight"], self._rows(raw["weight_scale"].float()), zeros)
 
@@ -133,7 +132,7 @@ class FourBitFloats:
             "weight_global_scale": Wanted(SCALAR, [torch.float32]),
         }
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         scales = raw["weight_scale"].T
         if self.group.columns == MXFP4:
             scales = scales.view(torch.float8_e8m0fnu).float()

@@ -66,7 +66,7 @@ class Fp8Part:
         names = names if self.block is not None else names[::-1]
         return next((name for name in names if name in self.part.found), names[0])
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         rows, depth, scale = self.part.rows, self.part.depth, raw[self._scale].float()
         if self.block is None:
             scales = scale.reshape(1, 1).repeat(1, rows)

@@ -85,9 +85,9 @@ class GptqPart:
             wanted["g_idx"] = Wanted([(depth,)], [torch.int32])
         return wanted
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         order = self._order(raw.get("g_idx"))
-        codes = raw["qweight"].T.contiguous().view(torch.uint8)
+        codes = raw.pop("qweight").T.contiguous().view(torch.uint8)
         zeros = unpack(self._zero_words(raw["qzeros"]), self.bits)
         if self.bits == 8:
             codes, zeros = signed(codes), signed(zeros)

@@ -49,8 +49,8 @@ class Stored(Protocol):
         """Its tensors by what follows the part's name."""
         ...
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
-        """The canonical form. Takes the tensors over."""
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
+        """The canonical form. Takes the tensors over: they may be changed, and dropped as soon as they were used."""
         ...
 
 
@@ -75,10 +75,10 @@ class QuantisedFormat:
         forms = [self.method.stored(part) for part in parts]
         if not any(forms):
             return DenseFormat().linear(matrix, reader)
-        if matrix.transposed:
+        if matrix.transposed or matrix.depth % 2:
+            reason = "its family stores matrices the other way round" if matrix.transposed else "its depth is odd"
             raise UnsupportedModel(
-                f"{parts[0].name} is quantised, but its family stores matrices the other way round, which is not "
-                "loaded; give the checkpoint in 16 bits."
+                f"{parts[0].name} is quantised, but {reason}, which is not loaded; give the checkpoint in 16 bits."
             )
         if len(parts) > 1 and not all(forms):
             return Parts([self.linear(part, reader) for part in matrix.parts], matrix.rows)
@@ -131,17 +131,11 @@ def _quantised(weight: QuantisedWeight, parts: Sequence[Part], biased: bool, rea
     bias = reader.bias([part.name for part in parts], [part.rows for part in parts]) if biased else None
     if not biased:
         _skip_zero_bias(parts, reader)
-    depth = parts[0].depth
-    if weight.depth != depth:
-        raise UnsupportedModel(
-            f"no kernel computes with {parts[0].name}: its depth {depth} is odd; give another checkpoint."
-        )
     try:
         return Quantised(ops.pack(weight), bias, reader.products)
     except ValueError as error:
-        raise UnsupportedModel(
-            f"the matrix {parts[0].name} has no kernel: {error}; give another checkpoint."
-        ) from error
+        name = parts[0].name
+        raise UnsupportedModel(f"no kernel computes with {name}: {error}; give another checkpoint.") from error
 
 
 def _skip_zero_bias(parts: Sequence[Part], reader: Reader) -> None:
