@@ -16,8 +16,10 @@ from quantised_checkpoint import logits, write
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2Config, Qwen2MoeConfig
 
+from octavo_kernels.weights import Codes, Scheme, dequantise
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model import ModelError, UnsupportedModel, load_runner
+from octavo_worker.model import UnsupportedModel, load_runner
+from octavo_worker.model.checkpoint.source import RandomWeights
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import CheckpointError
 from octavo_worker.model.layers.linear import Dense
@@ -214,7 +216,42 @@ def test_a_model_of_the_other_route_is_refused_by_name(tmp_path: Path) -> None:
         decoder(tmp_path)
 
 
-def test_random_weights_are_not_quantised(tmp_path: Path) -> None:
-    quantise(tmp_path, LLAMA, {}, GPTQ)
-    with pytest.raises(ModelError, match="draws weights in 16 bits"):
-        load_model(ModelOptions(model=str(tmp_path), load_format="dummy", device="cpu"))
+INPUTS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+FLOATS = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+GROUPS = {
+    "attention": {"targets": ["re:.*self_attn.*"], "weights": FLOATS},
+    "mlp": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}, "input_activations": INPUTS},
+}
+DRAWN = {
+    "gptq": (GPTQ | {"lm_head": True}, {"int4g32", "int4"}, Quantised),
+    "gptq-dynamic": (GPTQ | {"dynamic": {"+:.*k_proj": {"bits": 8}, "-:.*mlp": {}}}, {"int4g32", "int8g32"}, Dense),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32}, {"int4g32", "int4"}, Dense),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, {"fp8g32 by fp8g32", "fp8 by fp8"}, Dense),
+    "compressed-tensors": (
+        {"quant_method": "compressed-tensors", "config_groups": GROUPS, "ignore": ["lm_head"]},
+        {"fp4g32", "fp8 by fp8"},
+        Dense,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DRAWN)
+def test_random_weights_have_the_forms_that_a_config_states(tmp_path: Path, case: str) -> None:
+    stated, forms, head = DRAWN[case]
+    LLAMA.save_pretrained(tmp_path)
+    state(tmp_path, quantization_config=stated)
+    model, _ = load_model(ModelOptions(model=str(tmp_path), load_format="dummy", dtype="float32", device="cpu"))
+    assert isinstance(model, Decoder)
+    assert model.forms == forms
+    assert isinstance(model.layers.head, head)
+
+
+@pytest.mark.parametrize("codes", Codes)
+def test_random_weights_of_every_kind_have_one_deviation_and_depend_on_the_seed_alone(codes: Codes) -> None:
+    def drawn(seed: int) -> Tensor:
+        source = RandomWeights(seed, 1.0, torch.device("cpu"))
+        return dequantise(source.quantised(Scheme(codes, 128), 64, 512))
+
+    assert drawn(1).std().item() == pytest.approx(0.02, rel=0.02)
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))

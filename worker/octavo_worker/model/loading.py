@@ -15,7 +15,7 @@ from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.files import model_folder
 from octavo_worker.model.base_runner import CacheConfig, CausalModel
 from octavo_worker.model.checkpoint.build import build_layers
-from octavo_worker.model.checkpoint.formats import DenseFormat, Reader, format_of
+from octavo_worker.model.checkpoint.formats import DenseFormat, DrawnFormat, Format, QuantisedFormat, Reader, format_of
 from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights, WeightSource
 from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.config import DecoderConfig, decoder_config, reject
@@ -84,7 +84,7 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     """The model and its context length. Without `decoders` every model takes the transformers route."""
     folder = model_folder(options.model)
     config = (read_file(folder) if decoders else None) or read_config(folder)
-    form = format_of(folder)
+    form: Format = format_of(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
@@ -96,10 +96,6 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
         wanted_len = wanted_len if is_long else min(wanted_len, original)
     described = _described(config, original and original + int(is_long)) if decoders else None
     dummy = options.load_format == "dummy"
-    if dummy and not isinstance(form, DenseFormat):
-        raise UnsupportedModel(
-            "--load-format dummy draws weights in 16 bits; take quantization_config out of the model's config.json."
-        )
     uniform = options.deterministic and device.type == "cuda"
     if uniform:
         check_uniform(device, config, described)
@@ -118,7 +114,10 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
             routed.factors = "long" if is_long else "short"
         return routed, wanted_len
     products = Products(uniform, torch.zeros(1, dtype=torch.int32, device=device))
-    reader = Reader(weight_source(options, described, folder, device), dtype, device, products)
+    source = weight_source(options, described, folder, device)
+    if isinstance(form, QuantisedFormat) and isinstance(source, RandomWeights):
+        form = DrawnFormat(form.method, source)
+    reader = Reader(source, dtype, device, products)
     layers = build_layers(described, reader, form)
     rows = token_budget(options, device) + options.max_running  # tokens, or rows to sample or score: some twice
     decoder = Decoder(described, layers, rows, uniform=uniform)

@@ -14,11 +14,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from octavo_kernels.weights import DTYPES, PER_BYTE, Codes, QuantisedWeight, Scheme, values
 from octavo_worker.files import INDEX, tensor_files
 from octavo_worker.model.checkpoint.header import CONVERTED, KINDS, Place, read_header
 from octavo_worker.model.errors import CheckpointError
 
 log = logging.getLogger(__name__)
+
+PIECE = 1024  # rows of a random matrix that are drawn at a time
 
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".output_scale", ".output_zero_point")
 """Endings of what some checkpoints store for keys and values, and for the queries they meet."""
@@ -160,6 +163,21 @@ class RandomWeights:
             dtype = torch.float32 if target.is_cpu else target.dtype
             made = torch.empty(target.shape, dtype=dtype, device=target.device)
             target.copy_(made.normal_(0.0, self.std, generator=self.generator))
+
+    def quantised(self, scheme: Scheme, rows: int, depth: int) -> QuantisedWeight:
+        """Codes of equal likelihood, of FP8 normal ones, with one scale, so that the values have the deviation of all
+        others."""
+        codes = torch.empty(rows, depth // PER_BYTE[scheme.codes], dtype=torch.uint8, device=self.generator.device)
+        if scheme.codes is Codes.FP8:
+            for some in codes.split(PIECE):  # float32 is four times as large
+                made = torch.empty(some.shape, device=codes.device).normal_(generator=self.generator)
+                some.copy_(made.to(torch.float8_e4m3fn).view(torch.uint8))
+        else:
+            codes.random_(0, 256, generator=self.generator)
+        codes = codes.view(DTYPES[scheme.codes])
+        groups = -(-depth // scheme.group)
+        deviation = values(codes[:PIECE], scheme.codes).std().item()
+        return QuantisedWeight(scheme, codes, torch.full((groups, rows), self.std / deviation, device=codes.device))
 
     def skip(self, name: str) -> None:
         pass

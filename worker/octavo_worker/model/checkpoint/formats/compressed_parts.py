@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo_kernels.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
+from octavo_kernels.weights import DTYPES, Codes, QuantisedWeight
 from octavo_worker.model.checkpoint.formats.columns import ordered, sorted_by_group
 from octavo_worker.model.checkpoint.formats.compressed_groups import ALL, Group
 from octavo_worker.model.checkpoint.formats.fields import signed, unpack
-from octavo_worker.model.checkpoint.formats.fp8 import SCALAR, block_scales, block_scheme
+from octavo_worker.model.checkpoint.formats.fp8 import SCALAR, block_scales
 from octavo_worker.model.checkpoint.formats.stored import SCALES, Part, Wanted
 from octavo_worker.model.errors import CheckpointError
 
@@ -34,7 +34,7 @@ class PackedIntegers:
     @property
     def wanted(self) -> dict[str, Wanted]:
         rows, depth, a_word = self.part.rows, self.part.depth, 32 // self.bits
-        groups = -(-depth // self.group.group(depth))
+        groups = -(-depth // self.group.scheme(depth).group)
         wanted = {
             "weight_packed": Wanted([(rows, -(-depth // a_word))], [torch.int32]),
             "weight_scale": Wanted([(rows, groups)], SCALES),
@@ -58,9 +58,8 @@ class PackedIntegers:
             zeros = unpack(raw["weight_zero_point"].T, self.bits)[:, : part.rows].contiguous()
         if self.bits == 8:
             codes, zeros = signed(codes), None if zeros is None else signed(zeros)
-        size = self.group.group(part.depth)
-        order = self._order(raw.get("weight_g_idx"), size)
-        scheme = Scheme(self.group.codes, size, self.group.activations)
+        scheme = self.group.scheme(part.depth)
+        order = self._order(raw.get("weight_g_idx"), scheme.group)
         scales = raw["weight_scale"].T.float().contiguous()
         return QuantisedWeight(scheme, ordered(codes, order), scales, zeros, order)
 
@@ -95,14 +94,8 @@ class EightBits:
 
     def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         zeros = self._rows(raw["weight_zero_point"]) if "weight_zero_point" in raw else None
-        return QuantisedWeight(self._scheme, raw["weight"], self._rows(raw["weight_scale"].float()), zeros)
-
-    @property
-    def _scheme(self) -> Scheme:
-        depth, group = self.part.depth, self.group
-        if 1 < group.rows < ALL and group.activations is Activations.FP8:
-            return block_scheme(group.columns, depth)
-        return Scheme(group.codes, group.group(depth), group.activations)
+        scales = self._rows(raw["weight_scale"].float())
+        return QuantisedWeight(self.group.scheme(self.part.depth), raw["weight"], scales, zeros)
 
     def _rows(self, values: Tensor) -> Tensor:
         """Of every row: `[groups, rows]`."""
@@ -138,7 +131,7 @@ class FourBitFloats:
             scales = scales.view(torch.float8_e8m0fnu).float()
         else:
             scales = scales.float() / raw["weight_global_scale"].reshape(())
-        return QuantisedWeight(Scheme(Codes.FP4, self.group.columns), raw["weight_packed"], scales.contiguous())
+        return QuantisedWeight(self.group.scheme(self.part.depth), raw["weight_packed"], scales.contiguous())
 
 
 def _has_zeros(part: Part, group: Group) -> bool:

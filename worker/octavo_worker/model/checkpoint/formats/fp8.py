@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.weights import Activations, Codes, QuantisedWeight, Scheme
-from octavo_worker.model.checkpoint.formats.stored import SCALES, Part, Wanted
+from octavo_worker.model.checkpoint.formats.stored import HEAD, SCALES, Part, Wanted
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
 SCALAR: list[tuple[int, ...]] = [(), (1,)]
@@ -40,7 +40,13 @@ class Fp8:
             return None
         if part.name in self.dense:
             raise CheckpointError(f"tensor '{part.name}.weight' is quantised, but quantization_config ignores it.")
-        return Fp8Part(part, self.block)
+        return Fp8Part(part, self.block, self._scheme(part.depth))
+
+    def scheme(self, name: str, depth: int) -> Scheme | None:
+        return None if name in (HEAD, *self.dense) else self._scheme(depth)
+
+    def _scheme(self, depth: int) -> Scheme:
+        return block_scheme(self.block[1] if self.block else depth, depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class Fp8Part:
 
     part: Part
     block: tuple[int, int] | None
+    scheme: Scheme
 
     @property
     def wanted(self) -> dict[str, Wanted]:
@@ -67,12 +74,11 @@ class Fp8Part:
         return next((name for name in names if name in self.part.found), names[0])
 
     def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
-        rows, depth, scale = self.part.rows, self.part.depth, raw[self._scale].float()
+        rows, scale = self.part.rows, raw[self._scale].float()
         if self.block is None:
             scales = scale.reshape(1, 1).repeat(1, rows)
-            return QuantisedWeight(Scheme(Codes.FP8, depth, Activations.FP8), raw["weight"], scales)
-        scheme = block_scheme(self.block[1], depth)
-        return QuantisedWeight(scheme, raw["weight"], block_scales(scale, self.block[0], rows))
+            return QuantisedWeight(self.scheme, raw["weight"], scales)
+        return QuantisedWeight(self.scheme, raw["weight"], block_scales(scale, self.block[0], rows))
 
 
 def block_scheme(columns: int, depth: int) -> Scheme:

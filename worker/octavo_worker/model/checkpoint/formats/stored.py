@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.weights import Codes, QuantisedWeight
+from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.header import KINDS, Place
@@ -20,6 +20,8 @@ from octavo_worker.model.layers.parts import Parts
 from octavo_worker.model.layers.quantised import Quantised
 
 SCALES = (torch.float32, torch.float16, torch.bfloat16)
+HEAD = "lm_head"
+"""The only matrix outside the layers: most methods leave it as it is."""
 UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale")
 """Of activations that the checkpoint's authors measured: octavo measures each token's."""
 
@@ -62,6 +64,10 @@ class Method(Protocol):
         disagree."""
         ...
 
+    def scheme(self, name: str, depth: int) -> Scheme | None:
+        """What the config alone says of a matrix, for weights that are drawn; None: it is not quantised."""
+        ...
+
 
 class QuantisedFormat:
     """Parts of one scheme become one weight. Others stay apart, as do parts with another order of their columns."""
@@ -75,11 +81,7 @@ class QuantisedFormat:
         forms = [self.method.stored(part) for part in parts]
         if not any(forms):
             return DenseFormat().linear(matrix, reader)
-        if matrix.transposed or matrix.depth % 2:
-            reason = "its family stores matrices the other way round" if matrix.transposed else "its depth is odd"
-            raise UnsupportedModel(
-                f"{parts[0].name} is quantised, but {reason}, which is not loaded; give the checkpoint in 16 bits."
-            )
+        check_shape(matrix)
         if len(parts) > 1 and not all(forms):
             return Parts([self.linear(part, reader) for part in matrix.parts], matrix.rows)
         weights = read_weights([(part, form) for part, form in zip(parts, forms, strict=True) if form], reader)
@@ -87,6 +89,15 @@ class QuantisedFormat:
             return _quantised(stack(weights), parts, matrix.biased, reader)
         apart = [_quantised(weight, [part], matrix.biased, reader) for weight, part in zip(weights, parts, strict=True)]
         return Parts(apart, matrix.rows)
+
+
+def check_shape(matrix: Matrix) -> None:
+    """Raises `UnsupportedModel` for a matrix that has no quantised form."""
+    if matrix.transposed or matrix.depth % 2:
+        reason = "its family stores matrices the other way round" if matrix.transposed else "its depth is odd"
+        raise UnsupportedModel(
+            f"{matrix.names[0]} is quantised, but {reason}, which is not loaded; give the checkpoint in 16 bits."
+        )
 
 
 def read_weights(forms: Sequence[tuple[Part, Stored]], reader: Reader) -> list[QuantisedWeight]:
