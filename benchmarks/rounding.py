@@ -1,8 +1,8 @@
 """What online quantisation costs in quality, by how it rounds: python benchmarks/rounding.py
 
 The bundled model with its matrices in each form of `--quantization`, in four bits with symmetric codes as well, and
-with the head in the same form, beside the model in 16 bits, on a text that the model in 16 bits samples. Prints rows and
-writes benchmarks/results/rounding.json.
+with the head in the same form, beside the model in 16 bits, on a text that the model in 16 bits samples. Writes
+benchmarks/results/rounding.json.
 """
 
 from __future__ import annotations

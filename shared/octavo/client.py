@@ -284,7 +284,7 @@ class AsyncClient:
         """All models that jobs are accepted for, by name."""
         async with self._asking():
             cards: Any = await self._redis.hvals(self._keys.models)
-        return sorted(wire.decode_each(wire.decode_model, cards), key=lambda card: card.name)
+        return sorted(wire.readable(wire.decode_model, cards), key=lambda card: card.name)
 
     async def check_writable(self) -> None:
         """Raises QueueFull or ServerUnavailable where the server would refuse a job: it is full, a replica, or does not

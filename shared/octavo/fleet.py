@@ -33,7 +33,7 @@ async def live_workers(connection: redis.asyncio.Redis, keys: Keys) -> list[Work
         names: Any = await connection.zrange(keys.workers, 0, -1)
         prefix = keys.worker("").encode()
         infos: Any = await connection.mget([prefix + name for name in names]) if names else []
-    return sorted(wire.decode_each(wire.decode_worker, filter(None, infos)), key=lambda info: info.id)
+    return sorted(wire.readable(wire.decode_worker, filter(None, infos)), key=lambda info: info.id)
 
 
 def mixed_models(workers: Iterable[Serving]) -> dict[str, tuple[str, ...]]:

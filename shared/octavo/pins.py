@@ -65,7 +65,7 @@ async def list_pins(
     for model in models:
         pipeline.hvals(keys.pins(model))
     rows: Any = await pipeline.execute() if models else []
-    pins = wire.decode_each(wire.decode_pin, (data for row in rows for data in row))
+    pins = wire.readable(wire.decode_pin, (data for row in rows for data in row))
     return [_with_outcomes(pin, workers) for pin in sorted(pins, key=lambda pin: (pin.model, pin.key))]
 
 

@@ -161,7 +161,7 @@ def decode_memory(data: bytes) -> WorkerMemory:
     return _model(WorkerMemory, _map(_decode("memory", data)))
 
 
-def decode_each(decode: Callable[[bytes], T], frames: Iterable[bytes]) -> list[T]:
+def readable(decode: Callable[[bytes], T], frames: Iterable[bytes]) -> list[T]:
     """What can be read of many: a stranger's bytes are left out, and spoil no other."""
     messages = []
     for frame in frames:

@@ -34,7 +34,17 @@ def change_last_weight(folder: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "quantize_config.json",
+        "quant_config.json",
+        "tokenizer.json",
+        "generation_config.json",
+        "chat_template.jinja",
+    ],
+)
 def test_every_file_that_is_read_counts(folder: Path, name: str) -> None:
     before = digest(folder)
     (folder / name).write_text((folder / name).read_text() + "\n" if (folder / name).exists() else "{}")

@@ -42,8 +42,9 @@ def serving(settings: GatewaySettings) -> Iterator[str]:
             assert not thread.is_alive(), "the gateway did not stop"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_gateway(server: EmbeddedServer) -> Iterator[str]:
+    """Its reaper works on the server until it ends, so no longer than a module's tests, which expect it."""
     with serving(GatewaySettings(redis_url=server.url, keep_alive=0.2)) as url:
         yield url
 

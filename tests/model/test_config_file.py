@@ -101,6 +101,20 @@ def test_files_of_the_hub_are_read_as_transformers_reads_them(tmp_path: Path, na
     assert_read_alike(written(tmp_path, HUB[name]))
 
 
+QUANTISED: dict[str, dict[str, Any]] = {
+    "gptq": {"bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "awq": {"bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+    "fp8": {"activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "compressed-tensors": {"format": "pack-quantized", "config_groups": {}, "ignore": ["lm_head"]},
+}
+
+
+@pytest.mark.parametrize("method", QUANTISED)
+def test_quantised_weights_leave_the_rest_of_a_config_alone(tmp_path: Path, method: str) -> None:
+    stated = {"quant_method": method} | QUANTISED[method]
+    assert_read_alike(written(tmp_path, HUB["llama-3.1"] | {"quantization_config": stated}))
+
+
 def test_the_bundled_model_is_read_as_transformers_reads_it() -> None:
     assert_read_alike(model_folder("demo"))
 
@@ -126,7 +140,6 @@ def test_what_a_file_leaves_out_is_left_to_transformers(tmp_path: Path, name: st
         {"rope_parameters": {"rope_type": "default"}},
         {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}, "rope_theta": 1e4}},
         {"partial_rotary_factor": 0.5},
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
         {"hidden_size": 66},
     ],
 )

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from octavo_worker.model.checkpoint import streamed
 from octavo_worker.model.checkpoint.header import read_header
+from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.errors import CheckpointError
 
@@ -48,6 +49,36 @@ def test_what_is_not_safetensors_is_refused(tmp_path: Path, content: bytes) -> N
         read_header(file)
 
 
+def test_a_file_that_was_cut_off_is_refused_before_anything_is_read(
+    tmp_path: Path, tensors: dict[str, torch.Tensor]
+) -> None:
+    file = tmp_path / "one.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"one\.safetensors ends before its tensor '[ab]' does; download"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_tensor_of_another_size_than_its_shape_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "I32", "shape": [3], "data_offsets": [0, 8]}}).encode()
+    file = tmp_path / "bad.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CheckpointError, match="gives its tensor 'a' another size than its shape"):
+        read_header(file)
+
+
+def test_an_index_that_names_another_file_is_refused(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    files = {"a": "two.safetensors", "b": "one.safetensors", "c": "two.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(CheckpointError, match=r"names 'a' in two\.safetensors, which has no such tensor"):
+        Checkpoint.open(tmp_path)
+
+
+def test_numbers_are_not_made_of_codes(tmp_path: Path) -> None:
+    save_file({"codes": torch.ones(3, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="'codes' is stored as I32, but BF16 belongs there"):
+        Checkpoint.open(tmp_path).read("codes", torch.zeros(3, dtype=torch.bfloat16))
+
+
 @pytest.mark.gpu
 def test_pieces_arrive_where_they_belong(
     tmp_path: Path, tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
@@ -67,6 +98,22 @@ def test_pieces_arrive_where_they_belong(
     assert not fused[304:].any()
     assert torch.equal(vector.cpu(), tensors["b"])
     assert torch.equal(converted.cpu(), tensors["c"].T.bfloat16())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.int32, torch.int8, torch.uint8, torch.float8_e4m3fn, torch.int64])
+def test_codes_are_there_after_a_wait(tmp_path: Path, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamed, "PIECE", 1000)
+    monkeypatch.setattr(streamed, "LEAST", 100)
+    drawn = [torch.randint(-100, 100, (70, 90)).to(kind) for _ in range(3)]
+    save_file({str(index): tensor for index, tensor in enumerate(drawn)}, tmp_path / "model.safetensors")
+    checkpoint = StreamedCheckpoint.open(tmp_path)
+    for index, tensor in enumerate(drawn):
+        target = torch.empty(70, 90, dtype=kind, device="cuda")
+        checkpoint.read(str(index), target)
+        checkpoint.wait()
+        assert torch.equal(target.cpu().view(torch.uint8), tensor.view(torch.uint8))
+    checkpoint.finish(())
 
 
 @pytest.mark.gpu

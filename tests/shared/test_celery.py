@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import ModuleType
@@ -23,6 +24,7 @@ from octavo import Client, JobFailed, JobRequest
 from octavo.connection import connect
 from octavo.models import JobStatus
 from octavo.server import EmbeddedServer, die_with_parent
+from octavo.waiting_tasks import WaitingTasks
 
 celery = pytest.importorskip("celery")
 
@@ -244,6 +246,33 @@ def test_a_wake_up_that_is_lost_is_sent_again(running: Any, client: Client, brok
     doomed()
     with pytest.raises(JobFailed, match="cancelled"):
         task.get(timeout=STALL_S)
+
+
+def test_a_job_that_ends_wakes_its_task(
+    app: ModuleType, generate: Any, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the news of its end, long before anything is looked at again."""
+    task = generate.apply_async(("told",), {"model": "toy"}, queue="watched")
+    message = generate.waiting.message(task.id)
+    generate.waiting.drop(task.id)  # the Celery worker looks after those of its tenant
+    broker.delete("watched")
+    monkeypatch.setitem(app.app.conf, "octavo_tenant", "alone")
+    monkeypatch.setitem(app.app.conf, "octavo_recheck_s", 3600)
+    watcher = importlib.import_module("octavo.celery").Watcher(app.app)
+    watcher.watch()
+    alone = WaitingTasks(generate.waiting.connection, "alone", "shop")
+    alone.keep(task.id, message, sent=time.time(), due=None)
+    with Client(app.app.conf.octavo_url, tenant="alone") as client:
+        client.submit("told", model="toy", idempotency_key=f"celery:{task.id}").cancel()
+    eventually(lambda: watcher.watch() or broker.llen("watched") == 1)
+    assert broker.delete("watched")
+
+
+def test_one_celery_worker_at_a_time_looks_after_what_was_lost(generate: Any) -> None:
+    first, second = (WaitingTasks(generate.waiting.connection, "turns", "shop") for _ in range(2))
+    assert first.takes_turn(3600)
+    assert not second.takes_turn(3600)
+    assert WaitingTasks(generate.waiting.connection, "another tenant", "shop").takes_turn(3600)
 
 
 def test_nothing_is_kept_of_a_task_that_ended(generate: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import fake_worker as fake
 import msgspec
@@ -138,6 +139,25 @@ async def test_whoever_asks_at_once_finds_them(tmp_path: Path, monkeypatch: pyte
             elif ask == "result":
                 assert list((await job.result(timeout=STALL_S)).token_ids) == fake.expected("a", 3, 20)
             else:
+                assert await asyncio.wait_for(tokens(job), STALL_S) == fake.expected("a", 3, 20)
+
+
+async def test_one_that_is_forgotten_while_its_reader_looks_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two commands the server goes away and comes back without the job."""
+    async with killable_service(tmp_path) as (server, client, connection):
+        with ExitStack() as stack:
+            stack.enter_context(forgotten_by(server, tmp_path))
+            job, attach = await submit(client, "a", follow=False), client._subscriber._attach
+
+            async def attach_and_forget(reader: Any) -> bool:
+                known = await attach(reader)
+                stack.close()  # the first time only
+                return known
+
+            monkeypatch.setattr(client._subscriber, "_attach", attach_and_forget)
+            async with fake.fake_worker(connection):
                 assert await asyncio.wait_for(tokens(job), STALL_S) == fake.expected("a", 3, 20)
 
 

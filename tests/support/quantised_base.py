@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 CONFIG: dict[str, Any] = {
-    "vocab_size": 128,
+    "vocab_size": 64,
     "hidden_size": 256,
     "intermediate_size": 128,
     "num_hidden_layers": 1,
@@ -50,7 +50,8 @@ def shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def weights(config: dict[str, Any] | None = None) -> dict[str, Tensor]:
     """A bfloat16 state dict. Rows of a matrix have standard deviations of 0.03 to 0.1 and means that are not 0, one
-    weight in 500 is five times as large. `RandomState` draws the same numbers in every release of numpy (NEP 19)."""
+    weight in 500 is five times as large. Two rows of 16 have weights of one sign only, and so the least or the largest
+    zero point. `RandomState` draws the same numbers in every release of numpy (NEP 19)."""
     random = np.random.RandomState(2026)
     state = {}
     for name, shape in shapes(config or CONFIG):
@@ -60,5 +61,7 @@ def weights(config: dict[str, Any] | None = None) -> dict[str, Tensor]:
         else:
             drawn *= np.where(random.random_sample(shape) < 0.002, 5.0, 1.0)
             drawn = (drawn + 0.3 * random.standard_normal((shape[0], 1))) * random.uniform(0.03, 0.1, (shape[0], 1))
+            if "_proj" in name:
+                drawn[5::16], drawn[11::16] = abs(drawn[5::16]), -abs(drawn[11::16])
         state[name] = torch.from_numpy(drawn).to(torch.bfloat16)
     return state

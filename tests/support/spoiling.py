@@ -169,7 +169,7 @@ class LiveCell:
 
     def restore(self) -> None:
         """As it was."""
-        pipeline = self.redis.pipeline(transaction=False)
+        pipeline = self.redis.pipeline()
         pipeline.flushall()
         for name, value, ttl in self._kept:
             pipeline.restore(name, max(0, ttl), value)

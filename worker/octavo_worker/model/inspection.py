@@ -18,7 +18,7 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import Format, Matrix, OnlineFormat, QuantisedFormat, Reader
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
-from octavo_worker.model.checkpoint.formats.stored import Part, check_headers
+from octavo_worker.model.checkpoint.formats.stored import UNUSED, Method, Part, Stored, check_headers, check_shape
 from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.linear import Dense, Linear, Products
@@ -136,23 +136,31 @@ class OutlineFormat:
 
     def _stretches(self, matrix: Matrix, reader: Reader) -> list[Stretch]:
         if isinstance(self._form, QuantisedFormat):
-            return [self._stored(self._form, part, reader) for part in matrix.parts]
+            return self._stored(self._form.method, matrix, reader)
         DenseFormat().linear(matrix, reader)
         rows = sum(matrix.rows)
         scheme = self._form.scheme(matrix) if isinstance(self._form, OnlineFormat) else None
         return [Stretch(rows, matrix.depth, scheme, scheme is not None and scheme.codes is Codes.INT4)]
 
-    def _stored(self, form: QuantisedFormat, matrix: Matrix, reader: Reader) -> Stretch:
-        (name,), (rows,) = matrix.names, matrix.rows
-        part = Part(name, rows, matrix.depth, reader.source.under(name))
-        stored = form.method.stored(part)
-        if stored is None:
-            DenseFormat().linear(matrix, reader)
-            return Stretch(rows, matrix.depth, None)
-        places = check_headers(part, stored)
-        for ending in part.found:
-            reader.source.skip(f"{name}.{ending}")
-        return Stretch(rows, matrix.depth, stored.scheme, any("zero" in ending for ending in places))
+    def _stored(self, method: Method, matrix: Matrix, reader: Reader) -> list[Stretch]:
+        pairs = zip(matrix.names, matrix.rows, strict=True)
+        parts = [Part(name, rows, matrix.depth, reader.source.under(name)) for name, rows in pairs]
+        forms = [method.stored(part) for part in parts]
+        if any(forms):
+            check_shape(matrix)
+        return [_stretch(*each, reader) for each in zip(parts, forms, matrix.parts, strict=True)]
+
+
+def _stretch(part: Part, stored: Stored | None, matrix: Matrix, reader: Reader) -> Stretch:
+    if stored is None:
+        DenseFormat().linear(matrix, reader)
+        return Stretch(part.rows, part.depth, None)
+    places = check_headers(part, stored)
+    if matrix.biased:
+        reader.bias(matrix.names, matrix.rows)
+    for ending in (*places, *UNUSED, "bias"):
+        reader.source.skip(f"{part.name}.{ending}")
+    return Stretch(part.rows, part.depth, stored.scheme, any("zero" in ending for ending in places))
 
 
 def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device, *, gated: bool) -> list[Product]:

@@ -16,7 +16,15 @@ from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions, OnlineQua
 from octavo_worker.files import model_folder
 from octavo_worker.model.base_runner import CacheConfig, CausalModel
 from octavo_worker.model.checkpoint.build import build_layers
-from octavo_worker.model.checkpoint.formats import DenseFormat, Format, OnlineFormat, Reader, format_of
+from octavo_worker.model.checkpoint.formats import (
+    DenseFormat,
+    DrawnFormat,
+    Format,
+    OnlineFormat,
+    QuantisedFormat,
+    Reader,
+    format_of,
+)
 from octavo_worker.model.checkpoint.names import NAMES
 from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights, WeightSource
 from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
@@ -103,7 +111,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     route."""
     folder = model_folder(options.model)
     config = (read_file(folder) if decoders else None) or read_config(folder)
-    form = format_of(folder)
+    form: Format = format_of(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
@@ -114,8 +122,11 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
         is_long = takes_long_factors(options.longrope, original, options.max_model_len, context)
         context = context if is_long else min(context, original)
     described = _described(config, original and original + int(is_long)) if decoders else None
-    if not isinstance(form, DenseFormat):
-        check_quantised(options, config, described)
+    if described is None and not isinstance(form, DenseFormat):
+        raise UnsupportedModel(
+            f"{config.model_type!r} runs on its transformers code, which takes no quantised weights here; give the "
+            "checkpoint in bfloat16 or float16."
+        )
     if options.quantization != "auto":
         form = online_format(options.quantization, form, described, config.model_type, folder)
     if options.deterministic and device.type == "cuda":
@@ -140,8 +151,10 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
         return routed, chosen.context
     uniform = options.deterministic and device.type == "cuda"
     products = Products(uniform, torch.zeros(1, dtype=torch.int32, device=device))
-    reader = Reader(weight_source(options, described, folder, device), dtype, device, products)
-    layers = build_layers(described, reader, chosen.form)
+    source, form = weight_source(options, described, folder, device), chosen.form
+    if isinstance(form, QuantisedFormat) and isinstance(source, RandomWeights):
+        form = DrawnFormat(form.method, source)
+    layers = build_layers(described, Reader(source, dtype, device, products), form)
     rows = token_budget(options, device) + options.max_running  # tokens, or rows to sample or score: some twice
     decoder = Decoder(described, layers, rows, uniform=uniform)
     decoder.factors = chosen.factors
@@ -156,19 +169,6 @@ def _described(config: ModelConfig, rope_len: int | None) -> DecoderConfig | Non
             f"the config.json of this {config.model_type!r} lacks what the model needs ({error}); compare it with the "
             "file of a model that runs."
         ) from error
-
-
-def check_quantised(options: ModelOptions, config: ModelConfig, described: DecoderConfig | None) -> None:
-    """Raises `UnsupportedModel` if a quantised checkpoint cannot be loaded as asked."""
-    if options.load_format == "dummy":
-        raise UnsupportedModel(
-            "--load-format dummy draws weights in 16 bits; take quantization_config out of the model's config.json."
-        )
-    if described is None:
-        raise UnsupportedModel(
-            f"{config.model_type!r} runs on its transformers code, which takes no quantised weights here; give the "
-            "checkpoint in bfloat16 or float16."
-        )
 
 
 def online_format(

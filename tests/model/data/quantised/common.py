@@ -35,7 +35,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def calibration(config: dict[str, Any]) -> list[list[int]]:
-    """64 rows of 64 token ids, some tokens far more often than others."""
+    """64 rows of 64 token ids, some tokens more often than others."""
     random = np.random.RandomState(7)
     return np.minimum(random.geometric(0.05, (64, 64)) - 1, config["vocab_size"] - 1).tolist()
 

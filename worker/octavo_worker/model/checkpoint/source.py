@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,9 +14,17 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from octavo_kernels.weights import DTYPES, PER_BYTE, Codes, QuantisedWeight, Scheme, values
 from octavo_worker.files import INDEX, tensor_files
 from octavo_worker.model.checkpoint.header import CONVERTED, KINDS, Place, read_header
 from octavo_worker.model.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+PIECE = 1024  # rows of a random matrix that are drawn at a time
+
+CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".output_scale", ".output_zero_point")
+"""Endings of what some checkpoints store for keys and values, and for the queries they meet."""
 
 
 class WeightSource(Protocol):
@@ -111,7 +120,9 @@ class Checkpoint:
         pass  # `read` has waited
 
     def finish(self, ignored: Iterable[str]) -> None:
-        endings = tuple(ignored)
+        if scales := [name for name in self.unread if name.endswith(CACHE_SCALES)]:
+            log.info("%d scales of a KV cache in 8 bits are not used: octavo's has a scale a token", len(scales))
+        endings = (*ignored, *CACHE_SCALES)
         if surplus := sorted(name for name in self.unread if not name.endswith(endings)):
             shown = ", ".join(surplus[:5]) + (f" and {len(surplus) - 5} more" if len(surplus) > 5 else "")
             raise CheckpointError(f"the checkpoint has tensors that its config.json has no place for: {shown}.")
@@ -153,6 +164,21 @@ class RandomWeights:
             made = torch.empty(target.shape, dtype=dtype, device=target.device)
             target.copy_(made.normal_(0.0, self.std, generator=self.generator))
 
+    def quantised(self, scheme: Scheme, rows: int, depth: int) -> QuantisedWeight:
+        """Codes of equal likelihood, of FP8 normal ones, with one scale, so that the values have the deviation of all
+        others."""
+        codes = torch.empty(rows, depth // PER_BYTE[scheme.codes], dtype=torch.uint8, device=self.generator.device)
+        if scheme.codes is Codes.FP8:
+            for some in codes.split(PIECE):  # float32 is four times as large
+                made = torch.empty(some.shape, device=codes.device).normal_(generator=self.generator)
+                some.copy_(made.to(torch.float8_e4m3fn).view(torch.uint8))
+        else:
+            codes.random_(0, 256, generator=self.generator)
+        codes = codes.view(DTYPES[scheme.codes])
+        groups = -(-depth // scheme.group)
+        deviation = values(codes[:PIECE], scheme.codes).std().item()
+        return QuantisedWeight(scheme, codes, torch.full((groups, rows), self.std / deviation, device=codes.device))
+
     def skip(self, name: str) -> None:
         pass
 
@@ -169,4 +195,6 @@ def _no_safetensors(folder: Path) -> str:
             f"{folder} holds pickled weights (.bin), which can run code when loaded. Convert them once: "
             "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, safe_serialization=True)."
         )
+    if any(folder.glob("*.gguf")):
+        return f"{folder} holds llama.cpp's .gguf weights. Give the safetensors checkpoint that they were made from."
     return f"{folder} holds no .safetensors weights. To run with random weights give --load-format dummy."

@@ -10,6 +10,7 @@ from octavo_worker.model.checkpoint.formats.awq import Awq
 from octavo_worker.model.checkpoint.formats.base import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.compressed_tensors import CompressedTensors
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
+from octavo_worker.model.checkpoint.formats.drawn import DrawnFormat
 from octavo_worker.model.checkpoint.formats.fp8 import Fp8
 from octavo_worker.model.checkpoint.formats.gptq import Gptq
 from octavo_worker.model.checkpoint.formats.online import OnlineFormat
@@ -17,7 +18,7 @@ from octavo_worker.model.checkpoint.formats.stated import stated_quantisation
 from octavo_worker.model.checkpoint.formats.stored import Method, QuantisedFormat
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["DenseFormat", "Format", "Matrix", "OnlineFormat", "QuantisedFormat", "Reader", "format_of"]
+__all__ = ["DenseFormat", "DrawnFormat", "Format", "Matrix", "OnlineFormat", "QuantisedFormat", "Reader", "format_of"]
 
 METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
     "gptq": Gptq.stated,

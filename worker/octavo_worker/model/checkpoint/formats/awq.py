@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
+from octavo_worker.model.checkpoint.formats.columns import ROWS
 from octavo_worker.model.checkpoint.formats.fields import pack, unpack
-from octavo_worker.model.checkpoint.formats.stored import SCALES, Part, Wanted
+from octavo_worker.model.checkpoint.formats.stored import HEAD, SCALES, Part, Wanted
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -40,8 +41,13 @@ class Awq:
             return None
         if part.name in self.dense:
             raise CheckpointError(f"tensor '{part.name}.qweight' is quantised, but modules_to_not_convert names it.")
-        size = self.group_size
-        return AwqPart(part, size if 0 < size < part.depth else part.depth)
+        return AwqPart(part, self._scheme(part.depth))
+
+    def scheme(self, name: str, depth: int) -> Scheme | None:
+        return None if name in (HEAD, *self.dense) else self._scheme(depth)
+
+    def _scheme(self, depth: int) -> Scheme:
+        return Scheme(Codes.INT4, self.group_size if 0 < self.group_size < depth else depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +55,24 @@ class AwqPart:
     """Element `[n, k]` is `(q[k, n] - z[k // group, n]) * scales[k // group, n]`, with q and z of eight rows a word."""
 
     part: Part
-    group: int
-
-    @property
-    def scheme(self) -> Scheme:
-        return Scheme(Codes.INT4, self.group)
+    scheme: Scheme
 
     @property
     def wanted(self) -> dict[str, Wanted]:
         rows, depth = self.part.rows, self.part.depth
-        groups = -(-depth // self.group)
+        groups = -(-depth // self.scheme.group)
         return {
             "qweight": Wanted([(depth, rows // 8)], [torch.int32]),
             "qzeros": Wanted([(groups, rows // 8)], [torch.int32]),
             "scales": Wanted([(groups, rows)], SCALES),
         }
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
-        codes, zeros = pack(_columns(raw["qweight"]).T), _columns(raw["qzeros"])
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
+        words = raw["qweight"]
+        codes = torch.empty(self.part.rows, self.part.depth // 2, dtype=torch.uint8, device=words.device)
+        for some, target in zip(words.split(ROWS), codes.split(ROWS // 2, dim=1), strict=True):
+            target.copy_(pack(_columns(some).T))
+        zeros = _columns(raw["qzeros"])
         return QuantisedWeight(self.scheme, codes, raw["scales"].float(), zeros)
 
 

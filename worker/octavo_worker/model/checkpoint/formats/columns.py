@@ -8,6 +8,8 @@ from torch import Tensor
 from octavo_worker.model.checkpoint.formats.fields import pack, unpack
 from octavo_worker.model.errors import CheckpointError
 
+ROWS = 1024  # of which there are copies while they are turned round
+
 
 def sorted_by_group(name: str, groups: Tensor, size: int) -> Tensor | None:
     """The columns of a matrix sorted so that those of a group of `size` lie side by side, int32 `[depth]`; None: they
@@ -23,9 +25,9 @@ def sorted_by_group(name: str, groups: Tensor, size: int) -> Tensor | None:
 
 
 def ordered(codes: Tensor, order: Tensor | None) -> Tensor:
-    """`codes[rows, depth]`, int8 or two a byte, with their columns in that order."""
-    if order is None:
-        return codes
-    if codes.dtype is torch.int8:
-        return codes[:, order]
-    return pack(unpack(codes, 4)[:, order])
+    """`codes[rows, depth]`, int8 or two a byte, with their columns in that order. Writes over `codes`, a few rows at a
+    time."""
+    if order is not None:
+        for rows in codes.split(ROWS):
+            rows.copy_(rows[:, order] if codes.dtype is torch.int8 else pack(unpack(rows, 4)[:, order]))
+    return codes

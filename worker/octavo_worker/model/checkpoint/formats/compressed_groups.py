@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_kernels.weights import Activations, Codes
+from octavo_kernels.weights import Activations, Codes, Scheme
 from octavo_worker.model.errors import UnsupportedModel
 
 FORMATS = (
@@ -64,9 +64,11 @@ class Group:
             format=None if form in MIXED else form,
         )
 
-    def group(self, depth: int) -> int:
-        """The columns that share a scale, of so many."""
-        return min(self.columns, depth)
+    def scheme(self, depth: int) -> Scheme:
+        """Of a matrix of that depth. Activations of FP8 in blocks have a scale for each block's columns."""
+        size = min(self.columns, depth)
+        in_blocks = 1 < self.rows < ALL and size < depth and self.activations is Activations.FP8
+        return Scheme(self.codes, size, self.activations, size if in_blocks else 0)
 
 
 def _codes(name: str, weights: Mapping[str, Any]) -> Codes:

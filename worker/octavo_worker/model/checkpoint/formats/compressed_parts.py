@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from octavo_kernels.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
+from octavo_kernels.weights import DTYPES, Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.columns import ordered, sorted_by_group
 from octavo_worker.model.checkpoint.formats.compressed_groups import ALL, Group
 from octavo_worker.model.checkpoint.formats.fields import signed, unpack
-from octavo_worker.model.checkpoint.formats.fp8 import SCALAR, block_scales, block_scheme
+from octavo_worker.model.checkpoint.formats.fp8 import SCALAR, block_scales
 from octavo_worker.model.checkpoint.formats.stored import SCALES, Part, Wanted
 from octavo_worker.model.errors import CheckpointError
 
@@ -30,7 +29,7 @@ class PackedIntegers:
 
     @property
     def scheme(self) -> Scheme:
-        return Scheme(self.group.codes, self.group.group(self.part.depth), self.group.activations)
+        return self.group.scheme(self.part.depth)
 
     @property
     def bits(self) -> int:
@@ -39,7 +38,7 @@ class PackedIntegers:
     @property
     def wanted(self) -> dict[str, Wanted]:
         rows, depth, a_word = self.part.rows, self.part.depth, 32 // self.bits
-        groups = -(-depth // self.group.group(depth))
+        groups = -(-depth // self.group.scheme(depth).group)
         wanted = {
             "weight_packed": Wanted([(rows, -(-depth // a_word))], [torch.int32]),
             "weight_scale": Wanted([(rows, groups)], SCALES),
@@ -51,13 +50,13 @@ class PackedIntegers:
             wanted["weight_g_idx"] = Wanted([(depth,)], [torch.int32])
         return wanted
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         part = self.part
         if (shape := raw["weight_shape"].tolist()) != [part.rows, part.depth]:
             raise CheckpointError(
                 f"tensor '{part.name}.weight_shape' says {shape}, but config.json says {[part.rows, part.depth]}."
             )
-        codes = raw["weight_packed"].view(torch.uint8)[:, : part.depth * self.bits // 8].contiguous()
+        codes = raw.pop("weight_packed").view(torch.uint8)[:, : part.depth * self.bits // 8].contiguous()
         zeros = None
         if "weight_zero_point" in raw:
             zeros = unpack(raw["weight_zero_point"].T, self.bits)[:, : part.rows].contiguous()
@@ -83,10 +82,7 @@ class EightBits:
 
     @property
     def scheme(self) -> Scheme:
-        depth, group = self.part.depth, self.group
-        if 1 < group.rows < ALL and group.activations is Activations.FP8:
-            return block_scheme(group.columns, depth)
-        return Scheme(group.codes, group.group(depth), group.activations)
+        return self.group.scheme(self.part.depth)
 
     @property
     def wanted(self) -> dict[str, Wanted]:
@@ -103,9 +99,10 @@ class EightBits:
             wanted["weight_zero_point"] = Wanted(shapes, [torch.int8])
         return wanted
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         zeros = self._rows(raw["weight_zero_point"]) if "weight_zero_point" in raw else None
-        return QuantisedWeight(self.scheme, raw["weight"], self._rows(raw["weight_scale"].float()), zeros)
+        scales = self._rows(raw["weight_scale"].float())
+        return QuantisedWeight(self.scheme, raw["weight"], scales, zeros)
 
     def _rows(self, values: Tensor) -> Tensor:
         """Of every row: `[groups, rows]`."""
@@ -125,7 +122,7 @@ class FourBitFloats:
 
     @property
     def scheme(self) -> Scheme:
-        return Scheme(Codes.FP4, self.group.columns)
+        return self.group.scheme(self.part.depth)
 
     @property
     def wanted(self) -> dict[str, Wanted]:
@@ -139,7 +136,7 @@ class FourBitFloats:
             "weight_global_scale": Wanted(SCALAR, [torch.float32]),
         }
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         scales = raw["weight_scale"].T
         if self.group.columns == MXFP4:
             scales = scales.view(torch.float8_e8m0fnu).float()

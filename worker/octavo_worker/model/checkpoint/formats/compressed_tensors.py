@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_kernels.weights import Codes
+from octavo_kernels.weights import Codes, Scheme
 from octavo_worker.model.checkpoint.formats.compressed_groups import Group
 from octavo_worker.model.checkpoint.formats.compressed_parts import EightBits, FourBitFloats, PackedIntegers
 from octavo_worker.model.checkpoint.formats.stored import Part, Stored
@@ -45,20 +45,26 @@ class CompressedTensors:
         if any(_rank(name, part.name) for name in self.ignored):
             raise CheckpointError(f"tensor '{part.name}.weight' is quantised, but quantization_config ignores it.")
         group = self._group(part.name)
+        if group is None:
+            raise CheckpointError(
+                f"tensor '{part.name}.weight' is quantised, but no group of quantization_config names it."
+            )
         if group.codes is Codes.FP4:
             return FourBitFloats(part, group)
         packed = group.format == "pack-quantized" or (group.format is None and "weight_packed" in found)
         return PackedIntegers(part, group) if packed else EightBits(part, group)
 
-    def _group(self, name: str) -> Group:
+    def scheme(self, name: str, depth: int) -> Scheme | None:
+        group = None if any(_rank(each, name) for each in self.ignored) else self._group(name)
+        return None if group is None else group.scheme(depth)
+
+    def _group(self, name: str) -> Group | None:
         """The one that names it most exactly, of those the first."""
         rank, group = 0, None
         for each in self.groups:
             best = max((_rank(target, name) for target in each.targets), default=0)
             if best > rank:
                 rank, group = best, each
-        if group is None:
-            raise CheckpointError(f"tensor '{name}.weight' is quantised, but no group of quantization_config names it.")
         return group
 
 

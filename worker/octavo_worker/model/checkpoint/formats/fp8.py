@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.weights import Activations, Codes, QuantisedWeight, Scheme
-from octavo_worker.model.checkpoint.formats.stored import SCALES, Part, Wanted
+from octavo_worker.model.checkpoint.formats.stored import HEAD, SCALES, Part, Wanted
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
 SCALAR: list[tuple[int, ...]] = [(), (1,)]
@@ -40,7 +40,13 @@ class Fp8:
             return None
         if part.name in self.dense:
             raise CheckpointError(f"tensor '{part.name}.weight' is quantised, but quantization_config ignores it.")
-        return Fp8Part(part, self.block)
+        return Fp8Part(part, self.block, self._scheme(part.depth))
+
+    def scheme(self, name: str, depth: int) -> Scheme | None:
+        return None if name in (HEAD, *self.dense) else self._scheme(depth)
+
+    def _scheme(self, depth: int) -> Scheme:
+        return block_scheme(self.block[1] if self.block else depth, depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +56,7 @@ class Fp8Part:
 
     part: Part
     block: tuple[int, int] | None
-
-    @property
-    def scheme(self) -> Scheme:
-        if self.block is None:
-            return Scheme(Codes.FP8, self.part.depth, Activations.FP8)
-        return block_scheme(self.block[1], self.part.depth)
+    scheme: Scheme
 
     @property
     def wanted(self) -> dict[str, Wanted]:
@@ -72,10 +73,12 @@ class Fp8Part:
         names = names if self.block is not None else names[::-1]
         return next((name for name in names if name in self.part.found), names[0])
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         rows, scale = self.part.rows, raw[self._scale].float()
-        scales = scale.reshape(1, 1).repeat(1, rows) if self.block is None else block_scales(scale, self.block[0], rows)
-        return QuantisedWeight(self.scheme, raw["weight"], scales)
+        if self.block is None:
+            scales = scale.reshape(1, 1).repeat(1, rows)
+            return QuantisedWeight(self.scheme, raw["weight"], scales)
+        return QuantisedWeight(self.scheme, raw["weight"], block_scales(scale, self.block[0], rows))
 
 
 def block_scheme(columns: int, depth: int) -> Scheme:

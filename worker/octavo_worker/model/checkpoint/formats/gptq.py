@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.columns import ordered, sorted_by_group
 from octavo_worker.model.checkpoint.formats.fields import signed, unpack
-from octavo_worker.model.checkpoint.formats.stored import SCALES, Part, Wanted
+from octavo_worker.model.checkpoint.formats.stored import HEAD, SCALES, Part, Wanted
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
 ONES = {4: 0x11111111, 8: 0x01010101}
@@ -30,6 +30,7 @@ class Gptq:
     is_sorted: bool
     version: int
     dynamic: Mapping[str, Mapping[str, Any]]
+    has_head: bool = False
 
     @classmethod
     def stated(cls, config: Mapping[str, Any]) -> Gptq:
@@ -43,21 +44,39 @@ class Gptq:
         for each in (bits, *(int(rule["bits"]) for rule in dynamic.values() if "bits" in rule)):
             if each not in ONES:
                 raise UnsupportedModel(f"GPTQ weights of {each} bits have no kernel; give a checkpoint of 4 or 8 bits.")
-        return cls(bits, int(config["group_size"]), not config.get("desc_act"), VERSIONS[layout], dynamic)
+        return cls(
+            bits=bits,
+            group_size=int(config["group_size"]),
+            is_sorted=not config.get("desc_act"),
+            version=VERSIONS[layout],
+            dynamic=dynamic,
+            has_head=bool(config.get("lm_head")),
+        )
 
     def stored(self, part: Part) -> GptqPart | None:
         if not part.found.keys() & {"qweight", "qzeros", "scales", "g_idx"}:
             return None
-        bits, size, is_sorted = self.bits, self.group_size, self.is_sorted
+        pattern, rule = self._rule(part.name)
+        if pattern.startswith("-:"):
+            raise CheckpointError(f"tensor '{part.name}.qweight' is quantised, but 'dynamic' says {pattern!r}.")
+        is_sorted = not rule.get("desc_act", not self.is_sorted)
+        return GptqPart(part, self._scheme(rule, part.depth), is_sorted, self.version)
+
+    def scheme(self, name: str, depth: int) -> Scheme | None:
+        pattern, rule = self._rule(name)
+        is_dense = pattern.startswith("-:") or (name == HEAD and not self.has_head)
+        return None if is_dense else self._scheme(rule, depth)
+
+    def _rule(self, name: str) -> tuple[str, Mapping[str, Any]]:
+        """The pattern of `dynamic` that matches, and what it states; empty: none does."""
         for pattern, rule in self.dynamic.items():
-            if not re.match(pattern.removeprefix("+:").removeprefix("-:"), part.name):
-                continue
-            if pattern.startswith("-:"):
-                raise CheckpointError(f"tensor '{part.name}.qweight' is quantised, but 'dynamic' says {pattern!r}.")
-            bits, size = int(rule.get("bits", bits)), int(rule.get("group_size", size))
-            is_sorted = not rule.get("desc_act", not is_sorted)
-            break
-        return GptqPart(part, bits, size if 0 < size < part.depth else part.depth, is_sorted, self.version)
+            if re.match(pattern.removeprefix("+:").removeprefix("-:"), name):
+                return pattern, rule
+        return "", {}
+
+    def _scheme(self, rule: Mapping[str, Any], depth: int) -> Scheme:
+        bits, size = int(rule.get("bits", self.bits)), int(rule.get("group_size", self.group_size))
+        return Scheme(Codes.INT4 if bits == 4 else Codes.INT8, size if 0 < size < depth else depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +86,18 @@ class GptqPart:
     whole word, so a field of 0 borrows from the next one."""
 
     part: Part
-    bits: int
-    group: int
+    scheme: Scheme
     is_sorted: bool
     version: int
 
     @property
-    def scheme(self) -> Scheme:
-        return Scheme(Codes.INT4 if self.bits == 4 else Codes.INT8, self.group)
+    def bits(self) -> int:
+        return 4 if self.scheme.codes is Codes.INT4 else 8
 
     @property
     def wanted(self) -> dict[str, Wanted]:
         rows, depth, a_word = self.part.rows, self.part.depth, 32 // self.bits
-        groups = -(-depth // self.group)
+        groups = -(-depth // self.scheme.group)
         wanted = {
             "qweight": Wanted([(depth // a_word, rows)], [torch.int32]),
             "qzeros": Wanted([(groups, rows // a_word)], [torch.int32]),
@@ -89,9 +107,9 @@ class GptqPart:
             wanted["g_idx"] = Wanted([(depth,)], [torch.int32])
         return wanted
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         order = self._order(raw.get("g_idx"))
-        codes = raw["qweight"].T.contiguous().view(torch.uint8)
+        codes = raw.pop("qweight").T.contiguous().view(torch.uint8)
         zeros = unpack(self._zero_words(raw["qzeros"]), self.bits)
         if self.bits == 8:
             codes, zeros = signed(codes), signed(zeros)
@@ -101,7 +119,7 @@ class GptqPart:
         if groups is None:
             return None
         name = f"{self.part.name}.g_idx"
-        order = sorted_by_group(name, groups, self.group)
+        order = sorted_by_group(name, groups, self.scheme.group)
         if order is not None and self.is_sorted:
             raise CheckpointError(f"tensor {name!r} is not sorted, but quantization_config has no desc_act.")
         return order

@@ -20,6 +20,8 @@ from octavo_worker.model.layers.parts import Parts
 from octavo_worker.model.layers.quantised import Quantised
 
 SCALES = (torch.float32, torch.float16, torch.bfloat16)
+HEAD = "lm_head"
+"""The only matrix outside the layers: most methods leave it as it is."""
 UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale")
 """Of activations that the checkpoint's authors measured: octavo measures each token's."""
 
@@ -54,8 +56,8 @@ class Stored(Protocol):
         """Its tensors by what follows the part's name."""
         ...
 
-    def weight(self, raw: Mapping[str, Tensor]) -> QuantisedWeight:
-        """The canonical form. Takes the tensors over."""
+    def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
+        """The canonical form. Takes the tensors over: they may be changed, and dropped as soon as they were used."""
         ...
 
 
@@ -65,6 +67,10 @@ class Method(Protocol):
     def stored(self, part: Part) -> Stored | None:
         """How a part is stored, by its headers; None: in floating point. Raises `ModelError` where they and the config
         disagree."""
+        ...
+
+    def scheme(self, name: str, depth: int) -> Scheme | None:
+        """What the config alone says of a matrix, for weights that are drawn; None: it is not quantised."""
         ...
 
 
@@ -80,11 +86,7 @@ class QuantisedFormat:
         forms = [self.method.stored(part) for part in parts]
         if not any(forms):
             return DenseFormat().linear(matrix, reader)
-        if matrix.transposed:
-            raise UnsupportedModel(
-                f"{parts[0].name} is quantised, but its family stores matrices the other way round, which is not "
-                "loaded; give the checkpoint in 16 bits."
-            )
+        check_shape(matrix)
         if len(parts) > 1 and not all(forms):
             return Parts([self.linear(part, reader) for part in matrix.parts], matrix.rows)
         weights = read_weights([(part, form) for part, form in zip(parts, forms, strict=True) if form], reader)
@@ -92,6 +94,15 @@ class QuantisedFormat:
             return _quantised(stack(weights), parts, matrix.biased, reader)
         apart = [_quantised(weight, [part], matrix.biased, reader) for weight, part in zip(weights, parts, strict=True)]
         return Parts(apart, matrix.rows)
+
+
+def check_shape(matrix: Matrix) -> None:
+    """Raises `UnsupportedModel` for a matrix that has no quantised form."""
+    if matrix.transposed or matrix.depth % 2:
+        reason = "its family stores matrices the other way round" if matrix.transposed else "its depth is odd"
+        raise UnsupportedModel(
+            f"{matrix.names[0]} is quantised, but {reason}, which is not loaded; give the checkpoint in 16 bits."
+        )
 
 
 def read_weights(forms: Sequence[tuple[Part, Stored]], reader: Reader) -> list[QuantisedWeight]:
@@ -136,17 +147,11 @@ def _quantised(weight: QuantisedWeight, parts: Sequence[Part], biased: bool, rea
     bias = reader.bias([part.name for part in parts], [part.rows for part in parts]) if biased else None
     if not biased:
         _skip_zero_bias(parts, reader)
-    depth = parts[0].depth
-    if weight.depth != depth:
-        raise UnsupportedModel(
-            f"no kernel computes with {parts[0].name}: its depth {depth} is odd; give another checkpoint."
-        )
     try:
         return Quantised(ops.pack(weight), bias, reader.products)
     except ValueError as error:
-        raise UnsupportedModel(
-            f"the matrix {parts[0].name} has no kernel: {error}; give another checkpoint."
-        ) from error
+        name = parts[0].name
+        raise UnsupportedModel(f"no kernel computes with {name}: {error}; give another checkpoint.") from error
 
 
 def _skip_zero_bias(parts: Sequence[Part], reader: Reader) -> None:
