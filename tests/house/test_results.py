@@ -21,7 +21,7 @@ BENCH = ROOT / "worker" / "octavo_worker" / "bench" / "cli.py"
 
 def script_of(command: str) -> Path:
     """The file that runs a recorded command."""
-    if re.match(r"octavo bench (engine|replay|service)\b", command):
+    if re.match(r"octavo bench (engine|quality|replay|service)\b", command):
         return BENCH
     script = re.match(r"(?:taskset -c \S+ )?(?:python )?(?:benchmarks/)?(\w+\.py)\b", command)
     assert script, command

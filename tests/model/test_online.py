@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -172,6 +173,24 @@ def test_a_zero_point_off_by_one_is_seen_at_once(reference: Reference, monkeypat
     options = ModelOptions(model=str(model_folder("demo")), device="cpu", quantization="int4")
     divergence, _ = reference.beside(options)
     assert divergence.nats / divergence.tokens > 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_makes_the_same_codes(kind: OnlineQuantization) -> None:
+    weight = torch.randn(300, 384, generator=torch.Generator().manual_seed(1)).bfloat16()
+    ours, theirs = rounding.quantised(weight, kind), rounding.quantised(weight.cuda(), kind)
+    assert torch.equal(theirs.codes.view(torch.uint8).cpu(), ours.codes.view(torch.uint8))
+    assert torch.equal(theirs.scales.cpu(), ours.scales)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "most"), [("fp8", 1e-3), ("int8", 1e-3), ("int4", 1e-2)])
+def test_little_is_lost_on_a_gpu(kind: OnlineQuantization, most: float) -> None:
+    options = ModelOptions(model=str(model_folder("demo")), device="cuda")
+    reference = Reference.of(options, None, 1024, 128)
+    divergence, _ = reference.beside(msgspec.structs.replace(options, quantization=kind))
+    assert 0 < divergence.nats / divergence.tokens < most
 
 
 def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
