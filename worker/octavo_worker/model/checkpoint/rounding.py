@@ -63,8 +63,8 @@ def _symmetric(groups: Tensor, codes: Codes) -> tuple[Tensor, Tensor]:
 
 def _four_bits(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, two a byte, scales and zero points: the codes 0 to 15 span from the least to the largest of a group's
-    values and zero, which is a code itself. On the bundled model the divergence is two thirds of that of symmetric
-    codes (docs/quantisation.md)."""
+    values and zero, which is a code itself. On the bundled model the divergence is three quarters of that of symmetric
+    codes (docs/engine.md)."""
     low, high = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
     scales = (high - low) / 15
     divisor = _divisor(scales)
