@@ -1,0 +1,155 @@
+"""What a parser gives: pieces of content, of reasoning and of tool calls, and their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """More of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of the thoughts before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """The beginning of call `index` (counted from 0), which has an id and a name, or more of its arguments."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+Delta = ContentDelta | ReasoningDelta | CallDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A whole call. `arguments` are JSON as far as the model wrote JSON: a sequence that was cut leaves them cut."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A whole text, taken apart."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+def assemble(deltas: Iterable[Delta]) -> Parsed:
+    """The sum of all deltas of one sequence."""
+    content, reasoning = "", ""
+    calls: list[Call] = []
+    for delta in deltas:
+        match delta:
+            case ContentDelta(text):
+                content += text
+            case ReasoningDelta(text):
+                reasoning += text
+            case CallDelta(_, str(call_id), str(name), arguments):
+                calls.append(Call(call_id, name, arguments))
+            case CallDelta(index, _, _, arguments):
+                calls[index] = Call(calls[index].id, calls[index].name, calls[index].arguments + arguments)
+    return Parsed(content, reasoning, tuple(calls))
+
+
+class Prose:
+    """Text of one kind. Seams, where calls or thoughts were taken out of it, leave no white space behind: what stands
+    there counts only between two pieces of text."""
+
+    def __init__(self, emit: Callable[[str], None], *, holds_space: bool) -> None:
+        self._emit = emit
+        self._holds_space = holds_space
+        self._space = ""  # white space that may turn out to be the end of a piece
+        self._begun = False
+        self._at_seam = False
+
+    def add(self, text: str) -> None:
+        """More text."""
+        if not self._holds_space:
+            self._emit(text)
+            return
+        if self._at_seam and not self._begun:
+            text = text.lstrip()
+        body = text.rstrip()
+        if not body:
+            self._space += text
+            return
+        self._emit(self._space + body)
+        self._space = text[len(body) :]
+        self._begun, self._at_seam = True, False
+
+    def seam(self, *, apart: bool = False) -> None:
+        """Something was taken out here. `apart`: what follows begins a line of its own."""
+        self._at_seam = True
+        if not self._begun:
+            self._space = ""
+        elif apart and not self._space:
+            self._space = "\n"
+
+    def end(self) -> None:
+        """No more text will come."""
+        if self._space and not self._at_seam:
+            self._emit(self._space)
+        self._space = ""
+
+
+class Answer:
+    """The deltas of one sequence. `call_id` gives the id of the call with an index.
+
+    `holds_space` is false for a text that is only passed on, without seams.
+    """
+
+    def __init__(self, call_id: Callable[[int], str], *, holds_space: bool) -> None:
+        self.content = Prose(lambda text: self._add(ContentDelta(text)), holds_space=holds_space)
+        self.reasoning = Prose(lambda text: self._add(ReasoningDelta(text)), holds_space=holds_space)
+        self._call_id = call_id
+        self._calls = 0
+        self._deltas: list[Delta] = []
+
+    def begin_call(self, name: str, own_id: str | None = None) -> None:
+        """A call, with the id that the model itself gave it if any."""
+        self.content.seam()
+        self.reasoning.seam()
+        self._add(CallDelta(self._calls, own_id or self._call_id(self._calls), name))
+        self._calls += 1
+
+    def arguments(self, text: str) -> None:
+        """More arguments of the last call."""
+        self._add(CallDelta(self._calls - 1, arguments=text))
+
+    def end(self) -> None:
+        """No more text will come."""
+        self.reasoning.end()
+        self.content.end()
+
+    def take(self) -> list[Delta]:
+        """The deltas since the last call, neighbours of one kind joined."""
+        taken, self._deltas = self._deltas, []
+        return taken
+
+    def _add(self, delta: Delta) -> None:
+        match self._deltas[-1:], delta:
+            case [ContentDelta(before)], ContentDelta(text):
+                self._deltas[-1] = ContentDelta(before + text)
+            case [ReasoningDelta(before)], ReasoningDelta(text):
+                self._deltas[-1] = ReasoningDelta(before + text)
+            case [CallDelta(index, None, None, before)], CallDelta(_, None, None, text):
+                self._deltas[-1] = CallDelta(index, arguments=before + text)
+            case _:
+                self._deltas.append(delta)
