@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import pairwise
 
 import generated_control_texts as control
+import generated_tagged_texts as tagged
 import generated_texts as plain
 import pytest
 from generated_texts import SCHEMAS, Generated
@@ -17,7 +18,7 @@ from octavo.parsing import REASONING_FORMATS, TOOL_FORMATS, Parsed, Parser
 
 TEXTS = [
     *(*plain.HERMES, *plain.LLAMA, *plain.MISTRAL),
-    *(*control.DEEPSEEK, *control.KIMI, *control.QWEN_CODER, *control.GLM, *control.GEMMA, *control.HARMONY),
+    *(*control.DEEPSEEK, *control.KIMI, *control.HARMONY, *tagged.QWEN_CODER, *tagged.GLM, *tagged.GEMMA),
 ]
 MARKERS = sorted(
     {
@@ -70,6 +71,7 @@ SYNTAX = {
     *("name", "arguments", "parameters", "function", "type", "id", "call", "functions", "to", "json", "code"),
     *("assistant", "analysis", "commentary", "final", "thought", "null", "None", "True"),
     *("7", "0", "1", "abcDEF123", "aBc123XyZ"),  # ids
+    *("2", "nowjson"),  # of headers
 }
 """Words of a format's own, which are given out only where no call came of them."""
 

@@ -1,4 +1,4 @@
-"""Texts as models of each family generate them, and what a parser is to find in them."""
+"""Texts as models generate them, and what a parser is to find in them: here of Hermes, Llama and Mistral."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +54,21 @@ class Parsed:
 
 def assemble(deltas: Iterable[Delta]) -> Parsed:
     """The sum of all deltas of one sequence."""
-    content, reasoning = "", ""
-    calls: list[Call] = []
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[str, str, list[str]]] = []
     for delta in deltas:
         match delta:
             case ContentDelta(text):
-                content += text
+                content.append(text)
             case ReasoningDelta(text):
-                reasoning += text
-            case CallDelta(_, str(call_id), str(name), arguments):
-                calls.append(Call(call_id, name, arguments))
-            case CallDelta(index, _, _, arguments):
-                calls[index] = Call(calls[index].id, calls[index].name, calls[index].arguments + arguments)
-    return Parsed(content, reasoning, tuple(calls))
+                reasoning.append(text)
+            case CallDelta(index, call_id, name, arguments):
+                if name is not None and call_id is not None:
+                    calls.append((call_id, name, []))
+                calls[index][2].append(arguments)
+    whole = tuple(Call(call_id, name, "".join(arguments)) for call_id, name, arguments in calls)
+    return Parsed("".join(content), "".join(reasoning), whole)
 
 
 class Prose:
@@ -141,15 +144,25 @@ class Answer:
     def take(self) -> list[Delta]:
         """The deltas since the last call, neighbours of one kind joined."""
         taken, self._deltas = self._deltas, []
-        return taken
+        return taken if len(taken) < 2 else [_joined(list(group)) for _, group in groupby(taken, _kind)]
 
     def _add(self, delta: Delta) -> None:
-        match self._deltas[-1:], delta:
-            case [ContentDelta(before)], ContentDelta(text):
-                self._deltas[-1] = ContentDelta(before + text)
-            case [ReasoningDelta(before)], ReasoningDelta(text):
-                self._deltas[-1] = ReasoningDelta(before + text)
-            case [CallDelta(index, None, None, before)], CallDelta(_, None, None, text):
-                self._deltas[-1] = CallDelta(index, arguments=before + text)
-            case _:
-                self._deltas.append(delta)
+        self._deltas.append(delta)
+
+
+def _kind(delta: Delta) -> tuple[type, int, bool]:
+    """Equal for deltas that may be joined."""
+    if isinstance(delta, CallDelta):
+        return CallDelta, delta.index, delta.name is None
+    return type(delta), 0, True
+
+
+def _joined(deltas: list[Delta]) -> Delta:
+    """One delta for several of one kind."""
+    match deltas[0]:
+        case CallDelta(index, call_id, name):
+            arguments = "".join(delta.arguments for delta in deltas if isinstance(delta, CallDelta))
+            return CallDelta(index, call_id, name, arguments)
+        case kind:
+            text = "".join(delta.text for delta in deltas if not isinstance(delta, CallDelta))
+            return type(kind)(text)

@@ -24,6 +24,7 @@ _BEGINNINGS = ("{", '"', "null", "}", "<", "`")
 _NAME_KEYS = ("name", "function")
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 _OTHER_KEYS = ("type", "id")
+_END = "}"
 
 
 def read_no_calls(source: Source, answer: Answer, tools: Tools) -> Reading[bool]:
@@ -85,8 +86,11 @@ def read_call_object(source: Source, answer: Answer, accepts: Callable[[str], bo
         return False
     name: str | None = None
     arguments: list[str] = []
-    begun = False
+    begun = ended = False
     while (key := (yield from _next_key(source))) is not None:
+        if key == _END:
+            ended = True
+            break
         if key in _NAME_KEYS and name is None:
             name = yield from read_string(source)
             if name is None or not accepts(name):
@@ -104,7 +108,6 @@ def read_call_object(source: Source, answer: Answer, accepts: Callable[[str], bo
             return False
         if begun:
             source.mark()
-    ended = yield from source.take("}", spaced=True)
     if begun:
         (source.commit if ended else source.back)()
     elif ended and name is not None and (whole := _unwrapped("".join(arguments))).startswith("{"):
@@ -116,10 +119,11 @@ def read_call_object(source: Source, answer: Answer, accepts: Callable[[str], bo
 
 
 def _next_key(source: Source) -> Reading[str | None]:
-    """The key of the next member, its value next. None where there is none."""
+    """The key of the next member, its value next, or the object's end. None where there is neither."""
+    yield from source.take(",", spaced=True)
+    if (yield from source.take(_END, spaced=True)):
+        return _END
     yield from source.space()
-    if (yield from source.take(",")):
-        yield from source.space()
     key = yield from read_string(source)
     if key is None or not (yield from source.take(":", spaced=True)):
         return None

@@ -97,6 +97,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         ),
         markers=(qwen_coder.BEGIN, qwen_coder.FUNCTION),
         read_calls=qwen_coder.read_calls,
+        inside_thoughts=True,
     ),
     "llama3_json": ToolFormat(
         CallSyntax(
@@ -144,6 +145,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         ),
         markers=(glm.BEGIN,),
         read_calls=glm.read_calls,
+        inside_thoughts=True,
     ),
     "kimi_k2": ToolFormat(
         CallSyntax(

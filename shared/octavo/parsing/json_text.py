@@ -8,7 +8,7 @@ import re
 from octavo.parsing.source import Emit, Reading, Source
 
 _PLAIN = re.compile(r'[^"{}\[\]]*')
-_IN_STRING = re.compile(r'[^"\\]*')
+_IN_STRING = re.compile(r'(?:[^"\\]+|\\.)*', re.DOTALL)
 _SCALAR = re.compile(r'[^\s,"{}\[\]<]*')
 _CLOSING = {"{": "}", "[": "]"}
 
@@ -34,11 +34,7 @@ def pass_string(source: Source, emit: Emit) -> Reading[bool]:
         if char == '"':
             emit(source.skip(1))
             return True
-        if char == "\\":
-            escape = source.skip(1)
-            emit(escape + ((yield from source.char()) and source.skip(1)))
-        else:
-            emit(source.run(_IN_STRING))
+        emit(source.run(_IN_STRING) or source.skip(1) + ((yield from source.char()) and source.skip(1)))
     return False
 
 

@@ -40,7 +40,7 @@ class Parser:
             lambda call: form.call_id(job_id, sequence, call), holds_space={tools, reasoning} != {NONE}
         )
         if HARMONY in (tools, reasoning):
-            self._machine = harmony.read_answer(self._source, self._answer)
+            self._machine = harmony.read_answer(self._source, self._answer, schemas or {})
         else:
             self._machine = _Machine(self._source, self._answer, form, thoughts, schemas or {}).read(opened)
 

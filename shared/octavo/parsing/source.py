@@ -119,13 +119,14 @@ class Source:
 
         Held back is the longest end of the text that may begin one of them.
         """
-        pattern = _any_of(tuple(literals))
+        pattern, beginning = _patterns(tuple(literals))
         while True:
             found = pattern.search(self._text, self._position)
-            if found is not None:
-                end = found.start()
+            if found is None and not self._closed:
+                held = beginning.search(self._text, self._position)
+                end = held.start() if held is not None else len(self._text)
             else:
-                end = len(self._text) - (0 if self._closed else self._held(literals))
+                end = found.start() if found is not None else len(self._text)
             if end > self._position:
                 emit(self.skip(end - self._position))
             if found is not None:
@@ -134,15 +135,10 @@ class Source:
                 return ""
             yield
 
-    def _held(self, literals: Sequence[str]) -> int:
-        longest = max((len(literal) for literal in literals), default=1) - 1
-        tail = self._text[max(self._position, len(self._text) - longest) :]
-        for start in range(len(tail)):
-            if any(literal.startswith(tail[start:]) for literal in literals):
-                return len(tail) - start
-        return 0
-
 
 @lru_cache(maxsize=256)
-def _any_of(literals: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, literals)) if literals else "(?!)")
+def _patterns(literals: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """One for any of `literals`, and one for the beginning of any at the end of a text."""
+    whole = "|".join(map(re.escape, literals)) or "(?!)"
+    begun = "|".join("(?:".join(map(re.escape, literal)) + ")?" * (len(literal) - 1) for literal in literals) or "(?!)"
+    return re.compile(whole), re.compile(rf"(?:{begun})\Z")

@@ -9,15 +9,14 @@ from typing import Any
 from octavo.parsing.json_text import quoted
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-_DEEPEST = 8
-"""Schemas may refer to themselves."""
+_DEEPEST = 32
 
 
 def parameter(schema: Mapping[str, Any] | None, name: str) -> frozenset[str]:
     """The JSON types that parameter `name` may have by the schema of all parameters. Empty: nothing is known."""
     properties = (schema or {}).get("properties")
     found = properties.get(name) if isinstance(properties, Mapping) else None
-    return frozenset(_types(found, schema or {}, _DEEPEST))
+    return frozenset(_types(found, schema or {}, set(), _DEEPEST))
 
 
 def value_of(text: str, types: frozenset[str]) -> str:
@@ -31,7 +30,8 @@ def value_of(text: str, types: frozenset[str]) -> str:
     return bare
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
+def _types(schema: Any, root: Mapping[str, Any], followed: set[str], depth: int) -> set[str]:
+    """A schema may refer to itself: no reference is followed twice."""
     if not isinstance(schema, Mapping) or not depth:
         return set()
     named = schema.get("type")
@@ -43,9 +43,10 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
         types.add("integer")
     for keyword in ("anyOf", "oneOf", "allOf"):
         for other in _listed(schema.get(keyword)):
-            types |= _types(other, root, depth - 1)
-    if isinstance(reference := schema.get("$ref"), str):
-        types |= _types(_referred(reference, root), root, depth - 1)
+            types |= _types(other, root, followed, depth - 1)
+    if isinstance(reference := schema.get("$ref"), str) and reference not in followed:
+        followed.add(reference)
+        types |= _types(_referred(reference, root), root, followed, depth - 1)
     return types
 
 
