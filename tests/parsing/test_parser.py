@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from generated_texts import SCHEMAS
@@ -217,3 +219,18 @@ def test_a_prompt_that_ends_in_a_thought_is_seen():
 def test_a_call_is_a_value():
     (call,) = Parser("hermes", job_id="j").parse([CALL]).calls
     assert call == Call(ids("hermes", CALL, "j")[0], "now", "{}")
+
+
+def test_every_format_is_in_the_documentation_with_an_example_that_its_parser_reads():
+    text = (Path(__file__).parents[2] / "docs" / "tools.md").read_text().replace("\\|", "|")
+    tools, reasoning = text.split("## Formats of reasoning")
+    assert re.findall(r"^\| `(\w+)` \|", tools, flags=re.MULTILINE) == none_last(TOOL_FORMATS)
+    assert re.findall(r"^\| `(\w+)` \|", reasoning, flags=re.MULTILINE) == none_last(REASONING_FORMATS)
+    for name, call in re.findall(r"^\| `(\w+)` \|.*?\| `(.+?)`.* \|$", tools, flags=re.MULTILINE):
+        whole = call if name != "deepseek_v3" else f'{call}\n```json\n{{"a": 1}}\n```<｜tool▁call▁end｜>'
+        assert [(c.name, c.arguments) for c in Parser(name).parse(whole).calls] == [("f", '{"a": 1}')], name
+
+
+def none_last(formats: dict[str, Any]) -> list[str]:
+    """The names in their order, none last."""
+    return [*(name for name in formats if name != NONE), NONE]

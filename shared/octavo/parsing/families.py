@@ -16,7 +16,7 @@ _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("glm4", ("<tool_call>", "<arg_key>")),
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
     ("hermes", ("<tool_call>", "arguments")),
-    ("llama3_json", ("<|start_header_id|>", '"parameters": dictionary of argument name')),
+    ("llama3_json", ("dictionary of argument name and its value",)),
 )
 """What stands in the templates of each family. The first that has all its signs is the family."""
 
