@@ -103,6 +103,9 @@ def test_ids_have_the_form_that_the_template_of_the_family_takes():
     kimi = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
     assert ids("kimi_k2", kimi.format("functions.now:3"), "j") == ["functions.now:3"]
     assert ids("kimi_k2", kimi.format("now"), "j")[0].startswith("call_")
+    twice = ids("kimi_k2", kimi.format("functions.now:0") * 2, "j")
+    assert twice[0] == "functions.now:0"
+    assert twice[1].startswith("call_")
 
 
 def test_an_unknown_format_is_an_error():

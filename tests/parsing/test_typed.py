@@ -27,6 +27,7 @@ from octavo.parsing.typed import parameter, value_of
         ({"type": "object"}, '{"a": {}}', '{"a": {}}'),
         ({"type": ["string", "null"]}, "null", "null"),
         ({"type": ["string", "null"]}, "5", '"5"'),
+        ({"type": ["string", "null"]}, '"a"', '"\\"a\\""'),
         ({"type": ["string", "number"]}, "5", "5"),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "5", "5"),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "[]", '"[]"'),

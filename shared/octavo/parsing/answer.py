@@ -123,13 +123,16 @@ class Answer:
         self.reasoning = Prose(lambda text: self._add(ReasoningDelta(text)), holds_space=holds_space)
         self._call_id = call_id
         self._calls = 0
+        self._ids: set[str] = set()
         self._deltas: list[Delta] = []
 
     def begin_call(self, name: str, own_id: str | None = None) -> None:
-        """A call, with the id that the model itself gave it if any."""
+        """A call, with the id that the model itself gave it, if any and if it gave no other call the same."""
         self.content.seam()
         self.reasoning.seam()
-        self._add(CallDelta(self._calls, own_id or self._call_id(self._calls), name))
+        call_id = self._call_id(self._calls) if own_id is None or own_id in self._ids else own_id
+        self._ids.add(call_id)
+        self._add(CallDelta(self._calls, call_id, name))
         self._calls += 1
 
     def arguments(self, text: str) -> None:

@@ -21,11 +21,9 @@ def parameter(schema: Mapping[str, Any] | None, name: str) -> frozenset[str]:
 
 def value_of(text: str, types: frozenset[str]) -> str:
     """`text` as JSON. It is a string where a string may stand and the text is no value of another type."""
-    if types == {"string"}:
-        return quoted(text)
     bare = _PYTHON.get(text.strip(), text.strip())
     kind = _type_of(bare)
-    if kind is None or ("string" in types and kind not in types):
+    if kind is None or ("string" in types and kind not in types - {"string"}):
         return quoted(text)
     return bare
 
