@@ -10,7 +10,7 @@ DEFECTS = read_defects()
 
 def test_every_part_has_planted_defects() -> None:
     assert {d.area for d in DEFECTS} >= {
-        "agent", "celery", "cli", "client", "decoding", "engine", "gateway", "lua", "memory",
+        "agent", "celery", "cli", "client", "decoding", "engine", "gateway", "lua", "memory", "parsing",
     }  # fmt: skip
     assert len(DEFECTS) >= 120
     assert len({(d.area, d.name) for d in DEFECTS}) == len(DEFECTS)

@@ -41,6 +41,7 @@ FORBIDDEN = [
     *((DECODING, name) for name in ("torch", "redis", "octavo_worker.engine.sequence", "tokenizers", "octavo.models")),
     *(("shared/octavo", name) for name in ("octavo_worker", "octavo_gateway", "torch", "typer", "octavo.cli.app")),
     *(("shared/octavo/openai", name) for name in ("redis", "msgspec", "octavo.client", "octavo.wire", "fastapi")),
+    *(("shared/octavo/parsing", name) for name in ("redis", "pydantic", "msgspec", "octavo.models", "transformers")),
     *(("gateway/octavo_gateway", name) for name in ("octavo_worker.messages", "torch", "redis", "octavo.cli")),
     *(("kernels/octavo_kernels", name) for name in ("octavo_worker.contract.step", "redis", "transformers")),
 ]

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 DEMO = Path(__file__).parents[2] / "worker" / "octavo_worker" / "bundled" / "demo"
-ERROR = {"4": 0.16, "8": 0.012, "fp8": 0.03, "fp4": 0.12}
+ERROR = {"4": 0.16, "8": 0.012, "fp8": 0.03, "fp4": 0.13}
 """Of a matrix of the tiny Llama, relative to its norm."""
 DIVERGENCE = {"4": 0.01, "8": 0.001, "fp8": 0.001, "fp4": 0.01}
 """Mean Kullback-Leibler divergence in nats a token, of the demo model's predictions."""

@@ -60,7 +60,7 @@ def gptq(weight: Tensor, bits: int = 4, symmetric: bool = True, less: int = 1) -
 
 
 def awq(weight: Tensor) -> Tensors:
-    codes, zeros, scales = integers(weight, 4, 128, False, torch.float16)
+    codes, zeros, scales = integers(weight, 4, 128, False, weight.dtype)
 
     def pack(fields: Tensor) -> Tensor:
         return words(fields.T.unflatten(-1, (-1, 8))[..., AWQ_COLUMNS].flatten(-2), 4)

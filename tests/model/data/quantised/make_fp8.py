@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import calibration, keep, write_base
+from common import calibration, keep, save_expected, write_base
 from quantised_base import CONFIG
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -91,11 +91,19 @@ def quantise(base: Path, folder: Path, config: dict[str, Any], scale_name: str, 
     keep(folder)
 
 
+def dequantised(folder: Path) -> dict[str, Tensor]:
+    """What transformers makes of each quantised module where there is no GPU."""
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    return {name: tensor for name, tensor in model.state_dict().items() if name.endswith("_proj.weight")}
+
+
 def main(output: Path) -> None:
     with tempfile.TemporaryDirectory() as base:
         write_base(Path(base), CONFIG)
         for name, form in FORMS.items():
             quantise(Path(base), output / name, *form)
+            if form[1] == "weight_scale_inv":  # the only name that transformers reads
+                save_expected(output, name, dequantised(output / name))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 DAMPED = {"damp_percent": 0.99}
 """GPTQ moves weights to make up for the rounding of others, far where activations of so few tokens say little. Damped,
-it stays within a step of what it was given."""
+it stays nearer to what it was given."""
 
 
 def quantise(arguments: dict[str, Any], folder: Path) -> None:

@@ -64,8 +64,8 @@ class Matrix:
 
 
 class Format(Protocol):
-    """Builds the layer that computes with a matrix: allocates what that kind of Linear stores, and has each part of the
-    matrix read into its rows, so that nothing is held twice.
+    """Builds the layer that computes with a matrix. A dense one is read part by part into the rows of what its Linear
+    stores. A quantised one may be held twice while it is turned into what the kernels read, but one at a time.
 
     A quantised checkpoint keeps some matrices dense, so a format decides for each of them, by the config and by what
     the reader's source has under its names.

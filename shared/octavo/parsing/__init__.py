@@ -1,0 +1,31 @@
+"""Tool calls and reasoning, taken out of the text that a model generates.
+
+`Parser` reads one sequence piece by piece; `family_of` says which formats a model writes. For the gateway and the
+client: the text in the queue stays as it was generated.
+"""
+
+from octavo.parsing.answer import Call, CallDelta, ContentDelta, Delta, Parsed, ReasoningDelta, assemble
+from octavo.parsing.families import ends_in_thought, family_of
+from octavo.parsing.formats import NONE, REASONING_FORMATS, TOOL_FORMATS, ToolFormat
+from octavo.parsing.parser import Parser
+from octavo.parsing.syntax import BareArguments, CallSyntax, TaggedArguments
+
+__all__ = [
+    "NONE",
+    "REASONING_FORMATS",
+    "TOOL_FORMATS",
+    "BareArguments",
+    "Call",
+    "CallDelta",
+    "CallSyntax",
+    "ContentDelta",
+    "Delta",
+    "Parsed",
+    "Parser",
+    "ReasoningDelta",
+    "TaggedArguments",
+    "ToolFormat",
+    "assemble",
+    "ends_in_thought",
+    "family_of",
+]
