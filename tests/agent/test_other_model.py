@@ -92,7 +92,7 @@ def test_large_weights_are_sampled_in_every_tensor(tmp_path: Path) -> None:
 
 def test_a_job_with_tokens_waits_for_a_worker_that_serves_the_same(queue: Queue, start_worker, folder: Path):
     """Before: it went on with the other worker's tokens, `completed`."""
-    slow = "step_seconds=0.05"
+    slow = "step_seconds=1"
     first = start_worker(slow, grace=0).wait_ready()
     job = queue.submit((7, 8, 9), sampling={"max_tokens": 60, "ignore_eos": True})
     eventually(lambda: queue.stored(job) > 3)

@@ -23,6 +23,10 @@ class Halves(Linear):
     upper: Tensor
     lower: Tensor
 
+    @property
+    def nbytes(self) -> int:
+        return self.upper.nbytes + self.lower.nbytes
+
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         rows = x.materialise()
         product = torch.cat([rows @ self.upper.T, rows @ self.lower.T], dim=1)
