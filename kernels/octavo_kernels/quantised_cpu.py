@@ -21,7 +21,7 @@ MOST_INTEGERS = 65536
 
 
 def pack(weight: QuantisedWeight) -> PackedWeight:
-    """Codes go into `[panels, pieces, 64]` as csrc/cpu/args.h describes, scales and zeros into `[panels, groups, 16]`.
+    """Codes go into the pieces that csrc/cpu/args.h describes, scales and zeros beside them.
     Groups are filled up to whole steps of the kernels; `order[packed depth]` is -1 where nothing was. Raises
     `ValueError` for a scheme that no kernel computes."""
     _check(weight)
@@ -127,7 +127,8 @@ def _filled_up(rows: Tensor, group: int, step: int, value: int = 0) -> Tensor:
 
 
 def _panels(codes: Tensor, scheme: Scheme) -> Tensor:
-    """`codes[columns, bytes]` (uint8) as `[panels, pieces, 64]`."""
+    """`codes[columns, bytes]` (uint8) as pieces of 64 bytes, `[columns / 64, pieces, 4, 64]`; those that meet integers as
+    `[columns / 16, pieces, 64]`."""
     codes = pad(codes, (0, 0, 0, -len(codes) % COLUMNS))
     if PER_BYTE[scheme.codes] == 2:
         first, second, third, fourth = codes.unflatten(1, (-1, 4)).unbind(-1)
@@ -135,16 +136,19 @@ def _panels(codes: Tensor, scheme: Scheme) -> Tensor:
         odd = (first >> 4 | second & 0xF0, third >> 4 | fourth & 0xF0)
         codes = torch.stack((*even, *odd), dim=-1).flatten(1)
     pieces: Tensor = codes.unflatten(0, (-1, PANEL)).unflatten(2, (-1, 4)).transpose(1, 2)
-    if PER_BYTE[scheme.codes] == 1 and scheme.activations is not Activations.INT8:
+    if scheme.activations is Activations.INT8:
+        tiles: Tensor = pieces.flatten(2)
+        return tiles.contiguous()
+    if PER_BYTE[scheme.codes] == 1:
         pieces = pieces.transpose(2, 3)
-    panels: Tensor = pieces.flatten(2)
+    panels: Tensor = pieces.flatten(2).unflatten(0, (-1, COLUMNS // PANEL)).transpose(1, 2)
     return panels.contiguous()
 
 
 def _beside(by_group: Tensor) -> Tensor:
-    """`[groups, columns]` as `[panels, groups, 16]`."""
+    """`[groups, columns]` as `[columns / 64, groups, 64]`."""
     filled = pad(by_group, (0, -by_group.shape[1] % COLUMNS))
-    panels: Tensor = filled.unflatten(1, (-1, PANEL)).transpose(0, 1)
+    panels: Tensor = filled.unflatten(1, (-1, COLUMNS)).transpose(0, 1)
     return panels.contiguous()
 
 

@@ -65,7 +65,7 @@ def assert_as_dequantised(x: Tensor, weight: QuantisedWeight, bias: Tensor | Non
 def test_weights_in_codes_are_their_dequantised_matrix(level, dtype, codes, zeros, columns, depth, group):
     weight = random_weight(codes, columns, depth, group, zeros)
     bias = torch.randn(columns).to(dtype)
-    for rows in (0, 1, 3, 8, 9, 17, 35):
+    for rows in (0, 1, 7, 9, 35):
         x, residual = torch.randn(rows, depth).to(dtype), torch.randn(rows, columns).to(dtype)
         assert_as_dequantised(x, weight, None, None)
         assert_as_dequantised(x, weight, bias, residual)
@@ -110,7 +110,7 @@ def test_every_code_is_the_number_it_stands_for(level, codes, zeros):
 def test_a_row_feels_neither_the_others_nor_their_number(
     level, dtype, codes, zeros, depth, group, activations, threads
 ):
-    counts = [*range(1, 19), 31, 32, 33, 47, 48, 49, 64, 65, 127, 128, 129, 150, 256, 257, 300]
+    counts = [*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 128, 129, 150, 257]
     weight = packed(random_weight(codes, 100, depth, group, zeros, activations=activations))
     x, bias = torch.randn(counts[-1], depth).to(dtype), torch.randn(100).to(dtype)
     together = ops.quantised_linear(x, weight, bias)

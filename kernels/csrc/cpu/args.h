@@ -75,13 +75,13 @@ struct LinearBlock {
 // Codes of a weight: see octavo_kernels/weights.py.
 enum class WeightCodes : int { int4 = 0, int8 = 1, fp4 = 2, fp8 = 3 };
 
-// A weight in panels of 16 columns of the output; the last ones may be empty, so that panels come in fours. Along the
-// depth each group is filled up so that it ends at a multiple of 16. For every 16 columns of a panel:
-//   4 bits          [depth / 8][16] words of eight codes, from the lowest bits: depths 0 2 4 6 1 3 5 7
-//   8 bits          [depth][16] codes
-//   8 bits, integer activations   [depth / 4][16][4] codes plus 128
-// Scales and zeros are [panels][groups][16]; where activations are integers zeros too have 128 added.
-inline constexpr int kPanel = 16, kPanels = 4, kPanelColumns = kPanel * kPanels;
+// A weight in panels of 16 columns of the output, four side by side, the last ones filled up. Along the depth each group is
+// filled up so that it ends at a multiple of 16. Codes are pieces of 64 bytes:
+//   4 bits   [columns / 64][depth / 8][4 panels][16] words of eight codes, from the lowest bits: depths 0 2 4 6 1 3 5 7
+//   8 bits   [columns / 64][depth / 4][4 panels][4][16] codes
+//   8 bits, integer activations   [columns / 16][depth / 4][16][4] codes plus 128: tiles as they stand
+// Scales and zeros are [columns / 64][groups][4][16]; where activations are integers zeros too have 128 added.
+inline constexpr int kPanel = 16, kPanels = 4, kPanelColumns = kPanel * kPanels, kPiece = 64;
 struct QuantisedArgs {
   Dtype dtype;
   WeightCodes codes;
@@ -100,8 +100,7 @@ struct QuantisedArgs {
   int64_t out_stride;
   int64_t rows, columns, depth;
 
-  int64_t code_bytes() const { return codes == WeightCodes::int4 || codes == WeightCodes::fp4 ? depth / 2 : depth; }
-  int64_t panel_bytes() const { return code_bytes() * kPanel; }
+  int64_t piece_depth() const { return codes == WeightCodes::int4 || codes == WeightCodes::fp4 ? 8 : 4; }
 };
 
 struct SampleArgs {
@@ -151,7 +150,7 @@ inline size_t sample_scratch(int64_t vocab) { return kSampleBins * sizeof(uint64
 
 extern const Kernels baseline_kernels;
 #if OCTAVO_X86
-extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
+extern const Kernels avx2_kernels, avx2_vnni_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
 #endif
 
 }  // namespace octavo

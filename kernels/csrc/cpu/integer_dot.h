@@ -15,8 +15,8 @@ struct IntegerDotOfAnyWidth {
   struct Sum {
     int32_t columns[kPanel];
   };
-  static constexpr bool integers = true, unpacks = false;
-  static constexpr int vectors = 1, depth = 4, steps = 1, bytes = 64;
+  static constexpr bool integers = true, unpacks = false, streams = false;
+  static constexpr int vectors = 1, depth = 4, steps = 1;
   static constexpr int64_t segment = int64_t(1) << 40;  // a group: its sum of x belongs to all of it
 
   struct Zero {};

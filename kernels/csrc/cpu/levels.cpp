@@ -43,9 +43,10 @@ const std::vector<Level>& all_levels() {
   static const std::vector<Level> levels = {
       {"baseline", &baseline_kernels, true},
       {"avx2", &avx2_kernels, avx2},
+      {"avx2_vnni", &avx2_vnni_kernels, avx2 && __builtin_cpu_supports("avxvnni")},
       {"avx512", &avx512_kernels, avx512},
       {"avx512_bf16", &avx512_bf16_kernels, bf16},
-      {"amx", &amx_kernels, bf16 && amx_granted()},
+      {"amx", &amx_kernels, bf16 && __builtin_cpu_supports("avx512vbmi") && amx_granted()},
   };
 #else
   static const std::vector<Level> levels = {{"baseline", &baseline_kernels, true}};

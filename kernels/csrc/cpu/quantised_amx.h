@@ -42,25 +42,25 @@ struct TileShape {
 
 // Sums of A x B tiles, [A][B][16][16], of which A < 2 or B < 4.
 template <class Dot, int A, int B>
-inline void multiply_tiles(const char* x, int64_t x_block, const uint8_t* w, int64_t w_panel, const TileShape<Dot>& tile,
-                           int64_t steps, float* sums) {
-  const int64_t size = tile.size();
+inline void multiply_tiles(const char* x, int64_t x_block, const Panels& w, const TileShape<Dot>& tile, int64_t steps,
+                           float* sums) {
+  const uint8_t* codes = w.codes;
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (A == 2 || B == 4) {
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int64_t i = 0; i < steps; ++i, x += size, w += size) {
+  for (int64_t i = 0; i < steps; ++i, x += tile.size(), codes += w.step * tile.bytes / 4) {
 #define OCTAVO_MULTIPLY(sum, rows, columns)         \
   if constexpr (Dot::integers)                      \
     _tile_dpbsud(sum, rows, columns);               \
   else                                              \
     _tile_dpbf16ps(sum, rows, columns)
     _tile_loadd(4, x, tile.bytes);
-    _tile_loadd(6, w, 64);
+    _tile_loadd(6, codes, w.step);
     OCTAVO_MULTIPLY(0, 4, 6);
-    _tile_loadd(7, w + w_panel, 64);
+    _tile_loadd(7, codes + w.stride, w.step);
     OCTAVO_MULTIPLY(1, 4, 7);
     if constexpr (A == 2) {
       _tile_loadd(5, x + x_block, tile.bytes);
@@ -68,9 +68,9 @@ inline void multiply_tiles(const char* x, int64_t x_block, const uint8_t* w, int
       OCTAVO_MULTIPLY(3, 5, 7);
     }
     if constexpr (B == 4) {
-      _tile_loadd(6, w + 2 * w_panel, 64);
+      _tile_loadd(6, codes + 2 * w.stride, w.step);
       OCTAVO_MULTIPLY(2, 4, 6);
-      _tile_loadd(7, w + 3 * w_panel, 64);
+      _tile_loadd(7, codes + 3 * w.stride, w.step);
       OCTAVO_MULTIPLY(3, 4, 7);
     }
 #undef OCTAVO_MULTIPLY
@@ -143,9 +143,8 @@ struct TileProduct {
     Panels w = block.panels(c, s);
     if constexpr (Dot::unpacks) {
       const int64_t stride = (s.end - s.begin) / Dot::depth * Unpacked<Dot>::bytes;
-      for (int i = 0; i < B; ++i)
-        unpack<Dot>(w.codes + i * w.stride, w.zeros + i * w.zeros_stride, s.end - s.begin, memory + i * stride);
-      w.codes = memory, w.stride = stride;
+      for (int i = 0; i < B; ++i) unpack<Dot>(w, i, s.end - s.begin, memory + i * stride);
+      w.codes = memory, w.stride = stride, w.step = Unpacked<Dot>::bytes;
       tile_fence();
     }
     const int64_t steps = (s.end - s.begin) / tile.depth, x_block = kTileSide * int64_t(Shape::packed_row(block.a));
@@ -154,30 +153,32 @@ struct TileProduct {
       const char* x = Shape::block(block.a, block.a.x, t + r) + s.begin / tile.depth * tile.size();
       const int64_t left = rows - r < A * kTileSide ? rows - r : A * kTileSide;
       if (left > (A - 1) * kTileSide)
-        multiply_tiles<Dot, A, B>(x, x_block, w.codes, w.stride, tile, steps, sums);
+        multiply_tiles<Dot, A, B>(x, x_block, w, tile, steps, sums);
       else
-        multiply_tiles<Dot, 1, B>(x, x_block, w.codes, w.stride, tile, steps, sums);
-      for (int64_t i = 0; i < left; ++i)
-        finish<B>(block, t, r + i, c, s, sums + i / kTileSide * B * kTileSums + i % kTileSide * kTileSide);
+        multiply_tiles<Dot, 1, B>(x, x_block, w, tile, steps, sums);
+      for (int64_t i = 0; i < left; i += kTileSide)
+        for (int j = 0; j < B; ++j)
+          finish(block, t, r + i, left - i < kTileSide ? left - i : kTileSide, c + j, s,
+                 sums + (i / kTileSide * B + j) * kTileSums);
     }
   }
 
-  // One row's sums of B panels, kTileSums apart.
-  template <int B>
-  static void finish(const Rows& block, int64_t t, int64_t r, int64_t c, const Part& s, const float* sums) {
+  // A tile of sums: up to sixteen rows of panel c.
+  static void finish(const Rows& block, int64_t t, int64_t r, int64_t rows, int64_t c, const Part& s, const float* sums) {
     float* out = block.totals + r * kPanelColumns + c * kPanel;
-    for (int j = 0; j < B; ++j, sums += kTileSums, out += kPanel) {
-      const float* scales = block.scales(c + j, s.group);
-      if constexpr (Dot::integers) {
+    const float* scales = block.scales(c, s.group);
+    if constexpr (Dot::integers) {
+      const uint8_t* zeros = block.zeros(c, s.group);
+      for (int64_t i = 0; i < rows; ++i, sums += kTileSide, out += kPanelColumns) {
         alignas(64) int32_t whole[kPanel];
         __builtin_memcpy(whole, sums, sizeof whole);
-        const IntegerRow row = Shape::integers(block.a, block.a.x, t + r);
-        add_integers(whole, block.zeros(c + j, s.group), scales, row.sums[s.group],
-                     row.scales[s.group / block.a.x_groups], out);
-      } else {
-        const Vec scale = vload(scales) * vset(code_unit(Dot::codes));
-        vstore(out, vfma(vload(sums), scale, vload(out)));
+        const IntegerRow row = Shape::integers(block.a, block.a.x, t + r + i);
+        add_integers(whole, zeros, scales, row.sums[s.group], row.scales[s.group / block.a.x_groups], out);
       }
+    } else {
+      const Vec scale = vload(scales) * vset(code_unit(Dot::codes));
+      for (int64_t i = 0; i < rows; ++i, sums += kTileSide, out += kPanelColumns)
+        vstore(out, vfma(vload(sums), scale, vload(out)));
     }
   }
 };

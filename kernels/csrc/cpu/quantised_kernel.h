@@ -8,7 +8,7 @@
 // every level.
 //
 // How codes meet x is a `Dot`: X, what x consists of; `depth` of an Operand; `vectors` of operands, and of sums, side by
-// side in a panel; `steps` of such vectors in `bytes` of a panel.
+// side in a panel; `steps` of such vectors in a piece.
 #pragma once
 
 #include "norm.h"
@@ -24,10 +24,12 @@ struct Part {
 // One segment, a part of the depth, of panels side by side.
 struct Panels {
   const uint8_t* codes;
-  int64_t stride;  // bytes from panel to panel
-  const uint8_t* zeros;
-  int64_t zeros_stride;
+  int64_t stride, step;  // bytes from panel to panel and from piece to piece
+  const uint8_t* zeros;  // kPanel from panel to panel
 };
+
+// Codes of four panels are read from one end of memory to the other, and fetched so many bytes ahead.
+constexpr int64_t kCodesAhead = 4096;
 
 template <WeightCodes kCodes, bool kZeros>
 struct FloatDot {
@@ -35,9 +37,9 @@ struct FloatDot {
   using Operand = Vec;
   using Input = Vec;
   using Sum = Vec;
-  static constexpr bool integers = false, unpacks = true;
+  static constexpr bool integers = false, unpacks = true, streams = true;
   static constexpr WeightCodes codes = kCodes;
-  static constexpr int vectors = kPanel / W, depth = 1, steps = piece_depth(kCodes), bytes = 64;
+  static constexpr int vectors = kPanel / W, depth = 1, steps = piece_depth(kCodes);
   static constexpr int64_t segment = 128;
 
   struct Zero {
@@ -65,7 +67,9 @@ struct FloatDot {
 // Operands that were unpacked before: [panels][operands][vectors].
 template <class Dot>
 struct Unpacked : Dot {
-  static constexpr int steps = 1, bytes = int(Dot::vectors * sizeof(typename Dot::Operand));
+  static constexpr bool streams = false;
+  static constexpr int steps = 1;
+  static constexpr int64_t bytes = Dot::vectors * int64_t(sizeof(typename Dot::Operand));
   struct Zero {};
   static Zero zero(const uint8_t*, int) { return {}; }
   template <int step>
@@ -75,15 +79,20 @@ struct Unpacked : Dot {
 };
 
 template <class Dot>
-inline void unpack(const uint8_t* codes, const uint8_t* zeros, int64_t depth, uint8_t* out) {
+inline void unpack(const Panels& w, int64_t c, int64_t depth, uint8_t* out) {
   typename Dot::Zero zero[Dot::vectors];
-  for (int v = 0; v < Dot::vectors; ++v) zero[v] = Dot::zero(zeros, v);
-  for (int64_t k = 0; k < depth; k += Dot::steps * Dot::depth, codes += Dot::bytes) {
+  for (int v = 0; v < Dot::vectors; ++v) zero[v] = Dot::zero(w.zeros + c * kPanel, v);
+  const uint8_t* codes = w.codes + c * w.stride;
+  for (int64_t k = 0; k < depth; k += Dot::steps * Dot::depth, codes += w.step) {
+    __builtin_prefetch(codes + kCodesAhead);
+    typename Dot::Operand operands[Dot::steps * Dot::vectors];
     unrolled<Dot::steps>([&](auto step) {
-#pragma GCC unroll 16
-      for (int v = 0; v < Dot::vectors; ++v, out += sizeof(typename Dot::Operand))
-        Dot::store(out, Dot::template operand<decltype(step)::value>(codes, v, zero[v]));
+      constexpr int i = decltype(step)::value;
+      for (int v = 0; v < Dot::vectors; ++v)
+        operands[i * Dot::vectors + v] = Dot::template operand<i>(codes, v, zero[v]);
     });
+#pragma GCC unroll 16
+    for (const auto& operand : operands) Dot::store(out, operand), out += sizeof operand;
   }
 }
 
@@ -105,11 +114,13 @@ inline void sum_segment(const Panels& w, const typename Dot::X* x, int64_t x_str
   constexpr int N = C * Dot::vectors;
   typename Dot::Zero zero[N];
   for (int i = 0; i < N; ++i) {
-    zero[i] = Dot::zero(w.zeros + i / Dot::vectors * w.zeros_stride, i % Dot::vectors);
+    zero[i] = Dot::zero(w.zeros + i / Dot::vectors * kPanel, i % Dot::vectors);
     for (int r = 0; r < R; ++r) sums[r][i] = Dot::none();
   }
   const uint8_t* piece = w.codes;
-  for (int64_t k = 0; k < depth; k += Dot::steps * Dot::depth, piece += Dot::bytes) {
+  for (int64_t k = 0; k < depth; k += Dot::steps * Dot::depth, piece += w.step) {
+    if constexpr (Dot::streams)
+      for (int c = 0; c < C; ++c) __builtin_prefetch(piece + c * w.stride + kCodesAhead);
     unrolled<Dot::steps>([&](auto step) {
       typename Dot::Operand operands[N];
 #pragma GCC unroll 16
@@ -156,13 +167,17 @@ struct BlockRows {
     const size_t tail = integer_row_tail(a);
     return integer_row(a, const_cast<char*>(x) + (r + 1) * x_stride - tail);
   }
-  const float* scales(int64_t c, int64_t group) const { return a.scales + ((panel + c) * a.groups + group) * kPanel; }
-  const uint8_t* zeros(int64_t c, int64_t group) const {
-    return a.zeros ? a.zeros + ((panel + c) * a.groups + group) * kPanel : nullptr;
-  }
+  const float* scales(int64_t c, int64_t group) const { return a.scales + beside(c, group); }
+  const uint8_t* zeros(int64_t c, int64_t group) const { return a.zeros ? a.zeros + beside(c, group) : nullptr; }
+  int64_t beside(int64_t c, int64_t group) const { return (panel / kPanels * a.groups + group) * kPanelColumns + c * kPanel; }
   Panels panels(int64_t c, const Part& s) const {
-    const int64_t bytes = a.panel_bytes();
-    return {a.weight + (panel + c) * bytes + bytes / a.depth * s.begin, bytes, zeros(c, s.group), a.groups * kPanel};
+    const int64_t pieces = a.depth / a.piece_depth();
+    if constexpr (Dot::integers) {
+      const int64_t piece = (panel + c) * pieces + s.begin / a.piece_depth();
+      return {a.weight + piece * kPiece, pieces * kPiece, kPiece, zeros(c, s.group)};
+    }
+    const int64_t piece = panel / kPanels * pieces + s.begin / a.piece_depth();
+    return {a.weight + (piece * kPanels + c) * kPiece, kPiece, kPanels * kPiece, zeros(c, s.group)};
   }
 
   // D is Dot or, with the same sums, Unpacked<Dot>.
@@ -220,9 +235,8 @@ struct BlockRows {
       for_segments([&](const Part& s) {
         Panels w = panels(c, s);
         const int64_t stride = (s.end - s.begin) / Dot::depth * Unpacked<Dot>::bytes;
-        for (int i = 0; i < C; ++i)
-          unpack<Dot>(w.codes + i * w.stride, w.zeros + i * w.zeros_stride, s.end - s.begin, memory + i * stride);
-        w.codes = memory, w.stride = stride;
+        for (int i = 0; i < C; ++i) unpack<Dot>(w, i, s.end - s.begin, memory + i * stride);
+        w.codes = memory, w.stride = stride, w.step = Unpacked<Dot>::bytes;
         for (int64_t r = 0; r < rows; r += R) unpacked<R, C>(w, r, rows - r, c, s);
       });
   }
