@@ -127,8 +127,8 @@ def _filled_up(rows: Tensor, group: int, step: int, value: int = 0) -> Tensor:
 
 
 def _panels(codes: Tensor, scheme: Scheme) -> Tensor:
-    """`codes[columns, bytes]` (uint8) as pieces of 64 bytes, `[columns / 64, pieces, 4, 64]`; those that meet integers as
-    `[columns / 16, pieces, 64]`."""
+    """`codes[columns, bytes]` (uint8) as pieces of 64 bytes, `[columns / 64, pieces, 4, 64]`; those that meet integers
+    as `[columns / 16, pieces, 64]`."""
     codes = pad(codes, (0, 0, 0, -len(codes) % COLUMNS))
     if PER_BYTE[scheme.codes] == 2:
         first, second, third, fourth = codes.unflatten(1, (-1, 4)).unbind(-1)

@@ -45,31 +45,22 @@ inline void place_ordered(const QuantisedArgs& a, int64_t t, int64_t step, F at)
 }
 
 #if __AVX512VBMI__
-// Both bytes of the bf16 that a code of 8 bits is, by its lower seven bits: as they are, and with the eighth.
+// Both bytes of the bf16 that a code of 8 bits is, by its magnitude, which is below 128.
 struct ByteTables {
-  uint8_t low[2][128], high[2][128];
+  uint8_t low[128], high[128];
 };
-constexpr ByteTables int8_bytes() {
+template <class F>
+constexpr ByteTables byte_tables(F bits) {
   ByteTables tables = {};
-  for (int i = 0; i < 256; ++i) {
-    const uint16_t bits = whole_bf16(i < 128 ? i : i - 256);
-    tables.low[i / 128][i % 128] = uint8_t(bits), tables.high[i / 128][i % 128] = uint8_t(bits >> 8);
-  }
+  for (int i = 0; i < 128; ++i) tables.low[i] = uint8_t(bits(i)), tables.high[i] = uint8_t(bits(i) >> 8);
   return tables;
 }
+alignas(64) constexpr ByteTables kInt8Bytes = byte_tables([](int i) { return int(whole_bf16(i)); });
 // Numbers over `code_unit`, 2^8. Without an exponent a code is so many times 2^-9.
-constexpr ByteTables e4m3_bytes() {
-  ByteTables tables = {};
-  for (int i = 0; i < 256; ++i) {
-    const int exponent = i >> 3 & 15, fraction = i & 7;
-    const int normal = (exponent + 120 - 8) << 7 | fraction << 4;
-    const int small = fraction ? whole_bf16(fraction) - (17 << 7) : 0;
-    const int bits = (exponent ? normal : small) | (i & 128) << 8;
-    tables.low[i / 128][i % 128] = uint8_t(bits), tables.high[i / 128][i % 128] = uint8_t(bits >> 8);
-  }
-  return tables;
-}
-alignas(64) constexpr ByteTables kInt8Bytes = int8_bytes(), kE4m3Bytes = e4m3_bytes();
+alignas(64) constexpr ByteTables kE4m3Bytes = byte_tables([](int i) {
+  if (i < 8) return i ? whole_bf16(i) - (17 << 7) : 0;
+  return ((i >> 3) + 120 - 8) << 7 | (i & 7) << 4;
+});
 
 // A piece [4 depths][16 columns] as [4][2 pairs of depths][4 columns][2], whose halves of lanes become operands.
 struct PieceOrder {
@@ -85,11 +76,8 @@ constexpr PieceOrder piece_order() {
 }
 alignas(64) constexpr PieceOrder kPieceOrder = piece_order();
 
-inline UVec look_up_bytes(UVec codes, const uint8_t (&table)[2][128]) {
-  auto half = [&](int i) {
-    return _mm512_permutex2var_epi8(_mm512_load_si512(table[i]), codes, _mm512_load_si512(table[i] + 64));
-  };
-  return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), half(0), half(1));
+inline UVec look_up_bytes(UVec codes, const uint8_t (&table)[128]) {
+  return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes, _mm512_load_si512(table + 64));
 }
 #endif
 
@@ -122,9 +110,14 @@ struct PairDot {
       return look_up(_mm512_add_epi16(uand(some, uset(0x000f000fu)), zero.nibbles), kInt4WithZero);
 #if __AVX512VBMI__
     } else if constexpr (!kZeros) {
-      const ByteTables& tables = kCodes == WeightCodes::int8 ? kInt8Bytes : kE4m3Bytes;
+      constexpr bool whole = kCodes == WeightCodes::int8;
+      const ByteTables& tables = whole ? kInt8Bytes : kE4m3Bytes;
       const UVec codes = _mm512_permutexvar_epi8(_mm512_load_si512(kPieceOrder.from), load_words(piece));
-      const UVec low = look_up_bytes(codes, tables.low), high = look_up_bytes(codes, tables.high);
+      const UVec size = whole ? _mm512_abs_epi8(codes) : codes;
+      const UVec low = look_up_bytes(size, tables.low);
+      UVec high = look_up_bytes(size, tables.high);
+      if (whole) high = _mm512_mask_mov_epi8(high, _mm512_movepi8_mask(size), uset((whole_bf16(128) >> 8) * 0x01010101u));
+      high = uor(high, uand(codes, uset(0x80808080u)));
       return reinterpret_cast<Operand>(step == 0 ? _mm512_unpacklo_epi8(low, high) : _mm512_unpackhi_epi8(low, high));
 #endif
     } else {

@@ -101,11 +101,8 @@ struct TileProduct {
       auto* rows = reinterpret_cast<typename Dot::X*>(Shape::block(a, packed, t));
       auto at = [&](int64_t k) { return rows + k / tile.depth * kTileSide * tile.depth + t % kTileSide * tile.depth; };
       if constexpr (Dot::integers) {
-        int8_t* out = nullptr;
-        encode_integers<T>(a, t, Shape::integers(a, packed, t), memory, [&](int64_t k, int8_t code) {
-          if ((k & (tile.depth - 1)) == 0) out = at(k);
-          *out++ = code;
-        });
+        const int8_t* codes = encode_integers<T>(a, t, Shape::integers(a, packed, t), memory);
+        for (int64_t k = 0; k < a.depth; k += tile.depth) __builtin_memcpy(at(k), codes + k, size_t(tile.depth));
       } else {
         place_ordered(a, t, tile.depth, at);
       }

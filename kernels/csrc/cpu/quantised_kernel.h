@@ -282,7 +282,8 @@ struct Quantised {
       auto* out = reinterpret_cast<typename Dot::X*>(static_cast<char*>(packed) + size_t(t) * row);
       if constexpr (Dot::integers) {
         const IntegerRow tail = integer_row(a, reinterpret_cast<char*>(out) + row - integer_row_tail(a));
-        encode_integers<T>(a, t, tail, memory, [&](int64_t k, int8_t code) { out[k] = code; });
+        const int8_t* codes = encode_integers<T>(a, t, tail, memory);
+        for (int64_t k = 0; k < a.depth; ++k) out[k] = codes[k];
       } else {
         Dot::template pack<T>(a, t, out, memory);
       }

@@ -32,27 +32,29 @@ inline IntegerRow integer_row(const QuantisedArgs& a, void* tail) {
   return {scales, reinterpret_cast<int32_t*>(scales + x_scales(a))};
 }
 
-// `put(k, code)` takes the codes in their order. Groups are encoded from the last to the first: encoding overwrites
-// what follows up to a whole vector.
-template <class T, class F>
-inline void encode_integers(const QuantisedArgs& a, int64_t t, const IntegerRow& row, float* memory, F put) {
+// The codes in their order. Groups are encoded from the last to the first: encoding overwrites what follows up to a whole
+// vector.
+template <class T>
+inline const int8_t* encode_integers(const QuantisedArgs& a, int64_t t, const IntegerRow& row, float* memory) {
   widen_row(static_cast<const T*>(a.x) + t * a.x_stride, memory, int(a.x_depth));
   i8* codes = reinterpret_cast<i8*>(memory + round_up(a.x_depth, W));
   for (int64_t i = x_scales(a); i-- > 0;) {
     const int64_t begin = i * a.x_group, n = a.x_depth - begin < a.x_group ? a.x_depth - begin : a.x_group;
     row.scales[i] = encode_row(memory + begin, int(n), codes + begin);
   }
+  for (int64_t k = a.x_depth; k < a.depth; ++k) codes[k] = i8{0};
+  int8_t* ordered = reinterpret_cast<int8_t*>(codes);
+  if (a.order) {
+    ordered += a.depth;
+    for (int64_t k = 0; k < a.depth; ++k) ordered[k] = a.order[k] < 0 ? int8_t(0) : codes[a.order[k]].code;
+  }
   for (int64_t g = 0; g < a.groups; ++g) {
     const int64_t begin = g * a.group, end = begin + a.group < a.depth ? begin + a.group : a.depth;
     int32_t sum = 0;
-    for (int64_t k = begin; k < end; ++k) {
-      const int64_t from = a.order ? a.order[k] : k < a.x_depth ? k : -1;
-      const int8_t code = from < 0 ? int8_t(0) : codes[from].code;
-      sum += code;
-      put(k, code);
-    }
+    for (int64_t k = begin; k < end; ++k) sum += ordered[k];
     row.sums[g] = sum;
   }
+  return ordered;
 }
 
 }  // namespace
