@@ -144,7 +144,7 @@ def integer_oracle(x: Tensor, weight: QuantisedWeight, bias: Tensor, residual: T
 
 INTEGERS = [
     (7, 100, WHOLE, 0, False), (130, 577, WHOLE, 0, True), (64, 256, 64, 0, False), (40, 320, 32, 32, True),
-    (48, 400, 16, 32, False), (33, 200, WHOLE, 50, True), (65, 200, 24, 0, False),
+    (48, 400, 16, 32, False), (33, 200, WHOLE, 50, True), (65, 200, 24, 0, False), (20, 256, 64, 16, False),
 ]  # fmt: skip
 
 
