@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels import reference
+from octavo_kernels import quantised_cpu, reference
 from octavo_kernels.activation import Gate, act_and_mul
-from octavo_kernels.call import check, float_type, output, rows_of
+from octavo_kernels.call import check, check_devices, float_type, output, rows_of
 from octavo_kernels.linear import linear
 from octavo_kernels.norm import rms_norm
 from octavo_kernels.operands import RmsNorm
@@ -19,6 +19,8 @@ def pack(weight: QuantisedWeight) -> PackedWeight:
     """The weight for the kernels of the device that it lies on. Takes its tensors over: they must not be used again.
     Raises `TypeError` or `ValueError`, naming the field, if they do not fit together."""
     check_weight(weight)
+    if weight.codes.is_cpu:
+        return quantised_cpu.pack(weight)
     return PackedWeight(
         weight.scheme, weight.columns, weight.depth, weight.codes, weight.scales, weight.zeros, weight.order
     )
@@ -49,6 +51,10 @@ def quantised_linear(
     out = output(out, x, (rows, weight.columns))
     if norm is not None:
         x = rms_norm(x, norm.weight, norm.eps, out=normed, offset=norm.offset)
+    tensors = {"x": x, "weight": weight.codes, "bias": bias, "residual": residual, "out": out}
+    if check_devices(tensors).type == "cpu":
+        quantised_cpu.linear(x, weight, bias, residual, out)
+        return out
     return linear(_turned(x, weight), dequantise(weight).to(x.dtype), bias, out, residual, uniform=uniform)
 
 

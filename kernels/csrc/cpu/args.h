@@ -59,7 +59,8 @@ struct LinearArgs {
 
 // How a level wants a product cut: x is rearranged first where `packed_row` bytes are not 0 (memory is there for a
 // multiple of kPackRows rows, and ranges of rows to pack begin at such multiples), then blocks of at most
-// `rows` x `columns` outputs are computed, each with `scratch` bytes. An output's bits do not depend on its block.
+// `rows` x `columns` outputs are computed, each with `scratch` bytes, from columns on that are multiples of 32 or, of a
+// quantised weight, of kPanelColumns. An output's bits do not depend on its block.
 inline constexpr int64_t kPackRows = 16;
 struct LinearPlan {
   size_t packed_row;
@@ -69,6 +70,37 @@ struct LinearPlan {
 };
 struct LinearBlock {
   int64_t row, row_end, column, column_end;
+};
+
+// Codes of a weight: see octavo_kernels/weights.py.
+enum class WeightCodes : int { int4 = 0, int8 = 1, fp4 = 2, fp8 = 3 };
+
+// A weight in panels of 16 columns of the output, four side by side, the last ones filled up. Along the depth each group is
+// filled up so that it ends at a multiple of 16. Codes are pieces of 64 bytes:
+//   4 bits   [columns / 64][depth / 8][4 panels][16] words of eight codes, from the lowest bits: depths 0 2 4 6 1 3 5 7
+//   8 bits   [columns / 64][depth / 4][4 panels][4][16] codes
+//   8 bits, integer activations   [columns / 16][depth / 4][16][4] codes plus 128: tiles as they stand
+// Scales and zeros are [columns / 64][groups][4][16]; where activations are integers zeros too have 128 added.
+inline constexpr int kPanel = 16, kPanels = 4, kPanelColumns = kPanel * kPanels, kPiece = 64;
+struct QuantisedArgs {
+  Dtype dtype;
+  WeightCodes codes;
+  bool integers;  // rows of x become int8; each `x_group` columns, which meet `x_groups` groups, have a scale
+  const void* x;  // packed by `quantised_pack`
+  int64_t x_stride, x_depth;
+  const int32_t* order;  // [depth]: columns of x that the codes meet, -1: none; null: as they stand, none beyond x_depth
+  const uint8_t* weight;
+  const float* scales;
+  const uint8_t* zeros;  // null: a symmetric weight
+  int64_t group, groups, x_group, x_groups;
+  const void* bias;
+  const void* residual;
+  int64_t residual_stride;
+  void* out;
+  int64_t out_stride;
+  int64_t rows, columns, depth;
+
+  int64_t piece_depth() const { return codes == WeightCodes::int4 || codes == WeightCodes::fp4 ? 8 : 4; }
 };
 
 struct SampleArgs {
@@ -101,6 +133,10 @@ struct Kernels {
   LinearPlan (*linear_plan)(const LinearArgs&);
   void (*linear_pack)(const LinearArgs&, void* packed, int64_t row_begin, int64_t row_end);
   void (*linear)(const LinearArgs&, const LinearBlock&, void* scratch);
+  LinearPlan (*quantised_plan)(const QuantisedArgs&);
+  // `scratch`: floats for a row of x and one of `depth`.
+  void (*quantised_pack)(const QuantisedArgs&, void* packed, int64_t row_begin, int64_t row_end, float* scratch);
+  void (*quantised)(const QuantisedArgs&, const LinearBlock&, void* scratch);
   void (*rms_norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
   void (*layer_norm)(const NormArgs&, int64_t row_begin, int64_t row_end);
   void (*activation)(const ActivationArgs&, int64_t row_begin, int64_t row_end);
@@ -114,7 +150,7 @@ inline size_t sample_scratch(int64_t vocab) { return kSampleBins * sizeof(uint64
 
 extern const Kernels baseline_kernels;
 #if OCTAVO_X86
-extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
+extern const Kernels avx2_kernels, avx2_vnni_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
 #endif
 
 }  // namespace octavo

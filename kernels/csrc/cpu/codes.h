@@ -48,11 +48,7 @@ inline float encode_row(float* x, int n, C* out) {
   const float most = vmax_all(top);
   const bool none = most < 1e-30f;  // the inverse of a subnormal would be infinite
   const Vec inverse = vset(none ? 0.0f : Codes<C>::largest / most);
-  alignas(64) uint32_t codes[W];
-  for (int i = 0; i < n; i += W) {
-    ustore(codes, Codes<C>::encode(vload(x + i) * inverse));
-    for (int j = 0; j < W && i + j < n; ++j) out[i + j] = {decltype(C::code)(codes[j])};
-  }
+  for (int i = 0; i < n; i += W) store_bytes(out + i, Codes<C>::encode(vload(x + i) * inverse), n - i < W ? n - i : W);
   return (none ? 0.0f : most / Codes<C>::largest) + vsum(broken);
 }
 

@@ -6,6 +6,7 @@
 #include "cache.h"
 #include "linear.h"
 #include "norm.h"
+#include "quantised.h"
 #include "sample.h"
 
 namespace octavo {
@@ -13,7 +14,7 @@ namespace {
 
 constexpr Kernels level_kernels() {
   return {write,  attention_rows, attention_scratch, attention_partial, attention, attention_merge, linear_plan,
-          linear_pack, linear, rms_norm, layer_norm, activation, sample, logprobs};
+          linear_pack, linear, quantised_plan, quantised_pack, quantised, rms_norm, layer_norm, activation, sample, logprobs};
 }
 
 }  // namespace

@@ -72,6 +72,24 @@ void add_partial_items(const AttentionArgs& a, Plan& plan, float* memory) {
   }
 }
 
+int64_t count(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+// Calls f(block, scratch) for every block of a product: smaller ones than planned until every thread has a few, of
+// columns first, in multiples of `step`: they share no weights.
+template <class F>
+void in_blocks(int64_t rows, int64_t columns, LinearPlan plan, int64_t step, F f) {
+  const int64_t wanted = 4 * int64_t(num_threads());
+  while (plan.columns > 64 && count(rows, plan.rows) * count(columns, plan.columns) < wanted)
+    plan.columns = count(plan.columns / 2, step) * step;
+  while (plan.rows > 64 && count(rows, plan.rows) * count(columns, plan.columns) < wanted) plan.rows /= 2;
+  const int64_t across = count(columns, plan.columns);
+  parallel_for(across * count(rows, plan.rows), [&](int64_t i) {
+    const int64_t row = i / across * plan.rows, column = i % across * plan.columns;
+    const LinearBlock block = {row, std::min(row + plan.rows, rows), column, std::min(column + plan.columns, columns)};
+    f(block, plan.scratch > 0 ? scratch(Slot::local, plan.scratch) : nullptr);
+  });
+}
+
 }  // namespace
 
 void launch_write(const WriteArgs& a) {
@@ -118,19 +136,22 @@ void launch_linear(const LinearArgs& a) {
     packed.x = memory;
     packed.x_stride = plan.packed_stride;
   }
-  // Smaller blocks until every thread has a few, of columns first: they share no weights.
-  auto count = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
-  const int64_t wanted = 4 * int64_t(num_threads());
-  while (plan.columns > 64 && count(a.rows, plan.rows) * count(a.columns, plan.columns) < wanted)
-    plan.columns = (plan.columns / 2 + 31) / 32 * 32;
-  while (plan.rows > 64 && count(a.rows, plan.rows) * count(a.columns, plan.columns) < wanted) plan.rows /= 2;
-  const int64_t across = count(a.columns, plan.columns);
-  parallel_for(across * count(a.rows, plan.rows), [&](int64_t i) {
-    const int64_t row = i / across * plan.rows, column = i % across * plan.columns;
-    const LinearBlock block = {row, std::min(row + plan.rows, a.rows), column,
-                               std::min(column + plan.columns, a.columns)};
-    k.linear(packed, block, plan.scratch > 0 ? scratch(Slot::local, plan.scratch) : nullptr);
-  });
+  in_blocks(a.rows, a.columns, plan, 32, [&](const LinearBlock& block, void* memory) { k.linear(packed, block, memory); });
+}
+
+void launch_quantised(const QuantisedArgs& a) {
+  const Kernels& k = kernels();
+  const LinearPlan plan = k.quantised_plan(a);
+  QuantisedArgs packed = a;
+  packed.x = scratch(Slot::shared, plan.packed_row * size_t((a.rows + kPackRows - 1) / kPackRows * kPackRows));
+  const size_t floats = size_t(a.x_depth + a.depth) + 2 * kPackRows;
+  parallel_ranges(a.rows, (rows_per_task(a.depth) + kPackRows - 1) / kPackRows * kPackRows,
+                  [&](int64_t begin, int64_t end) {
+                    float* memory = static_cast<float*>(scratch(Slot::local, floats * sizeof(float)));
+                    k.quantised_pack(a, const_cast<void*>(packed.x), begin, end, memory);
+                  });
+  in_blocks(a.rows, a.columns, plan, kPanelColumns,
+            [&](const LinearBlock& block, void* memory) { k.quantised(packed, block, memory); });
 }
 
 void launch_rms_norm(const NormArgs& a) {

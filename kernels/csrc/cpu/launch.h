@@ -12,6 +12,7 @@ namespace octavo {
 void launch_write(const WriteArgs& a);
 void launch_attention(const AttentionArgs& a);
 void launch_linear(const LinearArgs& a);
+void launch_quantised(const QuantisedArgs& a);
 void launch_rms_norm(const NormArgs& a);
 void launch_layer_norm(const NormArgs& a);
 void launch_activation(const ActivationArgs& a);

@@ -1,5 +1,7 @@
 #include "simd_avx2.h"
-// Kernels are written against whichever vectors come first.
+// Specialisations follow what they specialise.
+#include "integer_dot_avx2.h"
+
 #include "kernels.h"
 
 namespace octavo {

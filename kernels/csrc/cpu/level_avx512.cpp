@@ -1,5 +1,7 @@
 #include "simd_avx512.h"
-// Kernels are written against whichever vectors come first.
+// Specialisations follow what they specialise.
+#include "integer_dot_avx512.h"
+
 #include "kernels.h"
 
 namespace octavo {

@@ -1,7 +1,10 @@
-// AVX-512 with the bf16 dot product: pairs of bf16 are multiplied and added in float32 without widening.
+// AVX-512 with dot products: pairs of bf16 are multiplied and added in float32 without widening, four bytes in int32.
 #include "simd_avx512.h"
-// The specialisation follows what it specialises.
+// Specialisations follow what they specialise.
+#include "integer_dot_vnni.h"
 #include "linear_kernel.h"
+#include "pair_dot.h"
+#include "products.h"
 
 namespace octavo {
 namespace {
@@ -19,6 +22,11 @@ struct Dot<bf16> {
   static Operand input(const bf16* p) { return weight(p); }
   static Vec mac(Operand w, Operand x, Vec acc) { return _mm512_dpbf16_ps(acc, w, x); }
   static void pack(const bf16* x, bf16* out, int64_t depth) { __builtin_memcpy(out, x, size_t(depth) * sizeof *x); }
+};
+
+template <WeightCodes kCodes, bool kZeros>
+struct GivenProduct<bf16, kCodes, kZeros> {
+  using type = Quantised<bf16, PairDot<kCodes, kZeros>>;
 };
 
 }  // namespace

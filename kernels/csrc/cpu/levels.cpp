@@ -20,13 +20,13 @@ struct Level {
 };
 
 #if OCTAVO_X86
-// Tile registers exist (cpuid 7, EDX bits 22 and 24) and Linux lets this process use them: it wants to be asked, because
+// Tile registers exist (cpuid 7, EDX bits 22, 24 and 25) and Linux lets this process use them: it wants to be asked, because
 // they enlarge the signal frame.
 bool amx_granted() {
-  constexpr unsigned tiles = 1u << 24, bf16 = 1u << 22;
+  constexpr unsigned tiles = 1u << 24, int8 = 1u << 25, bf16 = 1u << 22, all = tiles | int8 | bf16;
   constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   unsigned eax, ebx, ecx, edx;
-  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & tiles) == 0 || (edx & bf16) == 0) return false;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & all) != all) return false;
   return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 #endif
@@ -39,13 +39,14 @@ const std::vector<Level>& all_levels() {
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   static const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                              __builtin_cpu_supports("avx512vl");
-  static const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  static const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
   static const std::vector<Level> levels = {
       {"baseline", &baseline_kernels, true},
       {"avx2", &avx2_kernels, avx2},
+      {"avx2_vnni", &avx2_vnni_kernels, avx2 && __builtin_cpu_supports("avxvnni")},
       {"avx512", &avx512_kernels, avx512},
       {"avx512_bf16", &avx512_bf16_kernels, bf16},
-      {"amx", &amx_kernels, bf16 && amx_granted()},
+      {"amx", &amx_kernels, bf16 && __builtin_cpu_supports("avx512vbmi") && amx_granted()},
   };
 #else
   static const std::vector<Level> levels = {{"baseline", &baseline_kernels, true}};

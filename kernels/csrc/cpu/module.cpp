@@ -11,6 +11,25 @@
 namespace py = pybind11;
 using namespace octavo;
 
+namespace octavo {
+
+// As octavo_kernels/quantised_cpu.py describes one.
+struct PackedWeight {
+  WeightCodes codes;
+  int integers;
+  int64_t columns, x_depth, depth, group, groups, x_group, x_groups;
+  const uint8_t* panels;
+  const float* scales;
+  const uint8_t* zeros;
+  const int32_t* order;
+};
+inline auto fields(PackedWeight& w) {
+  return std::tie(w.codes, w.integers, w.columns, w.x_depth, w.depth, w.group, w.groups, w.x_group, w.x_groups, w.panels,
+                  w.scales, w.zeros, w.order);
+}
+
+}  // namespace octavo
+
 namespace {
 
 void write_kv(int dtype, const Rows& k, const Rows& v, int64_t tokens, int kv_heads, int head_dim, const Cache& cache,
@@ -39,6 +58,20 @@ void linear(int dtype, const Rows& x, const Rows& weight, Address bias, const Ro
   a.out = out.data, a.out_stride = out.stride;
   a.rows = rows, a.columns = columns, a.depth = depth;
   launch_linear(a);
+}
+
+void quantised_linear(int dtype, const Rows& x, const PackedWeight& weight, Address bias, const Rows& residual,
+                      const Rows& out, int64_t rows) {
+  QuantisedArgs a{};
+  a.dtype = Dtype(dtype), a.codes = weight.codes, a.integers = weight.integers;
+  a.x = x.data, a.x_stride = x.stride, a.x_depth = weight.x_depth, a.order = weight.order;
+  a.weight = weight.panels, a.scales = weight.scales, a.zeros = weight.zeros;
+  a.group = weight.group, a.groups = weight.groups;
+  a.x_group = weight.x_group, a.x_groups = weight.x_groups;
+  a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
+  a.out = out.data, a.out_stride = out.stride;
+  a.rows = rows, a.columns = weight.columns, a.depth = weight.depth;
+  launch_quantised(a);
 }
 
 void rms_norm(int dtype, const Rows& x, const Rows& residual, Address weight, const Rows& out, int64_t rows, int width,
@@ -77,6 +110,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("rope_write_kv", &rope_write_kv, free);
   m.def("paged_attention", &paged_attention, free);
   m.def("linear", &linear, free);
+  m.def("quantised_linear", &quantised_linear, free);
   m.def("rms_norm", &rms_norm, free);
   m.def("layer_norm", &layer_norm, free);
   m.def("activation", &activation, free);

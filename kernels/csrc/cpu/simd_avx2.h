@@ -101,6 +101,20 @@ inline Vec float_of_unsigned(UVec a) {
 }
 inline UVec round_to_int(Vec x) { return _mm256_cvtps_epi32(x); }
 inline void ustore(uint32_t* p, UVec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+// The lowest bytes of the first n lanes.
+inline void store_bytes(void* p, UVec x, int n) {
+  const __m256i lowest = _mm256_shuffle_epi8(x, _mm256_set1_epi32(0x0c080400));
+  const __m256i both = _mm256_permutevar8x32_epi32(lowest, _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4));
+  const int64_t bytes = _mm_cvtsi128_si64(_mm256_castsi256_si128(both));
+  __builtin_memcpy(p, &bytes, size_t(n));
+}
+
+// Numbers that the lowest four bits stand for: an int4 less 8, and twice an e2m1.
+inline Vec nibble_value(UVec x) { return float_of_signed(uand(x, uset(15))) - vset(8.0f); }
+inline Vec e2m1_value(UVec x) {
+  const Vec size = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, 1, 2, 3, 4, 6, 8, 12), x);
+  return from_bits(uor(to_bits(size), uand(ushl<28>(x), uset(0x80000000u))));
+}
 
 inline void transpose4(UVec& a, UVec& b, UVec& c, UVec& d) {
   __m256i ab0 = _mm256_unpacklo_epi32(a, b), ab1 = _mm256_unpackhi_epi32(a, b);

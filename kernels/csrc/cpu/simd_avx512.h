@@ -129,6 +129,16 @@ inline Vec float_of_signed(UVec a) { return _mm512_cvtepi32_ps(a); }
 inline Vec float_of_unsigned(UVec a) { return _mm512_cvtepu32_ps(a); }
 inline UVec round_to_int(Vec x) { return _mm512_cvtps_epi32(x); }
 inline void ustore(uint32_t* p, UVec x) { _mm512_storeu_si512(p, x); }
+// The lowest bytes of the first n lanes.
+inline void store_bytes(void* p, UVec x, int n) { _mm_mask_storeu_epi8(p, first(n), _mm512_cvtepi32_epi8(x)); }
+
+// Numbers that the lowest four bits stand for: an int4 less 8, and twice an e2m1.
+inline Vec nibble_value(UVec x) {
+  return _mm512_permutexvar_ps(x, _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Vec e2m1_value(UVec x) {
+  return _mm512_permutexvar_ps(x, _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+}
 
 inline void transpose4(UVec& a, UVec& b, UVec& c, UVec& d) {
   __m512i ab0 = _mm512_unpacklo_epi32(a, b), ab1 = _mm512_unpackhi_epi32(a, b);

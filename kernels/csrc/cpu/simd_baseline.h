@@ -139,6 +139,19 @@ inline Vec float_of_unsigned(UVec a) { return float_of_signed(a >> 16) * 65536.0
 // Round to nearest even; |x| < 2^22.
 inline UVec round_to_int(Vec x) { return (UVec)(x + 12582912.0f) - 0x4b400000u; }
 inline void ustore(uint32_t* p, UVec x) { memcpy(p, &x, sizeof x); }
+// The lowest bytes of the first n lanes.
+inline void store_bytes(void* p, UVec x, int n) {
+  for (int i = 0; i < n; ++i) static_cast<uint8_t*>(p)[i] = uint8_t(x[i]);
+}
+
+// Numbers that the lowest four bits stand for: an int4 less 8, and twice an e2m1.
+inline Vec nibble_value(UVec x) { return float_of_signed(x & 15u) - 8.0f; }
+inline Vec e2m1_value(UVec x) {
+  const float sizes[8] = {0, 1, 2, 3, 4, 6, 8, 12};
+  Vec v;
+  for (int i = 0; i < W; ++i) v[i] = x[i] & 8 ? -sizes[x[i] & 7] : sizes[x[i] & 7];
+  return v;
+}
 
 // 4 x 4 transpose; see philox.h for the order of counters that it expects.
 inline void transpose4(UVec& a, UVec& b, UVec& c, UVec& d) {
