@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels import reference
-from octavo_kernels.activation import Gate, act_and_mul
+from octavo_kernels import reference, w8a8
+from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.call import check, float_type, output, rows_of
 from octavo_kernels.linear import linear
 from octavo_kernels.norm import rms_norm
@@ -38,15 +38,12 @@ def quantised_linear(
 
     Sums are exact where both sides are integers, else float32. `norm` and `normed` as in `linear`, and so is `uniform`.
     """
-    float_type("x", x)
-    rows, depth = rows_of("x", x)
-    if depth != weight.depth:
-        raise ValueError(f"x must have {weight.depth} columns, not {depth}")
-    if bias is not None:
-        check("bias", bias, x.dtype, (weight.columns,))
+    rows = _check_operands(x, weight, bias)
     if residual is not None:
         check("residual", residual, x.dtype, (rows, weight.columns))
     out = output(out, x, (rows, weight.columns))
+    if x.is_cuda and w8a8.launch(x, weight, bias, residual, out, norm=norm, uniform=uniform):
+        return out
     if norm is not None:
         x = rms_norm(x, norm.weight, norm.eps, out=normed, offset=norm.offset)
     return linear(_turned(x, weight), dequantise(weight).to(x.dtype), bias, out, residual, uniform=uniform)
@@ -66,8 +63,23 @@ def quantised_gated_linear(
     """`act_and_mul(quantised_linear(x, weight, bias), kind)`; arguments as in `gated_linear`."""
     if weight.columns % 2:
         raise ValueError(f"weight must have an even number of rows, not {weight.columns}")
+    rows = _check_operands(x, weight, bias)
+    out = output(out, x, (rows, weight.columns // 2))
+    if x.is_cuda and w8a8.launch(x, weight, bias, None, out, code_of(kind), norm, uniform):
+        return out
     product = quantised_linear(x, weight, bias, scratch, None, norm, normed, uniform)
     return act_and_mul(product, kind, out=out)
+
+
+def _check_operands(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> int:
+    """Returns the number of rows."""
+    float_type("x", x)
+    rows, depth = rows_of("x", x)
+    if depth != weight.depth:
+        raise ValueError(f"x must have {weight.depth} columns, not {depth}")
+    if bias is not None:
+        check("bias", bias, x.dtype, (weight.columns,))
+    return rows
 
 
 def _turned(x: Tensor, weight: PackedWeight) -> Tensor:
