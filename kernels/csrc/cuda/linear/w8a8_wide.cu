@@ -136,11 +136,15 @@ struct Block {
   const Grid grid;
   const uint32_t base;
   const char* const memory;
-  const int rank;
+  const int rank, lane;
+  const int consumer;  // -1: of the warpgroup that copies
+  const int own_rows;  // of the tile's rows of the weight, this warp's first one of sixteen
   BufferRing ring;
 
   __device__ Block(const W8A8Args& args, const Grid& all, const char* at)
-      : a(args), grid(all), base(shared_address(at)), memory(at), rank(blockIdx.x % kPair), ring(base, all.ring) {}
+      : a(args), grid(all), base(shared_address(at)), memory(at), rank(blockIdx.x % kPair),
+        lane(threadIdx.x % 32), consumer(uniform(threadIdx.x / kWarpgroup) - 1),
+        own_rows(consumer * kWeights + uniform(threadIdx.x % kWarpgroup / 32) * 16), ring(base, all.ring) {}
 
   __device__ uint32_t weights_at(int stage) const { return base + kBarriers + stage * grid.stage_bytes(); }
   __device__ uint32_t x_at(int stage) const { return weights_at(stage) + grid.height * kRowBytes; }
@@ -216,19 +220,13 @@ struct Block {
 
   // Both blocks copy into both blocks' stages.
   __device__ void release(int stage) const {
-    const int lane = threadIdx.x % 32;
     if (lane < kPair) arrive_at(ring.empty + 8 * stage, lane);
   }
-
-  __device__ int consumer() const { return uniform(threadIdx.x / kWarpgroup) - 1; }
-  __device__ int lane() const { return threadIdx.x % 32; }
-  // Of the tile's rows of the weight, this warp's first one of sixteen.
-  __device__ int own_rows() const { return consumer() * kWeights + uniform(threadIdx.x % kWarpgroup / 32) * 16; }
 
   // Begins what the stage that comes next adds to `sums`, or, `kFirst`, sets them to.
   template <bool kFirst>
   __device__ void begin(int chain, Part& sums) const {
-    const uint32_t rows = uniform((weights_at(ring.stage) + consumer() * kWeights * kRowBytes) / 16);
+    const uint32_t rows = uniform((weights_at(ring.stage) + consumer * kWeights * kRowBytes) / 16);
     const uint32_t tokens = uniform((x_at(ring.stage) + chain * S::kChain * kRowBytes) / 16);
 #pragma unroll
     for (int k = 0; k < kRowBytes / kInner; ++k) {
@@ -265,9 +263,9 @@ struct Block {
   __device__ void add(float (&sums)[S::kChain / 2], const float (&part)[S::kChain / 2], int stage, int chain) const {
     if constexpr (S::kInBlocks) {
       const float* scales = reinterpret_cast<const float*>(memory + scales_at(stage));
-      const float* weight = scales + S::kXScales / 4 + own_rows() + lane() / 4;
+      const float* weight = scales + S::kXScales / 4 + own_rows + lane / 4;
       const float low = weight[0], high = weight[8];
-      const float2* x = reinterpret_cast<const float2*>(scales + chain * S::kChain) + lane() % 4;
+      const float2* x = reinterpret_cast<const float2*>(scales + chain * S::kChain) + lane % 4;
 #pragma unroll
       for (int n = 0; n < S::kChain / 8; ++n) {
         const float2 own = x[4 * n];
@@ -336,7 +334,7 @@ struct Block {
 
   __device__ void compute() {
     // The second one lags by a stage, and so multiplies on while the first stores.
-    if (consumer() > 0) barrier_wait(ring.full + 8 * min(1, grid.steps - 1), 0);
+    if (consumer > 0) barrier_wait(ring.full + 8 * min(1, grid.steps - 1), 0);
     for (int pair = first_pair(); pair < grid.pairs(); pair += pairs_apart()) {
       const Tile to = tile(pair);
       const Columns columns = columns_of(to);
@@ -360,8 +358,8 @@ struct Block {
   };
   __device__ Columns columns_of(const Tile& to) const {
     Columns c;
-    const int row = to.column + own_rows();
-    c.first = (a.gated ? row / 2 : row) + lane() / 4;
+    const int row = to.column + own_rows;
+    c.first = (a.gated ? row / 2 : row) + lane / 4;
     c.second = c.first + (a.gated ? a.columns / 2 : 8);
     const auto scale = [&](int column) { return S::kInBlocks ? 1.0f : a.weight.scales[min(column, a.columns - 1)]; };
     c.first_scale = scale(c.first), c.second_scale = scale(c.second);
@@ -391,13 +389,13 @@ struct Block {
 
   // Sixteen tokens at a time, two eights of columns: four units of 16 bytes, one for each of four threads.
   __device__ void store_plain(const Tile& to, const Columns& columns, const typename S::Sums& sums) const {
-    const int unit = lane() % 4, row = own_rows() + unit % 2 * 8, column = to.column + row;
+    const int unit = lane % 4, row = own_rows + unit % 2 * 8, column = to.column + row;
     const float biases[2] = {bias_at(columns.first), bias_at(columns.second)};
     const int end = min(a.rows, to.token + grid.tokens);
 #pragma unroll
     for (int n = 0; n < S::kTokens / 8; n += 2) {
       if (n * 8 >= grid.tokens) break;
-      const int token = to.token + (n + unit / 2) * 8 + lane() / 4;
+      const int token = to.token + (n + unit / 2) * 8 + lane / 4;
       const bool real = token < end && row < grid.height && column < a.columns;
       uint32_t words[4], more[4] = {};
       if (a.residual) {
@@ -431,7 +429,7 @@ struct Block {
 
   // Thirty-two tokens at a time, one eight of columns.
   __device__ void store_gated(const Tile& to, const Columns& columns, const typename S::Sums& sums) const {
-    const int unit = lane() % 4, row = own_rows(), column = (to.column + row) / 2;
+    const int unit = lane % 4, row = own_rows, column = (to.column + row) / 2;
     const float gate_bias = bias_at(columns.first), up_bias = bias_at(columns.second);
     const int end = min(a.rows, to.token + grid.tokens);
 #pragma unroll
@@ -449,7 +447,7 @@ struct Block {
             pack<T>(gated<T>(a.activation, gate.x, up.x), gated<T>(a.activation, gate.y, up.y)));
       }
       transpose_quad(words);
-      const int token = to.token + (n + unit) * 8 + lane() / 4;
+      const int token = to.token + (n + unit) * 8 + lane / 4;
       if (token < end && row < grid.height && column < a.columns / 2)
         *reinterpret_cast<uint4*>(static_cast<T*>(a.out) + token * a.out_stride + column) = {words[0], words[1], words[2], words[3]};
     }
