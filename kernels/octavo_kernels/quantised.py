@@ -19,9 +19,8 @@ def pack(weight: QuantisedWeight) -> PackedWeight:
     """The weight for the kernels of the device that it lies on. Takes its tensors over: they must not be used again.
     Raises `TypeError` or `ValueError`, naming the field, if they do not fit together."""
     check_weight(weight)
-    return PackedWeight(
-        weight.scheme, weight.columns, weight.depth, weight.codes, weight.scales, weight.zeros, weight.order
-    )
+    codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
+    return PackedWeight(weight.scheme, weight.columns, weight.depth, codes, scales, weight.zeros, weight.order)
 
 
 def quantised_linear(

@@ -25,7 +25,10 @@ class CodedRows(NamedTuple):
     scales: Tensor
 
     def operand(self) -> tuple[int, int, int, int]:
-        return self.codes.data_ptr(), self.codes.stride(0), self.scales.data_ptr(), self.scales.stride(0)
+        """A single group's distance to the next one may be anything to torch, but not to a tensor map."""
+        groups, rows = self.scales.shape
+        apart = self.scales.stride(0) if groups > 1 else -(-rows // 4) * 4
+        return self.codes.data_ptr(), self.codes.stride(0), self.scales.data_ptr(), apart
 
 
 def quantise(x: Tensor, kind: Activations, group: int = 0, norm: RmsNorm | None = None) -> CodedRows:
@@ -44,7 +47,7 @@ def quantise(x: Tensor, kind: Activations, group: int = 0, norm: RmsNorm | None 
         torch.empty((groups, -(-rows // 4) * 4), dtype=torch.float32, device=x.device)[:, :rows],
     )
     cuda.run(
-        "quantise_rows", x.device, DTYPES[x.dtype], CELLS[kind], bool(group), rows_at(x), _norm_operand(norm),
+        "quantise_rows", x.device, DTYPES[x.dtype], CELLS[kind], bool(group), _rows(x), _norm_operand(norm),
         coded.operand(), rows, depth,
     )  # fmt: skip
     return coded
@@ -123,9 +126,14 @@ class _Operands(NamedTuple):
         coded = quantise(x, kind, BLOCK if self.in_blocks else 0, self.norm)
         cuda.run(
             "w8a8_linear", x.device, DTYPES[x.dtype], CELLS[kind], self.in_blocks, coded.operand(),
-            CodedRows(weight.codes, weight.scales).operand(), address(self.bias), rows_at(self.residual),
-            rows_at(self.out), len(x), weight.columns, weight.depth, self.gate, tuple(chosen),
+            CodedRows(weight.codes, weight.scales).operand(), address(self.bias), _rows(self.residual),
+            _rows(self.out), len(x), weight.columns, weight.depth, self.gate, tuple(chosen),
         )  # fmt: skip
+
+
+def _rows(tensor: Tensor | None) -> tuple[int, int]:
+    """Address and distance of rows; that of a single row, which may be anything, is none."""
+    return rows_at(tensor) if tensor is None or len(tensor) > 1 else (tensor.data_ptr(), 0)
 
 
 def _norm_operand(norm: RmsNorm | None) -> tuple[int, float, float]:

@@ -285,6 +285,20 @@ def test_strided_arguments_and_nothing_beside_the_output(form, rows):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_strides_that_mean_nothing_do_not_matter(form):
+    """A single row of x and of the results, a single group of scales."""
+    case = make(form, 1, 64, 128)
+    x, out = (torch.zeros(n, 1, dtype=torch.bfloat16, device="cuda").T for n in (128, 64))
+    x.copy_(case.x)
+    scales = case.weight.scales.T.contiguous().T
+    assert (x.stride(0), out.stride(0), scales.stride(0)) == (1, 1, 1)
+    strange = QuantisedWeight(case.weight.scheme, case.weight.codes, scales)
+    for options in ({}, {"uniform": True}):
+        assert w8a8.launch(x, ops.pack(strange), None, None, out, **options)
+        assert torch.equal(out, product(case, case.x, **options))
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 5, 60, 300])
 def test_result_may_go_into_the_residual(form, rows):
     case = make(form, rows, 1000, 2048)
