@@ -29,6 +29,7 @@ from kernel_rows.linear import gated_rows, linear_rows
 from kernel_rows.measuring import COPY, MATMUL, READ, Row
 from kernel_rows.prefill import prefill_rows
 from kernel_rows.sampling import sample_rows
+from kernel_rows.w8a8 import w8a8_rows, w8a8_tile_rows
 
 
 def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
@@ -45,6 +46,8 @@ def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
         "copy": copy_rows,
         "linear": linear_rows,
         "gated": gated_rows,
+        "w8a8": w8a8_rows,
+        "w8a8-tiles": w8a8_tile_rows,
         "swap": swap_rows,
         "sample": sample_rows,
     }

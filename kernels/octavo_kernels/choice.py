@@ -18,6 +18,11 @@ class Form(IntEnum):
 
     DENSE_32 = 0
     DENSE_16 = 1
+    INT8 = 2
+    """As codes of eight bits, for rows that become such codes, too; a scale for each row."""
+    FP8 = 3
+    FP8_BLOCKS = 4
+    """A scale for each row and 128 of the depth, of the weight and of x."""
 
 
 class Ending(IntEnum):
@@ -68,6 +73,24 @@ class Launch(NamedTuple):
     cluster: int = 1
 
 
+class CodesKernel(IntEnum):
+    """Products of codes of eight bits with such codes; the numbers from 0 on are those of `W8A8Kernel` in
+    csrc/cuda/linear/w8a8.h. `ROW` turns its row into codes itself, norm included."""
+
+    ROW = -1
+    PLAIN = 0
+    WIDE = 1
+
+
+class CodesLaunch(NamedTuple):
+    """`WIDE` has tiles of at most so many rows of x, `tokens`, and `height` rows of the weight: 64 a consumer."""
+
+    kernel: CodesKernel
+    consumers: int = 0
+    tokens: int = 0
+    height: int = 0
+
+
 class Chip(NamedTuple):
     """Major compute capability, multiprocessors, bytes of shared memory of a block; `hopper`: whether it runs the code
     for 90a in this build."""
@@ -104,6 +127,15 @@ GATE_TILES = {
 PLAIN_TILES = (Tile(1, 224), Tile(1, 160), Tile(1, 128), Tile(1, 96), Tile(1, 64), Tile(1, 48))
 UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
 
+# Forms of codes whose kernels have passed tests/kernels/test_cuda_w8a8.py on a GPU. All others go by way of dequantised
+# matrices. Not yet here: Form.INT8, Form.FP8, Form.FP8_BLOCKS.
+TRIED: frozenset[Form] = frozenset()
+
+CODES_TILES = ((1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (2, 128), (2, 256))  # consumers, tokens
+ROW_DEPTH, ROW_NORMED = 16384, 8192  # of a row that each block holds
+# Bytes a clock that a multiprocessor gets of what is read once, and out of the L2; clocks that the end of a tile takes.
+# From data sheets and published figures, not measured.
+MEMORY_RATE, L2_RATE, TILE_CLOCKS = 19, 26, 400
 
 RECENT = 256
 """Choices that are remembered: those of a few steps, so that a step's layers find what its first one chose."""
@@ -143,6 +175,45 @@ def choose_uniform(rows: int, columns: int, chip: Chip) -> Launch:
     if rows <= SOME_ROWS:
         return Launch(Kernel.UNIFORM, Tile(1, 64) if fills(Tile(1, 64)) else Tile(1, 32))
     return Launch(Kernel.UNIFORM, next(filter(fills, UNIFORM_TILES), Tile(2, 64)))
+
+
+@lru_cache(maxsize=RECENT)
+def choose_codes(
+    rows: int, columns: int, depth: int, form: Form, chip: Chip, normed: bool = False, uniform: bool = False
+) -> CodesLaunch | None:
+    """For a product of codes with codes, with any ending. Sums of integers are exact in all kernels; neither tiles nor
+    the number of rows change a bit of `WIDE`, so that is what `uniform` products of floats are. None: the product goes
+    by way of a dequantised matrix."""
+    if form not in TRIED or (uniform and form is not Form.INT8 and not chip.hopper):
+        return None
+    by_row = form is Form.INT8 or (form is Form.FP8 and not uniform)
+    if rows == 1 and by_row and chip.major >= OLDEST and depth <= (ROW_NORMED if normed else ROW_DEPTH):
+        return CodesLaunch(CodesKernel.ROW)
+    if not chip.hopper:
+        return CodesLaunch(CodesKernel.PLAIN)
+    enough = next((tokens for _, tokens in CODES_TILES if tokens >= rows), 256)
+    tiles = [
+        CodesLaunch(CodesKernel.WIDE, consumers, tokens, height)
+        for consumers, tokens in CODES_TILES
+        if tokens == enough or (tokens == 128 and rows > 128)
+        for height in range(64 * consumers, 64 * (consumers - 1), -16)
+    ]
+    return min(tiles, key=lambda tile: _codes_clocks(tile, rows, columns, depth, chip))
+
+
+def _codes_clocks(tile: CodesLaunch, rows: int, columns: int, depth: int, chip: Chip) -> float:
+    """About how many a product takes. A stage is 128 of the depth: its weights come from memory, once for all tiles
+    with these rows; those and half of the rows of x, which two blocks share, through the L2; tensor cores multiply 32
+    of the depth, 64 rows of the weight and as many of x as a tile may have in half as many clocks."""
+    along_x = _over(rows, tile.tokens)
+    pairs = along_x * _over(columns, 2 * tile.height)
+    tokens = _over(rows, along_x)
+    stage = max(
+        128 * tile.height / (MEMORY_RATE * along_x),
+        128 * (tile.height + tokens / 2) / L2_RATE,
+        2 * tile.tokens * tile.consumers,
+    )
+    return _over(pairs, chip.multiprocessors // 2) * (_over(depth, 128) * stage + TILE_CLOCKS + 4 * tile.tokens)
 
 
 def library(rows: int, columns: int, depth: int, form: Form) -> Launch:

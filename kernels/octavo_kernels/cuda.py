@@ -40,8 +40,8 @@ def available() -> bool:
     return compiled is not None
 
 
-def run(operation: str, device: torch.device, *arguments: object) -> None:
-    """Launches an operation of the module on the current stream of `device`."""
+def run(operation: str, device: torch.device, *arguments: object) -> Any:
+    """Launches an operation of the module on the current stream of `device`. Returns what the operation says of it."""
     if compiled is None:
         raise RuntimeError(
             f"a tensor is on {device}, but this build of octavo-kernels has no CUDA kernels: "
@@ -50,7 +50,7 @@ def run(operation: str, device: torch.device, *arguments: object) -> None:
     launch = getattr(compiled, operation, None)
     if launch is None:
         raise NotImplementedError(f"{operation} has no CUDA kernel yet: call it with tensors on the CPU")
-    _launch(launch, device, *arguments)
+    return _launch(launch, device, *arguments)
 
 
 def _launch(launch: Callable[..., Any], device: torch.device, *arguments: object) -> Any:

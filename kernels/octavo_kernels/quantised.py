@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels import quantised_cpu, reference
-from octavo_kernels.activation import Gate, act_and_mul
+from octavo_kernels import quantised_cpu, reference, w8a8
+from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.call import check, check_devices, float_type, output, rows_of
 from octavo_kernels.linear import linear
 from octavo_kernels.norm import rms_norm
@@ -21,9 +21,8 @@ def pack(weight: QuantisedWeight) -> PackedWeight:
     check_weight(weight)
     if weight.codes.is_cpu:
         return quantised_cpu.pack(weight)
-    return PackedWeight(
-        weight.scheme, weight.columns, weight.depth, weight.codes, weight.scales, weight.zeros, weight.order
-    )
+    codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
+    return PackedWeight(weight.scheme, weight.columns, weight.depth, codes, scales, weight.zeros, weight.order)
 
 
 def quantised_linear(
@@ -40,19 +39,16 @@ def quantised_linear(
 
     Sums are exact where both sides are integers, else float32. `norm` and `normed` as in `linear`, and so is `uniform`.
     """
-    float_type("x", x)
-    rows, depth = rows_of("x", x)
-    if depth != weight.depth:
-        raise ValueError(f"x must have {weight.depth} columns, not {depth}")
-    if bias is not None:
-        check("bias", bias, x.dtype, (weight.columns,))
+    rows = _check(x, weight, bias, norm)
     if residual is not None:
         check("residual", residual, x.dtype, (rows, weight.columns))
     out = output(out, x, (rows, weight.columns))
+    device = check_devices({"x": x, "weight": weight.codes, "bias": bias, "residual": residual, "out": out})
+    if device.type == "cuda" and w8a8.launch(x, weight, bias, residual, out, norm=norm, uniform=uniform):
+        return out
     if norm is not None:
         x = rms_norm(x, norm.weight, norm.eps, out=normed, offset=norm.offset)
-    tensors = {"x": x, "weight": weight.codes, "bias": bias, "residual": residual, "out": out}
-    if check_devices(tensors).type == "cpu":
+    if device.type == "cpu":
         quantised_cpu.linear(x, weight, bias, residual, out)
         return out
     return linear(_turned(x, weight), dequantise(weight).to(x.dtype), bias, out, residual, uniform=uniform)
@@ -72,8 +68,26 @@ def quantised_gated_linear(
     """`act_and_mul(quantised_linear(x, weight, bias), kind)`; arguments as in `gated_linear`."""
     if weight.columns % 2:
         raise ValueError(f"weight must have an even number of rows, not {weight.columns}")
+    rows = _check(x, weight, bias, norm)
+    out = output(out, x, (rows, weight.columns // 2))
+    device = check_devices({"x": x, "weight": weight.codes, "bias": bias, "out": out})
+    if device.type == "cuda" and w8a8.launch(x, weight, bias, None, out, code_of(kind), norm, uniform):
+        return out
     product = quantised_linear(x, weight, bias, scratch, None, norm, normed, uniform)
     return act_and_mul(product, kind, out=out)
+
+
+def _check(x: Tensor, weight: PackedWeight, bias: Tensor | None, norm: RmsNorm | None) -> int:
+    """Returns the number of rows."""
+    float_type("x", x)
+    rows, depth = rows_of("x", x)
+    if depth != weight.depth:
+        raise ValueError(f"x must have {weight.depth} columns, not {depth}")
+    if bias is not None:
+        check("bias", bias, x.dtype, (weight.columns,))
+    if norm is not None:
+        check("norm.weight", norm.weight, x.dtype, (depth,))
+    return rows
 
 
 def _turned(x: Tensor, weight: PackedWeight) -> Tensor:

@@ -14,13 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_kernels import cuda, ops, pools, step
+from octavo_kernels import choice, cuda, ops, pools, step, w8a8
 from octavo_kernels.adjust import Adjustment, adjust, pack
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
 BLOCK = 16
+W8A8 = (  # group 0: all of the depth
+    Scheme(Codes.INT8, 0, Activations.INT8),
+    Scheme(Codes.FP8, 0, Activations.FP8),
+    Scheme(Codes.FP8, 128, Activations.FP8, 128),
+)
 HOST = {"chunk_count", "only_prompts", "part_queries", "split_queries"}  # which launch nothing
 
 
@@ -252,6 +258,32 @@ def wide() -> None:
         cuda.launch_linear(x, weight, bias, data(rows, columns), empty(rows, columns))
 
 
+def codes() -> None:
+    """Products of codes of eight bits: in every kernel and tile, with a gate and without one."""
+    hopper = cuda.runs_hopper_code(torch.device("cuda"))
+    kinds = [choice.CodesLaunch(choice.CodesKernel.PLAIN)]
+    if cuda.chip(torch.device("cuda", 0)).major >= choice.OLDEST:
+        kinds.append(choice.CodesLaunch(choice.CodesKernel.ROW))
+    for consumers, tokens in choice.CODES_TILES if hopper else ():
+        kinds.append(choice.CodesLaunch(choice.CodesKernel.WIDE, consumers, tokens, 64 * consumers - 16))
+    chosen = choice.choose_codes
+    for kind in kinds:
+        choice.choose_codes = lambda *_, kind=kind: kind
+        rows = 1 if kind.kernel is choice.CodesKernel.ROW else min(kind.tokens or 300, 150)
+        for scheme in W8A8:
+            if kind.kernel is choice.CodesKernel.ROW and scheme.activation_group:
+                continue
+            for columns, depth in ((272, 656), (16, 16)):
+                group = scheme.group or depth
+                stored = torch.randint(-60, 60, (columns, depth), dtype=torch.int8).view(DTYPES[scheme.codes])
+                scales = data(-(-depth // group), columns, dtype=F32)
+                weight = ops.pack(QuantisedWeight(scheme._replace(group=group), stored.cuda(), scales))
+                x, bias, norm = data(rows, depth), data(columns), RmsNorm(data(depth))
+                assert w8a8.launch(x, weight, bias, data(rows, columns), empty(rows, columns), norm=norm)
+                assert w8a8.launch(x, weight, None, None, empty(rows, columns // 2), 0)
+    choice.choose_codes = chosen
+
+
 def sample() -> None:
     rows = 6
     samples = ops.pack_samples(
@@ -292,7 +324,20 @@ def inputs() -> None:
 
 PIECES: dict[str, Callable[[], None]] = {
     piece.__name__: piece
-    for piece in (decode, many_decodes, decode_step, prefix, extend, cache, between, linear, wide, sample, inputs)
+    for piece in (
+        decode,
+        many_decodes,
+        decode_step,
+        prefix,
+        extend,
+        cache,
+        between,
+        linear,
+        wide,
+        codes,
+        sample,
+        inputs,
+    )
 }
 NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
 for family, members in (  # in parts, because racecheck takes its time

@@ -12,6 +12,7 @@
 #include "cache/mapped_pool.h"
 #include "device/step.h"
 #include "linear/args.h"
+#include "linear/w8a8.h"
 #include "sampling/args.h"
 
 namespace octavo {
@@ -25,6 +26,9 @@ struct PlanUse {
 inline auto fields(PlanUse& x) { return std::tie(x.sequences, x.groups, x.decodes, x.extends, x.history_ready); }
 inline auto fields(LinearTile& x) { return std::tie(x.consumers, x.columns, x.tall); }
 inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster); }
+
+inline auto fields(CodedRows& x) { return std::tie(x.codes, x.stride, x.scales, x.scales_stride); }
+inline auto fields(W8A8Launch& x) { return std::tie(x.kernel, x.consumers, x.tokens, x.height); }
 
 // What a gated product ends in; a norm of x that it begins with.
 struct Gate {
@@ -203,6 +207,29 @@ void define_layers(py::module_& m) {
     a.norm = norm.weight, a.eps = norm.eps, a.offset = norm.offset;
     a.counter = at<unsigned>(counter);
     return launched("linear", linear(a, launch, stream_at(stream)));
+  });
+  m.def("quantise_rows", [](int dtype, int cells, bool in_blocks, const Rows& x, const Norm& norm, const CodedRows& out,
+                            int rows, int width, Address stream) {
+    const QuantiseArgs a{Dtype(dtype), Cells(cells), in_blocks, x.data, x.stride, norm.weight, norm.eps, norm.offset,
+                         out, rows, width};
+    check("quantise_rows", quantise_rows(a, stream_at(stream)));
+  });
+  m.def("w8a8_linear", [](int dtype, int cells, bool in_blocks, const CodedRows& x, const CodedRows& weight, Address bias,
+                          const Rows& residual, const Rows& out, int rows, int columns, int depth, const Gate& gate,
+                          const W8A8Launch& launch, Address stream) {
+    W8A8Args a{};
+    a.dtype = Dtype(dtype), a.cells = Cells(cells), a.in_blocks = in_blocks;
+    a.x = x, a.weight = weight, a.rows = rows, a.columns = columns, a.depth = depth;
+    a.gated = gate.gated, a.activation = gate.kind;
+    a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
+    a.out = out.data, a.out_stride = out.stride;
+    check("w8a8_linear", w8a8_linear(a, launch, stream_at(stream)));
+  });
+  m.def("w8a8_row", [](int dtype, int cells, Address x, const Norm& norm, const CodedRows& weight, Address bias,
+                       Address residual, Address out, int columns, int depth, const Gate& gate, Address stream) {
+    const W8A8RowArgs a{Dtype(dtype), Cells(cells), at<void>(x), norm.weight, norm.eps, norm.offset, weight, columns, depth,
+                        gate.gated, gate.kind, at<void>(bias), at<void>(residual), at<void>(out)};
+    return launched("w8a8_row", w8a8_row(a, stream_at(stream)));
   });
 }
 

@@ -21,15 +21,20 @@ inline TensorMapEncoder tensor_map_encoder() {
   return encoder;
 }
 
-// A tensor of 16-bit elements, copied in boxes whose rows are 128 bytes and swizzled; what lies outside of it comes as zeros.
+// How a box lies in shared memory: its rows are 128 bytes, and swizzled; or one after the other as they are.
+enum class BoxRows { swizzled, dense };
+
+// A tensor that is copied in boxes; what lies outside of it comes as zeros. `sizes` are in elements, `strides` in bytes.
 template <int kDimensions>
 bool describe_tensor(CUtensorMap& map, const void* data, const cuuint64_t (&sizes)[kDimensions],
-                     const cuuint64_t (&strides)[kDimensions - 1], const cuuint32_t (&box)[kDimensions]) {
+                     const cuuint64_t (&strides)[kDimensions - 1], const cuuint32_t (&box)[kDimensions],
+                     CUtensorMapDataType element = CU_TENSOR_MAP_DATA_TYPE_UINT16, BoxRows rows = BoxRows::swizzled) {
   const TensorMapEncoder encode = tensor_map_encoder();
   cuuint32_t steps[kDimensions];
   for (cuuint32_t& step : steps) step = 1;
-  return encode && encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, kDimensions, const_cast<void*>(data), sizes, strides, box,
-                          steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+  return encode && encode(&map, element, kDimensions, const_cast<void*>(data), sizes, strides, box, steps,
+                          CU_TENSOR_MAP_INTERLEAVE_NONE,
+                          rows == BoxRows::swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

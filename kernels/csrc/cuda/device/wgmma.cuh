@@ -34,18 +34,24 @@ __device__ inline void pin(float (&registers)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
+template <int N>
+__device__ inline void pin(int (&registers)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
 // Waits until at most kPending committed groups are under way.
 template <int kPending>
 __device__ inline void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 // The same; `results` are those of a finished one.
-template <int kPending, int N>
-__device__ inline void products_wait(float (&results)[N]) {
+template <int kPending, class Sum, int N>
+__device__ inline void products_wait(Sum (&results)[N]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
   pin(results);
 }
 
+#define OCTAVO_FLOATS_4(kind, d, i) kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3])
 #define OCTAVO_FLOATS_8(kind, d, i)                                                                                   \
   kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3]), kind(d[i + 4]), kind(d[i + 5]), kind(d[i + 6]),         \
       kind(d[i + 7])
@@ -57,6 +63,8 @@ __device__ inline void products_wait(float (&results)[N]) {
 #define OCTAVO_FLOATS_80(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_16(kind, d, i + 64)
 #define OCTAVO_FLOATS_112(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_48(kind, d, i + 64)
 #define OCTAVO_FLOATS_128(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_64(kind, d, i + 64)
+#define OCTAVO_NAMES_4 "%0,%1,%2,%3"
+#define OCTAVO_NAMES_8 OCTAVO_NAMES_4 ",%4,%5,%6,%7"
 #define OCTAVO_NAMES_16                                                                                               \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define OCTAVO_NAMES_24                                                                                               \
@@ -122,6 +130,38 @@ __device__ inline void products_wait(float (&results)[N]) {
   OCTAVO_WGMMA_TRANSPOSED(T, NAME, 128, 64, 64, 65, 66, 67, 68)
 OCTAVO_WGMMA_TYPE(bf16, "bf16")
 OCTAVO_WGMMA_TYPE(f16, "f16")
+
+// Of eight-bit codes, which both lie with their rows along the depth: d[64][columns] += a[64][32] b[columns][32]^T. Floats
+// (e4m3) add up to floats, of which the tensor cores keep fewer than 24 bits; whole numbers to whole numbers.
+#define OCTAVO_WGMMA_CODES(columns, half, A, B)                                                                       \
+  __device__ inline void wgmma_codes(int(&d)[half], uint64_t a, uint64_t b) {                                         \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k32.s32.s8.s8 {" OCTAVO_NAMES_##half                   \
+                 "}, %" #A ", %" #B ", 1;\n"                                                                          \
+                 : OCTAVO_FLOATS_##half("+r", d, 0)                                                                   \
+                 : "l"(a), "l"(b)                                                                                     \
+                 : "memory");                                                                                         \
+  }                                                                                                                   \
+  __device__ inline void wgmma_codes(float(&d)[half], uint64_t a, uint64_t b) {                                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k32.f32.e4m3.e4m3 {" OCTAVO_NAMES_##half               \
+                 "}, %" #A ", %" #B ", 1, 1, 1;\n"                                                                    \
+                 : OCTAVO_FLOATS_##half("+f", d, 0)                                                                   \
+                 : "l"(a), "l"(b)                                                                                     \
+                 : "memory");                                                                                         \
+  }                                                                                                                   \
+  __device__ inline void wgmma_codes_first(float(&d)[half], uint64_t a, uint64_t b) {                                 \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                           \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k32.f32.e4m3.e4m3 {" OCTAVO_NAMES_##half               \
+                 "}, %" #A ", %" #B ", p, 1, 1;\n}\n"                                                                 \
+                 : OCTAVO_FLOATS_##half("=f", d, 0)                                                                   \
+                 : "l"(a), "l"(b)                                                                                     \
+                 : "memory");                                                                                         \
+  }
+OCTAVO_WGMMA_CODES(8, 4, 4, 5)
+OCTAVO_WGMMA_CODES(16, 8, 8, 9)
+OCTAVO_WGMMA_CODES(32, 16, 16, 17)
+OCTAVO_WGMMA_CODES(64, 32, 32, 33)
+OCTAVO_WGMMA_CODES(128, 64, 64, 65)
+#undef OCTAVO_WGMMA_CODES
 #undef OCTAVO_WGMMA_TYPE
 #undef OCTAVO_WGMMA_TRANSPOSED
 #undef OCTAVO_WGMMA_FIRST
@@ -134,6 +174,8 @@ OCTAVO_WGMMA_TYPE(f16, "f16")
 #undef OCTAVO_NAMES_32
 #undef OCTAVO_NAMES_24
 #undef OCTAVO_NAMES_16
+#undef OCTAVO_NAMES_8
+#undef OCTAVO_NAMES_4
 #undef OCTAVO_FLOATS_128
 #undef OCTAVO_FLOATS_112
 #undef OCTAVO_FLOATS_80
@@ -143,6 +185,7 @@ OCTAVO_WGMMA_TYPE(f16, "f16")
 #undef OCTAVO_FLOATS_24
 #undef OCTAVO_FLOATS_16
 #undef OCTAVO_FLOATS_8
+#undef OCTAVO_FLOATS_4
 
 // Copies one box of a tensor and reports its bytes to the barrier.
 __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int column, int token, int head, int block,

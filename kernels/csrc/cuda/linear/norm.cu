@@ -7,23 +7,6 @@ namespace {
 
 enum class Kind { rms, layer };
 
-// Sum over the block of what each thread has of each of its vectors; every thread gets it. Sums are of 32 vectors first,
-// then of these, so that they do not depend on how many a thread holds. `scratch` holds one for each warp and vector.
-template <int V>
-__device__ float block_sum(const float (&x)[V], float* scratch) {
-  const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const float sum = warp_sum(x[i]);
-    if (lane == 0) scratch[threadIdx.x / 32 + i * warps] = sum;
-  }
-  __syncthreads();
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < V; ++i) sum += lane + 32 * i < V * warps ? scratch[lane + 32 * i] : 0.0f;
-  return warp_sum(sum);
-}
-
 // How many of the largest blocks a multiprocessor holds: those of smaller chips before Hopper have room for 1,536 threads.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900
 constexpr int kBlocks = 1;

@@ -1,0 +1,172 @@
+"""Products of codes of eight bits with such codes, as a layer of an 8B has them, beside the same in bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_rows.linear import DECODERS
+from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure_by_turns, rotations, row
+from octavo_kernels import choice, cuda, ops
+from octavo_kernels.choice import CodesKernel, CodesLaunch, Form
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.weights import Activations, Codes, PackedWeight, QuantisedWeight, Scheme
+
+W8A8_ROWS = (1, 8, 32, 64, 256, 8192)
+TILED_ROWS = (8, 16, 32, 64, 96, 128, 192, 256, 512, 2048)
+FORMS = (Form.INT8, Form.FP8, Form.FP8_BLOCKS)
+CODES_FLOPS = 2 * MATMUL
+NAMES = ("qkv", "out", "gate_up", "down")
+
+
+@contextmanager
+def changed(**names: object) -> Iterator[None]:
+    """What `choice` decides, otherwise."""
+    before = {name: getattr(choice, name) for name in names}
+    try:
+        for name, value in names.items():
+            setattr(choice, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(choice, name, value)
+
+
+def packed(form: Form, columns: int, depth: int) -> PackedWeight:
+    group = 128 if form is Form.FP8_BLOCKS else 0
+    integers = form is Form.INT8
+    codes = torch.randint(-80, 81, (columns, depth), dtype=torch.int8, device="cuda")
+    if not integers:
+        codes = (codes.float() * 4).to(torch.float8_e4m3fn)
+    scales = torch.full((-(-depth // (group or depth)), columns), 0.02 / 160, device="cuda")
+    kinds = (Codes.INT8, Activations.INT8) if integers else (Codes.FP8, Activations.FP8)
+    return ops.pack(QuantisedWeight(Scheme(kinds[0], group or depth, kinds[1], group), codes, scales))
+
+
+class Layer:
+    """The products of a layer with what begins and ends them: norms, gate, residual."""
+
+    def __init__(self, rows: int) -> None:
+        shapes = DECODERS["8B"][0]
+        self.x = {depth: bf16(rows, depth) for _, depth in shapes}
+        self.out = {columns: bf16(rows, columns) for columns, _ in shapes}
+        self.hidden, self.normed = bf16(rows, 4096), bf16(rows, 4096)
+        self.activated = bf16(rows, 14336)
+        self.norm = RmsNorm(torch.ones(4096, dtype=torch.bfloat16, device="cuda"))
+
+    def dense(self, name: str, w: Tensor) -> object:
+        x, out = self.x[w.shape[1]], self.out[w.shape[0]]
+        if name == "gate_up":
+            return ops.gated_linear(x, w, "silu", None, self.activated, out, self.norm, self.normed)
+        if name == "qkv":
+            return ops.linear(x, w, out=out, norm=self.norm, normed=self.normed)
+        return ops.linear(x, w, out=self.hidden, residual=self.hidden)
+
+    def codes(self, name: str, w: PackedWeight) -> object:
+        x, out = self.x[w.depth], self.out[w.columns]
+        if name == "gate_up":
+            return ops.quantised_gated_linear(x, w, "silu", None, self.activated, out, self.norm, self.normed)
+        if name == "qkv":
+            return ops.quantised_linear(x, w, out=out, norm=self.norm, normed=self.normed)
+        return ops.quantised_linear(x, w, out=self.hidden, residual=self.hidden)
+
+
+def floor_of(rows: int, columns: int, depth: int) -> float:
+    return max(columns * depth / READ, 2 * rows * columns * depth / CODES_FLOPS)
+
+
+def product_rows(rows: int, layer: Layer, at: int) -> list[Row]:
+    """One of a layer's products, by each form and in bf16."""
+    name, (columns, depth) = NAMES[at], DECODERS["8B"][0][at]
+    count = rotations(columns * depth, 2)
+    rivals: dict[str, list[Callable[[], object]]] = {
+        form.name: [lambda w=w: layer.codes(name, w) for w in [packed(form, columns, depth) for _ in range(count)]]
+        for form in FORMS
+    }
+    rivals["bf16"] = [lambda w=w: layer.dense(name, w) for w in [bf16(columns, depth) for _ in range(count)]]
+    seconds = measure_by_turns(rivals, replays=9)
+    floor = floor_of(rows, columns, depth)
+    return [
+        row("w8a8", f"{rows} x {name}, {form.name}", seconds[form.name], floor, ("bf16", seconds["bf16"]))
+        for form in FORMS
+    ]
+
+
+def layers_row(rows: int, layer: Layer, form: Form, layers: int) -> Row:
+    """All products of so many layers, one after the other."""
+    shapes = DECODERS["8B"][0]
+    calls: list[Callable[[], object]] = []
+    dense: list[Callable[[], object]] = []
+    for _ in range(layers):
+        for name, (columns, depth) in zip(NAMES, shapes, strict=True):
+            calls.append(partial(layer.codes, name, packed(form, columns, depth)))
+            dense.append(partial(layer.dense, name, bf16(columns, depth)))
+    seconds = measure_by_turns({"codes": calls, "bf16": dense}, replays=9)
+    floor = layers * sum(floor_of(rows, *shape) for shape in shapes)
+    name, whole = f"{rows} x {layers} layers, {form.name}", len(calls)
+    return row("w8a8", name, whole * seconds["codes"], floor, ("bf16", whole * seconds["bf16"]))
+
+
+def w8a8_rows() -> list[Row]:
+    """Every form, tried or not."""
+    result = []
+    with changed(TRIED=frozenset(Form)):
+        choice.choose_codes.cache_clear()
+        for rows in W8A8_ROWS:
+            layer = Layer(rows)
+            for at in range(len(NAMES)):
+                result += product_rows(rows, layer, at)
+            result += [layers_row(rows, layer, form, 32 if rows <= 256 else 2) for form in FORMS]
+    choice.choose_codes.cache_clear()
+    return result
+
+
+def tiles_for(rows: int) -> list[CodesLaunch]:
+    return [
+        CodesLaunch(CodesKernel.WIDE, consumers, tokens, height)
+        for consumers, tokens in choice.CODES_TILES
+        if rows <= tokens < 4 * max(rows, 8) or (tokens >= 128 and rows > 128)
+        for height in range(64 * consumers, 64 * (consumers - 1), -16)
+    ]
+
+
+def tile_rows(form: Form, name: str, rows: int, weights: list[PackedWeight]) -> list[Row]:
+    """A product in every tile that makes sense, beside the one that is chosen."""
+    columns, depth = weights[0].columns, weights[0].depth
+    chip = cuda.chip(torch.device("cuda", torch.cuda.current_device()))
+    with changed(TRIED=frozenset(Form)):
+        choice.choose_codes.cache_clear()
+        chosen = choice.choose_codes(rows, columns, depth, form, chip)
+    layer, result = Layer(rows), []
+    for tile in tiles_for(rows):
+        rivals: dict[str, list[Callable[[], object]]] = {
+            label: [lambda w=w, to=to: forced(to, layer, name, w) for w in weights]
+            for label, to in (("tile", tile), ("chosen", chosen))
+        }
+        took = measure_by_turns(rivals, replays=5)
+        shape = f"{rows} x {name}, {form.name}, {tile.consumers} x {tile.tokens} x {tile.height}"
+        floor = floor_of(rows, columns, depth)
+        result.append(row("w8a8 tile", shape, took["tile"], floor, ("chosen", took["chosen"])))
+    return result
+
+
+def w8a8_tile_rows() -> list[Row]:
+    """What `choice` is to be tuned by."""
+    result = []
+    for form in (Form.FP8, Form.INT8):
+        for name, (columns, depth) in zip(NAMES, DECODERS["8B"][0], strict=True):
+            weights = [packed(form, columns, depth) for _ in range(rotations(columns * depth, 2))]
+            for rows in TILED_ROWS:
+                result += tile_rows(form, name, rows, weights)
+    choice.choose_codes.cache_clear()
+    return result
+
+
+def forced(launch: CodesLaunch | None, layer: Layer, name: str, weight: PackedWeight) -> Any:
+    with changed(choose_codes=lambda *_: launch):
+        return layer.codes(name, weight)

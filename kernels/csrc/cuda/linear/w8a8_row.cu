@@ -1,0 +1,382 @@
+// Products of one row, which becomes codes on the way, with codes of eight bits: without tensor cores, for the decode step of a
+// single sequence.
+//
+// As linear_row.cu: every warp is on its own, with some rows of the weight, a ring of copies of them that it fills (from
+// before the previous kernel has ended: weights are never written) and drains itself, and it adds up whole rows. Only x is
+// the block's. Every block normalises and quantises it for itself, which takes less time than a launch. Sums of integers are
+// exact; those of floats are of exact products in float32, in an order that depends on the depth alone.
+#include <algorithm>
+
+#include "cache/args.h"
+#include "cache/cells.cuh"
+#include "linear/norm.cuh"
+#include "linear/w8a8.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kWarps = 16, kThreads = kWarps * 32;
+constexpr int kVector = 16;                // codes of 16 bytes
+constexpr int kStride = 4 * 32 * kVector;  // of the depth, what a warp multiplies at once: four vectors a lane
+constexpr int kPiece = 4096;               // of a row, what a copy brings
+constexpr int kMostSlots = 16;             // of a warp's ring
+constexpr int kBatch = 8;                  // rows whose lanes' sums are added up together
+constexpr int kPitch = 33;                 // numbers between them, against bank conflicts
+constexpr int kElements = 8;               // of x, in 16 bytes
+constexpr int kAtOnce = 4;                 // vectors of x that a thread holds
+constexpr int kMostDepth = kAtOnce * kThreads * kElements, kMostNormed = 32 * 32 * kElements;
+
+// How a launch goes about it. A unit is a row of the weight or, gated, two; a piece, of a row, what a slot holds.
+struct Cut {
+  int units, piece, slots;
+};
+
+// Shared memory: barriers, what warps have of the whole of x, the lanes' sums, x, the rings.
+constexpr int kSquaresAt = kWarps * kMostSlots * 8, kLargestAt = kSquaresAt + 32 * 4, kSumsAt = kLargestAt + 32 * 4;
+constexpr int kXAt = kSumsAt + (kWarps * kBatch * kPitch * 4 + 127) / 128 * 128;
+__host__ __device__ inline int ring_at(int depth) { return kXAt + (depth * 2 + 127) / 128 * 128; }
+__host__ __device__ inline int bytes_of(const Cut& p, int depth) { return ring_at(depth) + kWarps * p.slots * p.piece; }
+
+#if OCTAVO_BULK_COPY
+
+// x in shared memory, sixteen elements a vector, and the products with it. Integers: its codes.
+struct Integers {
+  using C = Int8;
+  struct Vector {
+    uint4 codes;
+  };
+  __device__ static Vector load(const char* x, int, int vector) {
+    return {reinterpret_cast<const uint4*>(x)[vector]};
+  }
+  // Eight elements, the half of a vector.
+  __device__ static void store(char* x, int, int half, uint32_t low, uint32_t high) {
+    reinterpret_cast<uint2*>(x)[half] = make_uint2(low, high);
+  }
+  __device__ static void multiply(int& sum, const uint4& weights, const Vector& x) {
+    sum = __dp4a(int(weights.x), int(x.codes.x), sum);
+    sum = __dp4a(int(weights.y), int(x.codes.y), sum);
+    sum = __dp4a(int(weights.z), int(x.codes.z), sum);
+    sum = __dp4a(int(weights.w), int(x.codes.w), sum);
+  }
+  __device__ static float whole(int sum) { return __int2float_rn(sum); }
+};
+// Floats: a sixteenth of its codes as float16. A code's product with that is a float16, too: of eight bits, below 2^14 and a
+// multiple of 2^-22. Both halves of all vectors lie in a row of their own, against bank conflicts.
+struct Floats {
+  using C = Fp8;
+  struct Vector {
+    uint4 halves[2];
+  };
+  __device__ static uint4* row(char* x, int depth, int half) {
+    return reinterpret_cast<uint4*>(x) + half * (depth / kVector);
+  }
+  __device__ static Vector load(char* x, int depth, int vector) {
+    return {{row(x, depth, 0)[vector], row(x, depth, 1)[vector]}};
+  }
+  __device__ static __half2 product(uint32_t a, uint32_t b) {
+    return __hmul2_rn(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+  }
+  __device__ static void store(char* x, int depth, int half, uint32_t low, uint32_t high) {
+    constexpr uint32_t sixteenth = 0x2c002c00u;
+    uint32_t words[4];
+    widen<false>(f8{}, low, words[0], words[1]), widen<false>(f8{}, high, words[2], words[3]);
+#pragma unroll
+    for (uint32_t& word : words) {
+      const __half2 small = product(word, sixteenth);
+      word = reinterpret_cast<const uint32_t&>(small);
+    }
+    row(x, depth, half % 2)[half / 2] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  __device__ static void multiply(float& sum, const uint4& weights, const Vector& x) {
+    const uint32_t words[] = {weights.x, weights.y, weights.z, weights.w};
+    const uint32_t xs[] = {x.halves[0].x, x.halves[0].y, x.halves[0].z, x.halves[0].w,
+                           x.halves[1].x, x.halves[1].y, x.halves[1].z, x.halves[1].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t pairs[2];
+      widen<false>(f8{}, words[i], pairs[0], pairs[1]);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float2 both = __half22float2(product(pairs[j], xs[2 * i + j]));
+        sum = __fadd_rn(__fadd_rn(sum, both.x), both.y);
+      }
+    }
+  }
+  __device__ static float whole(float sum) { return 16.0f * sum; }
+};
+
+template <class T, class K>
+struct Warp {
+  using Sum = typename K::C::Sum;
+
+  const W8A8RowArgs& a;
+  const Cut& cut;
+  char* shared;
+  uint32_t base;
+  int lane, warp;
+  int first, last;  // of the units
+  uint64_t policy;
+  // What is copied next, and into which slot; where the next piece is read.
+  int unit, at = 0, side = 0, write = 0;
+  int read = 0;
+  uint32_t parity = 0;
+
+  __device__ Warp(const W8A8RowArgs& args, const Cut& how, char* memory)
+      : a(args), cut(how), shared(memory), base(shared_address(memory)), lane(threadIdx.x % 32),
+        warp(__shfl_sync(~0u, threadIdx.x / 32, 0)), first(begin_of(0)), last(begin_of(1)), policy(read_once_policy()),
+        unit(first) {}
+
+  __device__ int begin_of(int next) const {
+    return int(int64_t(cut.units) * (blockIdx.x * kWarps + warp + next) / (gridDim.x * kWarps));
+  }
+  __device__ uint32_t full(int slot) const { return base + (warp * kMostSlots + slot) * 8; }
+  __device__ int slot_at(int slot) const { return ring_at(a.depth) + (warp * cut.slots + slot) * cut.piece; }
+  __device__ Sum* sums() const { return reinterpret_cast<Sum*>(shared + kSumsAt) + warp * kBatch * kPitch; }
+  __device__ char* x() const { return shared + kXAt; }
+
+  __device__ void begin() {
+    if (lane == 0) {
+      for (int i = 0; i < cut.slots; ++i) barrier_init(full(i), 1);
+      fence_bulk();
+    }
+    __syncwarp();
+    for (int i = 0; i < cut.slots; ++i) feed();
+  }
+  // Brings the next piece of this warp's weights into the slot that is free.
+  __device__ void feed() {
+    if (unit == last) return;
+    const int width = min(cut.piece, a.depth - at);
+    if (lane == 0) {
+      const char* from = static_cast<const char*>(a.weight.codes) + int64_t(unit + side * cut.units) * a.weight.stride + at;
+      barrier_expect(full(write), width);
+      copy_bulk(base + slot_at(write), from, width, full(write), policy);
+    }
+    if (++write == cut.slots) write = 0;
+    if (a.gated && side == 0) {
+      side = 1;
+    } else {
+      side = 0;
+      if ((at += width) == a.depth) at = 0, ++unit;
+    }
+  }
+  __device__ const uint4* wait() {
+    barrier_wait(full(read), parity);
+    const uint4* piece = reinterpret_cast<const uint4*>(shared + slot_at(read));
+    if (++read == cut.slots) read = 0, parity ^= 1;
+    return piece;
+  }
+
+  // Puts the weights of the norm where x is going to be.
+  __device__ void load_norm() const {
+    for (int v = threadIdx.x; a.norm && v < a.depth / kElements; v += kThreads)
+      reinterpret_cast<uint4*>(x())[v] = static_cast<const uint4*>(a.norm)[v];
+  }
+  // All threads: x into shared memory, with the arithmetic of w8a8_rows.cu in its order: a row's codes do not tell which
+  // kernel made them. Returns its scale.
+  __device__ float take_x() const {
+    const int vectors = a.depth / kElements;
+    uint4 raw[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      raw[i] = make_uint4(0, 0, 0, 0);
+      const int v = threadIdx.x + i * kThreads;
+      if (v < vectors) raw[i] = __ldcg(static_cast<const uint4*>(a.x) + v);
+    }
+    if (a.norm) normalise(raw, vectors);
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      float own[kElements];
+      widen<T>(raw[i], own);
+#pragma unroll
+      for (float value : own) most = max(most, __float_as_uint(value) & 0x7fffffffu);
+    }
+    uint32_t* largest = reinterpret_cast<uint32_t*>(shared + kLargestAt);
+    most = __reduce_max_sync(~0u, most);
+    if (lane == 0) largest[warp] = most;
+    __syncthreads();
+    const RowScale scale = row_scale<typename K::C>(__reduce_max_sync(~0u, largest[lane % kWarps]));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int v = threadIdx.x + i * kThreads;
+      if (v >= vectors) break;
+      float own[kElements];
+      widen<T>(raw[i], own);
+      uint32_t codes[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float four[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) four[j] = __fmul_rn(own[4 * half + j], scale.forth);
+        codes[half] = K::C::encode(four);
+      }
+      K::store(x(), a.depth, v, codes[0], codes[1]);
+    }
+    __syncthreads();
+    return scale.back;
+  }
+  __device__ void normalise(uint4 (&raw)[kAtOnce], int vectors) const {
+    constexpr int most = kMostNormed / kElements / kThreads;
+    float* squares = reinterpret_cast<float*>(shared + kSquaresAt);
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+      if ((warp + i * kWarps) * 32 >= vectors) break;
+      float own[kElements];
+      widen<T>(raw[i], own);
+      const float sum = warp_sum(sum_of_squares(own));
+      if (lane == 0) squares[warp + i * kWarps] = sum;
+    }
+    __syncthreads();
+    const float inverse = inverse_rms(warp_sum(lane * 32 < vectors ? squares[lane] : 0.0f), a.depth, a.eps);
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+      const int v = threadIdx.x + i * kThreads;
+      if (v >= vectors) break;
+      float own[kElements], factor[kElements];
+      widen<T>(raw[i], own), widen<T>(reinterpret_cast<const uint4*>(x())[v], factor);
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) own[j] = own[j] * inverse * (factor[j] + a.offset);
+      raw[i] = narrow<T>(own);
+    }
+  }
+
+  // Adds to a lane's sums what it has of a piece of a unit: its vectors from `from` of x on, of `count`.
+  template <int kSides, bool kWhole>
+  __device__ void multiply(const uint4* const (&weights)[kSides], int from, int count, Sum (&partial)[kSides][4]) const {
+    uint4 raw[kSides][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int s = 0; s < kSides; ++s)
+        raw[s][j] = kWhole || j * 32 + lane < count ? weights[s][j * 32 + lane] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (!kWhole && j * 32 + lane >= count) continue;
+      const auto own = K::load(x(), a.depth, from + j * 32 + lane);
+#pragma unroll
+      for (int s = 0; s < kSides; ++s) K::multiply(partial[s][j], raw[s][j], own);
+    }
+  }
+
+  // What a lane adds to, and multiplies, the result that it is going to store of the units from `begin` on.
+  struct Addend {
+    float residual, scale;
+  };
+  template <int kSides>
+  __device__ Addend addend(int begin) const {
+    const int row = lane / 4, column = begin + row / kSides;
+    if (lane % 4 != 0 || column >= last) return {0.0f, 0.0f};
+    const float scale = a.weight.scales[column + row % kSides * cut.units];
+    if (!a.residual || a.gated) return {0.0f, scale};
+    const unsigned short raw = __ldcg(static_cast<const unsigned short*>(a.residual) + column);
+    return {to_float(reinterpret_cast<const T&>(raw)), scale};
+  }
+
+  // Adds up the sums of the lanes for `rows` rows of a batch, and stores what is theirs, from column `begin` on.
+  template <int kSides>
+  __device__ void finish(int begin, int rows, float x_scale, const Addend& addend) const {
+    __syncwarp();
+    const Sum* from = sums() + lane / 4 * kPitch + lane % 4 * 8;
+    Sum sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += from[i];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    const int row = lane / 4, column = begin + row / kSides, weight_row = column + row % kSides * cut.units;
+    float y = scaled(K::whole(sum), x_scale, addend.scale);
+    if (a.bias && row < rows) y = __fadd_rn(y, element<T>(a.bias, weight_row));
+    const float up = kSides == 2 ? __shfl_down_sync(~0u, y, 4) : 0.0f;
+    if (lane % (4 * kSides) == 0 && row < rows) {
+      if constexpr (kSides == 2) y = gated<T>(a.activation, y, up);
+      else if (a.residual) y = __fadd_rn(y, addend.residual);
+      static_cast<T*>(a.out)[column] = from_float<T>(y);
+    }
+    __syncwarp();
+  }
+
+  template <int kSides>
+  __device__ void compute(float x_scale, Addend addends) {
+    constexpr int units_at_once = kBatch / kSides;
+#pragma unroll 1
+    for (int begin = first; begin < last; begin += units_at_once) {
+      const int batch_end = min(begin + units_at_once, last);
+      if (begin > first) addends = addend<kSides>(begin);
+#pragma unroll 1
+      for (int u = begin; u < batch_end; ++u) {
+        Sum partial[kSides][4] = {};
+#pragma unroll 1
+        for (int from = 0; from < a.depth; from += cut.piece) {
+          const uint4* weights[kSides];
+#pragma unroll
+          for (int s = 0; s < kSides; ++s) weights[s] = wait();
+          int own = from / kVector, left = min(cut.piece, a.depth - from);
+#pragma unroll 1
+          for (; left >= kStride; left -= kStride) {
+            multiply<kSides, true>(weights, own, 0, partial);
+            own += kStride / kVector;
+#pragma unroll
+            for (int s = 0; s < kSides; ++s) weights[s] += kStride / kVector;
+          }
+          if (left > 0) multiply<kSides, false>(weights, own, left / kVector, partial);
+          __syncwarp();
+#pragma unroll
+          for (int s = 0; s < kSides; ++s) feed();
+        }
+#pragma unroll
+        for (int s = 0; s < kSides; ++s)
+          sums()[((u - begin) * kSides + s) * kPitch + lane] =
+              (partial[s][0] + partial[s][1]) + (partial[s][2] + partial[s][3]);
+      }
+      finish<kSides>(begin, (batch_end - begin) * kSides, x_scale, addends);
+    }
+  }
+
+  template <int kSides>
+  __device__ void run() {
+    begin();
+    load_norm();
+    wait_for_previous_kernel();
+    launch_next_kernel();
+    const Addend addends = addend<kSides>(first);
+    compute<kSides>(take_x(), addends);
+  }
+};
+
+#endif
+
+template <class T, bool integers>
+__global__ void __launch_bounds__(kThreads, 1)
+    w8a8_row_kernel(const __grid_constant__ W8A8RowArgs a, const __grid_constant__ Cut cut) {
+#if OCTAVO_BULK_COPY
+  extern __shared__ __align__(128) char shared[];
+  Warp<T, std::conditional_t<integers, Integers, Floats>> warp(a, cut, shared);
+  if (a.gated) warp.template run<2>();
+  else warp.template run<1>();
+#endif
+}
+
+}  // namespace
+
+cudaError_t w8a8_row(const W8A8RowArgs& a, cudaStream_t stream) {
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  if (device.major < 9 || a.depth == 0 || a.depth % kVector != 0 || a.depth > kMostDepth ||
+      !begins_aligned(a.weight.codes, a.weight.stride) || !begins_aligned(a.x, 0) || !begins_aligned(a.norm, 0) ||
+      (a.norm && a.depth > kMostNormed))
+    return cudaErrorInvalidValue;
+  Cut cut{a.gated ? a.columns / 2 : a.columns, std::min(kPiece, (a.depth + kStride - 1) / kStride * kStride), 0};
+  const int grid = std::min(device.multiprocessors, (cut.units + kWarps - 1) / kWarps);
+  const int own = (cut.units + grid * kWarps - 1) / (grid * kWarps) * (a.gated ? 2 : 1);
+  const int pieces = own * ((a.depth + cut.piece - 1) / cut.piece);
+  cut.slots = std::min({(device.shared_per_block - bytes_of(cut, a.depth)) / (kWarps * cut.piece), pieces, kMostSlots});
+  if (cut.slots < std::min(pieces, 2)) return cudaErrorNotSupported;
+  const Launch how{dim3(grid), kThreads, bytes_of(cut, a.depth)};
+  return with_half(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    if (a.cells == Cells::i8) return launch_after(w8a8_row_kernel<T, true>, how, stream, a, cut);
+    if (a.cells == Cells::f8) return launch_after(w8a8_row_kernel<T, false>, how, stream, a, cut);
+    return cudaErrorInvalidValue;
+  });
+}
+
+}  // namespace octavo

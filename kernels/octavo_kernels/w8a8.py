@@ -1,0 +1,150 @@
+"""Products of codes of eight bits with such codes, on CUDA: what becomes of a batch's rows, and the launches."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import choice, cuda
+from octavo_kernels.choice import CodesKernel, CodesLaunch, Form
+from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
+from octavo_kernels.weights import Activations, Codes, PackedWeight
+
+BLOCK = 128  # of the depth, what a scale is for where there are several for a row
+WIDEST = {4: 16384, 2: 32768}  # bytes of an element: elements of a row that one block of threads holds
+CELLS = {Activations.INT8: 1, Activations.FP8: 2}
+DTYPE_OF = {Activations.INT8: torch.int8, Activations.FP8: torch.float8_e4m3fn}
+
+
+class CodedRows(NamedTuple):
+    """`codes[T, depth]` and their float32 `scales[groups, T]`, whose groups begin at multiples of 16 bytes."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def operand(self) -> tuple[int, int, int, int]:
+        """A single group's distance to the next one may be anything to torch, but not to a tensor map."""
+        groups, rows = self.scales.shape
+        apart = self.scales.stride(0) if groups > 1 else -(-rows // 4) * 4
+        return self.codes.data_ptr(), self.codes.stride(0), self.scales.data_ptr(), apart
+
+
+def quantise(x: Tensor, kind: Activations, group: int = 0, norm: RmsNorm | None = None) -> CodedRows:
+    """The rows of `x[T, depth]`, or their RMS norm in the type of x, as codes by `reference.quantise`. `group`: 0, or
+    `BLOCK` for a scale for each so many of the depth. One launch, which begins no other row's scale with a row.
+
+    A row with a value that is not finite has a scale that is NaN. Raises `ValueError` for a depth that is no multiple
+    of 16, or for too long rows.
+    """
+    rows, depth = x.shape
+    if depth % 16 or depth > WIDEST[x.dtype.itemsize]:
+        raise ValueError(f"x must have a multiple of 16 columns, {WIDEST[x.dtype.itemsize]} at most, not {depth}")
+    groups = -(-depth // BLOCK) if group else 1
+    coded = CodedRows(
+        torch.empty((rows, depth), dtype=DTYPE_OF[kind], device=x.device),
+        torch.empty((groups, -(-rows // 4) * 4), dtype=torch.float32, device=x.device)[:, :rows],
+    )
+    cuda.run(
+        "quantise_rows", x.device, DTYPES[x.dtype], CELLS[kind], bool(group), _rows(x), _norm_operand(norm),
+        coded.operand(), rows, depth,
+    )  # fmt: skip
+    return coded
+
+
+def form_of(weight: PackedWeight) -> Form | None:
+    """None: kernels do not multiply such codes."""
+    scheme = weight.scheme
+    if weight.zeros is not None or weight.order is not None or weight.depth % 16:
+        return None
+    per_row = scheme.group >= weight.depth and scheme.activation_group in (0, weight.depth)
+    if (scheme.codes, scheme.activations) == (Codes.INT8, Activations.INT8):
+        return Form.INT8 if per_row else None
+    if (scheme.codes, scheme.activations) != (Codes.FP8, Activations.FP8):
+        return None
+    in_blocks = scheme.group == BLOCK and scheme.activation_group == BLOCK
+    return Form.FP8 if per_row else Form.FP8_BLOCKS if in_blocks else None
+
+
+def launch(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    activation: int | None = None,
+    norm: RmsNorm | None = None,
+    uniform: bool = False,
+) -> bool:
+    """Launches the product if a kernel is chosen for it. x becomes codes, with its norm, in a launch of its own, or, of
+    one row, in the product's; all that follows the product is in its launch. Returns whether it did."""
+    form, gated = form_of(weight), activation is not None
+    if form is None or cuda.compiled is None or x.dtype not in cuda.HALF or weight.depth > WIDEST[2]:
+        return False
+    if len(x) == 0 or weight.columns % (16 if gated else 8):
+        return False
+    norm_weight = None if norm is None else norm.weight
+    if not _aligned(x, weight.codes, weight.scales, bias, residual, out, norm_weight):
+        return False
+    chip = cuda.chip(x.device)
+    chosen = choice.choose_codes(len(x), weight.columns, weight.depth, form, chip, norm is not None, uniform)
+    if chosen is None:
+        return False
+    operands = _Operands(x, weight, bias, residual, out, (gated, activation or 0), norm, form is Form.FP8_BLOCKS)
+    if chosen.kernel is CodesKernel.ROW:
+        return operands.multiply_row()
+    operands.multiply(chosen)
+    return True
+
+
+class _Operands(NamedTuple):
+    """Of a product that a kernel takes."""
+
+    x: Tensor
+    weight: PackedWeight
+    bias: Tensor | None
+    residual: Tensor | None
+    out: Tensor
+    gate: tuple[bool, int]
+    norm: RmsNorm | None
+    in_blocks: bool
+
+    def multiply_row(self) -> bool:
+        """Whether there was room for it."""
+        x, weight = self.x, self.weight
+        return bool(
+            cuda.run(
+                "w8a8_row", x.device, DTYPES[x.dtype], CELLS[weight.scheme.activations], x.data_ptr(),
+                _norm_operand(self.norm), CodedRows(weight.codes, weight.scales).operand(), address(self.bias),
+                address(self.residual), self.out.data_ptr(), weight.columns, weight.depth, self.gate,
+            )
+        )  # fmt: skip
+
+    def multiply(self, chosen: CodesLaunch) -> None:
+        x, weight, kind = self.x, self.weight, self.weight.scheme.activations
+        coded = quantise(x, kind, BLOCK if self.in_blocks else 0, self.norm)
+        cuda.run(
+            "w8a8_linear", x.device, DTYPES[x.dtype], CELLS[kind], self.in_blocks, coded.operand(),
+            CodedRows(weight.codes, weight.scales).operand(), address(self.bias), _rows(self.residual),
+            _rows(self.out), len(x), weight.columns, weight.depth, self.gate, tuple(chosen),
+        )  # fmt: skip
+
+
+def _rows(tensor: Tensor | None) -> tuple[int, int]:
+    """Address and distance of rows; that of a single row, which may be anything, is none."""
+    return rows_at(tensor) if tensor is None or len(tensor) > 1 else (tensor.data_ptr(), 0)
+
+
+def _norm_operand(norm: RmsNorm | None) -> tuple[int, float, float]:
+    return cuda.NO_NORM if norm is None else (norm.weight.data_ptr(), norm.eps, norm.offset)
+
+
+def _aligned(*tensors: Tensor | None) -> bool:
+    """Whether all begin at multiples of 16 bytes, with each of their rows."""
+
+    def fits(t: Tensor) -> bool:
+        row: Any = t.stride(0) * t.element_size() if t.dim() > 1 and len(t) > 1 else 0
+        return t.data_ptr() % 16 == 0 and row % 16 == 0
+
+    return all(fits(t) for t in tensors if t is not None)
