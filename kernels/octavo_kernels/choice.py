@@ -12,6 +12,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from octavo_kernels.coded import STRIP_ROWS, Bricks
+
 
 class Form(IntEnum):
     """How a weight is stored."""
@@ -50,6 +52,15 @@ class Kernel(IntEnum):
     UNIFORM = 4
 
 
+class CodedKernel(IntEnum):
+    """Of products of rows in 16 bits with weights of codes: those in csrc/cuda/coded/."""
+
+    MATRIX = 0
+    """The weight is dequantised, and a library multiplies."""
+    FEW = 1
+    TILES = 2
+
+
 class Tile(NamedTuple):
     """Of a kernel's results: 64 rows of x for each consumer, so many columns. The two blocks of a cluster share their
     rows of x or, `tall`, those of the weight."""
@@ -65,6 +76,14 @@ class Launch(NamedTuple):
 
     kernel: Kernel
     tile: Tile = Tile()
+    cluster: int = 1
+
+
+class CodedLaunch(NamedTuple):
+    """`TILES` are of so many `tokens`, rows of x, and a `cluster` of blocks shares the depth."""
+
+    kernel: CodedKernel
+    tokens: int = 0
     cluster: int = 1
 
 
@@ -105,6 +124,17 @@ PLAIN_TILES = (Tile(1, 224), Tile(1, 160), Tile(1, 128), Tile(1, 96), Tile(1, 64
 UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
 
 
+CODED = False
+"""Whether weights of codes are laid out for the kernels in csrc/cuda/coded/. They have not run on a GPU yet: this
+becomes True when tests/kernels/test_cuda_coded.py has passed on one."""
+
+# Not measured yet, but derived (kernels/NOTEBOOK.md).
+CODED_FEW_ROWS = 4  # from there on tiles, where the chip has them
+CODED_MOST_FEW_ROWS = 8  # of an instruction
+CODED_TILE_ROWS = 512  # from there on a matrix is dequantised for a library
+CODED_TOKENS = (8, 16, 32, 64, 128)
+CODED_STRIPS, CODED_CLUSTERS, CODED_LEAST_BRICKS = 8, (8, 4, 2), 4  # of a block
+
 RECENT = 256
 """Choices that are remembered: those of a few steps, so that a step's layers find what its first one chose."""
 
@@ -143,6 +173,54 @@ def choose_uniform(rows: int, columns: int, chip: Chip) -> Launch:
     if rows <= SOME_ROWS:
         return Launch(Kernel.UNIFORM, Tile(1, 64) if fills(Tile(1, 64)) else Tile(1, 32))
     return Launch(Kernel.UNIFORM, next(filter(fills, UNIFORM_TILES), Tile(2, 64)))
+
+
+@lru_cache(maxsize=RECENT)
+def choose_coded(
+    rows: int,
+    columns: int,
+    depth: int,
+    bricks: Bricks,
+    ending: Ending,
+    chip: Chip,
+    normed: bool = False,
+    uniform: bool = False,
+) -> CodedLaunch | None:
+    """The launch for `x[rows, depth]`, in 16 bits and aligned, with a weight of codes; see `choose`.
+
+    Rows of `TILES` never depend on how many there are, so a `uniform` product is one of those, or None.
+    """
+    gated = ending is not Ending.PLAIN
+    if gated and columns % (2 * STRIP_ROWS):
+        return None
+    few = CODED_FEW_ROWS if chip.hopper else CODED_MOST_FEW_ROWS
+    if rows <= few and not uniform and _few_takes(rows, depth, bricks, chip, normed):
+        return CodedLaunch(CodedKernel.FEW)
+    if normed:
+        return None
+    if chip.hopper and (uniform or rows <= CODED_TILE_ROWS):
+        tokens = next((n for n in CODED_TOKENS if rows <= n), CODED_TOKENS[-1])
+        return CodedLaunch(CodedKernel.TILES, tokens, _coded_cluster(columns, depth, bricks, gated, chip))
+    return None if gated or uniform else CodedLaunch(CodedKernel.MATRIX)
+
+
+def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) -> bool:
+    """Whether x fits into shared memory beside the rings, as coded_few.cu lays it out."""
+    if depth % 8 or (normed and (rows > 1 or depth > 8192)):
+        return False
+    slot = 1024 + _over(80 * bricks.scales, 128) * 128
+    padded = _over(depth, bricks.depth) * bricks.depth
+    return 128 + 16384 + 64 * slot + rows * (2 * padded + 16) <= chip.shared_per_block
+
+
+def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> int:
+    """Blocks that share the depth of a tile: as many as find room, two on a multiprocessor, and have some bricks each.
+    It must not depend on the number of rows."""
+    strips = _over(columns, STRIP_ROWS)
+    tiles = _over(strips // 2, CODED_STRIPS // 2) if gated else _over(strips, CODED_STRIPS)
+    deep = _over(depth, bricks.depth)
+    fits = (n for n in CODED_CLUSTERS if tiles * n <= 2 * chip.multiprocessors and deep >= n * CODED_LEAST_BRICKS)
+    return next(fits, 1)
 
 
 def library(rows: int, columns: int, depth: int, form: Form) -> Launch:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels import reference
+from octavo_kernels import coded_cuda, reference
 from octavo_kernels.activation import Gate, act_and_mul
 from octavo_kernels.call import check, float_type, output, rows_of
+from octavo_kernels.coded import CodedWeight
 from octavo_kernels.linear import linear
 from octavo_kernels.norm import rms_norm
 from octavo_kernels.operands import RmsNorm
@@ -19,6 +20,8 @@ def pack(weight: QuantisedWeight) -> PackedWeight:
     """The weight for the kernels of the device that it lies on. Takes its tensors over: they must not be used again.
     Raises `TypeError` or `ValueError`, naming the field, if they do not fit together."""
     check_weight(weight)
+    if coded_cuda.takes(weight):
+        return coded_cuda.pack(weight)
     return PackedWeight(
         weight.scheme, weight.columns, weight.depth, weight.codes, weight.scales, weight.zeros, weight.order
     )
@@ -38,15 +41,13 @@ def quantised_linear(
 
     Sums are exact where both sides are integers, else float32. `norm` and `normed` as in `linear`, and so is `uniform`.
     """
-    float_type("x", x)
-    rows, depth = rows_of("x", x)
-    if depth != weight.depth:
-        raise ValueError(f"x must have {weight.depth} columns, not {depth}")
-    if bias is not None:
-        check("bias", bias, x.dtype, (weight.columns,))
+    rows = _check(x, weight, bias, norm)
     if residual is not None:
         check("residual", residual, x.dtype, (rows, weight.columns))
     out = output(out, x, (rows, weight.columns))
+    if isinstance(weight, CodedWeight):
+        coded_cuda.linear(x, weight, bias, residual, out, norm, normed, uniform)
+        return out
     if norm is not None:
         x = rms_norm(x, norm.weight, norm.eps, out=normed, offset=norm.offset)
     return linear(_turned(x, weight), dequantise(weight).to(x.dtype), bias, out, residual, uniform=uniform)
@@ -66,8 +67,26 @@ def quantised_gated_linear(
     """`act_and_mul(quantised_linear(x, weight, bias), kind)`; arguments as in `gated_linear`."""
     if weight.columns % 2:
         raise ValueError(f"weight must have an even number of rows, not {weight.columns}")
+    rows = _check(x, weight, bias, norm)
+    if isinstance(weight, CodedWeight):
+        out = output(out, x, (rows, weight.columns // 2))
+        coded_cuda.gated_linear(x, weight, kind, bias, out, scratch, norm, normed, uniform)
+        return out
     product = quantised_linear(x, weight, bias, scratch, None, norm, normed, uniform)
     return act_and_mul(product, kind, out=out)
+
+
+def _check(x: Tensor, weight: PackedWeight, bias: Tensor | None, norm: RmsNorm | None) -> int:
+    """Returns the number of rows."""
+    float_type("x", x)
+    rows, depth = rows_of("x", x)
+    if depth != weight.depth:
+        raise ValueError(f"x must have {weight.depth} columns, not {depth}")
+    if bias is not None:
+        check("bias", bias, x.dtype, (weight.columns,))
+    if norm is not None:
+        check("norm.weight", norm.weight, x.dtype, (depth,))
+    return rows
 
 
 def _turned(x: Tensor, weight: PackedWeight) -> Tensor:

@@ -127,6 +127,20 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
+// Each of four threads has a word of four units, at its place: gives it the unit of its number.
+__device__ inline void transpose_quad(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool high = threadIdx.x & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const uint32_t got = __shfl_xor_sync(~0u, high ? words[i] : words[i | step], step);
+      (high ? words[i] : words[i | step]) = got;
+    }
+  }
+}
+
 // Tensor cores: d[16][8] += a[16][16] b[16][8], float accumulation.
 template <class T>
 __device__ inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
