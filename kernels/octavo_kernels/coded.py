@@ -91,7 +91,7 @@ def _separate(codes: Tensor, kind: Codes) -> Tensor:
 
 
 def _in_bricks(codes: Tensor, kind: Codes) -> Tensor:
-    """`[strips, bricks, 1024]` of `codes[columns, depth]`, whole strips and bricks, by the names of codes.cuh: lanes are
+    """`[strips, bricks, 1024]` of `codes[columns, depth]`, whole strips and bricks, named as in codes.cuh: lanes are
     8 rows x 4 pairs; the registers of a step are both halves of the strip's rows, then both eights of the depth."""
     steps = BRICK_DEPTH[kind] // 16
     strips, bricks = codes.shape[0] // STRIP_ROWS, codes.shape[1] // BRICK_DEPTH[kind]
