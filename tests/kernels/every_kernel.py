@@ -12,12 +12,15 @@ from functools import partial
 
 import numpy as np
 import torch
+from coded_weights import FORMS, random_weight
 from torch import Tensor
 
-from octavo_kernels import cuda, ops, pools, step
+from octavo_kernels import coded_cuda, cuda, ops, pools, step
 from octavo_kernels.adjust import Adjustment, adjust, pack
+from octavo_kernels.coded import lay_out
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.weights import Codes
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
 BLOCK = 16
@@ -252,6 +255,24 @@ def wide() -> None:
         cuda.launch_linear(x, weight, bias, data(rows, columns), empty(rows, columns))
 
 
+def coded() -> None:
+    """Weights of codes: every form that has kernels of its own, few rows, tiles of every size, whole matrices."""
+    device = torch.device("cuda")
+    for kind, group in FORMS:
+        for zeros in {False, kind in (Codes.INT4, Codes.INT8)}:
+            weight = lay_out(random_weight(kind, group, 96, 1320, zeros=zeros, device="cuda"))
+            torch.cuda.synchronize()
+            coded_cuda.dequantise(weight, BF16)
+            for rows in (1, 3, 9, 20, 50, 130):
+                x, bias, residual = data(rows, 1320), data(96), data(rows, 96)
+                launches = [(residual, None)] if rows > 1 else [(residual, None), (None, RmsNorm(data(1320)))]
+                for more, norm in launches:
+                    coded_cuda._launch(x, weight, bias, more, empty(rows, 96), norm=norm)
+                coded_cuda._launch(x, weight, None, None, empty(rows, 48), activation=0)
+                if cuda.runs_hopper_code(device):
+                    coded_cuda._launch(x, weight, None, None, empty(rows, 96), uniform=True)
+
+
 def sample() -> None:
     rows = 6
     samples = ops.pack_samples(
@@ -292,7 +313,20 @@ def inputs() -> None:
 
 PIECES: dict[str, Callable[[], None]] = {
     piece.__name__: piece
-    for piece in (decode, many_decodes, decode_step, prefix, extend, cache, between, linear, wide, sample, inputs)
+    for piece in (
+        decode,
+        many_decodes,
+        decode_step,
+        prefix,
+        extend,
+        cache,
+        between,
+        linear,
+        wide,
+        coded,
+        sample,
+        inputs,
+    )
 }
 NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
 for family, members in (  # in parts, because racecheck takes its time

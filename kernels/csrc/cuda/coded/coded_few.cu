@@ -43,19 +43,6 @@ struct Layout {
   __host__ __device__ static int pitch(int bricks, int depth) { return bricks * depth * 2 + 16; }
 };
 
-// 16 bytes that are read once a step: they must not push out what other kernels are about to read. The policy is made where
-// it is used, for want of registers.
-__device__ inline void copy16_once(uint32_t shared, const void* global) {
-  asm volatile(
-      "{\n"
-      ".reg .b64 policy;\n"
-      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, policy;\n"
-      "}\n" ::"r"(shared),
-      "l"(global)
-      : "memory");
-}
-
 template <class T, Codes kKind, int kGroups>
 struct Warp {
   using L = Layout<kGroups>;

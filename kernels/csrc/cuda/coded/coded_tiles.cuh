@@ -32,6 +32,7 @@ struct Shape {
   static constexpr Codes kKind = kind;
   static constexpr int kGroups = groups, kTokens = tokens, kBrickDepth = brick_depth(kind);
   static constexpr int kBlocks = tokens <= 32 ? 2 : 1;  // on a multiprocessor
+  static constexpr bool kUneven = tokens >= 64;         // consumers need more registers than an equal share
   static constexpr int kSlabs = kBrickDepth / kDepth, kSlabBytes = tokens * kRowBytes;
   static constexpr int kScales = groups * kStripRows * 4, kZeros = groups * kStripRows;  // bytes of a strip
   // Of a stage: x, codes, scales, zeros.
@@ -51,68 +52,6 @@ struct TileCut {
 };
 
 #if OCTAVO_WGMMA
-
-// d[64][columns] (+)= a[64][16] b[columns][16]^T: a in registers, b in shared memory, rows along the 16; d is `half` registers.
-#define OCTAVO_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define OCTAVO_D16(d, i) OCTAVO_D8(d, i), OCTAVO_D8(d, i + 4)
-#define OCTAVO_D32(d, i) OCTAVO_D16(d, i), OCTAVO_D16(d, i + 8)
-#define OCTAVO_D64(d, i) OCTAVO_D32(d, i), OCTAVO_D32(d, i + 16)
-#define OCTAVO_D128(d, i) OCTAVO_D64(d, i), OCTAVO_D64(d, i + 32)
-#define OCTAVO_N8 "%0,%1,%2,%3"
-#define OCTAVO_N16 OCTAVO_N8 ",%4,%5,%6,%7"
-#define OCTAVO_N32 OCTAVO_N16 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define OCTAVO_N64 OCTAVO_N32 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define OCTAVO_N128                                                                                                    \
-  OCTAVO_N64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
-             "%58,%59,%60,%61,%62,%63"
-#define OCTAVO_WGMMA_HELD(T, NAME, columns, half, A, B, C, D, E, F)                                                    \
-  __device__ inline void wgmma_held(T, float(&d)[half], const uint32_t* a, uint64_t b, bool adds) {                    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #F ", 0;\n"                                                      \
-                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." NAME "." NAME " {" OCTAVO_N##columns          \
-                 "}, {%" #A ",%" #B ",%" #C ",%" #D "}, %" #E ", p, 1, 1, 0;\n}\n"                                     \
-                 : OCTAVO_D##columns(d, 0)                                                                             \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds))                                  \
-                 : "memory");                                                                                          \
-  }
-#define OCTAVO_WGMMA_HELD_TYPE(T, NAME)                              \
-  OCTAVO_WGMMA_HELD(T, NAME, 8, 4, 4, 5, 6, 7, 8, 9)                 \
-  OCTAVO_WGMMA_HELD(T, NAME, 16, 8, 8, 9, 10, 11, 12, 13)            \
-  OCTAVO_WGMMA_HELD(T, NAME, 32, 16, 16, 17, 18, 19, 20, 21)         \
-  OCTAVO_WGMMA_HELD(T, NAME, 64, 32, 32, 33, 34, 35, 36, 37)         \
-  OCTAVO_WGMMA_HELD(T, NAME, 128, 64, 64, 65, 66, 67, 68, 69)
-OCTAVO_WGMMA_HELD_TYPE(bf16, "bf16")
-OCTAVO_WGMMA_HELD_TYPE(f16, "f16")
-#undef OCTAVO_WGMMA_HELD_TYPE
-#undef OCTAVO_WGMMA_HELD
-#undef OCTAVO_N128
-#undef OCTAVO_N64
-#undef OCTAVO_N32
-#undef OCTAVO_N16
-#undef OCTAVO_N8
-#undef OCTAVO_D128
-#undef OCTAVO_D64
-#undef OCTAVO_D32
-#undef OCTAVO_D16
-#undef OCTAVO_D8
-
-// All threads of the cluster's blocks: what they have stored in shared memory is there, and nobody has left.
-__device__ inline void cluster_meet() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// Four floats at this address of another block's shared memory.
-__device__ inline float4 load_of(int rank, uint32_t address) {
-  float4 v;
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
-      "}\n"
-      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-      : "r"(address), "r"(rank)
-      : "memory");
-  return v;
-}
 
 template <class T, class S>
 struct Block {
@@ -145,7 +84,6 @@ struct Block {
     const BufferRing all = ring();
     for (int i = 0; i < S::kStages; ++i)
       barrier_init(all.full + 8 * i, 1), barrier_init(all.empty + 8 * i, kConsumers * 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_bulk();
   }
 
@@ -338,10 +276,10 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks)
   if (threadIdx.x == 0) block.init_barriers();
   __syncthreads();
   if (threadIdx.x >= kWarpgroup) {
-    if constexpr (S::kTokens == 128) take_registers<232>();  // with 40 all of the 168 that each thread begins with
+    if constexpr (S::kUneven) take_registers<232>();  // with 40 all of the 168 that each thread begins with
     block.compute();
   } else {
-    if constexpr (S::kTokens == 128) give_registers<40>();
+    if constexpr (S::kUneven) give_registers<40>();
     if (threadIdx.x < 32) block.load(x);
     __syncwarp();
     if (cut.cluster > 1) cluster_meet(), cluster_meet();

@@ -152,7 +152,9 @@ struct Unpack {
 
   // The four registers of a step; zeros of the rows lane / 4 and lane / 4 + 8.
   __host__ __device__ static void step(const uint32_t* words, uint32_t low, uint32_t high, uint32_t* registers) {
+#if defined(__CUDA_ARCH__)
 #pragma unroll
+#endif
     for (int i = 0; i < 4; ++i) {
       const uint32_t middle = i % 2 ? high : low;
       if constexpr (is_nibble(kind)) registers[i] = nibbles(words[0], i, middle);

@@ -184,6 +184,18 @@ __device__ inline void copy16(uint32_t shared, const void* global, bool valid = 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
                : "memory");
 }
+// The same of what is read once a step, and must not push out of the L2 what other kernels are about to read. The policy is
+// made where it is used, for want of registers.
+__device__ inline void copy16_once(uint32_t shared, const void* global) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, policy;\n"
+      "}\n" ::"r"(shared),
+      "l"(global)
+      : "memory");
+}
 // The same of 16, 8 or 4 bytes that other warps may want as well.
 template <int kBytes>
 __device__ inline void copy_async(void* shared, const void* global) {
@@ -250,6 +262,24 @@ __device__ inline bool barrier_is_over(uint32_t barrier, uint32_t parity) {
       : "r"(barrier), "r"(parity)
       : "memory");
   return over;
+}
+// All threads of the cluster's blocks: what they have stored in shared memory is there, and nobody has left.
+__device__ inline void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Four floats at this address of another block's shared memory.
+__device__ inline float4 load_of(int rank, uint32_t address) {
+  float4 v;
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+      "}\n"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return v;
 }
 // L2 policy for what is read once a step: it must not push out what other kernels are about to read.
 __device__ inline uint64_t read_once_policy() {
