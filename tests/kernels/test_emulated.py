@@ -1,7 +1,7 @@
 """The source of the CUDA kernels for weights of codes, run on the CPU with threads and copies in a random order.
 
-What this shows: which code, scale and row of x meet, that nothing is read before it is there, and that nobody waits for
-ever. What it does not: speed, and orders that only memory of a GPU can show. test_cuda_coded.py runs them on one.
+What this shows: which code, scale and row of x meet, that nothing is read before it is there, and that no thread waits
+for ever. What it does not: speed, and orders that only memory of a GPU can show. test_cuda_coded.py runs them on one.
 """
 
 from __future__ import annotations

@@ -255,9 +255,10 @@ __global__ void __launch_bounds__(kThreads, kGroups == 1 ? 2 : 1)  // several gr
 }
 
 // Shares out units to the device's multiprocessors, and a block's units and their depth to its warps, so that the warp with
-// the most bricks has as few as can be; of equal ways that with the most parts, whose warps read the longest stretches.
-Cut cut_for(const CodedArgs& a, const CodedSizes& sizes, int grid) {
-  const int sides = a.gated ? 2 : 1, own = units(sizes.strips / sides, grid);
+// the most bricks has as few as can be; of equal ways that with the most parts, whose warps read the longest stretches. Parts
+// are the same with a gate and without one, and so are the bits of a product.
+Cut cut_for(const CodedArgs& a, const CodedSizes& sizes, const Device& device) {
+  const int sides = a.gated ? 2 : 1, own = units(sizes.strips, std::min(device.multiprocessors, sizes.strips));
   Cut best{sizes.strips / sides, sizes.bricks, sizes.grouping.shift, sizes.groups, 0, 0};
   int least = 0;
   for (int parts = kWarps; parts >= 1; parts /= 2) {
@@ -271,8 +272,8 @@ Cut cut_for(const CodedArgs& a, const CodedSizes& sizes, int grid) {
 
 template <class T, Codes kKind, int kGroups>
 cudaError_t launch(const CodedArgs& a, const CodedSizes& sizes, const Device& device, cudaStream_t stream) {
-  const int grid = std::min(device.multiprocessors, sizes.strips / (a.gated ? 2 : 1));
-  const Cut cut = cut_for(a, sizes, grid);
+  const Cut cut = cut_for(a, sizes, device);
+  const int grid = std::min(device.multiprocessors, cut.units);
   const int bytes = Layout<kGroups>::kX + a.rows * Layout<kGroups>::pitch(sizes.bricks, brick_depth(kKind));
   if (bytes > device.shared_per_block) return cudaErrorNotSupported;
   return launch_after(coded_few_kernel<T, kKind, kGroups>, {dim3(grid), kThreads, bytes}, stream, a, cut);

@@ -253,7 +253,7 @@ struct Block {
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
     multiply(sums);
-    barrier_sync(1, kConsumers * kWarpgroup);  // nobody reads the ring any more
+    barrier_sync(1, kConsumers * kWarpgroup);  // the ring is read no more
     share(sums);
     if (cut.cluster > 1) cluster_meet();
     else barrier_sync(1, kConsumers * kWarpgroup);

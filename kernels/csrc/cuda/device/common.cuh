@@ -263,7 +263,7 @@ __device__ inline bool barrier_is_over(uint32_t barrier, uint32_t parity) {
       : "memory");
   return over;
 }
-// All threads of the cluster's blocks: what they have stored in shared memory is there, and nobody has left.
+// All threads of the cluster's blocks: what they have stored in shared memory is there, and none has ended.
 __device__ inline void cluster_meet() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
