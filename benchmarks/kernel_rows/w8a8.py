@@ -13,7 +13,7 @@ from torch import Tensor
 from kernel_rows.linear import DECODERS
 from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure_by_turns, rotations, row
 from octavo_kernels import choice, cuda, ops
-from octavo_kernels.choice import CodesKernel, CodesLaunch, Form
+from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.weights import Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 
@@ -115,21 +115,21 @@ def layers_row(rows: int, layer: Layer, form: Form, layers: int) -> Row:
 def w8a8_rows() -> list[Row]:
     """Every form, tried or not."""
     result = []
-    with changed(TRIED=frozenset(Form)):
-        choice.choose_codes.cache_clear()
+    with changed(W8A8_TRIED=frozenset(Form)):
+        choice.choose_w8a8.cache_clear()
         for rows in W8A8_ROWS:
             layer = Layer(rows)
             for at in range(len(NAMES)):
                 result += product_rows(rows, layer, at)
             result += [layers_row(rows, layer, form, 32 if rows <= 256 else 2) for form in FORMS]
-    choice.choose_codes.cache_clear()
+    choice.choose_w8a8.cache_clear()
     return result
 
 
-def tiles_for(rows: int) -> list[CodesLaunch]:
+def tiles_for(rows: int) -> list[W8A8Launch]:
     return [
-        CodesLaunch(CodesKernel.WIDE, consumers, tokens, height)
-        for consumers, tokens in choice.CODES_TILES
+        W8A8Launch(W8A8Kernel.WIDE, consumers, tokens, height)
+        for consumers, tokens in choice.W8A8_TILES
         if rows <= tokens < 4 * max(rows, 8) or (tokens >= 128 and rows > 128)
         for height in range(64 * consumers, 64 * (consumers - 1), -16)
     ]
@@ -139,9 +139,9 @@ def tile_rows(form: Form, name: str, rows: int, weights: list[PackedWeight]) -> 
     """A product in every tile that makes sense, beside the one that is chosen."""
     columns, depth = weights[0].columns, weights[0].depth
     chip = cuda.chip(torch.device("cuda", torch.cuda.current_device()))
-    with changed(TRIED=frozenset(Form)):
-        choice.choose_codes.cache_clear()
-        chosen = choice.choose_codes(rows, columns, depth, form, chip)
+    with changed(W8A8_TRIED=frozenset(Form)):
+        choice.choose_w8a8.cache_clear()
+        chosen = choice.choose_w8a8(rows, columns, depth, form, chip)
     layer, result = Layer(rows), []
     for tile in tiles_for(rows):
         rivals: dict[str, list[Callable[[], object]]] = {
@@ -163,10 +163,10 @@ def w8a8_tile_rows() -> list[Row]:
             weights = [packed(form, columns, depth) for _ in range(rotations(columns * depth, 2))]
             for rows in TILED_ROWS:
                 result += tile_rows(form, name, rows, weights)
-    choice.choose_codes.cache_clear()
+    choice.choose_w8a8.cache_clear()
     return result
 
 
-def forced(launch: CodesLaunch | None, layer: Layer, name: str, weight: PackedWeight) -> Any:
-    with changed(choose_codes=lambda *_: launch):
+def forced(launch: W8A8Launch | None, layer: Layer, name: str, weight: PackedWeight) -> Any:
+    with changed(choose_w8a8=lambda *_: launch):
         return layer.codes(name, weight)

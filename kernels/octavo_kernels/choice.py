@@ -12,6 +12,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from octavo_kernels.coded import STRIP_ROWS, Bricks
+
 
 class Form(IntEnum):
     """How a weight is stored."""
@@ -55,6 +57,15 @@ class Kernel(IntEnum):
     UNIFORM = 4
 
 
+class CodedKernel(IntEnum):
+    """Of products of rows in 16 bits with weights of codes: those in csrc/cuda/coded/."""
+
+    MATRIX = 0
+    """The weight is dequantised, and a library multiplies."""
+    FEW = 1
+    TILES = 2
+
+
 class Tile(NamedTuple):
     """Of a kernel's results: 64 rows of x for each consumer, so many columns. The two blocks of a cluster share their
     rows of x or, `tall`, those of the weight."""
@@ -73,22 +84,30 @@ class Launch(NamedTuple):
     cluster: int = 1
 
 
-class CodesKernel(IntEnum):
+class W8A8Kernel(IntEnum):
     """Products of codes of eight bits with such codes; the numbers from 0 on are those of `W8A8Kernel` in
-    csrc/cuda/linear/w8a8.h. `ROW` turns its row into codes itself, norm included."""
+    csrc/cuda/w8a8/w8a8.h. `ROW` turns its row into codes itself, norm included."""
 
     ROW = -1
     PLAIN = 0
     WIDE = 1
 
 
-class CodesLaunch(NamedTuple):
+class W8A8Launch(NamedTuple):
     """`WIDE` has tiles of at most so many rows of x, `tokens`, and `height` rows of the weight: 64 a consumer."""
 
-    kernel: CodesKernel
+    kernel: W8A8Kernel
     consumers: int = 0
     tokens: int = 0
     height: int = 0
+
+
+class CodedLaunch(NamedTuple):
+    """`TILES` are of so many `tokens`, rows of x, and a `cluster` of blocks shares the depth."""
+
+    kernel: CodedKernel
+    tokens: int = 0
+    cluster: int = 1
 
 
 class Chip(NamedTuple):
@@ -129,13 +148,24 @@ UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
 
 # Forms of codes whose kernels have passed tests/kernels/test_cuda_w8a8.py on a GPU. All others go by way of dequantised
 # matrices. Not yet here: Form.INT8, Form.FP8, Form.FP8_BLOCKS.
-TRIED: frozenset[Form] = frozenset()
+W8A8_TRIED: frozenset[Form] = frozenset()
 
-CODES_TILES = ((1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (2, 128), (2, 256))  # consumers, tokens
+W8A8_TILES = ((1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (2, 128), (2, 256))  # consumers, tokens
 ROW_DEPTH, ROW_NORMED = 16384, 8192  # of a row that each block holds
 # Bytes a clock that a multiprocessor gets of what is read once, and out of the L2; clocks that the end of a tile takes.
 # From data sheets and published figures, not measured.
 MEMORY_RATE, L2_RATE, TILE_CLOCKS = 19, 26, 400
+
+CODED = False
+"""Whether weights of codes are laid out for the kernels in csrc/cuda/coded/. They have not run on a GPU yet: this
+becomes True when tests/kernels/test_cuda_coded.py has passed on one."""
+
+# Not measured yet, but derived (kernels/NOTEBOOK.md).
+CODED_FEW_ROWS = 4  # from there on tiles, where the chip has them
+CODED_MOST_FEW_ROWS = 8  # of an instruction
+CODED_TILE_ROWS = 512  # from there on a matrix is dequantised for a library
+CODED_TOKENS = (8, 16, 32, 64, 128)
+CODED_STRIPS, CODED_CLUSTERS, CODED_LEAST_BRICKS = 8, (8, 4, 2), 4  # of a block
 
 RECENT = 256
 """Choices that are remembered: those of a few steps, so that a step's layers find what its first one chose."""
@@ -178,30 +208,30 @@ def choose_uniform(rows: int, columns: int, chip: Chip) -> Launch:
 
 
 @lru_cache(maxsize=RECENT)
-def choose_codes(
+def choose_w8a8(
     rows: int, columns: int, depth: int, form: Form, chip: Chip, normed: bool = False, uniform: bool = False
-) -> CodesLaunch | None:
+) -> W8A8Launch | None:
     """For a product of codes with codes, with any ending. Sums of integers are exact in all kernels; neither tiles nor
     the number of rows change a bit of `WIDE`, so that is what `uniform` products of floats are. None: the product goes
     by way of a dequantised matrix."""
-    if form not in TRIED or (uniform and form is not Form.INT8 and not chip.hopper):
+    if form not in W8A8_TRIED or (uniform and form is not Form.INT8 and not chip.hopper):
         return None
     by_row = form is Form.INT8 or (form is Form.FP8 and not uniform)
     if rows == 1 and by_row and chip.major >= OLDEST and depth <= (ROW_NORMED if normed else ROW_DEPTH):
-        return CodesLaunch(CodesKernel.ROW)
+        return W8A8Launch(W8A8Kernel.ROW)
     if not chip.hopper:
-        return CodesLaunch(CodesKernel.PLAIN)
-    enough = next((tokens for _, tokens in CODES_TILES if tokens >= rows), 256)
+        return W8A8Launch(W8A8Kernel.PLAIN)
+    enough = next((tokens for _, tokens in W8A8_TILES if tokens >= rows), 256)
     tiles = [
-        CodesLaunch(CodesKernel.WIDE, consumers, tokens, height)
-        for consumers, tokens in CODES_TILES
+        W8A8Launch(W8A8Kernel.WIDE, consumers, tokens, height)
+        for consumers, tokens in W8A8_TILES
         if tokens == enough or (tokens == 128 and rows > 128)
         for height in range(64 * consumers, 64 * (consumers - 1), -16)
     ]
-    return min(tiles, key=lambda tile: _codes_clocks(tile, rows, columns, depth, chip))
+    return min(tiles, key=lambda tile: _w8a8_clocks(tile, rows, columns, depth, chip))
 
 
-def _codes_clocks(tile: CodesLaunch, rows: int, columns: int, depth: int, chip: Chip) -> float:
+def _w8a8_clocks(tile: W8A8Launch, rows: int, columns: int, depth: int, chip: Chip) -> float:
     """About how many a product takes. A stage is 128 of the depth: its weights come from memory, once for all tiles
     with these rows; those and half of the rows of x, which two blocks share, through the L2; tensor cores multiply 32
     of the depth, 64 rows of the weight and as many of x as a tile may have in half as many clocks."""
@@ -214,6 +244,53 @@ def _codes_clocks(tile: CodesLaunch, rows: int, columns: int, depth: int, chip: 
         2 * tile.tokens * tile.consumers,
     )
     return _over(pairs, chip.multiprocessors // 2) * (_over(depth, 128) * stage + TILE_CLOCKS + 4 * tile.tokens)
+
+
+def choose_coded(
+    rows: int,
+    columns: int,
+    depth: int,
+    bricks: Bricks,
+    ending: Ending,
+    chip: Chip,
+    normed: bool = False,
+    uniform: bool = False,
+) -> CodedLaunch | None:
+    """The launch for `x[rows, depth]`, in 16 bits and aligned, with a weight of codes; see `choose`.
+
+    Rows of `TILES` never depend on how many there are, so a `uniform` product is one of those, or None.
+    """
+    gated = ending is not Ending.PLAIN
+    if gated and columns % (2 * STRIP_ROWS):
+        return None
+    few = CODED_FEW_ROWS if chip.hopper else CODED_MOST_FEW_ROWS
+    if rows <= few and not uniform and _few_takes(rows, depth, bricks, chip, normed):
+        return CodedLaunch(CodedKernel.FEW)
+    if normed:
+        return None
+    if chip.hopper and (uniform or rows <= CODED_TILE_ROWS):
+        tokens = next((n for n in CODED_TOKENS if rows <= n), CODED_TOKENS[-1])
+        return CodedLaunch(CodedKernel.TILES, tokens, _coded_cluster(columns, depth, bricks, gated, chip))
+    return None if gated or uniform else CodedLaunch(CodedKernel.MATRIX)
+
+
+def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) -> bool:
+    """Whether x fits into shared memory beside the rings, as coded_few.cu lays it out."""
+    if depth % 8 or (normed and (rows > 1 or depth > 8192)):
+        return False
+    slot = 1024 + _over(80 * bricks.scales, 128) * 128
+    padded = _over(depth, bricks.depth) * bricks.depth
+    return 128 + 16384 + 64 * slot + rows * (2 * padded + 16) <= chip.shared_per_block
+
+
+def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> int:
+    """Blocks that share the depth of a tile: as many as find room, two on a multiprocessor, and have some bricks each.
+    It must not depend on the number of rows."""
+    strips = _over(columns, STRIP_ROWS)
+    tiles = _over(strips // 2, CODED_STRIPS // 2) if gated else _over(strips, CODED_STRIPS)
+    deep = _over(depth, bricks.depth)
+    fits = (n for n in CODED_CLUSTERS if tiles * n <= 2 * chip.multiprocessors and deep >= n * CODED_LEAST_BRICKS)
+    return next(fits, 1)
 
 
 def library(rows: int, columns: int, depth: int, form: Form) -> Launch:

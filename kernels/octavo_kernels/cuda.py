@@ -53,6 +53,11 @@ def run(operation: str, device: torch.device, *arguments: object) -> Any:
     return _launch(launch, device, *arguments)
 
 
+def launched(operation: str, device: torch.device, *arguments: object) -> bool:
+    """As `run`, where this build has the operation; whether the chip had room for it."""
+    return bool(_launch(getattr(compiled, operation), device, *arguments))
+
+
 def _launch(launch: Callable[..., Any], device: torch.device, *arguments: object) -> Any:
     """Calls it on `device`, with its current stream as the last argument. A step that is no graph comes here hundreds
     of times: guards and objects for streams would be a third of its time on the host."""
@@ -83,8 +88,12 @@ def linear(
     counter: Tensor | None = None,
 ) -> None:
     """By our kernel where it is faster, else by torch's libraries, whose algorithm depends on the number of rows."""
-    if launch_linear(x, weight, bias, residual, out, counter=counter):
-        return
+    if not launch_linear(x, weight, bias, residual, out, counter=counter):
+        library_linear(x, weight, bias, residual, out)
+
+
+def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
+    """By torch's libraries, which read a weight no sooner than the kernel that writes it has ended."""
     rows, depth = x.shape
     library = choice.library(rows, weight.shape[0], depth, FORMS[x.dtype]).kernel
     with _cublaslt() if library is Kernel.CUBLASLT else nullcontext():

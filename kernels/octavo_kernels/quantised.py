@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels import quantised_cpu, reference, w8a8
+from octavo_kernels import coded_cuda, quantised_cpu, reference, w8a8
 from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.call import check, check_devices, float_type, output, rows_of
+from octavo_kernels.coded import CodedWeight
 from octavo_kernels.linear import linear
 from octavo_kernels.norm import rms_norm
 from octavo_kernels.operands import RmsNorm
@@ -21,6 +22,8 @@ def pack(weight: QuantisedWeight) -> PackedWeight:
     check_weight(weight)
     if weight.codes.is_cpu:
         return quantised_cpu.pack(weight)
+    if coded_cuda.takes(weight):
+        return coded_cuda.pack(weight)
     codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
     return PackedWeight(weight.scheme, weight.columns, weight.depth, codes, scales, weight.zeros, weight.order)
 
@@ -43,6 +46,9 @@ def quantised_linear(
     if residual is not None:
         check("residual", residual, x.dtype, (rows, weight.columns))
     out = output(out, x, (rows, weight.columns))
+    if isinstance(weight, CodedWeight):
+        coded_cuda.linear(x, weight, bias, residual, out, norm, normed, uniform)
+        return out
     device = check_devices({"x": x, "weight": weight.codes, "bias": bias, "residual": residual, "out": out})
     if device.type == "cuda" and w8a8.launch(x, weight, bias, residual, out, norm=norm, uniform=uniform):
         return out
@@ -70,6 +76,9 @@ def quantised_gated_linear(
         raise ValueError(f"weight must have an even number of rows, not {weight.columns}")
     rows = _check(x, weight, bias, norm)
     out = output(out, x, (rows, weight.columns // 2))
+    if isinstance(weight, CodedWeight):
+        coded_cuda.gated_linear(x, weight, kind, bias, out, scratch, norm, normed, uniform)
+        return out
     device = check_devices({"x": x, "weight": weight.codes, "bias": bias, "out": out})
     if device.type == "cuda" and w8a8.launch(x, weight, bias, None, out, code_of(kind), norm, uniform):
         return out

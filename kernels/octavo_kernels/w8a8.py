@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import choice, cuda
-from octavo_kernels.choice import CodesKernel, CodesLaunch, Form
+from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
 from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
 from octavo_kernels.weights import Activations, Codes, PackedWeight
 
@@ -88,11 +88,11 @@ def launch(
     if not _aligned(x, weight.codes, weight.scales, bias, residual, out, norm_weight):
         return False
     chip = cuda.chip(x.device)
-    chosen = choice.choose_codes(len(x), weight.columns, weight.depth, form, chip, norm is not None, uniform)
+    chosen = choice.choose_w8a8(len(x), weight.columns, weight.depth, form, chip, norm is not None, uniform)
     if chosen is None:
         return False
     operands = _Operands(x, weight, bias, residual, out, (gated, activation or 0), norm, form is Form.FP8_BLOCKS)
-    if chosen.kernel is CodesKernel.ROW:
+    if chosen.kernel is W8A8Kernel.ROW:
         return operands.multiply_row()
     operands.multiply(chosen)
     return True
@@ -121,7 +121,7 @@ class _Operands(NamedTuple):
             )
         )  # fmt: skip
 
-    def multiply(self, chosen: CodesLaunch) -> None:
+    def multiply(self, chosen: W8A8Launch) -> None:
         x, weight, kind = self.x, self.weight, self.weight.scheme.activations
         coded = quantise(x, kind, BLOCK if self.in_blocks else 0, self.norm)
         cuda.run(

@@ -12,10 +12,12 @@ from functools import partial
 
 import numpy as np
 import torch
+from coded_weights import FORMS, random_weight
 from torch import Tensor
 
-from octavo_kernels import choice, cuda, ops, pools, step, w8a8
+from octavo_kernels import choice, coded_cuda, cuda, ops, pools, step, w8a8
 from octavo_kernels.adjust import Adjustment, adjust, pack
+from octavo_kernels.coded import lay_out
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.plan import AttentionPlan
 from octavo_kernels.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
@@ -258,20 +260,20 @@ def wide() -> None:
         cuda.launch_linear(x, weight, bias, data(rows, columns), empty(rows, columns))
 
 
-def codes() -> None:
+def w8a8_products() -> None:
     """Products of codes of eight bits: in every kernel and tile, with a gate and without one."""
     hopper = cuda.runs_hopper_code(torch.device("cuda"))
-    kinds = [choice.CodesLaunch(choice.CodesKernel.PLAIN)]
+    kinds = [choice.W8A8Launch(choice.W8A8Kernel.PLAIN)]
     if cuda.chip(torch.device("cuda", 0)).major >= choice.OLDEST:
-        kinds.append(choice.CodesLaunch(choice.CodesKernel.ROW))
-    for consumers, tokens in choice.CODES_TILES if hopper else ():
-        kinds.append(choice.CodesLaunch(choice.CodesKernel.WIDE, consumers, tokens, 64 * consumers - 16))
-    chosen = choice.choose_codes
+        kinds.append(choice.W8A8Launch(choice.W8A8Kernel.ROW))
+    for consumers, tokens in choice.W8A8_TILES if hopper else ():
+        kinds.append(choice.W8A8Launch(choice.W8A8Kernel.WIDE, consumers, tokens, 64 * consumers - 16))
+    chosen = choice.choose_w8a8
     for kind in kinds:
-        choice.choose_codes = lambda *_, kind=kind: kind
-        rows = 1 if kind.kernel is choice.CodesKernel.ROW else min(kind.tokens or 300, 150)
+        choice.choose_w8a8 = lambda *_, kind=kind: kind
+        rows = 1 if kind.kernel is choice.W8A8Kernel.ROW else min(kind.tokens or 300, 150)
         for scheme in W8A8:
-            if kind.kernel is choice.CodesKernel.ROW and scheme.activation_group:
+            if kind.kernel is choice.W8A8Kernel.ROW and scheme.activation_group:
                 continue
             for columns, depth in ((272, 656), (16, 16)):
                 group = scheme.group or depth
@@ -281,7 +283,25 @@ def codes() -> None:
                 x, bias, norm = data(rows, depth), data(columns), RmsNorm(data(depth))
                 assert w8a8.launch(x, weight, bias, data(rows, columns), empty(rows, columns), norm=norm)
                 assert w8a8.launch(x, weight, None, None, empty(rows, columns // 2), 0)
-    choice.choose_codes = chosen
+    choice.choose_w8a8 = chosen
+
+
+def coded() -> None:
+    """Weights of codes: every form that has kernels of its own, few rows, tiles of every size, whole matrices."""
+    device = torch.device("cuda")
+    for kind, group in FORMS:
+        for zeros in {False, kind in (Codes.INT4, Codes.INT8)}:
+            weight = lay_out(random_weight(kind, group, 96, 1320, zeros=zeros, device="cuda"))
+            torch.cuda.synchronize()
+            coded_cuda.dequantise(weight, BF16)
+            for rows in (1, 3, 9, 20, 50, 130):
+                x, bias, residual = data(rows, 1320), data(96), data(rows, 96)
+                launches = [(residual, None)] if rows > 1 else [(residual, None), (None, RmsNorm(data(1320)))]
+                for more, norm in launches:
+                    coded_cuda._launch(x, weight, bias, more, empty(rows, 96), norm=norm)
+                coded_cuda._launch(x, weight, None, None, empty(rows, 48), activation=0)
+                if cuda.runs_hopper_code(device):
+                    coded_cuda._launch(x, weight, None, None, empty(rows, 96), uniform=True)
 
 
 def sample() -> None:
@@ -334,7 +354,8 @@ PIECES: dict[str, Callable[[], None]] = {
         between,
         linear,
         wide,
-        codes,
+        coded,
+        w8a8_products,
         sample,
         inputs,
     )

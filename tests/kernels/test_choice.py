@@ -9,15 +9,15 @@ from octavo_kernels import choice
 from octavo_kernels.choice import (
     Alignment,
     Chip,
-    CodesKernel,
-    CodesLaunch,
     Ending,
     Form,
     Kernel,
     Launch,
+    W8A8Kernel,
+    W8A8Launch,
     choose,
-    choose_codes,
     choose_uniform,
+    choose_w8a8,
     library,
 )
 
@@ -87,10 +87,10 @@ def test_nothing_is_launched_for_no_rows() -> None:
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(choice, "TRIED", frozenset(Form))
-    choose_codes.cache_clear()
+    monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(Form))
+    choose_w8a8.cache_clear()
     yield
-    choose_codes.cache_clear()
+    choose_w8a8.cache_clear()
 
 
 CODES = (Form.INT8, Form.FP8, Form.FP8_BLOCKS)
@@ -98,20 +98,20 @@ CODES = (Form.INT8, Form.FP8, Form.FP8_BLOCKS)
 
 @pytest.mark.parametrize("form", CODES)
 def test_codes_whose_kernels_have_not_run_on_a_gpu_are_dequantised(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "TRIED", frozenset(CODES) - {form})
-    choose_codes.cache_clear()
-    assert choose_codes(8, 4096, 4096, form, H200) is None
-    choose_codes.cache_clear()
+    monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(CODES) - {form})
+    choose_w8a8.cache_clear()
+    assert choose_w8a8(8, 4096, 4096, form, H200) is None
+    choose_w8a8.cache_clear()
 
 
 @pytest.mark.parametrize("form", CODES)
 @pytest.mark.parametrize(("columns", "depth"), [(8, 16), (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)])
 def test_tiles_of_codes_are_such_as_the_kernel_has(tried: None, form: Form, columns: int, depth: int) -> None:
     for rows in (*range(2, 400), 1000, 8192):
-        launch = choose_codes(rows, columns, depth, form, H200)
+        launch = choose_w8a8(rows, columns, depth, form, H200)
         assert launch is not None
-        assert launch.kernel is CodesKernel.WIDE
-        assert (launch.consumers, launch.tokens) in choice.CODES_TILES
+        assert launch.kernel is W8A8Kernel.WIDE
+        assert (launch.consumers, launch.tokens) in choice.W8A8_TILES
         assert launch.height % 16 == 0
         assert 64 * (launch.consumers - 1) < launch.height <= 64 * launch.consumers
         assert launch.tokens >= 128 or rows <= launch.tokens < 2 * max(rows, 8)
@@ -121,31 +121,31 @@ def test_few_rows_read_a_decoders_weights_in_equal_shares(tried: None) -> None:
     """At least nine tenths of what a round of tiles has room for is there."""
     for rows in (2, 16, 32):
         for columns, depth in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)):
-            launch = choose_codes(rows, columns, depth, Form.FP8, H200)
+            launch = choose_w8a8(rows, columns, depth, Form.FP8, H200)
             assert launch is not None
             rounds = -(-columns // (132 * launch.height))
             assert columns >= 0.89 * rounds * 132 * launch.height
 
 
 def test_a_row_alone_becomes_codes_in_its_product(tried: None) -> None:
-    for form, expected in zip(CODES, (CodesKernel.ROW, CodesKernel.ROW, CodesKernel.WIDE), strict=True):
-        launch = choose_codes(1, 4096, 4096, form, H200, normed=True)
+    for form, expected in zip(CODES, (W8A8Kernel.ROW, W8A8Kernel.ROW, W8A8Kernel.WIDE), strict=True):
+        launch = choose_w8a8(1, 4096, 4096, form, H200, normed=True)
         assert launch is not None
         assert launch.kernel is expected
-    deep = choose_codes(1, 4096, 16384, Form.INT8, H200, normed=True)
+    deep = choose_w8a8(1, 4096, 16384, Form.INT8, H200, normed=True)
     assert deep is not None
-    assert deep.kernel is CodesKernel.WIDE
-    assert choose_codes(1, 4096, 16384, Form.INT8, H200) == CodesLaunch(CodesKernel.ROW)
+    assert deep.kernel is W8A8Kernel.WIDE
+    assert choose_w8a8(1, 4096, 16384, Form.INT8, H200) == W8A8Launch(W8A8Kernel.ROW)
 
 
 def test_uniform_products_of_floats_have_one_kernel(tried: None) -> None:
     for rows in (1, 7, 300):
-        launch = choose_codes(rows, 4096, 4096, Form.FP8, H200, uniform=True)
+        launch = choose_w8a8(rows, 4096, 4096, Form.FP8, H200, uniform=True)
         assert launch is not None
-        assert launch.kernel is CodesKernel.WIDE
-    assert choose_codes(1, 4096, 4096, Form.INT8, H200, uniform=True) == CodesLaunch(CodesKernel.ROW)
+        assert launch.kernel is W8A8Kernel.WIDE
+    assert choose_w8a8(1, 4096, 4096, Form.INT8, H200, uniform=True) == W8A8Launch(W8A8Kernel.ROW)
 
 
 def test_older_chips_multiply_codes_plainly(tried: None) -> None:
     for form in CODES:
-        assert choose_codes(3, 4096, 4096, form, CHIPS["a100"]) == CodesLaunch(CodesKernel.PLAIN)
+        assert choose_w8a8(3, 4096, 4096, form, CHIPS["a100"]) == W8A8Launch(W8A8Kernel.PLAIN)

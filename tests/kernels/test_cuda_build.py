@@ -87,7 +87,21 @@ def test_a_spill_or_a_warning_fails_the_build(build: Path, tmp_path: Path, sourc
 
 @pytest.mark.parametrize(
     "kernel",
-    ["activation", "adjust", "linear_ring", "logprobs", "norm", "plan", "sample", "step", "w8a8_plain", "w8a8_rows"],
+    [
+        "activation",
+        "adjust",
+        "coded_few",
+        "coded_tiles",
+        "dequantise",
+        "linear_ring",
+        "logprobs",
+        "norm",
+        "plan",
+        "sample",
+        "step",
+        "w8a8_plain",
+        "w8a8_rows",
+    ],
 )
 def test_kernels_fit_chips_whose_multiprocessors_hold_fewer_threads(build: Path, kernel: str) -> None:
     """Those beside attention, which takes minutes; `make kernels` builds all for every chip."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import choice, cuda, ops, reference, w8a8
-from octavo_kernels.choice import CodesKernel, CodesLaunch, Form
+from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.weights import Activations, Codes, QuantisedWeight, Scheme
 
@@ -24,30 +24,30 @@ FORMS = [Form.INT8, Form.FP8, Form.FP8_BLOCKS]
 ROWS = [1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, 200, 256, 257, 300, 2048]
 # (columns, depth): fewer columns than a tile, one stage and less, tails of the depth and of the last tile, real layers.
 SHAPES = [(8, 16), (16, 128), (40, 144), (264, 576), (1000, 2112), (4096, 4096), (72, 14336), (9008, 320)]
-PLAIN, ROW = CodesLaunch(CodesKernel.PLAIN), CodesLaunch(CodesKernel.ROW)
+PLAIN, ROW = W8A8Launch(W8A8Kernel.PLAIN), W8A8Launch(W8A8Kernel.ROW)
 TILES = [
-    CodesLaunch(CodesKernel.WIDE, consumers, tokens, height)
-    for consumers, tokens in choice.CODES_TILES
+    W8A8Launch(W8A8Kernel.WIDE, consumers, tokens, height)
+    for consumers, tokens in choice.W8A8_TILES
     for height in ((16, 48, 64) if consumers == 1 else (80, 128))
 ]
 
 
 @pytest.fixture(autouse=True)
 def every_form_is_tried(monkeypatch):
-    monkeypatch.setattr(choice, "TRIED", frozenset(Form))
-    choice.choose_codes.cache_clear()
+    monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(Form))
+    choice.choose_w8a8.cache_clear()
     yield
-    choice.choose_codes.cache_clear()
+    choice.choose_w8a8.cache_clear()
 
 
 @pytest.fixture
 def take(monkeypatch):
     """Makes products use one kernel, or skips the test where the chip has not got it."""
 
-    def always(launch: CodesLaunch) -> None:
-        if launch.kernel is CodesKernel.WIDE and not cuda.runs_hopper_code(torch.device("cuda", 0)):
+    def always(launch: W8A8Launch) -> None:
+        if launch.kernel is W8A8Kernel.WIDE and not cuda.runs_hopper_code(torch.device("cuda", 0)):
             pytest.skip("these tiles are for Hopper")
-        monkeypatch.setattr(choice, "choose_codes", lambda *_: launch)
+        monkeypatch.setattr(choice, "choose_w8a8", lambda *_: launch)
 
     return always
 

@@ -10,9 +10,10 @@
 #include "attention/plan.h"
 #include "cache/args.h"
 #include "cache/mapped_pool.h"
+#include "coded/args.h"
 #include "device/step.h"
 #include "linear/args.h"
-#include "linear/w8a8.h"
+#include "w8a8/w8a8.h"
 #include "sampling/args.h"
 
 namespace octavo {
@@ -29,6 +30,10 @@ inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluste
 
 inline auto fields(CodedRows& x) { return std::tie(x.codes, x.stride, x.scales, x.scales_stride); }
 inline auto fields(W8A8Launch& x) { return std::tie(x.kernel, x.consumers, x.tokens, x.height); }
+inline auto fields(CodedMatrix& x) {
+  return std::tie(x.kind, x.group, x.codes, x.scales, x.zeros, x.columns, x.depth);
+}
+inline auto fields(CodedTile& x) { return std::tie(x.tokens, x.cluster); }
 
 // What a gated product ends in; a norm of x that it begins with.
 struct Gate {
@@ -128,6 +133,22 @@ NormArgs norm_args(int dtype, const Rows& x, const Rows& residual, Address weigh
   return norm_of(Dtype(dtype), x, residual, at<void>(weight), at<void>(bias), out, rows, width, eps, offset);
 }
 
+// Of a product with a weight of codes, all but how it is launched.
+CodedArgs coded_args(int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual, const Rows& out,
+                     int rows, const Gate& gate, const Norm& norm) {
+  aligned("codes", weight.codes), aligned("scales", weight.scales), aligned("zeros", weight.zeros);
+  CodedArgs a{};
+  a.dtype = Dtype(dtype);
+  a.x = x.data, a.x_stride = x.stride;
+  a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
+  a.out = out.data, a.out_stride = out.stride;
+  a.rows = rows, a.columns = weight.columns, a.depth = weight.depth;
+  a.gated = gate.gated, a.activation = gate.kind;
+  a.norm = norm.weight, a.eps = norm.eps, a.offset = norm.offset;
+  a.matrix = weight;
+  return a;
+}
+
 // A launch as Python calls it: what `arguments` takes, then the stream.
 template <class Args, class... Parameters>
 auto launching(const char* operation, Args (*arguments)(Parameters...), cudaError_t (*launch)(const Args&, cudaStream_t)) {
@@ -208,6 +229,9 @@ void define_layers(py::module_& m) {
     a.counter = at<unsigned>(counter);
     return launched("linear", linear(a, launch, stream_at(stream)));
   });
+}
+
+void define_w8a8(py::module_& m) {
   m.def("quantise_rows", [](int dtype, int cells, bool in_blocks, const Rows& x, const Norm& norm, const CodedRows& out,
                             int rows, int width, Address stream) {
     const QuantiseArgs a{Dtype(dtype), Cells(cells), in_blocks, x.data, x.stride, norm.weight, norm.eps, norm.offset,
@@ -230,6 +254,24 @@ void define_layers(py::module_& m) {
     const W8A8RowArgs a{Dtype(dtype), Cells(cells), at<void>(x), norm.weight, norm.eps, norm.offset, weight, columns, depth,
                         gate.gated, gate.kind, at<void>(bias), at<void>(residual), at<void>(out)};
     return launched("w8a8_row", w8a8_row(a, stream_at(stream)));
+  });
+}
+
+void define_codes(py::module_& m) {
+  m.def("coded_few", [](int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual,
+                        const Rows& out, int rows, const Gate& gate, const Norm& norm, Address stream) {
+    return launched("coded_few", coded_few(coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm),
+                                           stream_at(stream)));
+  });
+  m.def("coded_tiles", [](int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual,
+                          const Rows& out, int rows, const Gate& gate, const Norm& norm, const CodedTile& tile,
+                          Address stream) {
+    return launched("coded_tiles", coded_tiles(coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm), tile,
+                                               stream_at(stream)));
+  });
+  m.def("dequantise", [](int dtype, const CodedMatrix& weight, const Rows& out, Address stream) {
+    aligned("codes", weight.codes), aligned("scales", weight.scales), aligned("zeros", weight.zeros);
+    check("dequantise", dequantise({Dtype(dtype), weight, out.data, out.stride}, stream_at(stream)));
   });
 }
 
@@ -322,6 +364,8 @@ void define_host(py::module_& m) {
 PYBIND11_MODULE(_cuda, m) {
   define_attention(m);
   define_layers(m);
+  define_codes(m);
+  define_w8a8(m);
   define_sampling(m);
   define_host(m);
 }

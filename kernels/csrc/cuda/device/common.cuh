@@ -127,6 +127,20 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
+// Each of four threads has a word of four units, at its place: gives it the unit of its number.
+__device__ inline void transpose_quad(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool high = threadIdx.x & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const uint32_t got = __shfl_xor_sync(~0u, high ? words[i] : words[i | step], step);
+      (high ? words[i] : words[i | step]) = got;
+    }
+  }
+}
+
 // Tensor cores: d[16][8] += a[16][16] b[16][8], float accumulation.
 template <class T>
 __device__ inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
@@ -169,6 +183,18 @@ __device__ inline uint32_t transpose(uint32_t pair) {
 __device__ inline void copy16(uint32_t shared, const void* global, bool valid = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
                : "memory");
+}
+// The same of what is read once a step, and must not push out of the L2 what other kernels are about to read. The policy is
+// made where it is used, for want of registers.
+__device__ inline void copy16_once(uint32_t shared, const void* global) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, policy;\n"
+      "}\n" ::"r"(shared),
+      "l"(global)
+      : "memory");
 }
 // The same of 16, 8 or 4 bytes that other warps may want as well.
 template <int kBytes>
@@ -236,6 +262,24 @@ __device__ inline bool barrier_is_over(uint32_t barrier, uint32_t parity) {
       : "r"(barrier), "r"(parity)
       : "memory");
   return over;
+}
+// All threads of the cluster's blocks: what they have stored in shared memory is there, and none has ended.
+__device__ inline void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Four floats at this address of another block's shared memory.
+__device__ inline float4 load_of(int rank, uint32_t address) {
+  float4 v;
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+      "}\n"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return v;
 }
 // L2 policy for what is read once a step: it must not push out what other kernels are about to read.
 __device__ inline uint64_t read_once_policy() {

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "linear/linear.cuh"
-#include "linear/norm.cuh"
+#include "linear/row_norm.cuh"
 
 namespace octavo {
 namespace {
@@ -19,7 +19,6 @@ constexpr int kPiece = 2048;             // of a row, what a copy brings
 constexpr int kMostSlots = 16;           // of a warp's ring
 constexpr int kBatch = 8;                // rows whose lanes' sums are added up together
 constexpr int kPitch = 33;               // floats between them, against bank conflicts
-constexpr int kNormedAtOnce = 2;         // vectors of x that a thread normalises
 constexpr int kMaxWidth = kNormedAtOnce * kThreads * kVector;  // of a row that is normalised
 
 // How a launch goes about it. A unit is a row of the weights or, gated, two; a piece, of a row, what a slot holds.
@@ -28,7 +27,7 @@ struct Cut {
 };
 
 // Shared memory: barriers, the squares' sums, the lanes' sums, x, the rings.
-constexpr int kSquaresAt = kWarps * kMostSlots * 8, kSumsAt = kSquaresAt + 32 * 4;
+constexpr int kSquaresAt = kWarps * kMostSlots * 8, kSumsAt = kSquaresAt + kMostSquares * 4;
 constexpr int kXAt = kSumsAt + (kWarps * kBatch * kPitch * 4 + 127) / 128 * 128;
 __host__ __device__ inline int ring_at(int depth) { return kXAt + (depth * 2 + 127) / 128 * 128; }
 __host__ __device__ inline int bytes_of(const Cut& p, int depth) { return ring_at(depth) + kWarps * p.slots * p.piece * 2; }
@@ -97,7 +96,7 @@ struct Warp : Thread<Cut> {
     const int vectors = a.depth / kVector;
     const uint4* from = static_cast<const uint4*>(a.x);
     if (a.norm) {
-      take_normed(from, vectors);
+      take_normed_row<T, kThreads>(from, x_at(0), reinterpret_cast<float*>(shared + kSquaresAt), vectors, a, lane, warp);
     } else {
       for (int v = threadIdx.x; v < vectors; v += kThreads) copy16(shared_address(x_at(v)), from + v);
       commit_copies();
@@ -105,37 +104,6 @@ struct Warp : Thread<Cut> {
     }
     __syncthreads();
   }
-  // With the arithmetic of norm.cu in its order: a row's bits do not tell which kernel normalised it.
-  __device__ void take_normed(const uint4* from, int vectors) const {
-    float* squares = reinterpret_cast<float*>(shared + kSquaresAt);
-    uint4 raw[kNormedAtOnce];
-#pragma unroll
-    for (int i = 0; i < kNormedAtOnce; ++i) {
-      raw[i] = make_uint4(0, 0, 0, 0);
-      if (int(threadIdx.x) + i * kThreads < vectors) raw[i] = __ldcg(from + threadIdx.x + i * kThreads);
-    }
-#pragma unroll
-    for (int i = 0; i < kNormedAtOnce; ++i) {
-      if ((warp + i * kWarps) * 32 >= vectors) break;
-      float x[kVector];
-      widen<T>(raw[i], x);
-      const float sum = warp_sum(sum_of_squares(x));
-      if (lane == 0) squares[warp + i * kWarps] = sum;
-    }
-    __syncthreads();
-    const float inverse = inverse_rms(warp_sum(lane * 32 < vectors ? squares[lane] : 0.0f), a.depth, a.eps);
-#pragma unroll
-    for (int i = 0; i < kNormedAtOnce; ++i) {
-      if (int(threadIdx.x) + i * kThreads >= vectors) break;
-      float x[kVector], scale[kVector];
-      widen<T>(raw[i], x), widen<T>(*x_at(threadIdx.x + i * kThreads), scale);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) x[j] = x[j] * inverse * (scale[j] + a.offset);
-      *x_at(threadIdx.x + i * kThreads) =
-          make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
-    }
-  }
-
   // Adds to a lane's sums what it has of a piece of a unit: its vectors from the `first` on, of `count`.
   template <int kSides, bool kWhole>
   __device__ void multiply(const uint4* const (&weights)[kSides], const uint4* x, int count, float (&sums)[kSides][4]) const {

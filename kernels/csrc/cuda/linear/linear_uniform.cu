@@ -24,14 +24,6 @@ struct Shape {
 
 #if OCTAVO_WGMMA
 
-__device__ inline void copy_rows(uint32_t shared, const CUtensorMap& map, int depth, int row, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-          shared),
-      "l"(&map), "r"(depth), "r"(row), "r"(barrier)
-      : "memory");
-}
-
 template <class T, int kGroups, int kColumns>
 struct Block {
   using S = Shape<kGroups, kColumns>;

@@ -72,20 +72,6 @@ __device__ inline void arrive_at(uint32_t barrier, int rank) {
       : "memory");
 }
 
-// Each of four threads has a word of four units, at its place: gives it the unit of its number.
-__device__ inline void transpose_quad(uint32_t (&words)[4]) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool high = threadIdx.x & step;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const uint32_t got = __shfl_xor_sync(~0u, high ? words[i] : words[i | step], step);
-      (high ? words[i] : words[i | step]) = got;
-    }
-  }
-}
-
 template <class T, class S, Ending ending>
 struct Block {
   const LinearArgs& a;

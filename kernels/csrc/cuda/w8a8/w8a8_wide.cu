@@ -16,7 +16,7 @@
 #include "device/tensor_map.cuh"
 #include "device/wgmma.cuh"
 #include "linear/linear.cuh"
-#include "linear/w8a8.cuh"
+#include "w8a8/w8a8.cuh"
 
 namespace octavo {
 namespace {

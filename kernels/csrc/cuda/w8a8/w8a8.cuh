@@ -5,7 +5,7 @@
 #include <cuda_fp8.h>
 
 #include "linear/activation.cuh"
-#include "linear/w8a8.h"
+#include "w8a8/w8a8.h"
 
 namespace octavo {
 

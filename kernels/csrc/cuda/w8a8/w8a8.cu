@@ -1,5 +1,5 @@
 // Launches the kernel that was chosen for a product of codes of eight bits. The choice is octavo_kernels/choice.py's alone.
-#include "linear/w8a8.cuh"
+#include "w8a8/w8a8.cuh"
 
 namespace octavo {
 

@@ -5,7 +5,7 @@
 // that are floats become float16, which holds them exactly.
 #include "cache/args.h"
 #include "cache/cells.cuh"
-#include "linear/w8a8.cuh"
+#include "w8a8/w8a8.cuh"
 
 namespace octavo {
 namespace {

@@ -1,6 +1,6 @@
 // Rows, or their RMS norm, as codes of eight bits: one block a row, the row in registers.
 #include "linear/norm.cuh"
-#include "linear/w8a8.cuh"
+#include "w8a8/w8a8.cuh"
 
 namespace octavo {
 namespace {

@@ -10,7 +10,7 @@
 #include "cache/args.h"
 #include "cache/cells.cuh"
 #include "linear/norm.cuh"
-#include "linear/w8a8.cuh"
+#include "w8a8/w8a8.cuh"
 
 namespace octavo {
 namespace {

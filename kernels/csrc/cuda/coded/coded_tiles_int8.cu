@@ -1,0 +1,16 @@
+// Products with weights of this kind of codes; see coded_tiles.cuh.
+#include "coded/coded_tiles.cuh"
+#include "coded/coded_tiles.h"
+
+namespace octavo {
+
+template <>
+cudaError_t coded_tiles_of<Codes::int8>(const CodedArgs& a, const CodedTile& tile, const CodedSizes& sizes, cudaStream_t stream) {
+  switch (sizes.grouping.of_brick) {
+    case 1: return launch_tiles<Codes::int8, 1>(a, tile, sizes, stream);
+    case 2: return launch_tiles<Codes::int8, 2>(a, tile, sizes, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,273 @@
+// What kernels take from the header of this name, for the host.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "emulator.h"
+#include "operands.h"
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __grid_constant__
+#define __grid_constant__
+#define OCTAVO_BULK_COPY 0
+#define OCTAVO_HOPPER 1
+using std::max;
+using std::min;
+
+template <class P>
+P __ldcg(const P* p) {
+  return *p;
+}
+inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
+inline float __uint_as_float(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+inline uint32_t __float_as_uint(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+inline void __syncwarp() {
+  emulator::meet(emulator::own_warp(), emulator::lane(), 32, nullptr, [](auto&) {});
+}
+template <class V>
+V shuffled(V value, int from) {
+  struct Given {
+    V value;
+    int from;
+    V got;
+  } given{value, from, value};
+  emulator::meet(emulator::own_warp(), emulator::lane(), 32, &given, [](emulator::Meeting& m) {
+    for (int i = 0; i < 32; ++i) {
+      auto* g = static_cast<Given*>(m.given[i]);
+      g->got = static_cast<Given*>(m.given[g->from])->value;
+    }
+  });
+  return given.got;
+}
+template <class V>
+V __shfl_sync(unsigned, V value, int from) {
+  return shuffled(value, from);
+}
+template <class V>
+V __shfl_xor_sync(unsigned, V value, int mask) {
+  return shuffled(value, emulator::lane() ^ mask);
+}
+
+namespace octavo {
+
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+inline constexpr float kLog2e = 1.44269504088896341f;
+
+template <class F>
+cudaError_t with_half(Dtype dtype, F&& f) {
+  switch (dtype) {
+    case Dtype::bf16: return f(bf16{});
+    case Dtype::f16: return f(f16{});
+    default: return cudaErrorInvalidValue;
+  }
+}
+template <class F>
+cudaError_t with_dtype(Dtype dtype, F&& f) {
+  if (dtype == Dtype::f32) return f(float{});
+  return with_half(dtype, f);
+}
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) { return __bfloat162float(x); }
+inline float to_float(f16 x) { return __half2float(x); }
+template <class T>
+T from_float(float x) {
+  if constexpr (std::is_same_v<T, bf16>) return __float2bfloat16_rn(x);
+  else if constexpr (std::is_same_v<T, f16>) return __float2half_rn(x);
+  else return x;
+}
+template <class T>
+uint32_t pack(float low, float high) {
+  const T pair[2] = {from_float<T>(low), from_float<T>(high)};
+  uint32_t word;
+  std::memcpy(&word, pair, 4);
+  return word;
+}
+template <class T>
+float2 unpack(uint32_t word) {
+  T pair[2];
+  std::memcpy(pair, &word, 4);
+  return {to_float(pair[0]), to_float(pair[1])};
+}
+template <class T, int N>
+struct Elements {
+  T at[N];
+};
+inline float warp_sum(float x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0, x, step);
+  return x;
+}
+inline void transpose_quad(uint32_t (&words)[4]) {
+  struct Given {
+    uint32_t words[4];
+  } given;
+  std::memcpy(given.words, words, 16);
+  uint32_t* to = words;
+  struct Both {
+    Given given;
+    uint32_t* to;
+  } both{given, to};
+  emulator::meet(emulator::own_warp(), emulator::lane(), 32, &both, [](emulator::Meeting& m) {
+    for (int i = 0; i < 32; ++i)
+      for (int j = 0; j < 4; ++j)
+        static_cast<Both*>(m.given[i])->to[j] = static_cast<Both*>(m.given[i / 4 * 4 + j])->given.words[i % 4];
+  });
+}
+
+inline uint32_t shared_address(const void* p) { return emulator::shared_offset(p); }
+
+// PTX ISA, "Matrix Fragments for mma.m16n8k16".
+template <class T>
+void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  struct Given {
+    float* d;
+    const uint32_t* a;
+    uint32_t b[2];
+  } given{d, a, {b0, b1}};
+  emulator::meet(emulator::own_warp(), emulator::lane(), 32, &given, [](emulator::Meeting& m) {
+    float left[16][16], right[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      const auto* g = static_cast<Given*>(m.given[lane]);
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack<T>(g->a[i]);
+        float* to = &left[lane / 4 + i % 2 * 8][i / 2 * 8 + lane % 4 * 2];
+        to[0] = pair.x, to[1] = pair.y;
+      }
+      for (int i = 0; i < 2; ++i) {
+        const float2 pair = unpack<T>(g->b[i]);
+        right[i * 8 + lane % 4 * 2][lane / 4] = pair.x, right[i * 8 + lane % 4 * 2 + 1][lane / 4] = pair.y;
+      }
+    }
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k) static_cast<Given*>(m.given[lane])->d[i] += left[row][k] * right[k][column];
+      }
+  });
+}
+inline void ldmatrix(uint32_t (&d)[4], uint32_t address) {
+  struct Given {
+    uint32_t* d;
+    uint32_t address;
+  } given{d, address};
+  emulator::meet(emulator::own_warp(), emulator::lane(), 32, &given, [](emulator::Meeting& m) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t row = static_cast<Given*>(m.given[i * 8 + lane / 4])->address;
+        if (row % 16) emulator::fail("ldmatrix from no multiple of 16");
+        std::memcpy(static_cast<Given*>(m.given[lane])->d + i,
+                    emulator::shared_of(emulator::current->block, row, 16) + lane % 4 * 4, 4);
+      }
+  });
+}
+
+// A thread's copies land when it waits for their group.
+inline void copy16(uint32_t shared, const void* global, bool = true) {
+  char* to = emulator::shared_of(emulator::current->block, shared, 16);
+  if (shared % 16 || reinterpret_cast<uintptr_t>(global) % 16) emulator::fail("a copy of 16 bytes that are not aligned");
+  emulator::current->copies.back().push_back([=] { std::memcpy(to, global, 16); });
+}
+inline void copy16_once(uint32_t shared, const void* global) { copy16(shared, global); }
+inline void commit_copies() { emulator::current->copies.emplace_back(); }
+template <int kPending>
+void wait_copies() {
+  auto& groups = emulator::current->copies;
+  while (int(groups.size()) - 1 > kPending) {
+    for (auto& copy : groups.front()) copy();
+    groups.erase(groups.begin());
+  }
+}
+
+inline void barrier_sync(int id, int threads) {
+  emulator::meet(emulator::current->block->named[id], 0, threads, nullptr, [](auto&) {});
+}
+inline void barrier_init(uint32_t barrier, int count) {
+  emulator::shared_of(emulator::current->block, barrier, 8);
+  emulator::current->block->barriers[barrier] = {count, count, 0, 0};
+}
+inline void arrive(uint32_t barrier, int64_t bytes) {
+  auto& b = emulator::barrier_at(emulator::current->block, barrier);
+  if (b.pending == 0) emulator::fail("more arrivals than a barrier counts");
+  b.bytes += bytes, --b.pending;
+  emulator::settle(b);
+}
+inline void barrier_expect(uint32_t barrier, uint32_t bytes) { arrive(barrier, bytes); }
+inline void barrier_arrive_once(uint32_t barrier) { arrive(barrier, 0); }
+inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+  while (emulator::barrier_at(emulator::current->block, barrier).phase == (parity & 1)) emulator::yield();
+}
+template <class F>
+void copy_later(uint32_t barrier, uint32_t bytes, F&& copy) {
+  auto* block = emulator::current->block;
+  emulator::under_way.emplace_back(block, [=] {
+    copy();
+    auto& b = emulator::barrier_at(block, barrier);
+    b.bytes -= bytes;
+    emulator::settle(b);
+  });
+}
+inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
+  if (shared % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(global) % 16) emulator::fail("a bulk copy that is not aligned");
+  char* to = emulator::shared_of(emulator::current->block, shared, int(bytes));
+  copy_later(barrier, bytes, [=] { std::memcpy(to, global, bytes); });
+}
+inline void fence_bulk() {}
+inline void cluster_meet() {
+  emulator::meet(emulator::cluster_meeting, 0, emulator::cluster_threads, nullptr, [](auto&) {});
+}
+inline float4 load_of(int rank, uint32_t address) {
+  float4 v;
+  std::memcpy(&v, emulator::shared_of(emulator::current->block->cluster[rank], address, 16), 16);
+  return v;
+}
+inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+template <int kRegisters>
+void take_registers() {}
+template <int kRegisters>
+void give_registers() {}
+inline void launch_next_kernel() {}
+inline void wait_for_previous_kernel() {}
+
+struct Device {
+  int major, multiprocessors, shared_per_multiprocessor, shared_per_block;
+};
+inline int multiprocessors = 4;
+inline cudaError_t describe(Device& d) {
+  d = {9, multiprocessors, 233472, 232448};
+  return cudaSuccess;
+}
+inline bool runs_hopper_code(const Device&) { return true; }
+
+struct Launch {
+  dim3 grid;
+  int threads, shared_bytes = 0;
+  int cluster = 1;
+  int share = 0;
+};
+template <class... Parameters, class... Arguments>
+cudaError_t launch_after(void (*kernel)(Parameters...), const Launch& how, cudaStream_t, const Arguments&... arguments) {
+  if (how.shared_bytes > 232448) return cudaErrorInvalidValue;
+  emulator::launch(int(how.grid.x), how.threads, how.shared_bytes, how.cluster, [&] { kernel(arguments...); });
+  return cudaSuccess;
+}
+
+}  // namespace octavo
+
+inline void __syncthreads() { octavo::barrier_sync(0, emulator::block_size.x); }
