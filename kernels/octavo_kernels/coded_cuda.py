@@ -14,17 +14,21 @@ from octavo_kernels.choice import CodedKernel, CodedLaunch, Ending
 from octavo_kernels.coded import CodedWeight, bricks_of, lay_out
 from octavo_kernels.norm import rms_norm
 from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
-from octavo_kernels.weights import QuantisedWeight
+from octavo_kernels.weights import QuantisedWeight, Scheme
 
 OLDEST = 8  # the first chips with tensor cores for bfloat16
 
 
 def takes(weight: QuantisedWeight) -> bool:
-    """Whether a weight is to lie as these kernels read it: on a GPU that has them, and with a scheme that they know."""
-    if not choice.CODED or not weight.codes.is_cuda or not cuda.available():
+    """Whether a weight is to lie as these kernels read it."""
+    return weight.codes.is_cuda and knows(weight.scheme, weight.depth, weight.codes.device)
+
+
+def knows(scheme: Scheme, depth: int, device: torch.device) -> bool:
+    """Whether there are kernels for such a weight on a GPU."""
+    if not choice.CODED or not cuda.available() or bricks_of(scheme, depth) is None:
         return False
-    known = bricks_of(weight.scheme, weight.depth) is not None
-    return known and cuda.chip(weight.codes.device).major >= OLDEST
+    return cuda.chip(device).major >= OLDEST
 
 
 def pack(weight: QuantisedWeight) -> CodedWeight:

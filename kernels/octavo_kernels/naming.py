@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from octavo_kernels import _cpu, choice, cuda
-from octavo_kernels.choice import Ending, Kernel
+from octavo_kernels import _cpu, choice, coded_cuda, cuda, w8a8
+from octavo_kernels.choice import CodedKernel, Ending, Kernel
+from octavo_kernels.coded import bricks_of
 from octavo_kernels.weights import Scheme
 
 LIBRARIES = {Kernel.CUBLAS: "cuBLAS", Kernel.CUBLASLT: "cuBLASLt"}
@@ -26,9 +27,25 @@ def way_of(
 ) -> Way:
     """Of one row of `dtype` with `weight[columns, depth]`: a step of a single sequence. `scheme` None is a weight in
     the type of x. With `gated` the activation of a gate follows."""
-    if scheme is None:
+    if scheme is None or device.type == "cpu":
         return Way(_dense(columns, depth, dtype, device, gated), False)
-    return Way(_dense(columns, depth, dtype, device, False), True)
+    kernel = _coded(columns, depth, device, scheme, gated) or _w8a8(columns, depth, device, scheme)
+    return Way(kernel or _dense(columns, depth, dtype, device, False), kernel is None)
+
+
+def _coded(columns: int, depth: int, device: torch.device, scheme: Scheme, gated: bool) -> str | None:
+    if not coded_cuda.knows(scheme, depth, device):
+        return None
+    bricks, ending = bricks_of(scheme, depth), Ending.GATE if gated else Ending.PLAIN
+    assert bricks is not None
+    launch = choice.choose_coded(1, columns, depth, bricks, ending, cuda.chip(device))
+    return None if launch is None or launch.kernel is CodedKernel.MATRIX else f"coded {launch.kernel.name.lower()}"
+
+
+def _w8a8(columns: int, depth: int, device: torch.device, scheme: Scheme) -> str | None:
+    form = w8a8.form_of_scheme(scheme, depth)
+    launch = form and choice.choose_w8a8(1, columns, depth, form, cuda.chip(device))
+    return f"w8a8 {launch.kernel.name.lower()}" if launch else None
 
 
 def _dense(columns: int, depth: int, dtype: torch.dtype, device: torch.device, gated: bool) -> str:

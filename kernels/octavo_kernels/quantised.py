@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels import coded_cuda, quantised_cpu, reference, w8a8
+from octavo_kernels import coded_cuda, cuda, quantised_cpu, reference, w8a8
 from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.call import check, check_devices, float_type, output, rows_of
 from octavo_kernels.coded import CodedWeight
@@ -57,7 +57,11 @@ def quantised_linear(
     if device.type == "cpu":
         quantised_cpu.linear(x, weight, bias, residual, out)
         return out
-    return linear(_turned(x, weight), dequantise(weight).to(x.dtype), bias, out, residual, uniform=uniform)
+    x, matrix = _turned(x, weight), dequantise(weight).to(x.dtype)
+    if uniform:
+        return linear(x, matrix, bias, out, residual, uniform=True)
+    cuda.library_linear(x, matrix, bias, residual, out)
+    return out
 
 
 def quantised_gated_linear(

@@ -15,6 +15,8 @@ from octavo_kernels.weights import PER_BYTE, Activations, Codes, PackedWeight, Q
 
 PANEL, COLUMNS = 16, 64
 """Columns of a panel; what the number of all columns is filled up to a multiple of."""
+AT_ONCE = 4 * COLUMNS
+"""Columns that are laid out at a time: what is made on the way is small beside the matrix."""
 
 MOST_INTEGERS = 65536
 """Of so many products of an int8 and a code less its zero point an int32 surely holds the sum."""
@@ -25,7 +27,7 @@ def pack(weight: QuantisedWeight) -> PackedWeight:
     Groups are filled up to whole steps of the kernels; `order[packed depth]` is -1 where nothing was. Raises
     `ValueError` for a scheme that no kernel computes."""
     _check(weight)
-    columns, depth = weight.columns, weight.depth
+    columns, depth, stored = weight.columns, weight.depth, weight.scheme.codes
     if weight.scheme.activations is Activations.INT8:
         weight = _integers(weight)
     scheme, order = weight.scheme, weight.order
@@ -37,7 +39,7 @@ def pack(weight: QuantisedWeight) -> PackedWeight:
         scheme,
         columns,
         depth,
-        _panels(_filled_up(weight.codes.view(torch.uint8), group // share, step // share), scheme),
+        _laid_out(weight.codes, stored, scheme, group // share, step // share),
         _beside(scales),
         None if weight.zeros is None else _beside(weight.zeros),
         None if order is None else _filled_up(order[None], group, step, -1)[0],
@@ -87,11 +89,10 @@ def _check(weight: QuantisedWeight) -> None:
 
 
 def _integers(weight: QuantisedWeight) -> QuantisedWeight:
-    """Codes and zeros of eight bits with 128 added, and groups that end wherever one of the activations does."""
-    scheme, codes, scales, zeros = weight.scheme, weight.codes, weight.scales, weight.zeros
-    if scheme.codes is Codes.INT4:
-        codes = values(codes, Codes.INT4).to(torch.int8)
-        zeros = None if zeros is None else (zeros.to(torch.int8) - 8)
+    """Codes are to be int8, and zeros with 128 added; groups end wherever one of the activations does."""
+    scheme, scales, zeros = weight.scheme, weight.scales, weight.zeros
+    if scheme.codes is Codes.INT4 and zeros is not None:
+        zeros = zeros.to(torch.int8) - 8
     depth, group = weight.depth, min(scheme.group, weight.depth)
     x_group = 0 if scheme.activation_group >= depth else scheme.activation_group
     if 0 < x_group < group:
@@ -100,7 +101,7 @@ def _integers(weight: QuantisedWeight) -> QuantisedWeight:
         group = x_group
     return QuantisedWeight(
         Scheme(Codes.INT8, group, scheme.activations, x_group),
-        (codes.view(torch.uint8) ^ 128).view(torch.int8),
+        weight.codes,
         scales,
         None if zeros is None else zeros.view(torch.uint8) ^ 128,
         weight.order,
@@ -124,6 +125,21 @@ def _filled_up(rows: Tensor, group: int, step: int, value: int = 0) -> Tensor:
     whole: Tensor = pad(rows, (0, -depth % group), value=value).unflatten(1, (-1, group))
     whole = pad(whole, (0, -group % step), value=value).flatten(1)
     return whole[:, : whole.shape[1] - (-(-group // step) + -last // step) * step].contiguous()
+
+
+def _laid_out(codes: Tensor, stored: Codes, scheme: Scheme, group: int, step: int) -> Tensor:
+    """`codes[columns]` of the kind `stored` in panels, each group of bytes filled up to a multiple of `step`."""
+    high = PANEL if scheme.activations is Activations.INT8 else COLUMNS
+    panels = torch.empty(0, dtype=torch.uint8)
+    for begin in range(0, len(codes), AT_ONCE):
+        part = codes[begin : begin + AT_ONCE]
+        if scheme.activations is Activations.INT8:
+            part = (values(part, stored).to(torch.int8) if stored is Codes.INT4 else part).view(torch.uint8) ^ 128
+        made = _panels(_filled_up(part.view(torch.uint8), group, step), scheme)
+        if begin == 0:
+            panels = made.new_empty(-(-len(codes) // COLUMNS) * COLUMNS // high, *made.shape[1:])
+        panels[begin // high :][: len(made)] = made
+    return panels
 
 
 def _panels(codes: Tensor, scheme: Scheme) -> Tensor:
@@ -154,8 +170,11 @@ def _beside(by_group: Tensor) -> Tensor:
 
 def _with_nan(weight: QuantisedWeight, group: int) -> Tensor:
     """The scales, NaN wherever a code is: the kernels read that code as a number."""
-    broken = weight.codes.view(torch.uint8) & 127 == 127
-    if not bool(broken.any()):
-        return weight.scales
-    by_group = pad(broken, (0, -weight.depth % group)).unflatten(1, (-1, group)).any(-1)
-    return weight.scales.masked_fill(by_group.T, float("nan"))
+    scales = weight.scales
+    for begin in range(0, weight.columns, AT_ONCE):
+        broken = weight.codes[begin : begin + AT_ONCE].view(torch.uint8) & 127 == 127
+        if bool(broken.any()):
+            by_group = pad(broken, (0, -weight.depth % group)).unflatten(1, (-1, group)).any(-1)
+            scales = scales.clone() if scales is weight.scales else scales
+            scales[:, begin : begin + AT_ONCE].masked_fill_(by_group.T, float("nan"))
+    return scales

@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo_kernels import choice, cuda
 from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
 from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
-from octavo_kernels.weights import Activations, Codes, PackedWeight
+from octavo_kernels.weights import Activations, Codes, PackedWeight, Scheme
 
 BLOCK = 128  # of the depth, what a scale is for where there are several for a row
 WIDEST = {4: 16384, 2: 32768}  # bytes of an element: elements of a row that one block of threads holds
@@ -55,10 +55,16 @@ def quantise(x: Tensor, kind: Activations, group: int = 0, norm: RmsNorm | None 
 
 def form_of(weight: PackedWeight) -> Form | None:
     """None: kernels do not multiply such codes."""
-    scheme = weight.scheme
-    if weight.zeros is not None or weight.order is not None or weight.depth % 16:
+    if weight.zeros is not None or weight.order is not None:
         return None
-    per_row = scheme.group >= weight.depth and scheme.activation_group in (0, weight.depth)
+    return form_of_scheme(weight.scheme, weight.depth)
+
+
+def form_of_scheme(scheme: Scheme, depth: int) -> Form | None:
+    """Of weights without zero points, in the order of x."""
+    if depth % 16:
+        return None
+    per_row = scheme.group >= depth and scheme.activation_group in (0, depth)
     if (scheme.codes, scheme.activations) == (Codes.INT8, Activations.INT8):
         return Form.INT8 if per_row else None
     if (scheme.codes, scheme.activations) != (Codes.FP8, Activations.FP8):

@@ -8,7 +8,7 @@ import torch
 from octavo_kernels import choice, cuda, ops
 from octavo_kernels.choice import Chip, Ending, Form, Kernel
 from octavo_kernels.naming import way_of
-from octavo_kernels.weights import Codes, Scheme
+from octavo_kernels.weights import Activations, Codes, Scheme
 
 H100 = Chip(9, 132, 232448, True)
 OLD = Chip(8, 108, 166912, False)
@@ -33,6 +33,21 @@ def test_a_gate_that_no_launch_takes_along_is_a_product_of_its_own(monkeypatch: 
     assert way_of(64, 32, torch.float32, torch.device("cuda"), None, gated=True).kernel == "cuBLAS"
 
 
-def test_codes_that_no_kernel_reads_are_dequantised_for_another() -> None:
-    way = way_of(64, 128, torch.bfloat16, torch.device("cpu"), Scheme(Codes.INT4, 128))
-    assert way == (ops.cpu_level(), True)
+INT4, INT8 = Scheme(Codes.INT4, 128), Scheme(Codes.INT8, 4096, Activations.INT8)
+
+
+def test_a_cpu_reads_codes() -> None:
+    assert way_of(64, 128, torch.bfloat16, torch.device("cpu"), INT4) == (ops.cpu_level(), False)
+
+
+@pytest.mark.parametrize(("scheme", "name"), [(INT4, "coded few"), (INT8, "w8a8 row")])
+@pytest.mark.parametrize("on", [True, False])
+def test_codes_that_no_kernel_reads_are_dequantised_for_another(
+    monkeypatch: pytest.MonkeyPatch, scheme: Scheme, name: str, on: bool
+) -> None:
+    monkeypatch.setattr(cuda, "chip", lambda device: H100)
+    monkeypatch.setattr(cuda, "available", lambda: True)
+    monkeypatch.setattr(choice, "CODED", on)
+    monkeypatch.setattr(choice, "W8A8_TRIED", frozenset({Form.INT8}) if on else frozenset())
+    way = way_of(6144, 4096, torch.bfloat16, torch.device("cuda"), scheme)
+    assert way == ((name, False) if on else ("row", True))

@@ -13,7 +13,7 @@ INT8, FP8 = Activations.INT8, Activations.FP8
 
 def packed(scheme: Scheme, depth: int = 256, **tensors: torch.Tensor) -> PackedWeight:
     codes = torch.zeros(16, depth, dtype=torch.int8).view(DTYPES[scheme.codes])
-    return ops.pack(QuantisedWeight(scheme, codes, torch.ones(-(-depth // scheme.group), 16), **tensors))
+    return PackedWeight(scheme, 16, depth, codes, torch.ones(-(-depth // scheme.group), 16), **tensors)
 
 
 @pytest.mark.parametrize(
