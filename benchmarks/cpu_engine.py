@@ -1,7 +1,10 @@
 """The engine beside its peers on a CPU, interleaved in one run.
 
 usage: python benchmarks/cpu_engine.py [--models smollm-135m,qwen3-0.6b] [--workloads ...] [--rounds 3] [--out FILE]
+           [--engines octavo-int4,llama.cpp-q4_0,llama.cpp-q4_k_m]
 
+Behind a dash stands how weights are quantised: `fp8`, `int8` or `int4` by octavo, `q8_0`, `q4_0` or `q4_k_m` by
+llama.cpp's own tool. The first engine is compared with the best of the others.
 Each engine is one resident process; every round runs each engine once on each workload, so a drift of the machine's
 speed hits all alike. Weights are random and of the same shape for all. Figures are medians over the rounds.
 """
@@ -31,10 +34,14 @@ PEERS = {
 
 
 def command(name: str, model: Path, threads: int) -> list[str]:
-    if name == "octavo":
-        options = ModelOptions(model=str(model), dtype="bfloat16", device="cpu", threads=threads, max_model_len=2048)
+    engine, _, kind = name.rpartition("-") if name.startswith(("octavo-", "llama.cpp-")) else (name, "", "")
+    if engine == "octavo":
+        options = ModelOptions(
+            model=str(model), dtype="bfloat16", device="cpu", threads=threads, max_model_len=2048,
+            quantization=kind or "auto",
+        )  # fmt: skip
         return ["peers/octavo_engine.py", options.to_json()]
-    return [PEERS[name], str(model), str(threads)]
+    return [PEERS[engine], str(model), str(threads), *filter(None, [kind])]
 
 
 def materialise(shape: str, folder: Path) -> Path:
@@ -68,10 +75,10 @@ def compare(shape: str, folder: Path, names: list[str], workloads: list[str], ro
             "tokens_per_s": {name: round(tokens / value, 1) for name, value in medians.items()},
             "seconds": {name: [round(v, 3) for v in values] for name, values in seconds.items()},
         }
-        others = {name: value for name, value in medians.items() if name != "octavo"}
-        if others and "octavo" in medians:
-            best = min(others, key=others.__getitem__)
-            row["best_peer"], row["ratio_to_best"] = best, round(others[best] / medians["octavo"], 2)
+        ours, *others = names
+        if others:
+            best = min(others, key=medians.__getitem__)
+            row["best_peer"], row["ratio"] = best, round(medians[best] / medians[ours], 2)
         rows.append(row)
         print(json.dumps({k: v for k, v in row.items() if k != "seconds"}), flush=True)
     for peer in peers:

@@ -1,4 +1,4 @@
-"""llama.cpp with bf16 weights and flash attention. usage: llamacpp.py MODEL_DIR THREADS
+"""llama.cpp with flash attention. usage: llamacpp.py MODEL_DIR THREADS [q4_0|q4_k_m|q8_0]: weights in bf16 or quantised
 
 Needs the packages `llama-cpp-python` and `gguf`. The safetensors are rewritten as GGUF tensor by tensor (weights are
 random, so the rotary permutation of llama's converter makes no difference to speed and is left out). Prompts go in as
@@ -82,6 +82,16 @@ def convert(folder: Path) -> Path:
     return target
 
 
+def quantise(path: Path, kind: str) -> Path:
+    """By llama.cpp's own tool, the matrices that it chooses."""
+    target = path.with_stem(f"{path.stem}-{kind}")
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+    if not target.exists() and llama_cpp.llama_model_quantize(str(path).encode(), str(target).encode(), options) != 0:
+        raise SystemExit(f"{path} could not be quantised to {kind}")
+    return target
+
+
 def load(path: Path, threads: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
@@ -95,7 +105,8 @@ def load(path: Path, threads: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
     return model, llama_cpp.llama_init_from_model(model, options)
 
 
-model, context = load(convert(Path(sys.argv[1])), int(sys.argv[2]))
+source = convert(Path(sys.argv[1]))
+model, context = load(quantise(source, sys.argv[3]) if len(sys.argv) > 3 else source, int(sys.argv[2]))
 vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 batch = llama_cpp.llama_batch_init(BATCH, 0, 32)
 

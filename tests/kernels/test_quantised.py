@@ -138,7 +138,7 @@ def integer_oracle(x: Tensor, weight: QuantisedWeight, bias: Tensor, residual: T
         group = begin // scheme.group
         zero = middle if weight.zeros is None else weight.zeros[group].long()[:, None]
         sums = whole[:, begin:end] @ (codes[:, begin:end] - zero).T
-        total += sums.float() * weight.scales[group] * of_x[begin // x_group][1]
+        total += sums.float() * (weight.scales[group] * of_x[begin // x_group][1])
     return (total + bias.float() + residual.float()).to(x.dtype)
 
 

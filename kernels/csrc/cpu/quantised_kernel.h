@@ -143,7 +143,7 @@ inline void add_integers(const int32_t* sums, const uint8_t* zeros, const float*
   for (int i = 0; i < kPanel; ++i) {
     const uint32_t zero = zeros ? zeros[i] : 128;
     const int32_t sum = int32_t(uint32_t(sums[i]) - zero * uint32_t(x_sum));
-    totals[i] = totals[i] + float(sum) * scales[i] * x_scale;
+    totals[i] = totals[i] + float(sum) * (scales[i] * x_scale);
   }
 }
 

@@ -1,8 +1,10 @@
-"""A KV cache in 8 bits rounds each token once and for all: however it came to be computed, what follows is the same."""
+"""A KV cache in 8 bits rounds each token once and for all, and quantised weights multiply each row by itself: however a
+token came to be computed, what follows is the same."""
 
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,18 +24,27 @@ LENGTHS = [1, 15, 16, 17, 40, 130]
 OFFSETS = [1, 7, 16, 29]
 
 
-def load(kv_dtype: str) -> PagedRunner:
-    """The bundled model in bfloat16."""
-    folder = str(model_folder("demo"))
-    options = ModelOptions(
-        model=folder, device="cpu", kv_dtype=kv_dtype, num_blocks=400, host_cache_bytes=16 << 20, threads=1
-    )
-    return load_runner(options)
+class Bits(NamedTuple):
+    """Of the cache and of the weights; "auto": bfloat16."""
+
+    cache: str
+    weights: str
+
+    def load(self) -> PagedRunner:
+        """The bundled model."""
+        options = ModelOptions(
+            model=str(model_folder("demo")), device="cpu", kv_dtype=self.cache, quantization=self.weights,
+            num_blocks=400, host_cache_bytes=16 << 20, threads=1,
+        )  # fmt: skip
+        return load_runner(options)
 
 
-@pytest.fixture(scope="module", params=["int8", "fp8"])
+KINDS = [Bits("int8", "auto"), Bits("fp8", "auto"), Bits("auto", "int4"), Bits("int8", "int8"), Bits("fp8", "fp8")]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda bits: f"cache-{bits.cache}-weights-{bits.weights}")
 def runner(request: pytest.FixtureRequest) -> PagedRunner:
-    return load(request.param)
+    return request.param.load()
 
 
 def prompt(number: int, vocab_size: int = 2048) -> list[int]:
@@ -102,7 +113,8 @@ def run(runner: PagedRunner, *steps: SequenceStep) -> None:
     runner.launch(StepPlan(list(steps), 0)).result()
 
 
-def test_little_is_lost(runner: PagedRunner) -> None:
+@pytest.mark.parametrize("cache", ["int8", "fp8"])
+def test_a_cache_in_8_bits_loses_little(cache: str) -> None:
     """Log-probabilities of all long prompts beside those with the cache in bfloat16: what one of them loses
     depends on how a CPU rounds."""
     long = [number for number in range(COUNT) if len(prompt(number)) > 100]
@@ -112,7 +124,7 @@ def test_little_is_lost(runner: PagedRunner) -> None:
         found = [answers.prompt_logprobs[str(i)] for i in long]
         return torch.tensor([entry.logprob for entries in found for entry in entries if entry is not None])
 
-    rounded, plain = logprobs(Engine(runner)), logprobs(Engine(load("auto")))
+    rounded, plain = (logprobs(Engine(Bits(kind, "auto").load())) for kind in (cache, "auto"))
     assert not torch.equal(rounded, plain)
     assert (rounded - plain).abs().max() < 0.25
     assert (rounded - plain).abs().mean() < 0.03
