@@ -9,9 +9,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 KERNELS := $(shell find kernels -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu*' -o -name '*.py' -o -name '*.t*ml' -o -name 'CMakeLists.txt' \))
 
-.PHONY: help install demo test lint bench kernels clean
+.PHONY: help install demo test compiled lint bench kernels clean
 help:
-	@echo "make demo | test | lint | bench | kernels | install | clean    (variables: PYTHON, TORCH, ARGS for pytest)"
+	@echo "make demo | test | compiled | lint | bench | kernels | install | clean    (variables: PYTHON, TORCH, ARGS for pytest)"
 
 install: $(INSTALLED)
 
@@ -33,6 +33,10 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# After a change of CUDA sources: compiles them all, runs what can run without a GPU, and records that. Needs nvcc.
+compiled: $(INSTALLED)
+	$(BIN)/python tests/kernels/compiled.py -n 3 $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/octavo bench engine && $(BIN)/octavo bench service

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 
@@ -32,16 +31,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what needs a GPU where there is none or the kernels were built without nvcc, and what needs nvcc."""
-    for marker, is_there in (("gpu", _has_gpu), ("nvcc", _has_nvcc)):
+    """Deselects what needs a GPU where there is none or the kernels were built without nvcc, and what needs the CUDA
+    compiler unless it is asked for."""
+    for marker, is_there in (("gpu", _has_gpu), ("nvcc", lambda: "nvcc" in config.option.markexpr)):
         needing = [item for item in items if item.get_closest_marker(marker)]
         if needing and not is_there():
             config.hook.pytest_deselected(items=needing)
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
-
-
-def _has_nvcc() -> bool:
-    return shutil.which("nvcc") is not None
 
 
 def _has_gpu() -> bool:

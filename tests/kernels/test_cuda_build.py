@@ -12,7 +12,7 @@ from pathlib import Path
 import pybind11
 import pytest
 
-pytestmark = [pytest.mark.nvcc, pytest.mark.slow, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 SPILLS = """

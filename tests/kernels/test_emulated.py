@@ -17,7 +17,7 @@ from octavo_kernels.weights import Codes, dequantise
 from .coded_weights import FORM_NAMES, FORMS, random_weight
 from .emulated import Emulated
 
-pytestmark = [pytest.mark.nvcc, pytest.mark.slow, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
 
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 HALF = list(ROUNDING)
