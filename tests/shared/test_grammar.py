@@ -1,0 +1,142 @@
+"""What a gateway finds out about a grammar without a model: whether it compiles, and where it does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from waiting import STALL_S
+
+from octavo.grammar import MAX_TEXT_BYTES, Grammar, GrammarError, validate
+from octavo.strict_schema import strict
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", '{"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {}}}'),
+        Grammar("json_object"),
+        Grammar("regex", "[a-z]+@[a-z]+"),
+        Grammar("choice", '["a", "\\ud83d\\ude00", "\\u007f\\n\\u0001\\"", "a"]'),
+        Grammar("lark", 'start: "a" | %json {"type": "integer"}'),
+    ],
+)
+def test_a_sound_grammar_has_no_errors(grammar: Grammar) -> None:
+    assert validate(grammar, limit_s=600) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message", "place"),
+    [
+        ("json_schema", '{"type": "obj', "not a JSON object", ""),
+        ("json_schema", "[]", "not a JSON object", ""),
+        ("json_schema", '{"items": ' * 5000 + "{}" + "}" * 5000, "recursion limit", ""),
+        ("json_schema", '{"properties": {"a/b": {"type": "objekt"}}}', "objekt", "#/properties/a~1b/type"),
+        ("json_schema", '{"items": {"uniqueItems": true}}', "uniqueItems", "#/items/uniqueItems"),
+        ("json_schema", '{"anyOf": [{}, {"$ref": "http://x.test/y"}]}', "http://x.test/y", "#/anyOf/1/$ref"),
+        ("json_schema", '{"$ref": "#/$defs/none"}', "does not exist", "#/$ref"),
+        ("json_schema", '{"items": {"type": "string", "pattern": "(?=a)b"}}', "look-around", "#/items/pattern"),
+        ("json_schema", '{"x-guidance": {"no_such": 1}}', "no_such", ""),
+        ("json_schema", '{"properties": {"a": {"type": "no"}, "b": {"type": "no"}}}', "Invalid type: no", ""),
+        ("regex", "(a", "unclosed group", ""),
+        ("regex", "(?<!a)b", "look-around", ""),
+        ("regex", "(" * 60_000 + ")" * 60_000, "nest", ""),
+        ("choice", "[]", "one or more strings", ""),
+        ("choice", '["a", 1]', "one or more strings", ""),
+        ("choice", '["\\ud800"]', "surrogate", ""),
+        ("choice", "a", "not JSON", ""),
+        ("lark", "start: a\na: nowhere", 'unknown name: "nowhere"', "line 2, column 4"),
+        ("lark", 'start: "a', "lexer error", "line 1, column 10"),
+        ("sql", "select 1", "sql is no kind of grammar", ""),
+        ("regex", "\udc80", "surrogate", ""),
+        ("regex", "é" * (MAX_TEXT_BYTES // 2 + 1), "262146 bytes: 262144 are allowed", ""),
+    ],
+)
+def test_an_unsound_grammar_is_refused_in_the_words_of_the_library(
+    kind: Any, text: str, message: str, place: str
+) -> None:
+    with pytest.raises(GrammarError) as caught:
+        validate(Grammar(kind, text), limit_s=600)
+    assert message in str(caught.value)
+    assert caught.value.place == place
+    assert caught.value.code == "invalid_grammar"
+
+
+def test_unimplemented_keywords_may_be_warnings() -> None:
+    lenient = '{"x-guidance": {"lenient": true}, "type": "array", "uniqueItems": true}'
+    assert "uniqueItems" in validate(Grammar("json_schema", lenient), limit_s=600)[0]
+
+
+def test_a_time_bomb_is_refused_and_does_not_hold_up_the_end_of_the_process() -> None:
+    """In a process of its own: the library goes on with the bomb for as long as that lives."""
+    program = """
+import json
+from octavo.grammar import Grammar, GrammarError, validate
+bomb = {"allOf": [{"type": "string", "pattern": f".*{i * 7919:x}.*"} for i in range(200)]}
+try:
+    validate(Grammar("json_schema", json.dumps(bomb)), limit_s=0.2)
+except GrammarError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=STALL_S, check=True)
+    assert done.stdout.strip() == "the grammar did not compile within 0.2 s: make it simpler"
+
+
+@pytest.mark.parametrize("length", [1000, 6000])
+def test_a_long_chain_of_references_does_not_overflow_the_stack(length: int) -> None:
+    links = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(length)}
+    chain = {"$ref": "#/$defs/0", "$defs": {**links, str(length): {"type": "string"}}}
+    assert validate(Grammar("json_schema", json.dumps(chain)), limit_s=600) == []
+
+
+CLOSED = {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"type": "object"}, {"type": "object", **CLOSED}),
+        ({"properties": {"a": {}}}, {"properties": {"a": {}}, **CLOSED}),
+        ({"type": ["object", "null"]}, {"type": ["object", "null"], **CLOSED}),
+        ({"type": "object", "additionalProperties": True}, {"type": "object", "additionalProperties": True}),
+        ({"items": {"type": "object"}}, {"items": {"type": "object", **CLOSED}}),
+        ({"$defs": {"a": {"type": "object"}}}, {"$defs": {"a": {"type": "object", **CLOSED}}}),
+        ({"anyOf": [{"type": "object"}, {}]}, {"anyOf": [{"type": "object", **CLOSED}, {}]}),
+        ({"allOf": [{"type": "object"}]}, {"allOf": [{"type": "object", **CLOSED}]}),
+        ({"const": {"type": "object"}}, {"const": {"type": "object"}}),
+        ({"enum": [{"properties": {}}]}, {"enum": [{"properties": {}}]}),
+        (
+            {"properties": {"type": {"type": "object"}}},
+            {"properties": {"type": {"type": "object", **CLOSED}}, **CLOSED},
+        ),
+    ],
+)
+def test_strict_closes_every_object_that_does_not_say_otherwise(given: Any, expected: Any) -> None:
+    assert json.loads(strict(json.dumps(given))) == expected
+    assert json.loads(strict(json.dumps(expected))) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"type": "object"}]},
+        {"allOf": [{"$ref": "#/$defs/p"}, {"type": "object"}], "$defs": {"p": {"properties": {"a": {}}}}},
+        {"properties": {"a": {}}, "$ref": "#/$defs/p", "$defs": {"p": {"type": "object"}}},
+    ],
+)
+def test_strict_leaves_objects_open_that_are_described_in_parts(given: Any) -> None:
+    assert json.loads(strict(json.dumps(given))) == given
+
+
+def test_strict_keeps_the_order_of_members() -> None:
+    text = '{"type": "object", "properties": {"b": {}, "a": {}}, "required": ["é"]}'
+    assert strict(text) == text.removesuffix("}") + ', "additionalProperties": false}'
+
+
+def test_strict_refuses_what_is_no_json() -> None:
+    with pytest.raises(GrammarError, match="not JSON"):
+        strict("{")

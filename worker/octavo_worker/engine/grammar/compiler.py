@@ -1,0 +1,117 @@
+"""Grammars made into matchers, beside the engine's own thread."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from llguidance import LLMatcher
+
+from octavo.deep_threads import DeepThreads
+from octavo.grammar import Grammar, GrammarError, library_limits, refused, source, too_slow
+from octavo_worker.engine.grammar.matcher import Matcher
+from octavo_worker.engine.grammar.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A grammar's matcher in its first state, to be copied, and the time until which it has to be there."""
+
+    compiled: Future[LLMatcher]
+    expires: float
+
+
+class Compilation:
+    """A grammar that is being compiled, or has been."""
+
+    def __init__(self, compiler: Compiler, grammar: Grammar, entry: _Entry) -> None:
+        self._compiler = compiler
+        self._grammar = grammar
+        self._entry = entry
+
+    @property
+    def done(self) -> bool:
+        """Whether `matcher` answers at once."""
+        return self._entry.compiled.done() or self._compiler.clock() >= self._entry.expires
+
+    def matcher(self) -> Matcher:
+        """A new matcher; waits until the grammar is compiled. `GrammarError` if it cannot be, or not in time."""
+        left = max(0.0, self._entry.expires - self._compiler.clock())
+        try:
+            library = self._entry.compiled.result(left)
+        except TimeoutError:
+            raise too_slow(self._compiler.limit_s) from None
+        except GrammarError as error:
+            raise error.with_traceback(None) from None  # kept, and raised again for the next one with this grammar
+        return Matcher(self._compiler.vocabulary, self._grammar, library.deep_copy())
+
+
+class Compiler:
+    """Compiles grammars for one vocabulary and keeps the last `capacity` of them, by the digest of kind and text.
+
+    A grammar is refused when it was not compiled `limit_s` seconds after it was first asked for, waiting included. The
+    library cannot be interrupted: such a grammar holds one of the `threads` until the library is done with it, and is
+    there for a later request then.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        limit_s: float = 5.0,
+        capacity: int = 256,
+        threads: int = 2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.limit_s = limit_s
+        self.clock = clock
+        self._capacity = capacity
+        self._threads = DeepThreads(threads)
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many grammars it keeps."""
+        return len(self._entries)
+
+    def start(self, grammar: Grammar) -> Compilation:
+        """Begin to compile, unless that was done before. `GrammarError` for what is malformed at first sight."""
+        self._check_beginning(grammar.after)
+        key = blake2b(f"{grammar.kind}\n{grammar.text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        entry = self._entries.get(key)
+        if entry is None:
+            text = source(grammar)
+            compiled = self._threads.submit(lambda: _compile(self.vocabulary, grammar, text))
+            entry = self._entries[key] = _Entry(compiled, self.clock() + self.limit_s)
+        self._entries.move_to_end(key)
+        while len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+        return Compilation(self, grammar, entry)
+
+    def compile(self, grammar: Grammar) -> Matcher:
+        """A matcher at the grammar's beginning; waits for it."""
+        return self.start(grammar).matcher()
+
+    def close(self) -> None:
+        """Let the threads end. Does not wait."""
+        self._threads.close()
+
+    def _check_beginning(self, after: tuple[int, ...]) -> None:
+        for token in after:
+            if not self.vocabulary.is_free(token):
+                raise GrammarError(f"a grammar cannot begin after token {token}: it ends sequences, or is no token")
+
+
+def _compile(vocabulary: Vocabulary, grammar: Grammar, text: str) -> LLMatcher:
+    """With its first mask, which is the dearest: the library builds its automata as they are needed, and copies share
+    them. A grammar that nothing can begin is refused here."""
+    library = LLMatcher(vocabulary.library, text, log_level=0, limits=library_limits())
+    if library.is_error():
+        raise refused(grammar, library.get_error())
+    Matcher(vocabulary, Grammar(grammar.kind, grammar.text), library).fill(np.zeros(vocabulary.words, np.int32))
+    return library
