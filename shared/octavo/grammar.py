@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from llguidance import LLMatcher, LLParserLimits
 
-from octavo.deep_threads import DeepThreads
 from octavo.errors import InvalidRequest
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
@@ -82,21 +83,26 @@ def source(grammar: Grammar) -> str:
 
 
 def validate(grammar: Grammar, *, limit_s: float = VALIDATION_S) -> list[str]:
-    """The library's warnings about a grammar; `GrammarError` if it does not compile, or not within the limit.
+    """The library's warnings about a grammar; `GrammarError` if it does not compile, or not within the limit;
+    `RuntimeError` if none can be tried here.
 
-    Knows no vocabulary: names of special tokens and the cost of large automata are found out by a worker only. Takes a
-    thread: a long chain of references needs more stack than a main thread has.
+    Runs in a process of its own (`octavo.grammar_trial`), for about 0.2 s: the library's limits do not stop every
+    explosion, and only a process can be ended. Knows no vocabulary: names of special tokens are found out by a worker.
     """
-    text = source(grammar)
-    with DeepThreads(1) as threads:
-        checked = threads.submit(lambda: LLMatcher.validate_grammar_with_warnings(text, limits=library_limits()))
-        try:
-            failed, messages = checked.result(limit_s)
-        except TimeoutError:
-            raise too_slow(limit_s) from None
+    command = [sys.executable, "-P", "-m", "octavo.grammar_trial"]
+    text = source(grammar).encode()
+    try:
+        trial = subprocess.run(command, input=text, capture_output=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise too_slow(limit_s) from None
+    if trial.returncode < 0:
+        raise GrammarError("the grammar took more memory than there is for one: make it simpler")
+    if trial.returncode > 0:
+        raise RuntimeError(f"no grammar can be tried: {trial.stderr.decode(errors='replace')}")
+    failed, messages = json.loads(trial.stdout)
     if failed:
         raise refused(grammar, messages[0])
-    return messages
+    return list(messages)
 
 
 def too_slow(limit_s: float) -> GrammarError:

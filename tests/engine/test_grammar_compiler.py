@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
-from generated_schemas import allowed
+from generated_schemas import allowed, unchecked
 from tokenizers import Tokenizer
+from waiting import STALL_S
 
-from octavo.grammar import Grammar, GrammarError
+from octavo.grammar import Grammar, GrammarError, validate
 from octavo_worker.engine.grammar import Compiler, Vocabulary
 from octavo_worker.files import model_folder
 
 FOLDER = model_folder("demo")
 TEXT = (FOLDER / "tokenizer.json").read_text(encoding="utf-8")
 TOKENIZER = Tokenizer.from_str(TEXT)
-SLOW = Grammar("json_schema", '{"type": "integer", "multipleOf": 4001}')  # an automaton of as many states: seconds
 
 
 def vocabulary(text: str = TEXT, rows: int = 2048, stops: tuple[int, ...] = (1,)) -> Vocabulary:
@@ -28,7 +30,7 @@ def ids(text: str) -> list[int]:
 
 
 def test_a_grammar_is_compiled_once_whatever_it_begins_after() -> None:
-    compiler = Compiler(vocabulary(), limit_s=600)
+    compiler = Compiler(vocabulary(), limit_s=600, check=unchecked)
     first = compiler.start(Grammar("json_object"))
     first.matcher()
     again = compiler.start(Grammar("json_object", "", (7,)))
@@ -41,7 +43,7 @@ def test_a_grammar_is_compiled_once_whatever_it_begins_after() -> None:
 
 
 def test_matchers_of_one_compilation_are_independent() -> None:
-    compilation = Compiler(vocabulary(), limit_s=600).start(Grammar("regex", "ab"))
+    compilation = Compiler(vocabulary(), limit_s=600, check=unchecked).start(Grammar("regex", "ab"))
     one, other = compilation.matcher(), compilation.matcher()
     assert one.accept(ids("a")) == 1
     assert allowed(other.mask()) != allowed(one.mask())
@@ -49,7 +51,7 @@ def test_matchers_of_one_compilation_are_independent() -> None:
 
 
 def test_the_grammar_used_least_recently_makes_room() -> None:
-    compiler = Compiler(vocabulary(), limit_s=600, capacity=2)
+    compiler = Compiler(vocabulary(), limit_s=600, check=unchecked, capacity=2)
     grammars = [Grammar("regex", text) for text in "abc"]
     kept = [compiler.start(grammar) for grammar in grammars]
     assert len(compiler) == 2
@@ -57,18 +59,41 @@ def test_the_grammar_used_least_recently_makes_room() -> None:
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_the_others_go_on() -> None:
-    """With a clock that the test sets: the limit passes when it says so."""
-    now = [0.0]
-    compiler = Compiler(vocabulary(), limit_s=5, clock=lambda: now[0])
-    slow = compiler.start(SLOW)
+    """With a clock and a check that the test moves: the limit passes when it says so."""
+    now, go_on = [0.0], threading.Event()
+
+    def check(grammar: Grammar, *, limit_s: float) -> None:
+        assert limit_s == 5
+        if grammar == Grammar("regex", "slow"):
+            assert go_on.wait(STALL_S)
+
+    compiler = Compiler(vocabulary(), limit_s=5, check=check, clock=lambda: now[0])
+    slow = compiler.start(Grammar("regex", "slow"))
     assert not slow.done
     now[0] = 5.0
     assert slow.done
-    with pytest.raises(GrammarError, match=r"did not compile within 5 s: make it simpler"):
+    with pytest.raises(GrammarError, match="did not compile within 5 s: make it simpler"):
         slow.matcher()
-    now[0] = 0.0
-    compiler.limit_s = 600
-    assert compiler.compile(Grammar("regex", "a")).accept(ids("a")) == 1
+    other = compiler.start(Grammar("regex", "a"))
+    while not other.done:
+        time.sleep(0.01)
+    assert other.matcher().accept(ids("a")) == 1
+    now[0] = -STALL_S
+    go_on.set()
+    assert compiler.compile(Grammar("regex", "slow")).accept(ids("s")) == 1, "it is there for a later request"
+
+
+def test_a_grammar_is_tried_in_a_process_first() -> None:
+    """The automaton of a bomb goes on growing in this process if it gets there."""
+    bomb = Grammar("json_schema", '{"type": "integer", "multipleOf": 9999991}')
+    compiler = Compiler(vocabulary(), limit_s=STALL_S, check=_impatient)
+    with pytest.raises(GrammarError, match=r"did not compile within 0\.5 s"):
+        compiler.compile(bomb)
+    assert Compiler(vocabulary(), limit_s=STALL_S).compile(Grammar("regex", "a")).accept(ids("a")) == 1
+
+
+def _impatient(grammar: Grammar, *, limit_s: float) -> None:
+    validate(grammar, limit_s=0.5)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +109,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_the_others_go_on() -> None
     ],
 )
 def test_what_cannot_be_compiled_is_refused_each_time(grammar: Grammar, message: str) -> None:
-    compiler = Compiler(vocabulary(), limit_s=600)
+    compiler = Compiler(vocabulary(), limit_s=600, check=unchecked)
     for _ in range(2):
         with pytest.raises(GrammarError, match=message) as caught:
             compiler.compile(grammar)
@@ -94,13 +119,15 @@ def test_what_cannot_be_compiled_is_refused_each_time(grammar: Grammar, message:
 @pytest.mark.parametrize("length", [3000, 9000])
 def test_a_long_chain_of_references_does_not_overflow_the_stack(length: int) -> None:
     rules = "".join(f"a{i}: a{i + 1}\n" for i in range(length))
-    matcher = Compiler(vocabulary(), limit_s=600).compile(Grammar("lark", f'start: a0\n{rules}a{length}: "x"'))
+    matcher = Compiler(vocabulary(), limit_s=600, check=unchecked).compile(
+        Grammar("lark", f'start: a0\n{rules}a{length}: "x"')
+    )
     assert allowed(matcher.copy().mask()) == ids("x")
 
 
 def test_padding_rows_stay_empty_for_any_size_of_the_head() -> None:
     for rows in (2048, 2049, 2080, 2111):
-        matcher = Compiler(vocabulary(rows=rows), limit_s=600).compile(Grammar("regex", "(.|\n)*"))
+        matcher = Compiler(vocabulary(rows=rows), limit_s=600, check=unchecked).compile(Grammar("regex", "(.|\n)*"))
         assert matcher.mask().shape == ((rows + 31) // 32,)
         assert max(allowed(matcher.mask())) < 2048
 
@@ -116,7 +143,7 @@ def test_a_stop_token_with_a_text_does_not_end_a_string_that_is_not_complete() -
     described = json.loads(TEXT)
     described["added_tokens"][1]["special"] = False
     (word,) = ids("a")
-    compiler = Compiler(vocabulary(json.dumps(described), stops=(1, word)), limit_s=600)
+    compiler = Compiler(vocabulary(json.dumps(described), stops=(1, word)), limit_s=600, check=unchecked)
     matcher = compiler.compile(Grammar("json_schema", '{"type": "string"}'))
     assert matcher.accept(ids('"b')) == 2
     assert {1, word}.isdisjoint(allowed(matcher.mask()))
@@ -128,7 +155,7 @@ def test_a_stop_token_with_a_text_does_not_end_a_string_that_is_not_complete() -
 def test_added_tokens_without_a_row_are_left_out() -> None:
     described = json.loads(TEXT)
     described["added_tokens"].append({**described["added_tokens"][0], "id": 2048, "content": "<|image|>"})
-    matcher = Compiler(vocabulary(json.dumps(described)), limit_s=600).compile(Grammar("regex", ".*"))
+    matcher = Compiler(vocabulary(json.dumps(described)), limit_s=600, check=unchecked).compile(Grammar("regex", ".*"))
     assert matcher.mask().shape == (64,)
     assert matcher.accept([2048]) == 0
 

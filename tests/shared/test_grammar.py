@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import STALL_S
 
-from octavo.grammar import MAX_TEXT_BYTES, Grammar, GrammarError, validate
+from octavo.grammar import MAX_TEXT_BYTES, Grammar, GrammarError, source, validate
 from octavo.strict_schema import strict
 
 
@@ -70,19 +71,44 @@ def test_unimplemented_keywords_may_be_warnings() -> None:
     assert "uniqueItems" in validate(Grammar("json_schema", lenient), limit_s=600)[0]
 
 
-def test_a_time_bomb_is_refused_and_does_not_hold_up_the_end_of_the_process() -> None:
-    """In a process of its own: the library goes on with the bomb for as long as that lives."""
-    program = """
-import json
-from octavo.grammar import Grammar, GrammarError, validate
-bomb = {"allOf": [{"type": "string", "pattern": f".*{i * 7919:x}.*"} for i in range(200)]}
-try:
-    validate(Grammar("json_schema", json.dumps(bomb)), limit_s=0.2)
-except GrammarError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=STALL_S, check=True)
-    assert done.stdout.strip() == "the grammar did not compile within 0.2 s: make it simpler"
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        {"allOf": [{"type": "string", "pattern": f".*{i * 7919:x}.*"} for i in range(200)]},
+        {"type": "integer", "multipleOf": 9999991},
+    ],
+)
+def test_a_time_bomb_is_refused(bomb: Any) -> None:
+    with pytest.raises(GrammarError, match=r"did not compile within 0\.5 s: make it simpler"):
+        validate(Grammar("json_schema", json.dumps(bomb)), limit_s=0.5)
+
+
+def test_a_bomb_of_memory_ends_its_own_process_only() -> None:
+    """With less memory than a trial has, so that it is soon used up."""
+    program = "from octavo import grammar_trial as t; t.MEMORY_BYTES = t.STACK_BYTES + (300 << 20); t.main()"
+    bomb = source(Grammar("json_schema", '{"type": "integer", "multipleOf": 9999991}')).encode()
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=bomb, capture_output=True, timeout=STALL_S, check=False
+    )
+    assert done.returncode < 0
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "message"),
+    [
+        ("kill -ABRT $$", GrammarError, "more memory than there is for one"),
+        ("echo no module >&2; exit 1", RuntimeError, "no grammar can be tried: no module"),
+    ],
+)
+def test_a_trial_without_an_answer_is_told_from_one_that_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, error: type[Exception], message: str
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\n{script}\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    with pytest.raises(error, match=message):
+        validate(Grammar("json_object"), limit_s=STALL_S)
 
 
 @pytest.mark.parametrize("length", [1000, 6000])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from octavo.grammar import Grammar
 from octavo_worker.engine.grammar import Matcher
 
 NAMES = st.text(st.sampled_from('abzé_ "\\/0'), min_size=1, max_size=4)
@@ -67,3 +68,7 @@ def walk(matcher: Matcher, stop_ids: frozenset[int], *, seed: int, limit: int = 
         if token in stop_ids:
             break
     return tokens
+
+
+def unchecked(grammar: Grammar, *, limit_s: float) -> None:
+    """For grammars of tests, which explode in no compiler: spares a process for each."""

