@@ -22,6 +22,7 @@ Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
 MAX_TEXT_BYTES = 256 * 1024
 VALIDATION_S = 5.0
+TOO_SLOW = "grammar_too_slow"  # the code of a refusal that a busy machine may be to blame for
 _POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _EXCERPT = re.compile(r"\n *\d+ \| ")
 _NAMED = ("type", "pattern", "$ref", "format")  # keywords whose value the library repeats in its message
@@ -33,8 +34,8 @@ class GrammarError(InvalidRequest):
 
     code = "invalid_grammar"
 
-    def __init__(self, message: str, *, place: str = "") -> None:
-        super().__init__(f"{message} (at {place})" if place else message)
+    def __init__(self, message: str, *, place: str = "", code: str | None = None) -> None:
+        super().__init__(f"{message} (at {place})" if place else message, code=code)
         self.place = place
 
 
@@ -106,7 +107,8 @@ def validate(grammar: Grammar, *, limit_s: float = VALIDATION_S) -> list[str]:
 
 
 def too_slow(limit_s: float) -> GrammarError:
-    return GrammarError(f"the grammar did not compile within {limit_s:g} s: make it simpler")
+    message = f"the grammar did not compile within {limit_s:g} s: make it simpler"
+    return GrammarError(message, code=TOO_SLOW)
 
 
 def refused(grammar: Grammar, message: str) -> GrammarError:

@@ -12,7 +12,7 @@ from generated_schemas import allowed, unchecked
 from tokenizers import Tokenizer
 from waiting import STALL_S
 
-from octavo.grammar import Grammar, GrammarError, validate
+from octavo.grammar import Grammar, GrammarError, too_slow, validate
 from octavo_worker.engine.grammar import Compiler, Vocabulary
 from octavo_worker.files import model_folder
 
@@ -81,6 +81,21 @@ def test_a_grammar_that_takes_too_long_is_refused_and_the_others_go_on() -> None
     now[0] = -STALL_S
     go_on.set()
     assert compiler.compile(Grammar("regex", "slow")).accept(ids("s")) == 1, "it is there for a later request"
+
+
+def test_a_grammar_that_was_late_is_tried_again_and_one_that_is_wrong_is_not() -> None:
+    errors = [too_slow(5), GrammarError("wrong")]
+    tried = []
+
+    def check(grammar: Grammar, *, limit_s: float) -> None:
+        tried.append(grammar)
+        raise errors[len(tried) - 1]
+
+    compiler = Compiler(vocabulary(), limit_s=600, check=check)
+    for message in ("within 5 s", "wrong", "wrong"):
+        with pytest.raises(GrammarError, match=message):
+            compiler.compile(Grammar("regex", "a"))
+    assert len(tried) == 2
 
 
 def test_a_grammar_is_tried_in_a_process_first() -> None:

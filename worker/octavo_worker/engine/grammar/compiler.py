@@ -12,7 +12,7 @@ from hashlib import blake2b
 from llguidance import LLMatcher
 
 from octavo.deep_threads import DeepThreads
-from octavo.grammar import Grammar, GrammarError, library_limits, refused, source, too_slow, validate
+from octavo.grammar import TOO_SLOW, Grammar, GrammarError, library_limits, refused, source, too_slow, validate
 from octavo_worker.engine.grammar.matcher import Matcher
 from octavo_worker.engine.grammar.vocabulary import Vocabulary
 
@@ -23,6 +23,12 @@ class _Entry:
 
     compiled: Future[LLMatcher]
     expires: float
+
+    @property
+    def was_late(self) -> bool:
+        """A refusal to be tried again: other work on the machine may have been the reason."""
+        error = self.compiled.exception() if self.compiled.done() else None
+        return isinstance(error, GrammarError) and error.code == TOO_SLOW
 
 
 class Compilation:
@@ -85,7 +91,7 @@ class Compiler:
         self._check_beginning(grammar.after)
         key = blake2b(f"{grammar.kind}\n{grammar.text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
         entry = self._entries.get(key)
-        if entry is None:
+        if entry is None or entry.was_late:
             text = source(grammar)
             compiled = self._threads.submit(lambda: self._compile(grammar, text))
             entry = self._entries[key] = _Entry(compiled, self.clock() + self.limit_s)
