@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 
@@ -31,13 +32,23 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what needs a GPU where there is none or the kernels were built without nvcc, and what needs the CUDA
-    compiler unless it is asked for."""
-    for marker, is_there in (("gpu", _has_gpu), ("nvcc", lambda: "nvcc" in config.option.markexpr)):
+    """Deselects what needs a GPU where there is none or the kernels were built without nvcc, what needs the CUDA compiler
+    unless it is asked for, and what needs a program that is not there."""
+    conditions = {
+        "gpu": _has_gpu,
+        "nvcc": lambda: "nvcc" in config.option.markexpr,
+        "node": lambda: _has_program("node"),
+        "go": lambda: _has_program("go"),
+    }
+    for marker, is_there in conditions.items():
         needing = [item for item in items if item.get_closest_marker(marker)]
         if needing and not is_there():
             config.hook.pytest_deselected(items=needing)
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
+
+
+def _has_program(name: str) -> bool:
+    return shutil.which(name) is not None
 
 
 def _has_gpu() -> bool:

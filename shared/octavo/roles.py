@@ -52,7 +52,7 @@ class Role:
 
 _OF_CLIENTS = ("attach", "cancel", "detach", "enqueue", "mend", "order")
 ROLES = (
-    Role("reader", (), _READING),
+    Role("reader", (), (*_READING, "XREAD")),  # other languages' clients follow with XREAD: docs/wire.md
     Role("client", _OF_CLIENTS, _READING + _ASKING + _TASKS),
     Role("gateway", (*_OF_CLIENTS, "probe", "reap"), _READING + _ASKING),
     Role(
@@ -88,6 +88,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "XADD": (_TRIED, "0-0", "f", ""),
     "XDEL": (_TRIED, "0-1"),
     "XRANGE": (_TRIED, "-", "+"),
+    "XREAD": ("STREAMS", _TRIED, "0"),
     "XREVRANGE": (_TRIED, "+", "-"),
     "ZADD": (_TRIED, "x", "m"),
     "ZINCRBY": (_TRIED, "x", "m"),

@@ -1,0 +1,3 @@
+module octavo.example/reader
+
+go 1.18
