@@ -308,10 +308,9 @@ async def append(connection: Any, claim: Any, start: int, *tokens: tuple[int, in
         assert reply.state == "ok"
 
 
-async def finish(connection: Any, claim: Any, count: int, result: bytes = b"") -> Terminal:
+async def finish(connection: Any, claim: Any, count: int) -> None:
     end = Terminal(status=JobStatus.FAILED, usage=Usage(1, count), error=JobError(code="e", message="m"))
-    assert await run(connection, CELL.finish(claim.job_id, claim.token, end, result or None))
-    return end
+    assert await run(connection, CELL.finish(claim.job_id, claim.token, end, b""))
 
 
 async def test_tokens_that_a_server_forgot_come_once(example: Example, tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ export class Redis {
   static async connect(address) {
     const url = new URL(address);
     const redis = new Redis(url);
-    if (url.password) {
-      const user = url.username ? [decodeURIComponent(url.username)] : [];
-      await redis.command("AUTH", ...user, decodeURIComponent(url.password));
+    try {
+      await redis.#prepare(url);
+    } catch (error) {
+      redis.close();
+      throw error;
     }
-    if (url.pathname.length > 1) await redis.command("SELECT", url.pathname.slice(1));
     return redis;
   }
 
@@ -41,6 +42,14 @@ export class Redis {
     this.#socket.on("error", () => {}); // the command that waits for a reply gets it
     this.#socket.setTimeout(SILENCE_MS, () => this.#socket.destroy(new Error("the server is silent")));
     this.#chunks = this.#socket[Symbol.asyncIterator]();
+  }
+
+  async #prepare(url) {
+    if (url.password) {
+      const user = url.username ? [decodeURIComponent(url.username)] : [];
+      await this.command("AUTH", ...user, decodeURIComponent(url.password));
+    }
+    if (url.pathname.length > 1) await this.command("SELECT", url.pathname.slice(1));
   }
 
   /** Throws RedisError. */
