@@ -17,6 +17,7 @@ from cli_driver import Cli, Up
 from waiting import STALL_S
 
 import octavo.errors
+from octavo import Client
 from octavo.cli.app import GROUP, build_app
 from octavo.roles import ROLES
 from octavo_gateway.errors import _STATUSES
@@ -85,6 +86,41 @@ def test_the_curl_examples_answer(up: Up) -> None:
     assert offsets[0] > 10
     assert offsets[-1] == 40
     assert run(chat).rstrip().endswith("data: [DONE]")
+
+
+@pytest.mark.parametrize("language", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("node", "go")])
+def test_the_readers_in_other_languages_answer(up: Up, language: str) -> None:
+    """The commands of docs/wire.md, on a real model."""
+    text = (ROOT / "docs/wire.md").read_text()
+    documented = re.search(r"```sh\n(node .*)\n(cd .*)\n```", text)
+    assert documented is not None
+    service = json.loads((up.cli.state_dir / "up.json").read_text())
+    environment = os.environ | {"OCTAVO_GATEWAY": f"http://127.0.0.1:{up.port}", "REDIS_URL": service["redis_url"]}
+
+    def run(command: str) -> tuple[str, list[str]]:
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=STALL_S,
+            check=True,
+        )
+        return done.stdout, done.stderr.splitlines()
+
+    submit, follow = documented.groups()
+    if language == "go":
+        submit = re.sub(r"^node \S+", "cd docs/examples/go && go run .", submit)
+    else:
+        follow = re.sub(r"^cd .* run \.", "node docs/examples/node/main.mjs", follow)
+    whole, (job_id, *_, end) = run(submit)
+    rest, _ = run(re.sub(r"g00_\w+", job_id, follow))
+    with Client(service["redis_url"]) as client:
+        job = client.job(job_id)
+        assert whole == job.result().text
+        assert json.loads(end)["usage"]["completion_tokens"] == job.result().usage.completion_tokens > 0
+        assert rest == "".join(event.text for event in job.stream(after=20))
 
 
 def test_every_setting_is_in_the_table_as_it_is_in_the_code() -> None:
