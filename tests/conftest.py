@@ -32,8 +32,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what needs a GPU where there is none or the kernels were built without nvcc, what needs the CUDA compiler
-    unless it is asked for, and what needs a program that is not there."""
+    """Deselects what needs a GPU where there is none or the kernels were built without nvcc, what needs the CUDA
+    compiler unless it is asked for, and what needs a program that is not there."""
     conditions = {
         "gpu": _has_gpu,
         "nvcc": lambda: "nvcc" in config.option.markexpr,
