@@ -1,4 +1,4 @@
-"""The readers in docs/examples get what the Python client gets: they were written from docs/wire.md alone."""
+"""The readers in docs/examples, which know no more than docs/wire.md says, get what the Python client gets."""
 
 from __future__ import annotations
 
