@@ -116,13 +116,11 @@ def w8a8_rows() -> list[Row]:
     """Every form, tried or not."""
     result = []
     with changed(W8A8_TRIED=frozenset(Form)):
-        choice.choose_w8a8.cache_clear()
         for rows in W8A8_ROWS:
             layer = Layer(rows)
             for at in range(len(NAMES)):
                 result += product_rows(rows, layer, at)
             result += [layers_row(rows, layer, form, 32 if rows <= 256 else 2) for form in FORMS]
-    choice.choose_w8a8.cache_clear()
     return result
 
 
@@ -140,7 +138,6 @@ def tile_rows(form: Form, name: str, rows: int, weights: list[PackedWeight]) -> 
     columns, depth = weights[0].columns, weights[0].depth
     chip = cuda.chip(torch.device("cuda", torch.cuda.current_device()))
     with changed(W8A8_TRIED=frozenset(Form)):
-        choice.choose_w8a8.cache_clear()
         chosen = choice.choose_w8a8(rows, columns, depth, form, chip)
     layer, result = Layer(rows), []
     for tile in tiles_for(rows):
@@ -163,7 +160,6 @@ def w8a8_tile_rows() -> list[Row]:
             weights = [packed(form, columns, depth) for _ in range(rotations(columns * depth, 2))]
             for rows in TILED_ROWS:
                 result += tile_rows(form, name, rows, weights)
-    choice.choose_w8a8.cache_clear()
     return result
 
 

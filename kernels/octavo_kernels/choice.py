@@ -207,14 +207,20 @@ def choose_uniform(rows: int, columns: int, chip: Chip) -> Launch:
     return Launch(Kernel.UNIFORM, next(filter(fills, UNIFORM_TILES), Tile(2, 64)))
 
 
-@lru_cache(maxsize=RECENT)
 def choose_w8a8(
     rows: int, columns: int, depth: int, form: Form, chip: Chip, normed: bool = False, uniform: bool = False
 ) -> W8A8Launch | None:
     """For a product of codes with codes, with any ending. Sums of integers are exact in all kernels; neither tiles nor
     the number of rows change a bit of `WIDE`, so that is what `uniform` products of floats are. None: the product goes
     by way of a dequantised matrix."""
-    if form not in W8A8_TRIED or (uniform and form is not Form.INT8 and not chip.hopper):
+    return _w8a8(rows, columns, depth, form, chip, normed, uniform) if form in W8A8_TRIED else None
+
+
+@lru_cache(maxsize=RECENT)
+def _w8a8(
+    rows: int, columns: int, depth: int, form: Form, chip: Chip, normed: bool, uniform: bool
+) -> W8A8Launch | None:
+    if uniform and form is not Form.INT8 and not chip.hopper:
         return None
     by_row = form is Form.INT8 or (form is Form.FP8 and not uniform)
     if rows == 1 and by_row and chip.major >= OLDEST and depth <= (ROW_NORMED if normed else ROW_DEPTH):

@@ -86,11 +86,8 @@ def test_nothing_is_launched_for_no_rows() -> None:
 
 
 @pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(Form))
-    choose_w8a8.cache_clear()
-    yield
-    choose_w8a8.cache_clear()
 
 
 CODES = (Form.INT8, Form.FP8, Form.FP8_BLOCKS)
@@ -99,9 +96,7 @@ CODES = (Form.INT8, Form.FP8, Form.FP8_BLOCKS)
 @pytest.mark.parametrize("form", CODES)
 def test_codes_whose_kernels_have_not_run_on_a_gpu_are_dequantised(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(CODES) - {form})
-    choose_w8a8.cache_clear()
     assert choose_w8a8(8, 4096, 4096, form, H200) is None
-    choose_w8a8.cache_clear()
 
 
 @pytest.mark.parametrize("form", CODES)

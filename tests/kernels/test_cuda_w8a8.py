@@ -35,9 +35,6 @@ TILES = [
 @pytest.fixture(autouse=True)
 def every_form_is_tried(monkeypatch):
     monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(Form))
-    choice.choose_w8a8.cache_clear()
-    yield
-    choice.choose_w8a8.cache_clear()
 
 
 @pytest.fixture

@@ -100,12 +100,16 @@ def _knows_the_replica(sentinel: redis.Redis) -> bool:
 
 def _cluster(stack: ExitStack, binary: Path, folder: Path) -> Servers:
     options = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "15000"]
-    nodes = [_server(stack, binary, folder / str(number), *options) for number in range(_NODES)]
+    buses = [free_port() for _ in range(_NODES)]  # else 10,000 above a node's port, which may be beyond the last one
+    nodes = [
+        _server(stack, binary, folder / str(number), *options, "--cluster-port", str(bus))
+        for number, bus in enumerate(buses)
+    ]
     links = [stack.enter_context(redis.Redis.from_url(node.url)) for node in nodes]
     for number, link in enumerate(links):
         first, last = number * SLOTS // _NODES, (number + 1) * SLOTS // _NODES - 1
         link.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
-        link.execute_command("CLUSTER MEET", "127.0.0.1", port_of(nodes[0]))
+        link.execute_command("CLUSTER MEET", "127.0.0.1", port_of(nodes[0]), buses[0])
     eventually(lambda: all(_sees_all(link) for link in links))
     # The address names the node that has nothing to do with the queue.
     return Servers(f"redis+cluster://127.0.0.1:{port_of(nodes[0])}", nodes, lambda: move_slot(nodes[2], nodes[1]))
