@@ -149,16 +149,20 @@ async def test_one_that_is_forgotten_while_its_reader_looks_at_it(
     async with killable_service(tmp_path) as (server, client, connection):
         with ExitStack() as stack:
             stack.enter_context(forgotten_by(server, tmp_path))
-            job, attach = await submit(client, "a", follow=False), client._subscriber._attach
+            job = await submit(client, "a", follow=False)
+            attach, forgotten = client._subscriber._attach, asyncio.Event()
 
             async def attach_and_forget(reader: Any) -> bool:
                 known = await attach(reader)
                 stack.close()  # the first time only
+                forgotten.set()
                 return known
 
             monkeypatch.setattr(client._subscriber, "_attach", attach_and_forget)
+            reading = asyncio.create_task(tokens(job))
+            await asyncio.wait_for(forgotten.wait(), STALL_S)
             async with fake.fake_worker(connection):
-                assert await asyncio.wait_for(tokens(job), STALL_S) == fake.expected("a", 3, 20)
+                assert await asyncio.wait_for(reading, STALL_S) == fake.expected("a", 3, 20)
 
 
 async def test_what_it_still_knows_is_not_made_again(tmp_path: Path) -> None:
