@@ -9,10 +9,9 @@ from torch import Tensor
 
 from octavo_kernels import choice, cuda
 from octavo_kernels.activation import Gate, act_and_mul, code_of
-from octavo_kernels.call import check_devices
 from octavo_kernels.choice import CodedKernel, CodedLaunch, Ending
 from octavo_kernels.coded import CodedWeight, bricks_of, lay_out
-from octavo_kernels.norm import rms_norm
+from octavo_kernels.norm import normed_rows
 from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
 from octavo_kernels.weights import QuantisedWeight, Scheme
 
@@ -48,14 +47,13 @@ def linear(
     normed: Tensor | None,
     uniform: bool,
 ) -> None:
-    """`quantised_linear`, whose arguments are checked but for their device."""
-    _check_devices(x, weight, bias, residual, out, norm)
+    """`quantised_linear`, whose arguments are checked."""
     if not len(x):
         return
     if norm is not None:
         if not uniform and _launch(x, weight, bias, residual, out, norm=norm):
             return
-        x = rms_norm(x, norm.weight, norm.eps, out=normed, offset=norm.offset)
+        x = normed_rows(x, norm, normed)
     x = _in_order(x, weight)
     if _launch(x, weight, bias, residual, out, uniform=uniform):
         return
@@ -76,14 +74,13 @@ def gated_linear(
     uniform: bool,
 ) -> None:
     """`quantised_gated_linear`, likewise."""
-    _check_devices(x, weight, bias, None, out, norm)
     if not len(x):
         return
     activation = code_of(kind)
     if norm is not None:
         if not uniform and _launch(x, weight, bias, None, out, activation, norm):
             return
-        x = rms_norm(x, norm.weight, norm.eps, out=normed, offset=norm.offset)
+        x = normed_rows(x, norm, normed)
     ordered = _in_order(x, weight)
     if _launch(ordered, weight, bias, None, out, activation, uniform=uniform):
         return
@@ -149,12 +146,3 @@ def _matrix(weight: CodedWeight) -> tuple[object, ...]:
         int(scheme.codes), scheme.group, weight.codes.data_ptr(), weight.scales.data_ptr(), address(weight.zeros),
         weight.columns, weight.depth,
     )  # fmt: skip
-
-
-def _check_devices(
-    x: Tensor, weight: CodedWeight, bias: Tensor | None, residual: Tensor | None, out: Tensor, norm: RmsNorm | None
-) -> None:
-    scale = None if norm is None else norm.weight
-    check_devices(
-        {"x": x, "weight": weight.codes, "bias": bias, "residual": residual, "out": out, "norm.weight": scale}
-    )

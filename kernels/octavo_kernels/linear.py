@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo_kernels import cuda
 from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.call import check, check_devices, float_type, output, rows_of, run
-from octavo_kernels.norm import rms_norm
+from octavo_kernels.norm import check_norm, normed_rows
 from octavo_kernels.operands import RmsNorm, address, rows_at
 
 
@@ -41,7 +41,7 @@ def linear(
         check("bias", bias, x.dtype, (columns,))
     if residual is not None:
         check("residual", residual, x.dtype, (rows, columns))
-    _check_norm(norm, x)
+    check_norm(norm, x)
     _check_counter(counter)
     out = output(out, x, (rows, columns))
     tensors = {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out, "counter": counter}
@@ -50,14 +50,14 @@ def linear(
         if norm is not None:
             if not uniform and cuda.launch_linear(x, weight, bias, residual, out, norm=norm, counter=counter):
                 return out
-            x = _normed(x, norm, normed)
+            x = normed_rows(x, norm, normed)
         if uniform:
             cuda.linear_uniform(x, weight, bias, residual, out)
         else:
             cuda.linear(x, weight, bias, residual, out, counter)
         return out
     if norm is not None:
-        x = _normed(x, norm, normed)
+        x = normed_rows(x, norm, normed)
     run(
         "linear",
         tensors,
@@ -100,7 +100,7 @@ def gated_linear(
         raise ValueError(f"weight must have an even number of rows, not {columns}")
     if bias is not None:
         check("bias", bias, x.dtype, (columns,))
-    _check_norm(norm, x)
+    check_norm(norm, x)
     _check_counter(counter)
     out = output(out, x, (rows, columns // 2))
     activation = code_of(kind)
@@ -109,22 +109,12 @@ def gated_linear(
     if ours and cuda.launch_linear(x, weight, bias, None, out, activation, norm, counter):
         return out
     if norm is not None:
-        x = _normed(x, norm, normed)
+        x = normed_rows(x, norm, normed)
         if ours and cuda.launch_linear(x, weight, bias, None, out, activation, counter=counter):
             return out
     return act_and_mul(linear(x, weight, bias, out=scratch, uniform=uniform, counter=counter), kind, out=out)
 
 
-def _check_norm(norm: RmsNorm | None, x: Tensor) -> None:
-    if norm is not None:
-        check("norm.weight", norm.weight, x.dtype, (x.shape[1],))
-        check_devices({"x": x, "norm.weight": norm.weight})
-
-
 def _check_counter(counter: Tensor | None) -> None:
     if counter is not None:
         check("counter", counter, torch.int32, (1,))
-
-
-def _normed(x: Tensor, norm: RmsNorm, out: Tensor | None) -> Tensor:
-    return rms_norm(x, norm.weight, norm.eps, out=out, offset=norm.offset)

@@ -10,7 +10,7 @@ from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.call import check, check_devices, float_type, output, rows_of
 from octavo_kernels.coded import CodedWeight
 from octavo_kernels.linear import linear
-from octavo_kernels.norm import rms_norm
+from octavo_kernels.norm import check_norm, normed_rows
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.weights import Activations, PackedWeight, QuantisedWeight, dequantise
 from octavo_kernels.weights import check as check_weight
@@ -46,14 +46,14 @@ def quantised_linear(
     if residual is not None:
         check("residual", residual, x.dtype, (rows, weight.columns))
     out = output(out, x, (rows, weight.columns))
+    device = check_devices({"x": x, "weight": weight.codes, "bias": bias, "residual": residual, "out": out})
     if isinstance(weight, CodedWeight):
         coded_cuda.linear(x, weight, bias, residual, out, norm, normed, uniform)
         return out
-    device = check_devices({"x": x, "weight": weight.codes, "bias": bias, "residual": residual, "out": out})
     if device.type == "cuda" and w8a8.launch(x, weight, bias, residual, out, norm=norm, uniform=uniform):
         return out
     if norm is not None:
-        x = rms_norm(x, norm.weight, norm.eps, out=normed, offset=norm.offset)
+        x = normed_rows(x, norm, normed)
     if device.type == "cpu":
         quantised_cpu.linear(x, weight, bias, residual, out)
         return out
@@ -80,10 +80,10 @@ def quantised_gated_linear(
         raise ValueError(f"weight must have an even number of rows, not {weight.columns}")
     rows = _check(x, weight, bias, norm)
     out = output(out, x, (rows, weight.columns // 2))
+    device = check_devices({"x": x, "weight": weight.codes, "bias": bias, "out": out})
     if isinstance(weight, CodedWeight):
         coded_cuda.gated_linear(x, weight, kind, bias, out, scratch, norm, normed, uniform)
         return out
-    device = check_devices({"x": x, "weight": weight.codes, "bias": bias, "out": out})
     if device.type == "cuda" and w8a8.launch(x, weight, bias, None, out, code_of(kind), norm, uniform):
         return out
     product = quantised_linear(x, weight, bias, scratch, None, norm, normed, uniform)
@@ -98,8 +98,7 @@ def _check(x: Tensor, weight: PackedWeight, bias: Tensor | None, norm: RmsNorm |
         raise ValueError(f"x must have {weight.depth} columns, not {depth}")
     if bias is not None:
         check("bias", bias, x.dtype, (weight.columns,))
-    if norm is not None:
-        check("norm.weight", norm.weight, x.dtype, (depth,))
+    check_norm(norm, x)
     return rows
 
 

@@ -44,6 +44,15 @@ def several(source: Source, one: Callable[[], Reading[bool]]) -> Reading[bool]:
     return begun
 
 
+def section(source: Source, begin: str, one: Callable[[], Reading[bool]], end: str) -> Reading[bool]:
+    """Likewise, between markers of their own, which a model may leave out."""
+    yield from source.take(begin)
+    begun = yield from several(source, one)
+    if begun:
+        yield from source.take(end, spaced=True)
+    return begun
+
+
 def begin_call(source: Source, answer: Answer, name: str, own_id: str | None = None) -> Reading[bool]:
     """A call of `name`, if its arguments come next: an object, a string that holds one, null, or the call's end."""
     yield from source.space()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.parsing.answer import Answer
-from octavo.parsing.calls import NAME, Tools, read_call, several
+from octavo.parsing.calls import NAME, Tools, read_call, section
 from octavo.parsing.source import Reading, Source
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -14,11 +14,7 @@ FENCE, FENCE_END = "```json", "```"
 
 def read_calls(source: Source, answer: Answer, _: Tools) -> Reading[bool]:
     """All calls of a section, in either form. A model may leave out the section's own markers."""
-    yield from source.take(SECTION)
-    begun = yield from several(source, lambda: _one(source, answer))
-    if begun:
-        yield from source.take(SECTION_END, spaced=True)
-    return begun
+    return (yield from section(source, SECTION, lambda: _one(source, answer), SECTION_END))
 
 
 def _one(source: Source, answer: Answer) -> Reading[bool]:
