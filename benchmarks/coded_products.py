@@ -50,12 +50,10 @@ def changed(names: dict[str, int]) -> Iterator[None]:
     try:
         for name, value in names.items():
             setattr(choice, name, value)
-        choice.choose_coded.cache_clear()
         yield
     finally:
         for name, value in before.items():
             setattr(choice, name, value)
-        choice.choose_coded.cache_clear()
 
 
 def coded(form: str, columns: int, depth: int) -> PackedWeight:

