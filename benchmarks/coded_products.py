@@ -37,9 +37,9 @@ FORMS = {
     "nvfp4": (Codes.FP4, 16, False),
 }  # fmt: skip
 ALONE: dict[str, dict[str, int]] = {
-    "few": {"CODED_FEW_ROWS": 8},
-    "tiles": {"CODED_FEW_ROWS": 0, "CODED_TILE_ROWS": 1 << 30},
-    "matrix": {"CODED_FEW_ROWS": 0, "CODED_TILE_ROWS": 0},
+    "few": {},
+    "tiles": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_TILE_ROWS": 1 << 30},
+    "matrix": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_TILE_ROWS": 0},
 }
 Product = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--only", choices=ALONE, help="this kernel, with all rows that it takes")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    numbers = tuple(n for n in args.rows if args.only != "few" or n <= choice.CODED_MOST_FEW_ROWS)
+    numbers = tuple(n for n in args.rows if args.only != "few" or n <= choice.CODED_FEW_ROWS)
     torch.manual_seed(0)
     print("form | shape | us | floor us | % of floor | peer | peer us | times faster")
     with changed({"CODED": True, **ALONE.get(args.only, {})}):

@@ -160,9 +160,8 @@ CODED = True
 """Whether weights of codes are laid out for the kernels in csrc/cuda/coded/. They have not run on a GPU yet: this
 becomes True when tests/kernels/test_cuda_coded.py has passed on one."""
 
-# Not measured yet, but derived (kernels/NOTEBOOK.md).
-CODED_FEW_ROWS = 4  # from there on tiles, where the chip has them
-CODED_MOST_FEW_ROWS = 8  # of an instruction
+CODED_FEW_ROWS, CODED_ANY_FEW_ROWS = 16, 8  # on Hopper, where blocks can share the depth; on other chips
+CODED_FEW_SCALES = 2  # of a brick, with more than eight rows
 CODED_TILE_ROWS = 512  # from there on a matrix is dequantised for a library
 CODED_TOKENS = (8, 16, 32, 64, 128)
 CODED_STRIPS, CODED_CLUSTERS, CODED_LEAST_BRICKS = 8, (8, 4, 2), 4  # of a block
@@ -269,8 +268,7 @@ def choose_coded(
     gated = ending is not Ending.PLAIN
     if gated and columns % (2 * STRIP_ROWS):
         return None
-    few = CODED_FEW_ROWS if chip.hopper else CODED_MOST_FEW_ROWS
-    if rows <= few and not uniform and _few_takes(rows, depth, bricks, chip, normed):
+    if not uniform and _few_takes(rows, depth, bricks, chip, normed):
         return CodedLaunch(CodedKernel.FEW)
     if normed:
         return None
@@ -281,12 +279,14 @@ def choose_coded(
 
 
 def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) -> bool:
-    """Whether x fits into shared memory beside the rings, as coded_few.cu lays it out."""
-    if depth % 8 or (normed and (rows > 1 or depth > 8192)):
+    """Whether x, or a cluster's share of it, fits into shared memory beside the sums of a unit, as coded_few.cu lays it
+    out."""
+    most = CODED_FEW_ROWS if chip.major >= OLDEST and bricks.scales <= CODED_FEW_SCALES else CODED_ANY_FEW_ROWS
+    if not 0 < rows <= most or depth % 8 or (normed and (rows > 1 or depth > 8192)):
         return False
-    slot = 1024 + _over(80 * bricks.scales, 128) * 128
-    padded = _over(depth, bricks.depth) * bricks.depth
-    return 128 + 16384 + 64 * slot + rows * (2 * padded + 16) <= chip.shared_per_block
+    tokens, blocks = 8 if rows <= 8 else 16, CODED_CLUSTERS[0] if chip.major >= OLDEST else 1
+    held, whole = (_over(_over(depth, bricks.depth), n) * bricks.depth * 2 + 16 for n in (blocks, 1))
+    return 128 + max(tokens * held, whole) + tokens * 144 <= chip.shared_per_block
 
 
 def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> int:

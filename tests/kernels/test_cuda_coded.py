@@ -100,7 +100,7 @@ def test_rows_in_float32_take_the_matrix():
 def test_every_kernel_is_the_one_that_was_chosen(kind, group, kernel):
     """A product that fell back silently would still be right."""
     weight, exact = make(kind, group, 1024, 1024)
-    rows = {"few": 1, "tiles": 40, "matrix": 700}[kernel]
+    rows = {"few": 1, "tiles": 40, "matrix": 700}[kernel]  # as CODED_FEW_ROWS and CODED_TILE_ROWS have it
     x, _, _ = rows_of(rows, 1024, 1024, torch.bfloat16)
     out = torch.empty(rows, 1024, dtype=x.dtype, device="cuda")
     assert coded_cuda._launch(x, weight, None, None, out) == (kernel != "matrix")
@@ -174,12 +174,13 @@ def test_a_uniform_row_feels_neither_the_others_nor_their_number(columns, depth,
         assert torch.equal(last, together[-n:])
 
 
-@pytest.mark.parametrize(("columns", "depth"), [(1024, 1024), (72, 3072)])
-def test_few_rows_feel_neither_the_others_nor_their_number(columns, depth):
+@pytest.mark.parametrize(("fewest", "most"), [(1, 8), (9, 16)])
+@pytest.mark.parametrize(("columns", "depth"), [(1024, 1024), (72, 3072), (4096, 14336)])
+def test_few_rows_feel_neither_the_others_nor_their_number(columns, depth, fewest, most):
     weight, _ = make(Codes.INT4, 128, columns, depth)
-    x, _, _ = rows_of(choice.CODED_FEW_ROWS, columns, depth, torch.bfloat16)
+    x, _, _ = rows_of(most, columns, depth, torch.bfloat16)
     together = ops.quantised_linear(x, weight)
-    for n in range(1, len(x)):
+    for n in range(fewest, most):
         assert torch.equal(ops.quantised_linear(x[:n], weight), together[:n])
         assert torch.equal(ops.quantised_linear(x[-n:], weight), together[-n:])
 
@@ -260,12 +261,12 @@ def test_no_rows_are_no_launch():
 
 def test_what_the_module_refuses_it_does_not_launch():
     weight, _ = make(Codes.INT4, 128, 64, 128)
-    x = torch.randn(9, 128, device="cuda").bfloat16()
-    out = torch.full((9, 64), 7.0, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(17, 128, device="cuda").bfloat16()
+    out = torch.full((17, 64), 7.0, device="cuda", dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="coded_few"):
         cuda.launched(
             "coded_few", x.device, 1, (x.data_ptr(), 128), coded_cuda._matrix(weight), 0, (0, 0), (out.data_ptr(), 64),
-            9, cuda.NO_GATE, cuda.NO_NORM,
+            17, cuda.NO_GATE, cuda.NO_NORM,
         )  # fmt: skip
     with pytest.raises(ValueError, match="uniform"):
         ops.quantised_linear(torch.randn(2, 129, device="cuda").bfloat16()[:, 1:], weight, uniform=True)

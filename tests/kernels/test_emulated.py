@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_kernels import ops, reference
+from octavo_kernels import choice, ops, reference
 from octavo_kernels.coded import lay_out
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.weights import Codes, dequantise
@@ -63,21 +63,28 @@ def test_every_form_of_codes(emulated, kind, group):
             x, bias, residual = rows_of(3, 40, 272, dtype)
             options = {"bias": bias, "residual": residual}
             assert_product(emulated.few(x, weight, **options), x, exact, bias, residual)
+            if weight.bricks.scales <= choice.CODED_FEW_SCALES:
+                many = rows_of(13, 40, 272, dtype)
+                assert_product(emulated.few(many[0], weight, bias=bias, residual=many[2]), many[0], exact, bias, many[2])
             assert_product(emulated.tiles(x, weight, 8, 2, **options), x, exact, bias, residual)
 
 
 @pytest.mark.parametrize(
     ("columns", "depth", "multiprocessors", "rows"),
-    [(264, 1032, 3, 8), (320, 512, 1, 8), (1040, 256, 1, 1), (32, 2048, 132, 5), (16, 64, 4, 2), (7, 8, 2, 1)],
-)
+    [
+        (264, 1032, 3, 8), (320, 512, 1, 8), (1040, 256, 1, 1), (32, 2048, 132, 5), (16, 64, 4, 2), (7, 8, 2, 1),
+        (320, 1032, 16, 9), (200, 520, 132, 16), (1632, 640, 2, 11), (96, 8192, 16, 16), (7, 136, 2, 16),
+    ],
+)  # fmt: skip
 def test_few_rows(emulated, columns, depth, multiprocessors, rows):
-    """Several batches of sums; more warps than parts of the depth, and fewer; more multiprocessors than strips."""
+    """Several batches of sums; more warps than parts of the depth, and fewer; clusters; more multiprocessors than units."""
     weight, exact = make(Codes.INT4, 128, columns, depth, zeros=True)
     emulated.set_up(multiprocessors, columns)
     x, bias, residual = rows_of(rows, columns, depth)
     got = emulated.few(x, weight, bias=bias, residual=residual)
     assert_product(got, x, exact, bias, residual)
-    assert torch.equal(emulated.few(x[-1:], weight, bias=bias, residual=residual[-1:]), got[-1:])
+    n = next(least for least, most in ((1, 8), (9, 16)) if rows <= most)  # with the same instructions
+    assert torch.equal(emulated.few(x[-n:], weight, bias=bias, residual=residual[-n:]), got[-n:])
     for gate, b in zip(GATES, (None, bias, bias), strict=True):
         if columns % 32 == 0:
             assert_gate(emulated.few(x, weight, bias=b, gate=gate), x, exact, gate, b)
@@ -132,7 +139,7 @@ def test_what_a_kernel_cannot_compute_it_refuses(emulated):
     weight, _ = make(Codes.INT4, 128, 48, 128)
     x, _, _ = rows_of(9, 48, 128)
     with pytest.raises(ValueError, match="few"):
-        emulated.few(x, weight)  # too many rows
+        emulated.few(x.repeat(2, 1), weight)  # too many rows
     with pytest.raises(ValueError, match="few"):
         emulated.few(x[:1], weight, gate="silu")  # half a strip on each side
     with pytest.raises(ValueError, match="tiles"):

@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "coded/codes.cuh"
+#include "coded/store.cuh"
 #include "device/buffer_ring.cuh"
 #include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
@@ -204,8 +205,7 @@ struct Block {
     return sum;
   }
 
-  // A consumer's share of what this block stores: four columns of a row at a time. The projections of a gate are rounded as if
-  // they had been stored.
+  // A consumer's share of what this block stores: four columns of a row at a time.
   __device__ void store() const {
     const int tile_columns = a.gated ? kTileColumns / 2 : kTileColumns, columns = a.gated ? a.columns / 2 : a.columns;
     const int quads = tile_columns / 4 / cut.cluster, first = rank * quads;
@@ -213,39 +213,10 @@ struct Block {
     for (int i = threadIdx.x - kWarpgroup; i < quads * tokens; i += kConsumers * kWarpgroup) {
       const int token = i / quads, in_tile = (first + i % quads) * 4, column = tile * tile_columns + in_tile;
       if (column >= columns) continue;
-      const float4 sum = total(token, in_tile);
-      float results[4] = {sum.x, sum.y, sum.z, sum.w};
-      float ups[4] = {};
-      if (a.gated) {
-        const float4 up = total(token, kTileColumns / 2 + in_tile);
-        ups[0] = up.x, ups[1] = up.y, ups[2] = up.z, ups[3] = up.w;
-      }
-      store4(first_token + token, column, columns, results, ups);
+      const int64_t row = first_token + token;
+      const float4 other = a.gated ? total(token, kTileColumns / 2 + in_tile) : addends<T>(a, row, column);
+      store4<T>(a, row, column, total(token, in_tile), other);
     }
-  }
-  __device__ void store4(int64_t row, int column, int columns, float (&results)[4], const float (&ups)[4]) const {
-    T* out = static_cast<T*>(a.out) + row * a.out_stride + column;
-    const T* residual = a.residual ? static_cast<const T*>(a.residual) + row * a.residual_stride + column : nullptr;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (column + i >= columns) break;
-      results[i] = biased(results[i], column + i);
-      if (a.gated)
-        results[i] = activated(a.activation, to_float(from_float<T>(results[i]))) *
-                     to_float(from_float<T>(biased(ups[i], columns + column + i)));
-      else if (residual)
-        results[i] += to_float(residual[i]);
-    }
-    if (column + 4 <= columns && reinterpret_cast<uintptr_t>(out) % 8 == 0) {
-      *reinterpret_cast<uint2*>(out) = make_uint2(pack<T>(results[0], results[1]), pack<T>(results[2], results[3]));
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (column + i < columns) out[i] = from_float<T>(results[i]);
-  }
-  __device__ float biased(float sum, int column) const {
-    return a.bias ? sum + to_float(static_cast<const T*>(a.bias)[column]) : sum;
   }
 
   __device__ void compute() const {

@@ -85,6 +85,17 @@ __host__ __device__ inline uint32_t pick(uint32_t a, uint32_t b, uint32_t select
 #endif
 }
 
+// (x & mask) | bits, in one instruction, which the compiler does not make of two constants.
+__host__ __device__ inline uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(x), "r"(mask), "r"(bits));
+  return out;
+#else
+  return (x & mask) | bits;
+#endif
+}
+
 __host__ __device__ inline uint32_t bits_of(float x) {
 #if defined(__CUDA_ARCH__)
   return __float_as_uint(x);
@@ -165,7 +176,7 @@ struct Unpack {
   __host__ __device__ static uint32_t nibbles(uint32_t word, int i, uint32_t middle) {
     using P = Pair<T>;
     if constexpr (kind == Codes::int4) {
-      return bits_of_pair(__hsub2(pair_of<T>((word >> 4 * i & 0x000f000f) | P::kInteger), pair_of<T>(middle)));
+      return bits_of_pair(__hsub2(pair_of<T>(masked_or(word >> 4 * i, 0x000f000f, P::kInteger)), pair_of<T>(middle)));
     } else {
       const uint32_t at_top = word << 4 * (3 - i);
       const uint32_t unscaled = (at_top & 0x80008000) | (at_top >> P::kFp4Shift & P::kFp4Mask);

@@ -208,6 +208,31 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Into registers, in the order in which they stand in the code: 16 bytes that are read once a step, a number, a word. Never of
+// what a kernel writes.
+__device__ inline uint4 load16_once(const void* global) {
+  uint4 v;
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], policy;\n"
+      "}\n"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(global));
+  return v;
+}
+__device__ inline float load_float(const float* global) {
+  float v;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(global));
+  return v;
+}
+__device__ inline uint32_t load_word(const void* global) {
+  uint32_t v;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(global));
+  return v;
+}
+
 // Named barriers: `arrive` does not wait.
 __device__ inline void barrier_sync(int id, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -221,6 +246,7 @@ __device__ inline void barrier_arrive(int id, int threads) {
 #else
 #define OCTAVO_BULK_COPY 0
 #endif
+#define OCTAVO_CLUSTERS OCTAVO_BULK_COPY
 
 #if OCTAVO_BULK_COPY
 __device__ inline void barrier_init(uint32_t barrier, int count) {
@@ -409,6 +435,19 @@ cudaError_t launch_after(void (*kernel)(Parameters...), const Launch& how, cudaS
   config.gridDim = how.grid, config.blockDim = dim3(how.threads), config.dynamicSmemBytes = how.shared_bytes;
   config.stream = stream, config.attrs = attributes, config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// How many clusters of such a launch, whose shared memory is a block's share of a multiprocessor, run at once.
+template <class... Parameters>
+cudaError_t clusters_at_once(void (*kernel)(Parameters...), const Launch& how, int& clusters) {
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension, attribute.val.clusterDim = {unsigned(how.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = how.grid, config.blockDim = dim3(how.threads), config.dynamicSmemBytes = how.shared_bytes;
+  config.attrs = &attribute, config.numAttrs = 1;
+  return cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
 }
 
 }  // namespace octavo

@@ -6,23 +6,23 @@
 namespace octavo {
 
 constexpr int kNormVector = 8;    // elements of 16 bytes
-constexpr int kNormedAtOnce = 2;  // vectors of the row that a thread normalises
+constexpr int kNormedAtOnce = 2;  // vectors of the row that a thread normalises, unless it is told otherwise
 constexpr int kMostSquares = 32;  // sums of a warp's squares
 
 // `to` holds the norm's weights, and then the row. With the arithmetic of norm.cu in its order: a row's bits do not tell
 // which kernel normalised it. `squares` has room for kMostSquares. Threads do not wait for each other afterwards.
-template <class T, int kThreads>
+template <class T, int kThreads, int kAtOnce = kNormedAtOnce>
 __device__ inline void take_normed_row(const uint4* from, uint4* to, float* squares, int vectors, const LinearArgs& a,
                                        int lane, int warp) {
   constexpr int kWarps = kThreads / 32;
-  uint4 raw[kNormedAtOnce];
+  uint4 raw[kAtOnce];
 #pragma unroll
-  for (int i = 0; i < kNormedAtOnce; ++i) {
+  for (int i = 0; i < kAtOnce; ++i) {
     raw[i] = make_uint4(0, 0, 0, 0);
     if (int(threadIdx.x) + i * kThreads < vectors) raw[i] = __ldcg(from + threadIdx.x + i * kThreads);
   }
 #pragma unroll
-  for (int i = 0; i < kNormedAtOnce; ++i) {
+  for (int i = 0; i < kAtOnce; ++i) {
     if ((warp + i * kWarps) * 32 >= vectors) break;
     float x[kNormVector];
     widen<T>(raw[i], x);
@@ -32,7 +32,7 @@ __device__ inline void take_normed_row(const uint4* from, uint4* to, float* squa
   __syncthreads();
   const float inverse = inverse_rms(warp_sum(lane * 32 < vectors ? squares[lane] : 0.0f), a.depth, a.eps);
 #pragma unroll
-  for (int i = 0; i < kNormedAtOnce; ++i) {
+  for (int i = 0; i < kAtOnce; ++i) {
     if (int(threadIdx.x) + i * kThreads >= vectors) break;
     float x[kNormVector], scale[kNormVector];
     widen<T>(raw[i], x), widen<T>(to[threadIdx.x + i * kThreads], scale);

@@ -28,7 +28,7 @@ static_assert(kRowBytes == kScaledDepth);
 constexpr int kInner = 32;  // of the depth, what an instruction multiplies
 constexpr int kPair = 2;    // blocks of a cluster
 constexpr int kBand = 8;    // tiles side by side along x's rows: the L2 keeps them
-constexpr int kBarriers = 1024, kAligning = 1024;  // bytes in front of the ring, and to begin them at a multiple of that
+constexpr int kBarriers = 512, kAligning = 1024;  // bytes; what lies in front of the ring begins at a multiple of the latter
 constexpr int kMostStages = 32;
 
 // tokens: the most rows of x. Of few rows, blocks of two products that follow each other fit on a multiprocessor together,
@@ -39,9 +39,12 @@ struct Shape {
   using Sum = typename C::Sum;
   static constexpr int kTokens = tokens, kConsumers = consumers, kThreads = (consumers + 1) * kWarpgroup;
   static constexpr bool kInBlocks = in_blocks;
-  static constexpr int kChain = tokens < 128 ? tokens : 128, kChains = tokens / kChain;  // of one instruction's columns
+  static constexpr bool kWhole = std::is_same_v<Sum, int>;
+  static constexpr int kChain = kWhole || tokens < 128 ? tokens : 128, kChains = tokens / kChain;  // of one instruction's columns
   static constexpr int kResident = tokens <= 32 ? 2 : 1;
   static constexpr int kMostBytes = (kResident == 2 ? 112 : 226) * 1024;
+  // In front of the ring: barriers, each consumer's scales of the tile's rows of x.
+  static constexpr int kHead = (kBarriers + (in_blocks ? 0 : consumers * tokens * 4) + 1023) / 1024 * 1024;
   // Scales of a stage: x's, then the weight's.
   static constexpr int kXScales = tokens < 32 ? 128 : tokens * 4, kScaleBytes = in_blocks ? kXScales + consumers * kWeights * 4 : 0;
   using Sums = Sum[kChains][kChain / 2];
@@ -64,7 +67,7 @@ struct Grid {
   // Where the scales begin, behind all of that.
   template <class S>
   __host__ __device__ int scales_at() const {
-    return kBarriers + (ring - 1) * stage_bytes() + read_bytes<S>();
+    return S::kHead + (ring - 1) * stage_bytes() + read_bytes<S>();
   }
   template <class S>
   __host__ __device__ int bytes() const {
@@ -146,7 +149,7 @@ struct Block {
         lane(threadIdx.x % 32), consumer(uniform(threadIdx.x / kWarpgroup) - 1),
         own_rows(consumer * kWeights + uniform(threadIdx.x % kWarpgroup / 32) * 16), ring(base, all.ring) {}
 
-  __device__ uint32_t weights_at(int stage) const { return base + kBarriers + stage * grid.stage_bytes(); }
+  __device__ uint32_t weights_at(int stage) const { return base + S::kHead + stage * grid.stage_bytes(); }
   __device__ uint32_t x_at(int stage) const { return weights_at(stage) + grid.height * kRowBytes; }
   __device__ int scales_at(int stage) const { return grid.template scales_at<S>() + stage * S::kScaleBytes; }
   __device__ int first_pair() const { return blockIdx.x / kPair; }
@@ -343,11 +346,44 @@ struct Block {
       for (auto& chain : sums)
 #pragma unroll
         for (Sum& sum : chain) sum = 0;
+      const RowScales scales = row_scales_of(to);
       multiply(sums);
-      wait_for_previous_kernel();  // it may have written what is read now
+      keep(scales);
       if (a.gated) store_gated(to, columns, sums);
       else store_plain(to, columns, sums);
     }
+  }
+
+  // Scales of the tile's rows of x, which the previous kernel may have written. Loaded before the sums and kept in shared
+  // memory after them, they are waited for once a tile; each consumer has its own, since the two store by turns.
+  static constexpr int kScalesEach = (S::kTokens + kWarpgroup - 1) / kWarpgroup;
+  struct RowScales {
+    float of[kScalesEach];
+  };
+  __device__ float* kept() const {
+    return reinterpret_cast<float*>(const_cast<char*>(memory) + kBarriers) + consumer * S::kTokens;
+  }
+  __device__ RowScales row_scales_of(const Tile& to) const {
+    wait_for_previous_kernel();
+    RowScales scales{};
+    if constexpr (!S::kInBlocks) {
+#pragma unroll
+      for (int i = 0; i < kScalesEach; ++i) {
+        scales.of[i] = a.x.scales[min(to.token + int(threadIdx.x % kWarpgroup) + i * kWarpgroup, a.rows - 1)];
+        hold(scales.of[i]);
+      }
+    }
+    return scales;
+  }
+  __device__ void keep(const RowScales& scales) const {
+    if constexpr (S::kInBlocks) return;
+    barrier_sync(1 + consumer, kWarpgroup);  // the previous tile's have been read
+#pragma unroll
+    for (int i = 0; i < kScalesEach; ++i) {
+      const int token = threadIdx.x % kWarpgroup + i * kWarpgroup;
+      if (token < S::kTokens) kept()[token] = scales.of[i];
+    }
+    barrier_sync(1 + consumer, kWarpgroup);
   }
 
   // What a thread's two rows of the weight are: of a product, columns that are eight apart; gated, one of the gate and one of
@@ -369,10 +405,10 @@ struct Block {
   __device__ float bias_at(int column) const {
     return a.bias ? element<T>(a.bias, min(column, a.columns - 1)) : 0.0f;
   }
-  // Of rows `token` and `token + 1` of x.
+  // Of the tile's rows `token` and `token + 1`.
   __device__ float2 x_scales(int token) const {
-    if (S::kInBlocks) return {1.0f, 1.0f};
-    return {a.x.scales[min(token, a.rows - 1)], a.x.scales[min(token + 1, a.rows - 1)]};
+    if constexpr (S::kInBlocks) return {1.0f, 1.0f};
+    else return *reinterpret_cast<const float2*>(kept() + token);
   }
   __device__ float value(Sum sum, float x_scale, float weight_scale) const {
     if constexpr (S::kInBlocks) return sum;
@@ -392,16 +428,22 @@ struct Block {
     const int unit = lane % 4, row = own_rows + unit % 2 * 8, column = to.column + row;
     const float biases[2] = {bias_at(columns.first), bias_at(columns.second)};
     const int end = min(a.rows, to.token + grid.tokens);
+    const auto token_at = [&](int n) { return to.token + (n + unit / 2) * 8 + lane / 4; };
+    const auto is_real = [&](int n) { return token_at(n) < end && row < grid.height && column < a.columns; };
+    const auto addend = [&](int n) {
+      if (!a.residual || !is_real(n)) return make_uint4(0, 0, 0, 0);
+      return *reinterpret_cast<const uint4*>(static_cast<const T*>(a.residual) + token_at(n) * a.residual_stride + column);
+    };
+    uint4 next = addend(0);
 #pragma unroll
     for (int n = 0; n < S::kTokens / 8; n += 2) {
       if (n * 8 >= grid.tokens) break;
-      const int token = to.token + (n + unit / 2) * 8 + lane / 4;
-      const bool real = token < end && row < grid.height && column < a.columns;
+      const int token = token_at(n);
+      const bool real = is_real(n);
       uint32_t words[4], more[4] = {};
       if (a.residual) {
-        uint4 raw = make_uint4(0, 0, 0, 0);
-        if (real)
-          raw = *reinterpret_cast<const uint4*>(static_cast<const T*>(a.residual) + token * a.residual_stride + column);
+        const uint4 raw = next;
+        if (n + 2 < S::kTokens / 8) next = addend(n + 2);  // on its way while this one is added
         more[0] = raw.x, more[1] = raw.y, more[2] = raw.z, more[3] = raw.w;
         transpose_quad(more);
 #pragma unroll
@@ -413,7 +455,7 @@ struct Block {
         words[i] = 0;
         if (eight >= S::kTokens / 8) continue;
         float2 sum = values(at(sums, eight, 2 * half), at(sums, eight, 2 * half + 1),
-                            x_scales(to.token + eight * 8 + unit * 2),
+                            x_scales(eight * 8 + unit * 2),
                             half ? columns.second_scale : columns.first_scale, biases[half]);
         if (a.residual) {
           const float2 addend = unpack<T>(more[i]);
@@ -440,7 +482,7 @@ struct Block {
       for (int i = 0; i < 4; ++i) {
         words[i] = 0;
         if (n + i >= S::kTokens / 8) continue;
-        const float2 x = x_scales(to.token + (n + i) * 8 + unit * 2);
+        const float2 x = x_scales((n + i) * 8 + unit * 2);
         const float2 gate = values(at(sums, n + i, 0), at(sums, n + i, 1), x, columns.first_scale, gate_bias);
         const float2 up = values(at(sums, n + i, 2), at(sums, n + i, 3), x, columns.second_scale, up_bias);
         words[i] = transpose(
@@ -508,7 +550,7 @@ Grid grid_of(const W8A8Args& a, int height) {
   const int tokens = a.rows <= 8 ? 8 : over(over(a.rows, along_x), 16) * 16;
   Grid grid{along_x, over(a.columns, height * kPair), tokens, a.rows <= 8 ? a.rows : tokens, height,
             over(a.depth, kRowBytes), 0};
-  const int other = kAligning + kBarriers + grid.read_bytes<S>() - grid.stage_bytes();
+  const int other = kAligning + S::kHead + grid.read_bytes<S>() - grid.stage_bytes();
   grid.ring = std::min((S::kMostBytes - other) / (grid.stage_bytes() + S::kScaleBytes), kMostStages);
   return grid;
 }

@@ -17,6 +17,7 @@
 #undef __grid_constant__
 #define __grid_constant__
 #define OCTAVO_BULK_COPY 0
+#define OCTAVO_CLUSTERS 1
 #define OCTAVO_HOPPER 1
 using std::max;
 using std::min;
@@ -184,6 +185,18 @@ inline void copy16(uint32_t shared, const void* global, bool = true) {
   emulator::current->copies.back().push_back([=] { std::memcpy(to, global, 16); });
 }
 inline void copy16_once(uint32_t shared, const void* global) { copy16(shared, global); }
+inline uint4 load16_once(const void* global) {
+  if (reinterpret_cast<uintptr_t>(global) % 16) emulator::fail("a load of 16 bytes that are not aligned");
+  uint4 v;
+  std::memcpy(&v, global, 16);
+  return v;
+}
+inline float load_float(const float* global) { return *global; }
+inline uint32_t load_word(const void* global) {
+  uint32_t v;
+  std::memcpy(&v, global, 4);
+  return v;
+}
 inline void commit_copies() { emulator::current->copies.emplace_back(); }
 template <int kPending>
 void wait_copies() {
@@ -261,6 +274,11 @@ struct Launch {
   int cluster = 1;
   int share = 0;
 };
+template <class... Parameters>
+cudaError_t clusters_at_once(void (*)(Parameters...), const Launch& how, int& clusters) {
+  clusters = multiprocessors / how.cluster;
+  return cudaSuccess;
+}
 template <class... Parameters, class... Arguments>
 cudaError_t launch_after(void (*kernel)(Parameters...), const Launch& how, cudaStream_t, const Arguments&... arguments) {
   if (how.shared_bytes > 232448) return cudaErrorInvalidValue;
