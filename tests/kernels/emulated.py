@@ -73,6 +73,11 @@ class Emulated:
     def tiles(self, x: Tensor, weight: CodedWeight, tokens: int, cluster: int, **options: object) -> Tensor:
         return self._product("tiles", (tokens, cluster), x, weight, **options)
 
+    def wide(
+        self, x: Tensor, weight: CodedWeight, consumers: int, tokens: int, cluster: int, **options: object
+    ) -> Tensor:
+        return self._product("wide", (consumers, tokens, cluster), x, weight, **options)
+
     def dequantise(self, weight: CodedWeight, dtype: torch.dtype) -> Tensor:
         out = aligned(torch.full((weight.columns, weight.depth), float("nan"), dtype=dtype))
         self._call("matrix", (), weight, {"out": out}, dtype=DTYPES[dtype], out_stride=out.stride(0))
@@ -80,15 +85,20 @@ class Emulated:
 
     def _product(
         self, kernel: str, how: tuple[int, ...], x: Tensor, weight: CodedWeight, bias: Tensor | None = None,
-        residual: Tensor | None = None, gate: str | None = None, norm: RmsNorm | None = None,
+        residual: Tensor | None = None, gate: str | None = None, norm: RmsNorm | None = None, in_place: bool = False,
     ) -> Tensor:  # fmt: skip
+        """`in_place`: the result goes where `residual` lies."""
         columns = weight.columns // 2 if gate else weight.columns
         out = torch.full((len(x) + 1, columns), float("nan"), dtype=x.dtype)
-        tensors = {"x": aligned(x), "bias": bias, "residual": residual, "out": out}
+        if in_place:
+            out[:-1], residual = residual, out[:-1]
+        if x.data_ptr() % 16:
+            x = aligned(x)
+        tensors = {"x": x, "bias": bias, "residual": residual, "out": out}
         tensors["norm"] = None if norm is None else aligned(norm.weight)
         self._call(
             kernel, how, weight, tensors, dtype=DTYPES[x.dtype], rows=len(x), gated=bool(gate),
-            activation=code_of(gate) if gate else 0, x_stride=x.shape[1], out_stride=columns,
+            activation=code_of(gate) if gate else 0, x_stride=x.stride(0), out_stride=columns,
             residual_stride=0 if residual is None else residual.stride(0),
             eps=0.0 if norm is None else norm.eps, offset=0.0 if norm is None else norm.offset,
         )  # fmt: skip

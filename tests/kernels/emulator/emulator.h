@@ -1,6 +1,6 @@
 // Runs the source of a CUDA kernel on the host: every thread of a cluster is a fiber, and what is of the GPU alone (copies,
 // barriers, matrix products) is computed as the PTX ISA says. Copies end as late as the kernel allows or at a random time
-// before, fibers take turns in a random order, and shared memory begins as NaN: a kernel that does not wait for what it reads
+// before, products of warpgroups as late as it allows, fibers take turns in a random order, and shared memory begins as NaN: a kernel that does not wait for what it reads
 // computes something else.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -32,6 +33,11 @@ struct Meeting {
   uint64_t generation = 0;
   void* given[128] = {};
 };
+// Matrix products of a warpgroup: begun, and in groups that have been committed.
+struct Products {
+  std::vector<std::function<void()>> open;
+  std::deque<std::vector<std::function<void()>>> committed;
+};
 struct Block {
   std::unique_ptr<char[]> memory;
   char* shared = nullptr;
@@ -40,6 +46,7 @@ struct Block {
   std::map<uint32_t, Barrier> barriers;
   std::map<int, Meeting> named;
   std::vector<Meeting> warps, warpgroups;
+  std::vector<Products> products;  // of each warpgroup
   std::vector<Block*> cluster;
 };
 struct Fiber {
@@ -82,6 +89,7 @@ void meet(Meeting& m, int place, int count, void* given, F&& together) {
 inline int lane() { return current->thread.x % 32; }
 inline Meeting& own_warp() { return current->block->warps[current->thread.x / 32]; }
 inline Meeting& own_warpgroup() { return current->block->warpgroups[current->thread.x / 128]; }
+inline Products& own_products() { return current->block->products[current->thread.x / 128]; }
 
 constexpr int kShared = 4352;  // where shared memory begins: no multiple of what swizzled copies need
 inline uint32_t shared_offset(const void* p) { return uint32_t(static_cast<const char*>(p) - current->block->shared) + kShared; }
@@ -133,6 +141,7 @@ inline void launch(int grid, int threads, int shared_bytes, int cluster, std::fu
       block.shared = block.memory.get() + (-reinterpret_cast<uintptr_t>(block.memory.get()) & 127);
       block.bytes = shared_bytes, block.rank = b, block.index = {first + b, 0, 0};
       block.warps.resize(threads / 32), block.warpgroups.resize((threads + 127) / 128);
+      block.products.resize(block.warpgroups.size());
       for (Block& other : blocks) block.cluster.push_back(&other);
       for (int t = 0; t < threads; ++t) {
         fibers.push_back(std::make_unique<Fiber>());

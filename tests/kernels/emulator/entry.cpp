@@ -28,6 +28,9 @@ static CodedArgs args_of(const Operands& o) {
 void set_up(int processors, unsigned seed) { multiprocessors = processors, emulator::random_source.seed(seed); }
 int few(const Operands* o) { return coded_few(args_of(*o), nullptr); }
 int tiles(const Operands* o, int tokens, int cluster) { return coded_tiles(args_of(*o), {tokens, cluster}, nullptr); }
+int wide(const Operands* o, int consumers, int tokens, int cluster) {
+  return coded_wide(args_of(*o), {consumers, tokens, cluster}, nullptr);
+}
 int matrix(const Operands* o) {
   const CodedArgs a = args_of(*o);
   return dequantise({a.dtype, a.matrix, a.out, a.out_stride}, nullptr);

@@ -29,6 +29,11 @@ struct CodedTile {
   int cluster;  // blocks that share the depth
 };
 
+struct CodedWideTile {
+  int consumers, tokens;  // warpgroups, each with 64 of the weight's rows; most rows of x
+  int cluster;            // pairs of blocks that share the depth
+};
+
 struct DequantiseArgs {
   Dtype dtype;
   CodedMatrix matrix;
@@ -39,6 +44,7 @@ struct DequantiseArgs {
 // cudaErrorInvalidValue: no kernel for that, and nothing was launched; cudaErrorNotSupported: this chip has no room for it.
 cudaError_t coded_few(const CodedArgs&, cudaStream_t);
 cudaError_t coded_tiles(const CodedArgs&, const CodedTile&, cudaStream_t);
+cudaError_t coded_wide(const CodedArgs&, const CodedWideTile&, cudaStream_t);
 cudaError_t dequantise(const DequantiseArgs&, cudaStream_t);
 
 }  // namespace octavo

@@ -61,6 +61,7 @@ __device__ inline void products_wait(Sum (&results)[N]) {
 #define OCTAVO_FLOATS_48(kind, d, i) OCTAVO_FLOATS_32(kind, d, i), OCTAVO_FLOATS_16(kind, d, i + 32)
 #define OCTAVO_FLOATS_64(kind, d, i) OCTAVO_FLOATS_32(kind, d, i), OCTAVO_FLOATS_32(kind, d, i + 32)
 #define OCTAVO_FLOATS_80(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_16(kind, d, i + 64)
+#define OCTAVO_FLOATS_96(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_32(kind, d, i + 64)
 #define OCTAVO_FLOATS_112(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_48(kind, d, i + 64)
 #define OCTAVO_FLOATS_128(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_64(kind, d, i + 64)
 #define OCTAVO_NAMES_4 "%0,%1,%2,%3"
@@ -77,6 +78,7 @@ __device__ inline void products_wait(Sum (&results)[N]) {
   OCTAVO_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define OCTAVO_NAMES_80                                                                                               \
   OCTAVO_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define OCTAVO_NAMES_96 OCTAVO_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define OCTAVO_NAMES_112                                                                                              \
   OCTAVO_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103," \
   "%104,%105,%106,%107,%108,%109,%110,%111"
@@ -162,6 +164,29 @@ OCTAVO_WGMMA_CODES(32, 16, 16, 17)
 OCTAVO_WGMMA_CODES(64, 32, 32, 33)
 OCTAVO_WGMMA_CODES(128, 64, 64, 65)
 OCTAVO_WGMMA_CODES(256, 128, 128, 129)
+
+// d[64][columns] (+)= a[64][16] b[columns][16]^T: a in registers, b in shared memory, rows along the 16.
+#define OCTAVO_WGMMA_HELD(T, NAME, columns, half, A, B, C, D, E, F)                                                   \
+  __device__ inline void wgmma_held(T, float(&d)[half], const uint32_t* a, uint64_t b, bool adds) {                   \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #F ", 0;\n"                                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." NAME "." NAME " {" OCTAVO_NAMES_##half       \
+                 "}, {%" #A ",%" #B ",%" #C ",%" #D "}, %" #E ", p, 1, 1, 0;\n}\n"                                    \
+                 : OCTAVO_FLOATS_##half("+f", d, 0)                                                                   \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds))                                 \
+                 : "memory");                                                                                         \
+  }
+#define OCTAVO_WGMMA_HELD_TYPE(T, NAME)                              \
+  OCTAVO_WGMMA_HELD(T, NAME, 8, 4, 4, 5, 6, 7, 8, 9)                 \
+  OCTAVO_WGMMA_HELD(T, NAME, 16, 8, 8, 9, 10, 11, 12, 13)            \
+  OCTAVO_WGMMA_HELD(T, NAME, 32, 16, 16, 17, 18, 19, 20, 21)         \
+  OCTAVO_WGMMA_HELD(T, NAME, 64, 32, 32, 33, 34, 35, 36, 37)         \
+  OCTAVO_WGMMA_HELD(T, NAME, 128, 64, 64, 65, 66, 67, 68, 69)        \
+  OCTAVO_WGMMA_HELD(T, NAME, 192, 96, 96, 97, 98, 99, 100, 101)      \
+  OCTAVO_WGMMA_HELD(T, NAME, 256, 128, 128, 129, 130, 131, 132, 133)
+OCTAVO_WGMMA_HELD_TYPE(bf16, "bf16")
+OCTAVO_WGMMA_HELD_TYPE(f16, "f16")
+#undef OCTAVO_WGMMA_HELD_TYPE
+#undef OCTAVO_WGMMA_HELD
 #undef OCTAVO_WGMMA_CODES
 #undef OCTAVO_WGMMA_TYPE
 #undef OCTAVO_WGMMA_TRANSPOSED
@@ -169,6 +194,7 @@ OCTAVO_WGMMA_CODES(256, 128, 128, 129)
 #undef OCTAVO_WGMMA_SUM
 #undef OCTAVO_NAMES_128
 #undef OCTAVO_NAMES_112
+#undef OCTAVO_NAMES_96
 #undef OCTAVO_NAMES_80
 #undef OCTAVO_NAMES_64
 #undef OCTAVO_NAMES_48
@@ -179,6 +205,7 @@ OCTAVO_WGMMA_CODES(256, 128, 128, 129)
 #undef OCTAVO_NAMES_4
 #undef OCTAVO_FLOATS_128
 #undef OCTAVO_FLOATS_112
+#undef OCTAVO_FLOATS_96
 #undef OCTAVO_FLOATS_80
 #undef OCTAVO_FLOATS_64
 #undef OCTAVO_FLOATS_48
@@ -187,49 +214,6 @@ OCTAVO_WGMMA_CODES(256, 128, 128, 129)
 #undef OCTAVO_FLOATS_16
 #undef OCTAVO_FLOATS_8
 #undef OCTAVO_FLOATS_4
-
-// d[64][columns] (+)= a[64][16] b[columns][16]^T: a in registers, b in shared memory, rows along the 16; d is `half` registers.
-#define OCTAVO_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define OCTAVO_D16(d, i) OCTAVO_D8(d, i), OCTAVO_D8(d, i + 4)
-#define OCTAVO_D32(d, i) OCTAVO_D16(d, i), OCTAVO_D16(d, i + 8)
-#define OCTAVO_D64(d, i) OCTAVO_D32(d, i), OCTAVO_D32(d, i + 16)
-#define OCTAVO_D128(d, i) OCTAVO_D64(d, i), OCTAVO_D64(d, i + 32)
-#define OCTAVO_N8 "%0,%1,%2,%3"
-#define OCTAVO_N16 OCTAVO_N8 ",%4,%5,%6,%7"
-#define OCTAVO_N32 OCTAVO_N16 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define OCTAVO_N64 OCTAVO_N32 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define OCTAVO_N128                                                                                                    \
-  OCTAVO_N64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
-             "%58,%59,%60,%61,%62,%63"
-#define OCTAVO_WGMMA_HELD(T, NAME, columns, half, A, B, C, D, E, F)                                                    \
-  __device__ inline void wgmma_held(T, float(&d)[half], const uint32_t* a, uint64_t b, bool adds) {                    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #F ", 0;\n"                                                      \
-                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." NAME "." NAME " {" OCTAVO_N##columns          \
-                 "}, {%" #A ",%" #B ",%" #C ",%" #D "}, %" #E ", p, 1, 1, 0;\n}\n"                                     \
-                 : OCTAVO_D##columns(d, 0)                                                                             \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds))                                  \
-                 : "memory");                                                                                          \
-  }
-#define OCTAVO_WGMMA_HELD_TYPE(T, NAME)                              \
-  OCTAVO_WGMMA_HELD(T, NAME, 8, 4, 4, 5, 6, 7, 8, 9)                 \
-  OCTAVO_WGMMA_HELD(T, NAME, 16, 8, 8, 9, 10, 11, 12, 13)            \
-  OCTAVO_WGMMA_HELD(T, NAME, 32, 16, 16, 17, 18, 19, 20, 21)         \
-  OCTAVO_WGMMA_HELD(T, NAME, 64, 32, 32, 33, 34, 35, 36, 37)         \
-  OCTAVO_WGMMA_HELD(T, NAME, 128, 64, 64, 65, 66, 67, 68, 69)
-OCTAVO_WGMMA_HELD_TYPE(bf16, "bf16")
-OCTAVO_WGMMA_HELD_TYPE(f16, "f16")
-#undef OCTAVO_WGMMA_HELD_TYPE
-#undef OCTAVO_WGMMA_HELD
-#undef OCTAVO_N128
-#undef OCTAVO_N64
-#undef OCTAVO_N32
-#undef OCTAVO_N16
-#undef OCTAVO_N8
-#undef OCTAVO_D128
-#undef OCTAVO_D64
-#undef OCTAVO_D32
-#undef OCTAVO_D16
-#undef OCTAVO_D8
 
 // Copies a box of a matrix and reports its bytes to the barrier.
 __device__ inline void copy_rows(uint32_t shared, const CUtensorMap& map, int depth, int row, uint32_t barrier) {

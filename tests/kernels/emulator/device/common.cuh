@@ -131,6 +131,22 @@ inline void transpose_quad(uint32_t (&words)[4]) {
   });
 }
 
+// Of an 8 x 8 matrix of 16-bit values, of which a lane has two of row lane / 4.
+inline uint32_t transpose(uint32_t pair) {
+  struct Given {
+    uint32_t own, got;
+  } given{pair, 0};
+  emulator::meet(emulator::own_warp(), emulator::lane(), 32, &given, [](emulator::Meeting& m) {
+    for (int i = 0; i < 64; ++i) {
+      const int row = i / 8, column = i % 8;
+      const uint32_t value = static_cast<Given*>(m.given[column * 4 + row / 2])->own >> 16 * (row % 2) & 0xffff;
+      static_cast<Given*>(m.given[row * 4 + column / 2])->got |= value << 16 * (column % 2);
+    }
+  });
+  return given.got;
+}
+inline void hold(uint32_t&) {}
+
 inline uint32_t shared_address(const void* p) { return emulator::shared_offset(p); }
 
 // PTX ISA, "Matrix Fragments for mma.m16n8k16".
@@ -214,20 +230,20 @@ inline void barrier_init(uint32_t barrier, int count) {
   emulator::shared_of(emulator::current->block, barrier, 8);
   emulator::current->block->barriers[barrier] = {count, count, 0, 0};
 }
-inline void arrive(uint32_t barrier, int64_t bytes) {
-  auto& b = emulator::barrier_at(emulator::current->block, barrier);
+inline void arrive(emulator::Block* block, uint32_t barrier, int64_t bytes) {
+  auto& b = emulator::barrier_at(block, barrier);
   if (b.pending == 0) emulator::fail("more arrivals than a barrier counts");
   b.bytes += bytes, --b.pending;
   emulator::settle(b);
 }
-inline void barrier_expect(uint32_t barrier, uint32_t bytes) { arrive(barrier, bytes); }
-inline void barrier_arrive_once(uint32_t barrier) { arrive(barrier, 0); }
+inline void barrier_expect(uint32_t barrier, uint32_t bytes) { arrive(emulator::current->block, barrier, bytes); }
+inline void barrier_arrive_once(uint32_t barrier) { arrive(emulator::current->block, barrier, 0); }
 inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   while (emulator::barrier_at(emulator::current->block, barrier).phase == (parity & 1)) emulator::yield();
 }
+// A copy to a block, whose barrier hears of it.
 template <class F>
-void copy_later(uint32_t barrier, uint32_t bytes, F&& copy) {
-  auto* block = emulator::current->block;
+void copy_later(emulator::Block* block, uint32_t barrier, uint32_t bytes, F&& copy) {
   emulator::under_way.emplace_back(block, [=] {
     copy();
     auto& b = emulator::barrier_at(block, barrier);
@@ -238,7 +254,7 @@ void copy_later(uint32_t barrier, uint32_t bytes, F&& copy) {
 inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   if (shared % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(global) % 16) emulator::fail("a bulk copy that is not aligned");
   char* to = emulator::shared_of(emulator::current->block, shared, int(bytes));
-  copy_later(barrier, bytes, [=] { std::memcpy(to, global, bytes); });
+  copy_later(emulator::current->block, barrier, bytes, [=] { std::memcpy(to, global, bytes); });
 }
 inline void fence_bulk() {}
 inline void cluster_meet() {

@@ -6,18 +6,33 @@
 
 namespace octavo {
 
-// What a description of a matrix holds here.
+enum class BoxRows { swizzled, dense };
+
+// What a description of a tensor of up to three dimensions holds here; strides in bytes.
 struct Map {
   const char* data;
-  int64_t columns, rows, stride;  // the latter in bytes
-  int box_columns, box_rows;
+  int64_t sizes[3], strides[3];
+  int box[3], element;
+  BoxRows rows;
+  int bytes() const { return box[0] * box[1] * box[2] * element; }
 };
+inline int bytes_of(CUtensorMapDataType element) {
+  return element == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : element == CU_TENSOR_MAP_DATA_TYPE_UINT16 ? 2 : 4;
+}
 template <int kDimensions>
 bool describe_tensor(CUtensorMap& map, const void* data, const cuuint64_t (&sizes)[kDimensions],
-                     const cuuint64_t (&strides)[kDimensions - 1], const cuuint32_t (&box)[kDimensions]) {
-  static_assert(kDimensions == 2);
-  if (reinterpret_cast<uintptr_t>(data) % 16 || strides[0] % 16 || box[1] > 256) return false;
-  const Map m{static_cast<const char*>(data), int64_t(sizes[0]), int64_t(sizes[1]), int64_t(strides[0]), int(box[0]), int(box[1])};
+                     const cuuint64_t (&strides)[kDimensions - 1], const cuuint32_t (&box)[kDimensions],
+                     CUtensorMapDataType element = CU_TENSOR_MAP_DATA_TYPE_UINT16, BoxRows rows = BoxRows::swizzled) {
+  static_assert(kDimensions <= 3);
+  Map m{static_cast<const char*>(data), {1, 1, 1}, {}, {1, 1, 1}, bytes_of(element), rows};
+  if (reinterpret_cast<uintptr_t>(data) % 16) return false;
+  for (int i = 0; i < kDimensions; ++i) {
+    m.sizes[i] = int64_t(sizes[i]), m.box[i] = int(box[i]), m.strides[i] = i ? int64_t(strides[i - 1]) : m.element;
+    if (box[i] < 1 || box[i] > 256 || sizes[i] < 1 || (i && m.strides[i] % 16)) return false;
+  }
+  const int row = m.box[0] * m.element;
+  if (row % 16 || (rows == BoxRows::swizzled && row != 128)) return false;
+  static_assert(sizeof(m) <= sizeof(map));
   std::memcpy(&map, &m, sizeof(m));
   return true;
 }

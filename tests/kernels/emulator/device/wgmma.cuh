@@ -18,16 +18,65 @@ uint64_t operand(uint32_t units, uint32_t = 16) {
 }
 inline uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
 inline void products_begin() {}
-inline void products_commit() {}
+inline void products_commit() {
+  emulator::meet(emulator::own_warpgroup(), 0, 128, nullptr, [](auto&) {
+    auto& products = emulator::own_products();
+    products.committed.push_back(std::move(products.open));
+    products.open.clear();
+  });
+}
 template <int N>
 void pin(float (&)[N]) {}
+template <int kPending>
+void products_wait() {
+  emulator::meet(emulator::own_warpgroup(), 0, 128, nullptr, [](auto&) {
+    auto& groups = emulator::own_products().committed;
+    for (; int(groups.size()) > kPending; groups.pop_front())
+      for (auto& product : groups.front()) product();
+  });
+}
 template <int kPending, int N>
-void products_wait(float (&)[N]) {}
+void products_wait(float (&)[N]) {
+  products_wait<kPending>();
+}
 
 // PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16": a warp's sixteen rows are as in mma.m16n8k16.
+// Nothing of it is read or written before somebody waits for it.
+template <class T, int half>
+struct Held {
+  float* d[128];
+  const uint32_t* a[128];
+  uint64_t b;
+  bool adds;
+
+  void multiply() const {
+    constexpr int columns = half * 2;
+    static float left[64][16], right[columns][16];
+    for (int n = 0; n < columns; ++n)
+      for (int k = 0; k < 16; k += 2) {
+        const uint32_t at = uint32_t(b) * 16 + n / 8 * 1024 + n % 8 * 128 + k * 2;
+        uint32_t word;
+        std::memcpy(&word, emulator::shared_of(emulator::current->block, swizzled(at), 4), 4);
+        const float2 pair = unpack<T>(word);
+        right[n][k] = pair.x, right[n][k + 1] = pair.y;
+      }
+    for (int thread = 0; thread < 128; ++thread)
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack<T>(a[thread][i]);
+        float* to = &left[thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8][i / 2 * 8 + thread % 4 * 2];
+        to[0] = pair.x, to[1] = pair.y;
+      }
+    for (int thread = 0; thread < 128; ++thread)
+      for (int i = 0; i < half; ++i) {
+        const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+        float sum = adds ? d[thread][i] : 0.0f;
+        for (int k = 0; k < 16; ++k) sum += left[row][k] * right[column][k];
+        d[thread][i] = sum;
+      }
+  }
+};
 template <class T, int half>
 void wgmma_held(T, float (&d)[half], const uint32_t* a, uint64_t b, bool adds) {
-  constexpr int columns = half * 2;
   struct Given {
     float* d;
     const uint32_t* a;
@@ -36,48 +85,39 @@ void wgmma_held(T, float (&d)[half], const uint32_t* a, uint64_t b, bool adds) {
   } given{d, a, b, adds};
   emulator::meet(emulator::own_warpgroup(), threadIdx.x % 128, 128, &given, [](emulator::Meeting& m) {
     const auto* first = static_cast<Given*>(m.given[0]);
-    static float right[columns][16];
-    for (int n = 0; n < columns; ++n)
-      for (int k = 0; k < 16; k += 2) {
-        const uint32_t at = uint32_t(first->b) * 16 + n / 8 * 1024 + n % 8 * 128 + k * 2;
-        uint32_t word;
-        std::memcpy(&word, emulator::shared_of(emulator::current->block, swizzled(at), 4), 4);
-        const float2 pair = unpack<T>(word);
-        right[n][k] = pair.x, right[n][k + 1] = pair.y;
-      }
+    Held<T, half> held{{}, {}, first->b, first->adds};
     for (int thread = 0; thread < 128; ++thread) {
       const auto* own = static_cast<Given*>(m.given[thread]);
       if (own->b != first->b || own->adds != first->adds) emulator::fail("a warpgroup that does not agree");
-      const int lane = thread % 32, warp = thread / 32 * 32;
-      for (int i = 0; i < half; ++i) {
-        const int row = lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        float sum = own->adds ? own->d[i] : 0.0f;
-        for (int k = 0; k < 16; k += 2) {
-          const auto* holder = static_cast<Given*>(m.given[warp + row % 8 * 4 + k % 8 / 2]);
-          const float2 pair = unpack<T>(holder->a[row / 8 + k / 8 * 2]);
-          sum += pair.x * right[column][k] + pair.y * right[column][k + 1];
-        }
-        own->d[i] = sum;
-      }
+      held.d[thread] = own->d, held.a[thread] = own->a;
     }
+    emulator::own_products().open.push_back([held] { held.multiply(); });
   });
 }
 
-inline void copy_rows(uint32_t shared, const CUtensorMap& map, int depth, int row, uint32_t barrier) {
+// What lies outside of the tensor comes as zeros.
+inline void copy_tensor(emulator::Block* block, uint32_t shared, const CUtensorMap& map, int first, int second, int third,
+                        uint32_t barrier) {
   Map m;
   std::memcpy(&m, &map, sizeof(m));
-  auto* block = emulator::current->block;
-  const uint32_t bytes = m.box_columns * m.box_rows * 2;
-  if (shared % 1024 && m.box_rows >= 8) emulator::fail("a swizzled box at no multiple of 1024");
-  emulator::shared_of(block, shared, int(bytes));
-  copy_later(barrier, bytes, [=] {
-    for (int r = 0; r < m.box_rows; ++r)
-      for (int c = 0; c < m.box_columns; ++c) {
-        uint16_t value = 0;
-        if (row + r < m.rows && depth + c < m.columns) std::memcpy(&value, m.data + (row + r) * m.stride + (depth + c) * 2, 2);
-        std::memcpy(emulator::shared_of(block, swizzled(shared + r * 128 + c * 2), 2), &value, 2);
-      }
+  const bool swizzles = m.rows == BoxRows::swizzled;
+  if (shared % 128 || (swizzles && m.box[1] >= 8 && shared % 1024)) emulator::fail("a box at no multiple of what it needs");
+  emulator::shared_of(block, shared, m.bytes());
+  copy_later(block, barrier, m.bytes(), [=] {
+    uint32_t to = shared;
+    for (int k = 0; k < m.box[2]; ++k)
+      for (int j = 0; j < m.box[1]; ++j)
+        for (int i = 0; i < m.box[0]; ++i, to += m.element) {
+          char value[4] = {};
+          const int64_t at[3] = {first + i, second + j, third + k};
+          if (at[0] < m.sizes[0] && at[1] < m.sizes[1] && at[2] < m.sizes[2])
+            std::memcpy(value, m.data + at[0] * m.strides[0] + at[1] * m.strides[1] + at[2] * m.strides[2], m.element);
+          std::memcpy(emulator::shared_of(block, swizzles ? swizzled(to) : to, m.element), value, m.element);
+        }
   });
+}
+inline void copy_rows(uint32_t shared, const CUtensorMap& map, int depth, int row, uint32_t barrier) {
+  copy_tensor(emulator::current->block, shared, map, depth, row, 0, barrier);
 }
 
 }  // namespace octavo

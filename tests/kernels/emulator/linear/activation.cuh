@@ -13,4 +13,9 @@ inline float activated(Activation kind, float x) {
   }
 }
 
+template <Activation kind>
+float activate(float x) {
+  return activated(kind, x);
+}
+
 }  // namespace octavo

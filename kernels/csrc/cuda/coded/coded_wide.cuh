@@ -1,0 +1,501 @@
+// Products of dozens of rows or more with weights of codes, on Hopper (sm_90a): out = x weight^T, with bias and residual, or
+// activation(x gate^T) * (x up^T).
+//
+// The weight's rows are the 64 rows of a tensor core instruction, from registers, and x's are its columns, from shared memory:
+// of each stage, 64 of the depth, a warp turns the codes of a strip (codes.cuh) into numbers while the products of the stage
+// before are under way. Those are rounded to the type of x, as in dequantise.cu, so that one chain of instructions adds up all
+// of the depth. As in linear_wide.cu a warp copies and warpgroups multiply; blocks come in pairs, which share their rows of x:
+// each copies half of those and the copy engine hands it to both. A block goes on to its next tile, whose first stages arrive
+// while the results of one are stored. Gated, a warp has eight rows of a gate's strip and the eight of the other half that they
+// multiply, so that both factors of a result are one thread's.
+//
+// Of few and deep columns pairs of a cluster share the depth. Each then adds up a part of the results, in the pairs' order,
+// and such blocks have one tile.
+#pragma once
+
+#include <algorithm>
+
+#include "coded/rounded.cuh"
+#include "device/buffer_ring.cuh"
+#include "device/cluster.cuh"
+#include "linear/linear.cuh"
+#include "linear/linear_tiles.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kPair = 2;  // blocks with the same rows of x
+constexpr int kBand = 8;  // tiles side by side along x's rows: the L2 keeps them
+constexpr int kStageSteps = kDepth / kStepDepth;
+constexpr int kStripsEach = 4;  // of a warpgroup
+constexpr int kRoom = 226 * 1024;  // of a multiprocessor's shared memory: all of it, so that no two blocks are on one
+constexpr int kAhead = 4;          // residuals that are on their way
+
+template <Codes kind, int groups, int consumers, int tokens>
+struct Shape {
+  static constexpr Codes kKind = kind;
+  static constexpr int kConsumers = consumers, kTokens = tokens, kThreads = (consumers + 1) * kWarpgroup;
+  static constexpr int kStrips = consumers * kStripsEach, kStorers = consumers * kWarpgroup;
+  static constexpr int kBrickStages = brick_depth(kind) / kDepth, kBrickGroups = groups;
+  static constexpr int kGroups = groups > kBrickStages ? groups / kBrickStages : 1;  // of a stage
+  // Of a strip in a stage.
+  static constexpr int kCodeBytes = kBrickBytes / kBrickStages, kCodeWords = kCodeBytes / 4 / 32;  // the latter of a lane
+  static constexpr int kScales = kGroups * kStripRows;
+  // Of a stage: rows of x, and codes, scales and zeros, which lie behind all of those.
+  static constexpr int kXBytes = tokens * kRowBytes;
+  static constexpr int kScalesAt = kStrips * kCodeBytes, kZerosAt = kScalesAt + kStrips * kScales * 4;
+  static constexpr int kWeightBytes = (kZerosAt + kStrips * kScales + 127) / 128 * 128;
+  static constexpr int kRing = 1024, kFits = (kRoom - 2 * kRing) / (kXBytes + kWeightBytes);
+  static constexpr int kStages = kFits < 16 ? kFits : 16;
+  static constexpr int kWeightsAt = kRing + kStages * kXBytes;
+  static constexpr int kBytes = kRoom;  // 1 KB for aligning the ring
+  // Registers: with those of the warpgroup that copies all that there are.
+  static constexpr int kTaken = consumers == 3 ? 160 : 232, kKept = consumers == 3 ? 32 : 40;
+  static_assert(kStages >= 4 && tokens * kStrips * kStripRows * 4 <= kStages * (kXBytes + kWeightBytes));
+};
+
+// Tiles of a launch, in pairs along the weight's rows: of `tokens` rows of x, `strips` of the weight, or of each half of it.
+// `cluster` pairs share the depth of `stages`.
+struct Grid {
+  int along_x, along_weight, tokens, strips, stages, cluster;
+  int shift;  // as in codes.cuh
+  __host__ __device__ int pairs() const { return along_x * along_weight; }
+};
+
+struct Maps {
+  CUtensorMap x, codes, scales, zeros;
+};
+
+#if OCTAVO_WGMMA
+
+__device__ inline void copy_strips(uint32_t shared, const CUtensorMap& map, int at, int strip, uint32_t barrier) {
+  copy_box(shared, map, at, strip, 0, barrier);
+}
+
+template <Activation kind>
+__device__ inline void activate_all(float (&x)[8]) {
+#pragma unroll
+  for (float& one : x) one = activate<kind>(one);
+}
+
+template <class T, class S>
+struct Block {
+  using Weights = Rounded<T, S::kKind>;
+  using Sums = float[S::kTokens / 2];
+  using Held = uint32_t[kStageSteps][4];
+  static constexpr int kEights = S::kTokens / 8;
+
+  const CodedArgs& a;
+  const Grid& grid;
+  char* const memory;
+  const uint32_t base;
+  const int rank, across, part;  // in the cluster; in its pair; which part of the depth
+  const int begin, count;        // stages
+  const int lane, warp;          // the latter of those that multiply
+  BufferRing ring;
+
+  __device__ Block(const CodedArgs& args, const Grid& all, char* aligned_memory)
+      : a(args), grid(all), memory(aligned_memory), base(shared_address(aligned_memory)),
+        rank(blockIdx.x % (kPair * all.cluster)), across(rank % kPair), part(rank / kPair),
+        begin(all.stages * part / all.cluster), count(all.stages * (part + 1) / all.cluster - begin),
+        lane(threadIdx.x % 32), warp(uniform(threadIdx.x / 32) - 4), ring(base, S::kStages) {}
+
+  __device__ uint32_t x_at(int stage) const { return base + S::kRing + stage * S::kXBytes; }
+  __device__ int weights_at(int stage) const { return S::kWeightsAt + stage * S::kWeightBytes; }
+  __device__ int first_pair() const { return blockIdx.x / (kPair * grid.cluster); }
+  __device__ int pairs_apart() const { return gridDim.x / (kPair * grid.cluster); }
+
+  __device__ void init_barriers() const {
+    for (int i = 0; i < S::kStages; ++i)
+      barrier_init(ring.full + 8 * i, 1), barrier_init(ring.empty + 8 * i, kPair * 4 * S::kConsumers);
+    fence_barriers();
+  }
+
+  struct Tile {
+    int token, strip;  // the latter of each half
+  };
+  __device__ Tile tile(int pair) const {
+    const int of_band = kBand * grid.along_weight, band = pair / of_band, in_band = pair % of_band;
+    const int deep = min(kBand, grid.along_x - band * kBand);
+    return {(band * kBand + in_band % deep) * grid.tokens, (in_band / deep * kPair + across) * grid.strips};
+  }
+
+  // One thread's: what comes into this block of a stage, the x that both blocks bring included.
+  __device__ void expect(int stage) const {
+    const int zeros = a.matrix.zeros ? S::kScales : 0;
+    barrier_expect(ring.full + 8 * stage, grid.tokens * kRowBytes + S::kStrips * (S::kCodeBytes + S::kScales * 4 + zeros));
+  }
+  __device__ void bring_weights(const Maps& maps, const Tile& to, int i, int stage) const {
+    const uint32_t barrier = ring.full + 8 * stage, shared = base + weights_at(stage);
+    const int at = begin + i, brick = at / S::kBrickStages;
+    const int group = S::kBrickGroups == 1 ? brick >> grid.shift : at * S::kBrickGroups / S::kBrickStages;
+    copy_strips(shared, maps.codes, at * (S::kCodeBytes / 4), to.strip, barrier);
+    copy_strips(shared + S::kScalesAt, maps.scales, group * kStripRows, to.strip, barrier);
+    if (a.matrix.zeros) copy_strips(shared + S::kZerosAt, maps.zeros, group * kStripRows, to.strip, barrier);
+  }
+  __device__ void bring_x(const Maps& maps, const Tile& to, int i, int stage) const {
+    const int from = across * (grid.tokens / kPair);
+    copy_rows(x_at(stage) + from * kRowBytes, maps.x, (begin + i) * kDepth, to.token + from, ring.full + 8 * stage,
+              uint16_t(3 << (rank - across)));
+  }
+  // The first weights are on their way before the previous kernel has ended.
+  __device__ void load(const Maps& maps) {
+    const int early = min(S::kStages, count);
+    const Tile first = tile(first_pair());
+    for (int i = 0; i < early; ++i) expect(i), bring_weights(maps, first, i, i);
+    wait_for_previous_kernel();
+    launch_next_kernel();
+    for (int i = 0; i < early; ++i) bring_x(maps, first, i, i), ring.advance();
+    for (int pair = first_pair(), i = early; pair < grid.pairs(); pair += pairs_apart(), i = 0) {
+      const Tile to = tile(pair);
+      for (; i < count; ++i) {
+        barrier_wait(ring.empty_now(), ring.parity ^ 1);
+        expect(ring.stage);
+        bring_weights(maps, to, i, ring.stage), bring_x(maps, to, i, ring.stage);
+        ring.advance();
+      }
+    }
+    drain();
+  }
+  // Not before the other block has let go of all of this one's stages: an arrival at a block that has ended is a fault. See
+  // linear_wide.cu.
+  __device__ void drain() {
+    for (int i = 0; i < S::kStages; ++i) barrier_wait(ring.empty_now(), ring.parity ^ 1), ring.advance();
+  }
+
+  // Both blocks of a pair copy into both blocks' stages.
+  __device__ void release(int stage) const {
+    if (lane < kPair) arrive_at(ring.empty + 8 * stage, rank - across + lane);
+  }
+
+  // Codes of this lane in a stage, in the order of their steps.
+  __device__ void read_codes(const char* stage, uint32_t (&words)[S::kCodeWords]) const {
+    const auto load = [&](int strip, uint32_t(&to)[S::kCodeWords]) {
+      const uint4* from = reinterpret_cast<const uint4*>(stage + strip * S::kCodeBytes) + lane;
+#pragma unroll
+      for (int i = 0; i < S::kCodeWords / 4; ++i) {
+        const uint4 raw = from[i * 32];
+        to[4 * i] = raw.x, to[4 * i + 1] = raw.y, to[4 * i + 2] = raw.z, to[4 * i + 3] = raw.w;
+      }
+    };
+    if (!a.gated) return load(warp, words);
+    uint32_t gates[S::kCodeWords], ups[S::kCodeWords];
+    load(warp / 2, gates), load(S::kStrips / 2 + warp / 2, ups);
+#pragma unroll
+    for (int i = 0; i < S::kCodeWords; ++i) words[i] = Weights::merge(gates[i], ups[i], warp % 2);
+  }
+
+  // The weight's part of the stage that comes next.
+  __device__ void prepare(Held& held) const {
+    barrier_wait(ring.full_now(), ring.parity);
+    const char* stage = memory + weights_at(ring.stage);
+    // Where a thread's two rows of the tile are, of all scales in a stage.
+    const int low = a.gated ? warp / 2 * S::kScales + warp % 2 * 8 + lane / 4 : warp * S::kScales + lane / 4;
+    const int high = a.gated ? low + S::kStrips / 2 * S::kScales : low + 8;
+    const float* scales = reinterpret_cast<const float*>(stage + S::kScalesAt);
+    const uint8_t* zeros = reinterpret_cast<const uint8_t*>(stage + S::kZerosAt);
+    const bool has_zeros = !is_float(S::kKind) && a.matrix.zeros != nullptr;
+    uint32_t words[S::kCodeWords];
+    read_codes(stage, words);
+    using Row = typename Weights::Row;
+#pragma unroll
+    for (int g = 0; g < S::kGroups; ++g) {
+      const int group = g * kStripRows;
+      const Row low_row(scales[low + group], has_zeros ? zeros[low + group] : Row::zero());
+      const Row high_row(scales[high + group], has_zeros ? zeros[high + group] : Row::zero());
+#pragma unroll
+      for (int k = g * kStageSteps / S::kGroups; k < (g + 1) * kStageSteps / S::kGroups; ++k)
+        Weights::step(words + k * step_words(S::kKind), low_row, high_row, held[k]);
+    }
+  }
+  // Begins the products of a stage, and gives its number.
+  __device__ int multiply(Held& held, Sums& sums) {
+    const uint32_t x = uniform(x_at(ring.stage) / 16);
+#pragma unroll
+    for (auto& registers : held)
+#pragma unroll
+      for (uint32_t& word : registers) hold(word);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < kStageSteps; ++k) wgmma_held(T{}, sums, held[k], operand<128>(x + 2 * k), true);
+    products_commit();
+    const int stage = ring.stage;
+    ring.advance();
+    return stage;
+  }
+  // A lane has sums of rows lane / 4 and + 8 of its warp with rows n * 8 + lane % 4 * 2 + {0, 1} of x: numbers 4 n + {0, 1} and
+  // + {2, 3}. `meanwhile` is called while the last products are under way.
+  template <class F>
+  __device__ void add_up(Sums& sums, F&& meanwhile) {
+    Held even, odd;
+    prepare(even);
+    int last = multiply(even, sums);
+    products_wait<1>();  // wherever branches meet as many are under way: otherwise ptxas lets them follow each other one by one
+    const auto next = [&](Held& held) {
+      prepare(held);
+      const int before = last;
+      last = multiply(held, sums);
+      products_wait<1>();
+      release(before);
+    };
+    for (int i = 1; i < count; i += 2) {
+      next(odd);
+      if (i + 1 == count) break;
+      next(even);
+    }
+    meanwhile();
+    products_wait<0>(sums);
+    release(last);
+  }
+
+  // Where a thread's results go: the columns of its rows, and of what it stores, in which its warp has the same.
+  struct Place {
+    int token, end, column;
+    float biases[2];
+  };
+  __device__ Place place(const Tile& to) const {
+    const int half = a.columns / 2, strip = a.gated ? to.strip + warp / 2 : to.strip + warp;
+    Place p{to.token, min(a.rows, to.token + grid.tokens), strip * kStripRows + (a.gated ? warp % 2 * 8 : 0), {}};
+    if (a.bias) {
+      const int low = p.column + lane / 4, high = a.gated ? low + half : low + 8;
+      const T* bias = static_cast<const T*>(a.bias);
+      p.biases[0] = to_float(bias[min(low, a.columns - 1)]), p.biases[1] = to_float(bias[min(high, a.columns - 1)]);
+    }
+    return p;
+  }
+
+  // Plain, sixteen rows of x at a time: of two eights of columns four units of 16 bytes, one for each of four threads.
+  static constexpr int kPlain = 2, kGated = 4;  // eights of rows at a time
+  __device__ bool is_stored(const Place& p, int n, int& token, int& column) const {
+    token = p.token + (n + lane % 4 / 2) * 8 + lane / 4, column = p.column + lane % 2 * 8;
+    return token < p.end && column < a.columns;
+  }
+  __device__ uint4 residual(const Place& p, int n) const {
+    int token, column;
+    if (!a.residual || !is_stored(p, n, token, column)) return make_uint4(0, 0, 0, 0);
+    return *reinterpret_cast<const uint4*>(static_cast<const T*>(a.residual) + token * a.residual_stride + column);
+  }
+  __device__ void store_plain(const Place& p, int n, const float (&sums)[4 * kPlain], const uint4& raw) const {
+    uint32_t words[4], more[4] = {raw.x, raw.y, raw.z, raw.w};
+    if (a.residual) {
+      transpose_quad(more);
+#pragma unroll
+      for (uint32_t& word : more) word = transpose(word);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float bias = p.biases[i % 2];
+      float2 sum = make_float2(sums[2 * i] + bias, sums[2 * i + 1] + bias);
+      if (a.residual) {
+        const float2 addend = unpack<T>(more[i]);
+        sum.x += addend.x, sum.y += addend.y;
+      }
+      words[i] = transpose(pack<T>(sum.x, sum.y));
+    }
+    transpose_quad(words);
+    int token, column;
+    if (is_stored(p, n, token, column)) store_unit(token, column, words);
+  }
+  // Gated, thirty-two rows of x and one eight of columns. Both projections are rounded as if they had been stored.
+  __device__ void store_gated(const Place& p, int n, const float (&sums)[4 * kGated]) const {
+    float gates[8], ups[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 gate = unpack<T>(pack<T>(sums[4 * i] + p.biases[0], sums[4 * i + 1] + p.biases[0]));
+      const float2 up = unpack<T>(pack<T>(sums[4 * i + 2] + p.biases[1], sums[4 * i + 3] + p.biases[1]));
+      gates[2 * i] = gate.x, gates[2 * i + 1] = gate.y, ups[2 * i] = up.x, ups[2 * i + 1] = up.y;
+    }
+    switch (a.activation) {
+      case Activation::silu: activate_all<Activation::silu>(gates); break;
+      case Activation::gelu: activate_all<Activation::gelu>(gates); break;
+      default: activate_all<Activation::gelu_tanh>(gates);
+    }
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      words[i] = transpose(pack<T>(gates[2 * i] * ups[2 * i], gates[2 * i + 1] * ups[2 * i + 1]));
+    transpose_quad(words);
+    const int token = p.token + (n + lane % 4) * 8 + lane / 4;
+    if (token < p.end && p.column < a.columns / 2) store_unit(token, p.column, words);
+  }
+  __device__ void store_unit(int token, int column, const uint32_t (&words)[4]) const {
+    *reinterpret_cast<uint4*>(static_cast<T*>(a.out) + token * a.out_stride + column) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
+
+  // Calls f with a number of eights and the sums of those, of each as many as are stored at a time.
+  template <int kAtOnce, class F>
+  __device__ void in_parts(const Sums& sums, F&& f) const {
+#pragma unroll
+    for (int n = 0; n < kEights; n += kAtOnce) {
+      float own[4 * kAtOnce];
+#pragma unroll
+      for (int i = 0; i < 4 * kAtOnce; ++i) own[i] = sums[4 * n + i];
+      f(n, own);
+    }
+  }
+  // All of the depth is this block's.
+  __device__ void finish(const Tile& to) {
+    const Place p = place(to);
+    Sums sums;
+    clear(sums);
+    if (a.gated) {
+      add_up(sums, [] {});
+      in_parts<kGated>(sums, [&](int n, const float(&own)[4 * kGated]) {
+        if (n * 8 < grid.tokens) store_gated(p, n, own);
+      });
+      return;
+    }
+    uint4 residuals[kAhead];  // what is stored is loaded by the same thread: it may go where they are
+    add_up(sums, [&] {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) residuals[i] = residual(p, i * kPlain);
+    });
+    in_parts<kPlain>(sums, [&](int n, const float(&own)[4 * kPlain]) {
+      const uint4 raw = residuals[n / kPlain % kAhead];
+      residuals[n / kPlain % kAhead] = residual(p, n + kAhead * kPlain);
+      if (n * 8 < grid.tokens) store_plain(p, n, own, raw);
+    });
+  }
+  __device__ static void clear(Sums& sums) {
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+  }
+
+  // Part of the depth is: sums go where they are added up, over the ring, as [parts stored at a time][block][fours][thread].
+  template <int kAtOnce>
+  __device__ uint32_t parcel(int number, int from) const {
+    return S::kRing + ((number * grid.cluster + from) * kAtOnce * S::kStorers + warp * 32 + lane) * 16;
+  }
+  template <int kAtOnce>
+  __device__ void send(const Sums& sums) const {
+    in_parts<kAtOnce>(sums, [&](int n, const float(&own)[4 * kAtOnce]) {
+      const int number = n / kAtOnce, owner = number & (grid.cluster - 1);
+      const uint32_t to = base + parcel<kAtOnce>(number / grid.cluster, part);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        store_at(owner * kPair + across, to + i * S::kStorers * 16,
+                 make_float4(own[4 * i], own[4 * i + 1], own[4 * i + 2], own[4 * i + 3]));
+    });
+  }
+  template <int kAtOnce>
+  __device__ void receive(int n, float (&sums)[4 * kAtOnce]) const {
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+    for (int from = 0; from < grid.cluster; ++from) {
+      const float4* all = reinterpret_cast<const float4*>(memory + parcel<kAtOnce>(n / kAtOnce / grid.cluster, from));
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float4 own = all[i * S::kStorers];
+        sums[4 * i] += own.x, sums[4 * i + 1] += own.y, sums[4 * i + 2] += own.z, sums[4 * i + 3] += own.w;
+      }
+    }
+  }
+  __device__ void finish_together(const Tile& to) {
+    const Place p = place(to);
+    Sums sums;
+    clear(sums);
+    add_up(sums, [] {});
+    cluster_meet();  // nobody reads its ring any more
+    if (a.gated) send<kGated>(sums);
+    else send<kPlain>(sums);
+    const int at_once = a.gated ? kGated : kPlain, apart = at_once * grid.cluster;
+    uint4 raw = a.gated ? make_uint4(0, 0, 0, 0) : residual(p, part * at_once);
+    cluster_meet();
+    for (int n = part * at_once; n * 8 < grid.tokens; n += apart) {
+      if (a.gated) {
+        float own[4 * kGated];
+        receive<kGated>(n, own);
+        store_gated(p, n, own);
+      } else {
+        const uint4 now = raw;
+        raw = residual(p, n + apart);
+        float own[4 * kPlain];
+        receive<kPlain>(n, own);
+        store_plain(p, n, own, now);
+      }
+    }
+  }
+
+  __device__ void compute() {
+    // Each lags by a stage, and so multiplies on while the one before stores.
+    const int consumer = warp / 4;
+    if (consumer > 0) barrier_wait(ring.full + 8 * min(consumer, count - 1), 0);
+    wait_for_previous_kernel();  // it may have written what is added
+    if (grid.cluster > 1) return finish_together(tile(first_pair()));
+    for (int pair = first_pair(); pair < grid.pairs(); pair += pairs_apart()) finish(tile(pair));
+  }
+};
+
+#endif
+
+template <class T, class S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    coded_wide_kernel(const __grid_constant__ CodedArgs a, const __grid_constant__ Maps maps, const __grid_constant__ Grid grid) {
+#if OCTAVO_WGMMA
+  extern __shared__ char memory[];
+  Block<T, S> block(a, grid, memory + (-shared_address(memory) & (S::kRing - 1)));
+  if (threadIdx.x == 0) block.init_barriers();
+  cluster_meet();
+  if (threadIdx.x >= kWarpgroup) {
+    take_registers<S::kTaken>();
+    block.compute();
+  } else {
+    give_registers<S::kKept>();
+    if (threadIdx.x == 0) block.load(maps);
+    __syncwarp();
+    if (grid.cluster > 1) cluster_meet(), cluster_meet();
+  }
+#endif
+}
+
+// Of strips, [halves][strips][row], so many elements and strips of each half at a time.
+bool describe_strips(CUtensorMap& map, const void* data, int64_t row, int64_t strips, int halves, int box, int box_strips,
+                     CUtensorMapDataType element, int size) {
+  const cuuint64_t stride = row * size;
+  return describe_tensor<3>(map, data, {cuuint64_t(row), cuuint64_t(strips), cuuint64_t(halves)}, {stride, stride * strips},
+                            {cuuint32_t(box), cuuint32_t(box_strips), cuuint32_t(halves)}, element, BoxRows::dense);
+}
+template <class S>
+bool describe_weight(Maps& maps, const CodedMatrix& m, const CodedSizes& sizes, int halves) {
+  const int strips = sizes.strips / halves, high = S::kStrips / halves, row = sizes.groups * kStripRows;
+  return describe_strips(maps.codes, m.codes, int64_t(sizes.bricks) * (kBrickBytes / 4), strips, halves, S::kCodeBytes / 4,
+                         high, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4) &&
+         describe_strips(maps.scales, m.scales, row, strips, halves, S::kScales, high, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4) &&
+         (!m.zeros || describe_strips(maps.zeros, m.zeros, row, strips, halves, S::kScales, high,
+                                      CU_TENSOR_MAP_DATA_TYPE_UINT8, 1));
+}
+
+template <class T, class S>
+cudaError_t launch_shape(const CodedArgs& a, int cluster, const CodedSizes& sizes, const Device& device, cudaStream_t stream) {
+  const int halves = a.gated ? 2 : 1, strips = S::kStrips / halves, along_x = units(a.rows, S::kTokens);
+  const Grid grid{along_x, units(sizes.strips / halves, strips * kPair), units(units(a.rows, along_x), 16) * 16, strips,
+                  units(a.depth, kDepth), cluster, sizes.grouping.shift};
+  if (grid.stages < cluster) return cudaErrorInvalidValue;
+  Maps maps{};
+  if (!describe_matrix(maps.x, a.x, a.rows, a.depth, a.x_stride, grid.tokens / kPair) ||
+      !describe_weight<S>(maps, a.matrix, sizes, halves))
+    return cudaErrorNotSupported;
+  const int pairs = cluster > 1 ? grid.pairs() * cluster : std::min(grid.pairs(), device.multiprocessors / kPair);
+  const Launch how{dim3(kPair * pairs), S::kThreads, S::kBytes, kPair * cluster};
+  return launch_after(coded_wide_kernel<T, S>, how, stream, a, maps, grid);
+}
+
+// With codes of this kind, in tiles of the size that is asked for, which is one of these.
+template <Codes kind, int groups>
+cudaError_t launch_wide(const CodedArgs& a, const CodedWideTile& tile, const CodedSizes& sizes, const Device& device,
+                        cudaStream_t stream) {
+  return with_half(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const auto is = [&](int consumers, int tokens) { return tile.consumers == consumers && tile.tokens == tokens; };
+    if (is(2, 64)) return launch_shape<T, Shape<kind, groups, 2, 64>>(a, tile.cluster, sizes, device, stream);
+    if (is(2, 128)) return launch_shape<T, Shape<kind, groups, 2, 128>>(a, tile.cluster, sizes, device, stream);
+    if (is(3, 128)) return launch_shape<T, Shape<kind, groups, 3, 128>>(a, tile.cluster, sizes, device, stream);
+    if (is(2, 192)) return launch_shape<T, Shape<kind, groups, 2, 192>>(a, tile.cluster, sizes, device, stream);
+    if (is(2, 256)) return launch_shape<T, Shape<kind, groups, 2, 256>>(a, tile.cluster, sizes, device, stream);
+    return cudaErrorInvalidValue;
+  });
+}
+
+}  // namespace
+}  // namespace octavo
