@@ -20,7 +20,7 @@ import torch
 from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure_by_turns, rotations, row
 from torch import Tensor
 
-from octavo_kernels import choice, ops
+from octavo_kernels import coded_choice, ops
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.weights import DTYPES, PER_BYTE, Codes, PackedWeight, QuantisedWeight, Scheme
 from octavo_worker.bench.report import report, write
@@ -38,22 +38,23 @@ FORMS = {
 }  # fmt: skip
 ALONE: dict[str, dict[str, int]] = {
     "few": {},
-    "tiles": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_TILE_ROWS": 1 << 30},
-    "matrix": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_TILE_ROWS": 0},
+    "tiles": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 1 << 30},
+    "wide": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_NARROW_ROWS": 0, "CODED_WIDE_ROWS": 1 << 30},
+    "matrix": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 0},
 }
 Product = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 
 
 @contextmanager
 def changed(names: dict[str, int]) -> Iterator[None]:
-    before = {name: getattr(choice, name) for name in names}
+    before = {name: getattr(coded_choice, name) for name in names}
     try:
         for name, value in names.items():
-            setattr(choice, name, value)
+            setattr(coded_choice, name, value)
         yield
     finally:
         for name, value in before.items():
-            setattr(choice, name, value)
+            setattr(coded_choice, name, value)
 
 
 def coded(form: str, columns: int, depth: int) -> PackedWeight:
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--only", choices=ALONE, help="this kernel, with all rows that it takes")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    numbers = tuple(n for n in args.rows if args.only != "few" or n <= choice.CODED_FEW_ROWS)
+    numbers = tuple(n for n in args.rows if args.only != "few" or n <= coded_choice.CODED_FEW_ROWS)
     torch.manual_seed(0)
     print("form | shape | us | floor us | % of floor | peer | peer us | times faster")
     with changed({"CODED": True, **ALONE.get(args.only, {})}):

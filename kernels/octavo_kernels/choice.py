@@ -1,8 +1,8 @@
-"""Which kernel computes a matrix product: decided here, and nowhere else.
+"""Which kernel computes a matrix product: decided here and in `coded_choice`, and nowhere else.
 
 `choose` maps what is known of a product before it runs to a `Launch`, which the CUDA module carries out as it is told.
 All thresholds are measurements on an H200 (kernels/NOTEBOOK.md). A new form of weights is a member of `Form` and a
-branch here.
+branch here; those of codes with rows in 16 bits have `coded_choice`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
-
-from octavo_kernels.coded import STRIP_ROWS, Bricks
 
 
 class Form(IntEnum):
@@ -57,15 +55,6 @@ class Kernel(IntEnum):
     UNIFORM = 4
 
 
-class CodedKernel(IntEnum):
-    """Of products of rows in 16 bits with weights of codes: those in csrc/cuda/coded/."""
-
-    MATRIX = 0
-    """The weight is dequantised, and a library multiplies."""
-    FEW = 1
-    TILES = 2
-
-
 class Tile(NamedTuple):
     """Of a kernel's results: 64 rows of x for each consumer, so many columns. The two blocks of a cluster share their
     rows of x or, `tall`, those of the weight."""
@@ -100,14 +89,6 @@ class W8A8Launch(NamedTuple):
     consumers: int = 0
     tokens: int = 0
     height: int = 0
-
-
-class CodedLaunch(NamedTuple):
-    """`TILES` are of so many `tokens`, rows of x, and a `cluster` of blocks shares the depth."""
-
-    kernel: CodedKernel
-    tokens: int = 0
-    cluster: int = 1
 
 
 class Chip(NamedTuple):
@@ -155,16 +136,6 @@ ROW_DEPTH, ROW_NORMED = 16384, 8192  # of a row that each block holds
 # Bytes a clock that a multiprocessor gets of what is read once, and out of the L2; clocks that the end of a tile takes.
 # From data sheets and published figures, not measured.
 MEMORY_RATE, L2_RATE, TILE_CLOCKS = 19, 26, 400
-
-CODED = True
-"""Whether weights of codes are laid out for the kernels in csrc/cuda/coded/. They have not run on a GPU yet: this
-becomes True when tests/kernels/test_cuda_coded.py has passed on one."""
-
-CODED_FEW_ROWS, CODED_ANY_FEW_ROWS = 16, 8  # on Hopper, where blocks can share the depth; on other chips
-CODED_FEW_SCALES = 2  # of a brick, with more than eight rows
-CODED_TILE_ROWS = 512  # from there on a matrix is dequantised for a library
-CODED_TOKENS = (8, 16, 32, 64, 128)
-CODED_STRIPS, CODED_CLUSTERS, CODED_LEAST_BRICKS = 8, (8, 4, 2), 4  # of a block
 
 RECENT = 256
 """Choices that are remembered: those of a few steps, so that a step's layers find what its first one chose."""
@@ -249,54 +220,6 @@ def _w8a8_clocks(tile: W8A8Launch, rows: int, columns: int, depth: int, chip: Ch
         2 * tile.tokens * tile.consumers,
     )
     return _over(pairs, chip.multiprocessors // 2) * (_over(depth, 128) * stage + TILE_CLOCKS + 4 * tile.tokens)
-
-
-def choose_coded(
-    rows: int,
-    columns: int,
-    depth: int,
-    bricks: Bricks,
-    ending: Ending,
-    chip: Chip,
-    normed: bool = False,
-    uniform: bool = False,
-) -> CodedLaunch | None:
-    """The launch for `x[rows, depth]`, in 16 bits and aligned, with a weight of codes; see `choose`.
-
-    Rows of `TILES` never depend on how many there are, so a `uniform` product is one of those, or None.
-    """
-    gated = ending is not Ending.PLAIN
-    if gated and columns % (2 * STRIP_ROWS):
-        return None
-    if not uniform and _few_takes(rows, depth, bricks, chip, normed):
-        return CodedLaunch(CodedKernel.FEW)
-    if normed:
-        return None
-    if chip.hopper and (uniform or rows <= CODED_TILE_ROWS):
-        tokens = next((n for n in CODED_TOKENS if rows <= n), CODED_TOKENS[-1])
-        return CodedLaunch(CodedKernel.TILES, tokens, _coded_cluster(columns, depth, bricks, gated, chip))
-    return None if gated or uniform else CodedLaunch(CodedKernel.MATRIX)
-
-
-def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) -> bool:
-    """Whether x, or a cluster's share of it, fits into shared memory beside the sums of a unit, as coded_few.cu lays it
-    out."""
-    most = CODED_FEW_ROWS if chip.major >= OLDEST and bricks.scales <= CODED_FEW_SCALES else CODED_ANY_FEW_ROWS
-    if not 0 < rows <= most or depth % 8 or (normed and (rows > 1 or depth > 8192)):
-        return False
-    tokens, blocks = 8 if rows <= 8 else 16, CODED_CLUSTERS[0] if chip.major >= OLDEST else 1
-    held, whole = (_over(_over(depth, bricks.depth), n) * bricks.depth * 2 + 16 for n in (blocks, 1))
-    return 128 + max(tokens * held, whole) + tokens * 144 <= chip.shared_per_block
-
-
-def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> int:
-    """Blocks that share the depth of a tile: as many as find room, two on a multiprocessor, and have some bricks each.
-    It must not depend on the number of rows."""
-    strips = _over(columns, STRIP_ROWS)
-    tiles = _over(strips // 2, CODED_STRIPS // 2) if gated else _over(strips, CODED_STRIPS)
-    deep = _over(depth, bricks.depth)
-    fits = (n for n in CODED_CLUSTERS if tiles * n <= 2 * chip.multiprocessors and deep >= n * CODED_LEAST_BRICKS)
-    return next(fits, 1)
 
 
 def library(rows: int, columns: int, depth: int, form: Form) -> Launch:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo_kernels import choice, cuda
+from octavo_kernels import coded_choice, cuda
 from octavo_kernels.activation import Gate, act_and_mul, code_of
-from octavo_kernels.choice import CodedKernel, CodedLaunch, Ending
+from octavo_kernels.choice import Ending
 from octavo_kernels.coded import CodedWeight, bricks_of, lay_out
+from octavo_kernels.coded_choice import CodedKernel, CodedLaunch
 from octavo_kernels.norm import normed_rows
 from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
 from octavo_kernels.weights import QuantisedWeight, Scheme
@@ -25,7 +26,7 @@ def takes(weight: QuantisedWeight) -> bool:
 
 def knows(scheme: Scheme, depth: int, device: torch.device) -> bool:
     """Whether there are kernels for such a weight on a GPU."""
-    if not choice.CODED or not cuda.available() or bricks_of(scheme, depth) is None:
+    if not coded_choice.CODED or not cuda.available() or bricks_of(scheme, depth) is None:
         return False
     return cuda.chip(device).major >= OLDEST
 
@@ -108,7 +109,8 @@ def _launch(
     uniform: bool = False,
 ) -> bool:
     """Launches one of our kernels for all of this, if the choice is one; returns whether it did."""
-    launch = _choose(x, weight, bias, activation is not None, norm, uniform)
+    in_eights = all(_in_eights(t) for t in (residual, out) if t is not None)
+    launch = _choose(x, weight, bias, activation is not None, norm, uniform, in_eights)
     if launch is None or launch.kernel is CodedKernel.MATRIX:
         return False
     operands: tuple[Any, ...] = (
@@ -118,20 +120,35 @@ def _launch(
     )  # fmt: skip
     if launch.kernel is CodedKernel.FEW:
         return bool(cuda.launched("coded_few", x.device, *operands))
+    if launch.kernel is CodedKernel.WIDE:
+        tile = (launch.consumers, launch.tokens, launch.cluster)
+        return bool(cuda.launched("coded_wide", x.device, *operands, tile))
     return bool(cuda.launched("coded_tiles", x.device, *operands, (launch.tokens, launch.cluster)))
 
 
 def _choose(
-    x: Tensor, weight: CodedWeight, bias: Tensor | None, gated: bool, norm: RmsNorm | None, uniform: bool
+    x: Tensor,
+    weight: CodedWeight,
+    bias: Tensor | None,
+    gated: bool,
+    norm: RmsNorm | None,
+    uniform: bool,
+    in_eights: bool = True,
 ) -> CodedLaunch | None:
     if x.dtype not in cuda.HALF or (norm is not None and weight.order is not None):
         return None
-    if (x.data_ptr() | address(None if norm is None else norm.weight)) % 16 or x.stride(0) % 8:
+    if address(None if norm is None else norm.weight) % 16 or not _in_eights(x):
         return None
     ending = Ending.PLAIN if not gated else Ending.GATE if bias is None else Ending.BIASED_GATE
-    return choice.choose_coded(
-        len(x), weight.columns, weight.depth, weight.bricks, ending, cuda.chip(x.device), norm is not None, uniform
-    )
+    return coded_choice.choose_coded(
+        len(x), weight.columns, weight.depth, weight.bricks, ending, cuda.chip(x.device), norm is not None, uniform,
+        in_eights,
+    )  # fmt: skip
+
+
+def _in_eights(rows: Tensor) -> bool:
+    """Whether each row begins at a multiple of 16 bytes."""
+    return rows.data_ptr() % 16 == 0 and rows.stride(0) % 8 == 0
 
 
 def _in_order(x: Tensor, weight: CodedWeight) -> Tensor:

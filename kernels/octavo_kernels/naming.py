@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 
 from octavo_kernels import _cpu, choice, coded_cuda, cuda, w8a8
-from octavo_kernels.choice import CodedKernel, Ending, Kernel
+from octavo_kernels.choice import Ending, Kernel
 from octavo_kernels.coded import bricks_of
+from octavo_kernels.coded_choice import CodedKernel, choose_coded
 from octavo_kernels.weights import Scheme
 
 LIBRARIES = {Kernel.CUBLAS: "cuBLAS", Kernel.CUBLASLT: "cuBLASLt"}
@@ -38,7 +39,7 @@ def _coded(columns: int, depth: int, device: torch.device, scheme: Scheme, gated
         return None
     bricks, ending = bricks_of(scheme, depth), Ending.GATE if gated else Ending.PLAIN
     assert bricks is not None
-    launch = choice.choose_coded(1, columns, depth, bricks, ending, cuda.chip(device))
+    launch = choose_coded(1, columns, depth, bricks, ending, cuda.chip(device))
     return None if launch is None or launch.kernel is CodedKernel.MATRIX else f"coded {launch.kernel.name.lower()}"
 
 

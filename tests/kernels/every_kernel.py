@@ -9,15 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle, product
 
 import numpy as np
 import torch
 from coded_weights import FORMS, random_weight
 from torch import Tensor
 
-from octavo_kernels import choice, coded_cuda, cuda, ops, pools, step, w8a8
+from octavo_kernels import choice, coded_choice, coded_cuda, cuda, ops, pools, step, w8a8
 from octavo_kernels.adjust import Adjustment, adjust, pack
-from octavo_kernels.coded import lay_out
+from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.plan import AttentionPlan
 from octavo_kernels.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
@@ -288,11 +289,9 @@ def w8a8_products() -> None:
 
 def coded() -> None:
     """Weights of codes: every form that has kernels of its own, few rows, tiles of every size, whole matrices."""
-    device = torch.device("cuda")
     for kind, group in FORMS:
         for zeros in {False, kind in (Codes.INT4, Codes.INT8)}:
-            weight = lay_out(random_weight(kind, group, 96, 1320, zeros=zeros, device="cuda"))
-            torch.cuda.synchronize()
+            weight = coded_cuda.pack(random_weight(kind, group, 96, 1320, zeros=zeros, device="cuda"))
             coded_cuda.dequantise(weight, BF16)
             for rows in (1, 3, 9, 20, 50, 130):
                 x, bias, residual = data(rows, 1320), data(96), data(rows, 96)
@@ -300,8 +299,22 @@ def coded() -> None:
                 for more, norm in launches:
                     coded_cuda._launch(x, weight, bias, more, empty(rows, 96), norm=norm)
                 coded_cuda._launch(x, weight, None, None, empty(rows, 48), activation=0)
-                if cuda.runs_hopper_code(device):
+                if cuda.runs_hopper_code(x.device):
                     coded_cuda._launch(x, weight, None, None, empty(rows, 96), uniform=True)
+
+
+def coded_wide() -> None:
+    """The same in wide tiles, each with another form: several for a block, or with a depth that pairs share."""
+    launches = [CodedLaunch(CodedKernel.WIDE, t, c, n) for (n, t), c in product(WIDE_TILES, WIDE_CLUSTERS)]
+    chosen = coded_choice.choose_coded
+    for (kind, group), launch in zip(cycle(FORMS), launches if cuda.runs_hopper_code(torch.device("cuda")) else ()):
+        coded_choice.choose_coded = lambda *_, launch=launch: launch
+        weight = coded_cuda.pack(random_weight(kind, group, 416, 456, kind is Codes.INT4, device="cuda"))
+        for rows in (33, launch.tokens + 20):
+            x, residual = data(rows, 456), data(rows, 416)
+            assert coded_cuda._launch(x, weight, data(416), residual, residual)
+            assert coded_cuda._launch(x, weight, None, None, empty(rows, 208), activation=0)
+    coded_choice.choose_coded = chosen
 
 
 def sample() -> None:
@@ -355,6 +368,7 @@ PIECES: dict[str, Callable[[], None]] = {
         linear,
         wide,
         coded,
+        coded_wide,
         w8a8_products,
         sample,
         inputs,

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_kernels import choice, ops
-from octavo_kernels.choice import Chip, CodedKernel, CodedLaunch, Ending, choose_coded
+from octavo_kernels import coded_choice, ops
+from octavo_kernels.choice import Chip, Ending
 from octavo_kernels.coded import Bricks, CodedWeight, bricks_of, lay_out
+from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch, choose_coded
 from octavo_kernels.weights import PER_BYTE, Activations, Codes, QuantisedWeight, Scheme, values
 
 from .coded_weights import FORM_NAMES, FORMS, random_weight
@@ -117,7 +118,7 @@ def test_a_scheme_without_kernels_is_refused():
 
 
 def test_weights_on_the_cpu_stay_as_they_are(monkeypatch):
-    monkeypatch.setattr(choice, "CODED", True)
+    monkeypatch.setattr(coded_choice, "CODED", True)
     assert not isinstance(ops.pack(random_weight(Codes.INT4, 128, 16, 128)), CodedWeight)
 
 
@@ -135,9 +136,14 @@ G128 = Bricks(128, 1)
         (4, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.FEW)),
         (5, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 8, 8)),
         (2, 4096, 4096, HOPPER, {"normed": True}, None),
-        (33, 6144, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 64, 4)),
-        (300, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 128, 1)),
-        (513, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.MATRIX)),
+        (32, 6144, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 32, 4)),
+        (33, 6144, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 64, 4)),
+        (256, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 256, 1, 2)),
+        (64, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 64, 4, 2)),
+        (300, 28672, 4096, HOPPER, {"in_eights": False}, CodedLaunch(CodedKernel.TILES, 128, 1)),
+        (300, 28676, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 128, 1)),
+        (4097, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.MATRIX)),
+        (513, 28676, 4096, HOPPER, {}, CodedLaunch(CodedKernel.MATRIX)),
         (513, 28672, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 128, 1)),
         (8, 4096, 4096, AMPERE, {}, CodedLaunch(CodedKernel.FEW)),
         (9, 4096, 4096, AMPERE, {}, CodedLaunch(CodedKernel.MATRIX)),
@@ -163,3 +169,33 @@ def test_how_a_depth_is_shared_does_not_depend_on_the_rows(columns, depth, endin
     if columns % 32:
         assert launches == [launches[0]] * 6 or ending is Ending.PLAIN
     assert len({launch and launch.cluster for launch in launches}) == 1
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (32, 64)])
+@pytest.mark.parametrize("bricks", [G128, Bricks(64, 1), Bricks(128, 8)])
+@pytest.mark.parametrize("ending", [Ending.PLAIN, Ending.GATE])
+def test_wide_tiles_are_such_as_the_kernel_has(columns, depth, bricks, ending):
+    for rows in (33, 64, 65, 129, 200, 256, 300, 512, 1000, 4096):
+        launch = choose_coded(rows, columns, depth, bricks, ending, HOPPER)
+        assert launch is not None
+        assert launch.kernel is CodedKernel.WIDE
+        assert (launch.consumers, launch.tokens) in WIDE_TILES
+        assert launch.cluster in WIDE_CLUSTERS
+        assert launch.cluster * 64 <= max(depth, 64)
+
+
+def test_a_gate_has_the_tiles_of_the_product_in_front_of_it():
+    """So that its results are the activation of that product's, bit for bit."""
+    for rows in (33, 100, 256, 700):
+        for columns in (32, 96, 1024, 28672):
+            plain, gated = (choose_coded(rows, columns, 4096, G128, e, HOPPER) for e in (Ending.PLAIN, Ending.GATE))
+            assert plain == gated
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)])
+def test_a_decoders_products_find_work_for_most_of_the_chip(columns, depth):
+    for rows in (64, 128, 256, 512):
+        launch = choose_coded(rows, columns, depth, G128, Ending.PLAIN, HOPPER)
+        assert launch is not None
+        pairs = -(-rows // launch.tokens) * -(-columns // (128 * launch.consumers)) * launch.cluster
+        assert pairs >= 0.7 * HOPPER.multiprocessors / 2

@@ -92,6 +92,7 @@ def test_a_spill_or_a_warning_fails_the_build(build: Path, tmp_path: Path, sourc
         "adjust",
         "coded_few",
         "coded_tiles",
+        "coded_wide",
         "dequantise",
         "linear_ring",
         "logprobs",

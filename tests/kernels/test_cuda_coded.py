@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from octavo_kernels import choice, coded_cuda, cuda, ops, reference
+from octavo_kernels import coded_choice, coded_cuda, cuda, ops, reference
 from octavo_kernels.coded import CodedWeight
+from octavo_kernels.coded_choice import CodedKernel
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.weights import Codes, dequantise
 
@@ -24,7 +25,7 @@ SIZES = [(1024, 1024), (16, 128), (8, 64), (40, 136), (264, 1032), (100, 102), (
 @pytest.fixture(autouse=True)
 def coded(monkeypatch):
     """The kernels under test, whether or not they are the default yet."""
-    monkeypatch.setattr(choice, "CODED", True)
+    monkeypatch.setattr(coded_choice, "CODED", True)
 
 
 def pack(weight):
@@ -56,9 +57,9 @@ def assert_product(got, x, exact, bias=None, residual=None, rounded_weight=False
     assert ((got.double() - expected).abs() <= bound).all()
 
 
-def is_by_matrix(rows, weight, x):
+def rounds_weights(weight, x):
     launch = coded_cuda._choose(x, weight, None, False, None, False)
-    return launch is None or launch.kernel is choice.CodedKernel.MATRIX
+    return launch is None or launch.kernel in (CodedKernel.MATRIX, CodedKernel.WIDE)
 
 
 @pytest.mark.parametrize(("kind", "group"), FORMS, ids=FORM_NAMES)
@@ -82,7 +83,7 @@ def test_products_of_every_number_of_rows(dtype, columns, depth, kind, group):
             for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
                 out = torch.full_like(residual, float("nan"))
                 assert ops.quantised_linear(x, weight, b, out, r) is out
-                assert_product(out, x, exact, b, r, is_by_matrix(rows, weight, x))
+                assert_product(out, x, exact, b, r, rounds_weights(weight, x))
 
 
 def test_rows_in_float32_take_the_matrix():
@@ -95,17 +96,18 @@ def test_rows_in_float32_take_the_matrix():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kernel", ["few", "tiles", "matrix"])
+@pytest.mark.parametrize("kernel", ["few", "tiles", "wide", "matrix"])
 @pytest.mark.parametrize(("kind", "group"), FORMS, ids=FORM_NAMES)
 def test_every_kernel_is_the_one_that_was_chosen(kind, group, kernel):
     """A product that fell back silently would still be right."""
     weight, exact = make(kind, group, 1024, 1024)
-    rows = {"few": 1, "tiles": 40, "matrix": 700}[kernel]  # as CODED_FEW_ROWS and CODED_TILE_ROWS have it
+    rows = {"few": 1, "tiles": 20, "wide": 40, "matrix": 4100}[kernel]
     x, _, _ = rows_of(rows, 1024, 1024, torch.bfloat16)
     out = torch.empty(rows, 1024, dtype=x.dtype, device="cuda")
+    assert coded_cuda._choose(x, weight, None, False, None, False).kernel is CodedKernel[kernel.upper()]
     assert coded_cuda._launch(x, weight, None, None, out) == (kernel != "matrix")
     if kernel != "matrix":
-        assert_product(out, x, exact)
+        assert_product(out, x, exact, rounded_weight=kernel == "wide")
 
 
 @pytest.mark.parametrize("rows", [1, 3, 9, 40, 600])
@@ -205,7 +207,7 @@ def test_strided_arguments_and_nothing_beside_the_output(rows, columns):
     x = wide_x[:, 40:552]
     out = torch.full((rows + 1, columns + 128), 7.0, dtype=torch.float16, device="cuda")
     ops.quantised_linear(x, weight, out=out[:rows, 64 : columns + 64])
-    assert_product(out[:rows, 64 : columns + 64], x, exact, rounded_weight=rows > choice.CODED_TILE_ROWS)
+    assert_product(out[:rows, 64 : columns + 64], x, exact, rounded_weight=rows > coded_choice.CODED_NARROW_ROWS)
     assert (out[rows:] == 7).all()
     assert (out[:, :64] == 7).all()
     assert (out[:, columns + 64 :] == 7).all()

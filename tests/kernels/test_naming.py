@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_kernels import choice, cuda, ops
+from octavo_kernels import choice, coded_choice, cuda, ops
 from octavo_kernels.choice import Chip, Ending, Form, Kernel
 from octavo_kernels.naming import way_of
 from octavo_kernels.weights import Activations, Codes, Scheme
@@ -47,7 +47,7 @@ def test_codes_that_no_kernel_reads_are_dequantised_for_another(
 ) -> None:
     monkeypatch.setattr(cuda, "chip", lambda device: H100)
     monkeypatch.setattr(cuda, "available", lambda: True)
-    monkeypatch.setattr(choice, "CODED", on)
+    monkeypatch.setattr(coded_choice, "CODED", on)
     monkeypatch.setattr(choice, "W8A8_TRIED", frozenset({Form.INT8}) if on else frozenset())
     way = way_of(6144, 4096, torch.bfloat16, torch.device("cuda"), scheme)
     assert way == ((name, False) if on else ("row", True))

@@ -34,6 +34,7 @@ inline auto fields(CodedMatrix& x) {
   return std::tie(x.kind, x.group, x.codes, x.scales, x.zeros, x.columns, x.depth);
 }
 inline auto fields(CodedTile& x) { return std::tie(x.tokens, x.cluster); }
+inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.cluster); }
 
 // What a gated product ends in; a norm of x that it begins with.
 struct Gate {
@@ -268,6 +269,12 @@ void define_codes(py::module_& m) {
                           Address stream) {
     return launched("coded_tiles", coded_tiles(coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm), tile,
                                                stream_at(stream)));
+  });
+  m.def("coded_wide", [](int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual,
+                         const Rows& out, int rows, const Gate& gate, const Norm& norm, const CodedWideTile& tile,
+                         Address stream) {
+    return launched("coded_wide", coded_wide(coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm), tile,
+                                             stream_at(stream)));
   });
   m.def("dequantise", [](int dtype, const CodedMatrix& weight, const Rows& out, Address stream) {
     aligned("codes", weight.codes), aligned("scales", weight.scales), aligned("zeros", weight.zeros);

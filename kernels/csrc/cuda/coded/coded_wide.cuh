@@ -396,7 +396,7 @@ struct Block {
     Sums sums;
     clear(sums);
     add_up(sums, [] {});
-    cluster_meet();  // nobody reads its ring any more
+    cluster_meet();  // no ring is read any more
     if (a.gated) send<kGated>(sums);
     else send<kPlain>(sums);
     const int at_once = a.gated ? kGated : kPlain, apart = at_once * grid.cluster;

@@ -29,8 +29,8 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int fir
       "l"(&map), "r"(first), "r"(second), "r"(third), "r"(barrier)
       : "memory");
 }
-// An arrival by who has read a barrier's memory in products that have ended, which need no fence: one for the cluster takes as
-// long as a stage.
+// Arrival at a barrier of what was read by products that have ended, which need no fence: one for the cluster takes as long as a
+// stage.
 __device__ inline void arrive_at(uint32_t barrier, int rank) {
   asm volatile(
       "{\n"

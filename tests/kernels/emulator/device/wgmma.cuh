@@ -41,7 +41,7 @@ void products_wait(float (&)[N]) {
 }
 
 // PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16": a warp's sixteen rows are as in mma.m16n8k16.
-// Nothing of it is read or written before somebody waits for it.
+// Nothing of it is read or written before the wait for it.
 template <class T, int half>
 struct Held {
   float* d[128];

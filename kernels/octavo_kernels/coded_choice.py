@@ -1,0 +1,149 @@
+"""Which kernel computes a product of rows in 16 bits with a weight of codes; see `choice`."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from octavo_kernels.choice import L2_RATE, MEMORY_RATE, OLDEST, RECENT, Chip, Ending
+from octavo_kernels.coded import STRIP_ROWS, Bricks
+
+
+class CodedKernel(IntEnum):
+    """Those in csrc/cuda/coded/."""
+
+    MATRIX = 0
+    """The weight is dequantised, and a library multiplies."""
+    FEW = 1
+    TILES = 2
+    WIDE = 3
+    """The only ones whose weights are rounded to the type of x are this one's and the matrix's."""
+
+
+class CodedLaunch(NamedTuple):
+    """`TILES` are of so many `tokens`, rows of x, and a `cluster` of blocks shares the depth. `WIDE` has tiles of at
+    most so many, with 64 rows of the weight for each of its `consumers`, and a `cluster` of pairs of blocks shares the
+    depth."""
+
+    kernel: CodedKernel
+    tokens: int = 0
+    cluster: int = 1
+    consumers: int = 0
+
+
+CODED = True
+"""Whether weights of codes are laid out for the kernels in csrc/cuda/coded/."""
+
+WIDE = False
+"""Whether products take wide tiles. They have not run on a GPU yet: this becomes True when
+tests/kernels/test_cuda_coded_wide.py has passed on one."""
+
+CODED_FEW_ROWS, CODED_ANY_FEW_ROWS = 16, 8  # on Hopper, where blocks can share the depth; on other chips
+CODED_FEW_SCALES = 2  # of a brick, with more than eight rows
+CODED_NARROW_ROWS = 32  # from there on wide tiles
+CODED_WIDE_ROWS = 4096  # from there on a matrix is dequantised for a library
+CODED_TILE_ROWS = 512  # likewise, where wide tiles cannot store
+CODED_TOKENS = (8, 16, 32, 64, 128)
+CODED_STRIPS, CODED_CLUSTERS, CODED_LEAST_BRICKS = 8, (8, 4, 2), 4  # of a block
+
+WIDE_TILES = ((2, 64), (2, 128), (3, 128), (2, 192), (2, 256))  # consumers, tokens
+WIDE_CLUSTERS = (1, 2, 4)
+# Clocks: of a warp that turns a stage's codes into numbers; before the first products; of the end of a tile, with what
+# a row of it takes, alone and where pairs add up each other's sums.
+UNPACK_CLOCKS, WIDE_START, WIDE_END, WIDE_ROW, SHARED_END, SHARED_ROW = 200, 1500, 400, 6, 4000, 8
+
+
+def choose_coded(
+    rows: int,
+    columns: int,
+    depth: int,
+    bricks: Bricks,
+    ending: Ending,
+    chip: Chip,
+    normed: bool = False,
+    uniform: bool = False,
+    in_eights: bool = True,
+) -> CodedLaunch | None:
+    """The launch for `x[rows, depth]`, in 16 bits and aligned, with a weight of codes; see `choice.choose`.
+    `in_eights`: results, and what is added to them, are aligned, too.
+
+    Rows of `TILES` never depend on how many there are, so a `uniform` product is one of those, or None.
+    """
+    gated = ending is not Ending.PLAIN
+    if gated and columns % (2 * STRIP_ROWS):
+        return None
+    if not uniform and _few_takes(rows, depth, bricks, chip, normed):
+        return CodedLaunch(CodedKernel.FEW)
+    if normed:
+        return None
+    wide = WIDE and chip.hopper and not uniform and in_eights and columns % 8 == 0
+    if wide and CODED_NARROW_ROWS < rows <= CODED_WIDE_ROWS:
+        return _wide(rows, columns, depth, bricks, gated, chip)
+    if chip.hopper and (uniform or rows <= CODED_TILE_ROWS):
+        tokens = next((n for n in CODED_TOKENS if rows <= n), CODED_TOKENS[-1])
+        return CodedLaunch(CodedKernel.TILES, tokens, _coded_cluster(columns, depth, bricks, gated, chip))
+    return None if gated or uniform else CodedLaunch(CodedKernel.MATRIX)
+
+
+def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) -> bool:
+    """Whether x, or a cluster's share of it, fits into shared memory beside the sums of a unit, as coded_few.cu lays it
+    out."""
+    most = CODED_FEW_ROWS if chip.major >= OLDEST and bricks.scales <= CODED_FEW_SCALES else CODED_ANY_FEW_ROWS
+    if not 0 < rows <= most or depth % 8 or (normed and (rows > 1 or depth > 8192)):
+        return False
+    tokens, blocks = 8 if rows <= 8 else 16, CODED_CLUSTERS[0] if chip.major >= OLDEST else 1
+    held, whole = (_over(_over(depth, bricks.depth), n) * bricks.depth * 2 + 16 for n in (blocks, 1))
+    return 128 + max(tokens * held, whole) + tokens * 144 <= chip.shared_per_block
+
+
+def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> int:
+    """Blocks that share the depth of a tile: as many as find room, two on a multiprocessor, and have some bricks each.
+    It must not depend on the number of rows."""
+    strips = _over(columns, STRIP_ROWS)
+    tiles = _over(strips // 2, CODED_STRIPS // 2) if gated else _over(strips, CODED_STRIPS)
+    deep = _over(depth, bricks.depth)
+    fits = (n for n in CODED_CLUSTERS if tiles * n <= 2 * chip.multiprocessors and deep >= n * CODED_LEAST_BRICKS)
+    return next(fits, 1)
+
+
+@lru_cache(maxsize=RECENT)
+def _wide(rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> CodedLaunch:
+    """The tile that is done first; of equals the first one."""
+    launches = [
+        CodedLaunch(CodedKernel.WIDE, tokens, cluster, consumers)
+        for consumers, tokens in WIDE_TILES
+        for cluster in WIDE_CLUSTERS
+        if cluster <= _over(depth, 64)
+    ]
+    return min(launches, key=lambda launch: _wide_clocks(launch, rows, columns, depth, bricks, gated, chip))
+
+
+def _wide_clocks(
+    launch: CodedLaunch, rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip
+) -> float:
+    """About how many a product takes. A stage is 64 of the depth: its weights come from memory, once for all tiles with
+    these rows; those and half of the rows of x, which two blocks share, through the L2; tensor cores multiply 16 of the
+    depth, 64 rows of the weight and as many of x as a tile may have in half as many clocks."""
+    along_x = _over(rows, launch.tokens)
+    tokens = _over(_over(rows, along_x), 16) * 16
+    weights = 64 * launch.consumers * (4096 // bricks.depth + 4 * _over(64 * bricks.scales, bricks.depth))
+    stage = max(
+        2 * launch.tokens * launch.consumers,
+        UNPACK_CLOCKS * launch.consumers,
+        weights / (MEMORY_RATE * along_x),
+        (weights + 64 * tokens) / L2_RATE,
+    )
+    halves = 2 if gated else 1
+    strips = _over(columns, STRIP_ROWS) // halves
+    pairs = along_x * _over(strips, 2 * 4 * launch.consumers // halves)
+    rounds = _over(pairs, chip.multiprocessors // (2 * launch.cluster))
+    if launch.cluster == 1:
+        end = WIDE_END + WIDE_ROW * launch.tokens
+    else:
+        end = SHARED_END + SHARED_ROW * launch.tokens * launch.consumers
+    return WIDE_START + rounds * (_over(_over(depth, 64), launch.cluster) * stage + end)
+
+
+def _over(n: int, by: int) -> int:
+    return -(-n // by)
