@@ -117,6 +117,11 @@ def test_a_scheme_without_kernels_is_refused():
         lay_out(random_weight(Codes.INT4, 48, 16, 96))
 
 
+@pytest.fixture(autouse=True)
+def wide_tiles_are_tried(monkeypatch):
+    monkeypatch.setattr(coded_choice, "WIDE", True)
+
+
 def test_weights_on_the_cpu_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(coded_choice, "CODED", True)
     assert not isinstance(ops.pack(random_weight(Codes.INT4, 128, 16, 128)), CodedWeight)
@@ -134,7 +139,8 @@ G128 = Bricks(128, 1)
         (1, 4096, 14336, HOPPER, {"normed": True}, None),
         (1, 4096, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 8, 8)),
         (4, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.FEW)),
-        (5, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 8, 8)),
+        (16, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.FEW)),
+        (17, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 32, 8)),
         (2, 4096, 4096, HOPPER, {"normed": True}, None),
         (32, 6144, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 32, 4)),
         (33, 6144, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 64, 4)),

@@ -26,6 +26,7 @@ SIZES = [(1024, 1024), (16, 128), (8, 64), (40, 136), (264, 1032), (100, 102), (
 def coded(monkeypatch):
     """The kernels under test, whether or not they are the default yet."""
     monkeypatch.setattr(coded_choice, "CODED", True)
+    monkeypatch.setattr(coded_choice, "WIDE", True)
 
 
 def pack(weight):

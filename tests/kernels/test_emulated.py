@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_kernels import choice, ops, reference
+from octavo_kernels import coded_choice, ops, reference
 from octavo_kernels.coded import lay_out
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.weights import Codes, dequantise
@@ -63,9 +63,10 @@ def test_every_form_of_codes(emulated, kind, group):
             x, bias, residual = rows_of(3, 40, 272, dtype)
             options = {"bias": bias, "residual": residual}
             assert_product(emulated.few(x, weight, **options), x, exact, bias, residual)
-            if weight.bricks.scales <= choice.CODED_FEW_SCALES:
+            if weight.bricks.scales <= coded_choice.CODED_FEW_SCALES:
                 many = rows_of(13, 40, 272, dtype)
-                assert_product(emulated.few(many[0], weight, bias=bias, residual=many[2]), many[0], exact, bias, many[2])
+                got = emulated.few(many[0], weight, bias=bias, residual=many[2])
+                assert_product(got, many[0], exact, bias, many[2])
             assert_product(emulated.tiles(x, weight, 8, 2, **options), x, exact, bias, residual)
             assert_product(emulated.wide(x, weight, 2, 64, 2, **options), x, exact.to(dtype), bias, residual)
 
@@ -78,7 +79,7 @@ def test_every_form_of_codes(emulated, kind, group):
     ],
 )  # fmt: skip
 def test_few_rows(emulated, columns, depth, multiprocessors, rows):
-    """Several batches of sums; more warps than parts of the depth, and fewer; clusters; more multiprocessors than units."""
+    """Several batches of sums; more warps than parts of the depth, and fewer; clusters; more processors than units."""
     weight, exact = make(Codes.INT4, 128, columns, depth, zeros=True)
     emulated.set_up(multiprocessors, columns)
     x, bias, residual = rows_of(rows, columns, depth)
