@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from redis.exceptions import OutOfMemoryError, RedisError
-
 from octavo import wire
 from octavo.calls import Call, run, run_all, run_many
-from octavo.connection import LOST, answered, connect, connect_listener, default_url, outage, refusal
-from octavo.errors import JobNotFound, OctavoError, QueueFull, ServerUnavailable, WorkerNotFound
-from octavo.fleet import live_workers
+from octavo.chats import read_chat, store_chat
+from octavo.connection import answered, connect, connect_listener, default_url, errors_of
+from octavo.errors import JobNotFound, OctavoError, ServerUnavailable
+from octavo.fleet import live_workers, queue_depths
 from octavo.handles import AsyncJob
 from octavo.jobs import (
     info_query,
@@ -28,6 +27,7 @@ from octavo.jobs import (
     remove_dead_letters,
 )
 from octavo.keys import Keys
+from octavo.messages import TokenizerAnswer
 from octavo.models import (
     DeadLetter,
     Event,
@@ -41,15 +41,16 @@ from octavo.models import (
     WorkerInfo,
     WorkerMemory,
 )
+from octavo.pages import Page, read_job_page
 from octavo.pins import announce, build_pin, drop_pin, list_pins, store_pin
 from octavo.protocol import Cell, Enqueued, Limits, Retention
+from octavo.questions import Questions
 from octavo.requests import Prompt, RequestFields, build_request, checked_tenant
 from octavo.submissions import Submissions
 from octavo.subscriber import Subscriber
 
 DEFAULT_TENANT = "default"
 _BATCH = 64
-_ANSWER_S = 3.0  # workers answer between two steps
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class AsyncClient:
         self._redis = connect(self._url)
         self._listener = connect_listener(self._redis)
         self._submissions = Submissions(self._redis, self._listener, self._cell, self._retention.result_s)
+        self._questions = Questions(self._redis, self._listener, self._keys)
         self._subscriber = Subscriber(self._redis, self._listener, self._cell, self._submissions, errors=self._errors)
 
     async def __aenter__(self) -> Self:
@@ -232,6 +234,11 @@ class AsyncClient:
         async with self._asking():
             return await self._found(job_id, lambda: read_info(self._redis, job_id))
 
+    async def page(self, job_id: str, after: int = 0) -> Page:
+        """Where a job stands, and what is stored of it beyond offset `after`, at once. Raises JobNotFound."""
+        async with self._asking():
+            return await self._found(job_id, lambda: read_job_page(self._redis, self._cell, job_id, after))
+
     async def cancel(self, job_id: str) -> JobStatus:
         """Ask for a job's end. A queued one is over at once (CANCELLED), a running one (RUNNING) within a step or
         two, one that has ended stays as it is. Raises JobNotFound."""
@@ -261,6 +268,16 @@ class AsyncClient:
         """Jobs, newest first; `after` is the last id of the previous page."""
         async with self._asking():
             return await list_jobs(self._redis, self._keys, status=status, tenant=tenant, limit=limit, after=after)
+
+    async def note_chat(self, chat_id: str, job_id: str, *, tenant: str) -> None:
+        """Make a job the one that `chat_job` gives, for as long as its result is kept."""
+        async with self._asking():
+            await store_chat(self._redis, self._keys, tenant, chat_id, job_id, self._retention.result_s)
+
+    async def chat_job(self, chat_id: str, *, tenant: str) -> str | None:
+        """The latest job of a tenant's chat."""
+        async with self._asking():
+            return await read_chat(self._redis, self._keys, tenant, chat_id)
 
     async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         """Jobs that were given up, the latest first."""
@@ -299,19 +316,19 @@ class AsyncClient:
     async def worker_memory(self, worker_id: str) -> WorkerMemory:
         """A worker's KV memory now: it is asked, which costs its engine 0.6 ms for 8,000 blocks. Raises WorkerNotFound,
         also for one that does not answer within three seconds, such as one that loads its model."""
-        answer_id, inbox = secrets.token_hex(8), self._keys.inbox(worker_id)
         async with self._asking():
-            if not await self._redis.exists(self._keys.worker(worker_id)):
-                raise WorkerNotFound(f"no live worker {worker_id}: `octavo workers` lists the live ones")
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.rpush(inbox, answer_id)
-            pipeline.expire(inbox, 10)
-            await pipeline.execute()
-            answer: Any = await self._listener.blpop([self._keys.answer(answer_id)], timeout=_ANSWER_S)
-        if answer is None:
-            problem = f"worker {worker_id} did not answer within {_ANSWER_S:g} s"
-            raise WorkerNotFound(f"{problem}: ask again once it has loaded")
-        return wire.decode_memory(answer[1])
+            return await self._questions.memory(worker_id)
+
+    async def tokenize(self, request: JobRequest) -> TokenizerAnswer:
+        """The tokens of the prompt that a job would have, from any worker of its model. Raises InvalidRequest, and
+        WorkerNotFound if none answers."""
+        async with self._asking():
+            return await self._questions.tokenize(request)
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """The text of token ids. Raises as `tokenize` does."""
+        async with self._asking():
+            return (await self._questions.detokenize(model, token_ids)).text
 
     async def pin_prefix(
         self,
@@ -329,14 +346,14 @@ class AsyncClient:
         pin = build_pin(name, model, tenant or self._tenant, system, prompt)
         async with self._asking():
             await store_pin(self._redis, self._keys, pin)
-        await self._announce_pins(model)
+            await announce(self._redis, self._keys, model)
         return pin
 
     async def unpin_prefix(self, name: str, *, model: str, tenant: str | None = None) -> bool:
         """Leave a pinned prefix to the cache again. Whether there was one."""
         async with self._asking():
             dropped = await drop_pin(self._redis, self._keys, model, tenant or self._tenant, name)
-        await self._announce_pins(model)
+            await announce(self._redis, self._keys, model)
         return dropped
 
     async def pins(self, model: str | None = None) -> list[PinnedPrefix]:
@@ -346,20 +363,10 @@ class AsyncClient:
         async with self._asking():
             return await list_pins(self._redis, self._keys, models, workers)
 
-    async def _announce_pins(self, model: str) -> None:
-        workers = await self.workers()
-        async with self._asking():
-            await announce(self._redis, self._keys, model, workers)
-
     async def queue_depths(self) -> dict[str, int]:
         """Jobs that wait, by model; 0 for a model whose queue is empty."""
         async with self._asking():
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.hkeys(self._keys.models)
-            pipeline.hgetall(self._keys.counters)
-            models, counters = await pipeline.execute()
-        depths = {name: counters.get(b"queued:" + name, b"0") for name in models}
-        return {name.decode(errors="replace"): int(depth) if depth.isdigit() else 0 for name, depth in depths.items()}
+            return await queue_depths(self._redis, self._keys)
 
     async def reap(self) -> int:
         """Free what dead workers hold and end what is late. Every gateway does it about once a second."""
@@ -384,15 +391,5 @@ class AsyncClient:
             async with answered():
                 yield
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """What redis-py raises, as what this package raises."""
-        try:
-            yield
-        except LOST as error:
-            self._submissions.note_outage()
-            raise ServerUnavailable(outage(self._url, error)) from error
-        except OutOfMemoryError as error:
-            raise QueueFull("the server's memory is full: try again later, or raise its maxmemory") from error
-        except RedisError as error:
-            raise ServerUnavailable(refusal(self._url, error)) from error
+    def _errors(self) -> AbstractContextManager[None]:
+        return errors_of(self._url, self._submissions.note_outage)

@@ -6,8 +6,8 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import redis
@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from octavo import local
 from octavo.address import UNIX, parse_address, shown
+from octavo.errors import QueueFull, ServerUnavailable
 from octavo.links import async_link, sync_link
 from octavo.routes import Route
 
@@ -177,6 +178,20 @@ def outage(url: str, error: Exception) -> str:
 def refusal(url: str, error: Exception) -> str:
     """Why a server that answers does not do it, and what to do about it."""
     return f"the Redis server at {shown(url)} refuses this ({error}): {_advice(error)}"
+
+
+@contextmanager
+def errors_of(url: str, on_loss: Callable[[], None]) -> Iterator[None]:
+    """What redis-py raises, as what this package raises. `on_loss` is called first when the server was lost."""
+    try:
+        yield
+    except LOST as error:
+        on_loss()
+        raise ServerUnavailable(outage(url, error)) from error
+    except exceptions.OutOfMemoryError as error:
+        raise QueueFull("the server's memory is full: try again later, or raise its maxmemory") from error
+    except exceptions.RedisError as error:
+        raise ServerUnavailable(refusal(url, error)) from error
 
 
 def _advice(error: Exception) -> str:

@@ -36,6 +36,17 @@ async def live_workers(connection: redis.asyncio.Redis, keys: Keys) -> list[Work
     return sorted(wire.readable(wire.decode_worker, filter(None, infos)), key=lambda info: info.id)
 
 
+async def queue_depths(connection: redis.asyncio.Redis, keys: Keys) -> dict[str, int]:
+    """Jobs that wait, by model."""
+    pipeline = connection.pipeline(transaction=False)
+    pipeline.hkeys(keys.models)
+    pipeline.hgetall(keys.counters)
+    async with answered():
+        models, counters = await pipeline.execute()
+    depths = {name: counters.get(b"queued:" + name, b"0") for name in models}
+    return {name.decode(errors="replace"): int(depth) if depth.isdigit() else 0 for name, depth in depths.items()}
+
+
 def mixed_models(workers: Iterable[Serving]) -> dict[str, tuple[str, ...]]:
     """Models whose workers do not all serve the same, with what they serve. None of them goes on with a job that has
     tokens of another."""

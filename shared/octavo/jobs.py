@@ -11,10 +11,11 @@ import redis.asyncio
 
 from octavo import wire
 from octavo.calls import Query, run_all
+from octavo.connection import answered
 from octavo.errors import InvalidRequest, JobNotFound, MalformedMessage
 from octavo.keys import JobHash, Keys, cell_of
-from octavo.models import DeadLetter, JobInfo, JobRequest, JobStatus, Result
-from octavo.streams import assemble, read_stream, result_of_events
+from octavo.models import DeadLetter, Event, JobInfo, JobRequest, JobStatus, Result
+from octavo.streams import assemble, events_of_result, parse_entries, read_stream, result_of_events
 
 _ALWAYS = (
     *(JobHash.STATUS, JobHash.MODEL, JobHash.TENANT, JobHash.PRIORITY),
@@ -59,6 +60,20 @@ async def read_outcome(connection: redis.asyncio.Redis, job_id: str) -> tuple[Jo
     if not events:
         raise not_found(job_id)
     return info, result_of_events(job_id, info.model, events)
+
+
+async def read_ended(connection: redis.asyncio.Redis, job_id: str, after: int) -> list[Event]:
+    """What is left, beyond offset `after`, of an ended job whose stream has expired. Raises JobNotFound."""
+    pipeline = connection.pipeline(transaction=False)
+    pipeline.get(locate(job_id).result(job_id))
+    pipeline.xrevrange(locate(job_id).stream(job_id), count=1)
+    async with answered():
+        data, last = await pipeline.execute()
+    if data is not None:
+        return events_of_result(*wire.decode_result(data), after=after)
+    if (events := parse_entries(last, after)) and events[-1].end:
+        return events  # it ended without an owner: before `after`, if the server has forgotten tokens
+    raise JobNotFound(f"job {job_id} has ended and its tokens have expired")
 
 
 async def list_jobs(

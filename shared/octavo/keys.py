@@ -76,6 +76,10 @@ class Keys:
         """LIST: ids under which callers await an answer from a worker about its memory."""
         return f"{self.prefix}:in:{worker_id}"
 
+    def questions(self, model: str) -> str:
+        """LIST, for seconds: questions to the tokenizer of a model, which any worker of it answers."""
+        return f"{self.prefix}:ask:{model}"
+
     def answer(self, answer_id: str) -> str:
         """LIST of one, for seconds: a worker's answer."""
         return f"{self.prefix}:a:{answer_id}"
@@ -117,6 +121,10 @@ class Keys:
     def idempotency(self, tenant: str, key: str) -> str:
         """STRING: "<job id> <hash of the request>"."""
         return f"{self.prefix}:i:{tenant}:{key}"
+
+    def chat(self, tenant: str, chat_id: str) -> str:
+        """STRING: the latest job of a chat."""
+        return f"{self.prefix}:chat:{tenant}:{chat_id}"
 
     def tasks(self, app: str) -> str:
         """HASH: the messages of a Celery application's tasks whose jobs have not ended."""

@@ -125,3 +125,20 @@ class Progress(QueueMessage, frozen=True):
     score: float
     finished: int
     text: str
+
+
+class TokenizerQuestion(QueueMessage, frozen=True):
+    """To the tokenizer of a model: the ids of a job's prompt (`request`, a frame), or the text of `token_ids`."""
+
+    answer_id: str
+    request: bytes | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+class TokenizerAnswer(QueueMessage, frozen=True):
+    """Ids with the name that the tokenizer has for each, or a text; or why there is none."""
+
+    token_ids: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    text: str = ""
+    error: JobError | None = None

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from octavo import wire
 from octavo.errors import InvalidRequest, UnknownModel
+from octavo.fleet import live_workers
 from octavo.keys import Keys
 from octavo.models import MAX_BODY_BYTES, MAX_PINS, PinnedPrefix, PrefixPin, WorkerInfo
 from octavo.requests import Prompt, invalid
@@ -82,10 +83,10 @@ def _with_outcomes(pin: PrefixPin, workers: Sequence[WorkerInfo]) -> PinnedPrefi
     )
 
 
-async def announce(connection: redis.asyncio.Redis, keys: Keys, model: str, workers: Sequence[WorkerInfo]) -> None:
+async def announce(connection: redis.asyncio.Redis, keys: Keys, model: str) -> None:
     """Tell the workers of a model that its pins have changed."""
     pipeline = connection.pipeline(transaction=False)
-    for worker in workers:
+    for worker in await live_workers(connection, keys):
         if worker.model == model:
             pipeline.rpush(keys.inbox(worker.id), PINS_CHANGED)
             pipeline.expire(keys.inbox(worker.id), 10)

@@ -24,8 +24,9 @@ _READING = (
     "PING", "INFO", "EXISTS", "GET", "HEXISTS", "HGETALL", "HKEYS", "HLEN", "HMGET", "HVALS", "MGET", "XRANGE",
     "XREVRANGE", "ZRANGE", "ZREVRANGEBYLEX", "SUBSCRIBE", "UNSUBSCRIBE",
 )  # fmt: skip
-_ASKING = ("BLPOP", "EXPIRE", "HDEL", "HSET", "RPUSH", "XDEL")  # workers about their memory; pins; dead letters
-_TASKS = ("HGET", "SET", "XGROUP CREATE", "XREADGROUP", "ZADD", "ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYSCORE")  # Celery
+# Workers about their memory and tokenizer; pins; dead letters; chats.
+_ASKING = ("BLPOP", "EXPIRE", "HDEL", "HSET", "LTRIM", "RPUSH", "SET", "XDEL")
+_TASKS = ("HGET", "XGROUP CREATE", "XREADGROUP", "ZADD", "ZRANGEBYSCORE", "ZREM", "ZREMRANGEBYSCORE")  # Celery
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "HINCRBY": (_TRIED, "f", "x"),
     "HMGET": (_TRIED, "f"),
     "HSET": (_TRIED, "f", ""),
+    "LTRIM": (_TRIED, 0, 0),
     "RENAME": (_TRIED, _TRIED),
     "RPUSH": (_TRIED, ""),
     "SCAN": (0,),

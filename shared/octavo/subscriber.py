@@ -23,12 +23,12 @@ from octavo import wire
 from octavo.calls import run
 from octavo.connection import answered, is_denied, is_final
 from octavo.errors import JobNotFound, MalformedMessage
-from octavo.jobs import as_status, damaged, locate
+from octavo.jobs import as_status, damaged, locate, read_ended
 from octavo.keys import JobHash
 from octavo.models import Event
 from octavo.protocol import Cell
 from octavo.reader import POLL_S, Reader
-from octavo.streams import PAGE, events_of_result, has_gap, page_query, parse_entries
+from octavo.streams import PAGE, has_gap, page_query, parse_entries
 from octavo.submissions import Submissions
 
 _BACKOFF_S = (0.05, 1.0)
@@ -158,7 +158,7 @@ class Subscriber:
             raise damaged(reader.job_id)
         has_ended = state.is_terminal
         if has_ended and (has_gap(events, reader.read) or (len(events) < PAGE and not (events and events[-1].end))):
-            return await self._from_result(reader)
+            return await read_ended(self._commands, reader.job_id, reader.read)
         if has_gap(events, reader.read):
             raise damaged(reader.job_id)
         return events
@@ -189,18 +189,6 @@ class Subscriber:
     async def _exists(self, reader: Reader) -> bool:
         async with answered():
             return bool(await self._commands.exists(reader.keys.job(reader.job_id)))
-
-    async def _from_result(self, reader: Reader) -> list[Event]:
-        pipeline = self._commands.pipeline(transaction=False)
-        pipeline.get(reader.keys.result(reader.job_id))
-        pipeline.xrevrange(reader.keys.stream(reader.job_id), count=1)
-        async with answered():
-            data, last = await pipeline.execute()
-        if data is None:  # it ended without an owner: before `read`, if the server has forgotten tokens
-            if (events := parse_entries(last, reader.read)) and events[-1].end:
-                return events
-            raise JobNotFound(f"job {reader.job_id} has ended and its tokens have expired")
-        return events_of_result(*wire.decode_result(data), after=reader.read)
 
     def _register(self, reader: Reader) -> None:
         self._readers.setdefault(reader.job_id, []).append(reader)

@@ -17,7 +17,16 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from octavo.errors import MalformedMessage
-from octavo.messages import Chunk, JobError, Progress, QueueMessage, Terminal, Usage
+from octavo.messages import (
+    Chunk,
+    JobError,
+    Progress,
+    QueueMessage,
+    Terminal,
+    TokenizerAnswer,
+    TokenizerQuestion,
+    Usage,
+)
 from octavo.models import JobRequest, ModelCard, PrefixPin, WorkerInfo, WorkerMemory
 
 VERSION = 1
@@ -159,6 +168,24 @@ def encode_memory(memory: WorkerMemory) -> bytes:
 def decode_memory(data: bytes) -> WorkerMemory:
     """Raises MalformedMessage."""
     return _model(WorkerMemory, _map(_decode("memory", data)))
+
+
+def encode_question(question: TokenizerQuestion) -> bytes:
+    return _encode_message("ask", question)
+
+
+def decode_question(data: bytes) -> TokenizerQuestion:
+    """Raises MalformedMessage."""
+    return _checked(_decode("ask", data), TokenizerQuestion)
+
+
+def encode_answer(answer: TokenizerAnswer) -> bytes:
+    return _encode_message("tok", answer)
+
+
+def decode_answer(data: bytes) -> TokenizerAnswer:
+    """Raises MalformedMessage."""
+    return _checked(_decode("tok", data), TokenizerAnswer)
 
 
 def readable(decode: Callable[[bytes], T], frames: Iterable[bytes]) -> list[T]:

@@ -33,6 +33,7 @@ from octavo_worker.agent.inbox import Inbox
 from octavo_worker.agent.membership import Membership
 from octavo_worker.agent.memory import Reports, worker_memory
 from octavo_worker.agent.pins import Pins
+from octavo_worker.agent.tokenizing import TokenizerDesk
 from octavo_worker.agent.tokens import Prompts
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.files import ModelNotFound, model_folder, served_name
@@ -144,6 +145,7 @@ class Supervisor:
         )
         self._reports = Reports()
         self._pins = Pins(connection, self._cell.keys, prompts, self._model)
+        self._tokenizer_desk = TokenizerDesk(connection, self._cell.keys, self._model, prompts)
         self._inbox = Inbox(
             connection,
             self._cell.keys,
@@ -169,6 +171,7 @@ class Supervisor:
                 self._membership.stay_known(),
                 self._watch(),
                 self._inbox.run(),
+                self._tokenizer_desk.run(),
             )
         ]
         try:

@@ -76,6 +76,20 @@ class Prompts:
         same = (all(other[i : i + 1] == [token] for other in others) for i, token in enumerate(first))
         return [token for token, _ in zip(first, takewhile(bool, same), strict=False)]
 
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """What the tokenizer calls each id; empty for an unknown one. Raises PromptRejected."""
+        tokenizer = self._text_tokenizer()
+        return [tokenizer.id_to_token(token) or "" for token in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens included. Raises PromptRejected."""
+        return self._text_tokenizer().decode(list(ids), skip_special_tokens=False)
+
+    def _text_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise PromptRejected("no_tokenizer", "this model has no tokenizer: it takes and gives token ids only")
+        return self.tokenizer
+
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for: maybe part of a character. Empty without a tokenizer or for an unknown id."""
         return self._bytes.of(token) if self._bytes is not None else b""

@@ -30,6 +30,8 @@
 --   P:c:<token>           STRING what a claim handed out, so that it can be repeated
 --   P:W:<wid>  P:workers  STRING worker info with TTL, ZSET of workers by last heartbeat
 --   P:in:<wid>  P:a:<id>  LIST   ids of questions about a worker's memory; the answer to one (both expire)
+--   P:ask:<model>         LIST   questions to the tokenizer of a model (expires)
+--   P:chat:<tenant>:<id>  STRING the latest job of a chat (expires)
 --   P:pins:<model>        HASH   prefixes to keep resident, by "<tenant>:<name>"
 --   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
