@@ -15,21 +15,19 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.staticfiles import StaticFiles
 
 from octavo import AsyncClient
-from octavo.models import JobRequest
-from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
-from octavo_gateway import errors, health, jobs, pages, workers
+from octavo_gateway import errors
 from octavo_gateway.auth import Keyring
-from octavo_gateway.body import add_schemas
+from octavo_gateway.durable import answers as durable
 from octavo_gateway.metrics import Metrics
-from octavo_gateway.openai import chat, completions, models
 from octavo_gateway.origins import OriginCheck, is_loopback
 from octavo_gateway.reaper import reap_forever
 from octavo_gateway.requests import HEADER, RequestLog
+from octavo_gateway.routes import add_routes
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.state import Gateway
+from octavo_gateway.ui import routes as ui
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +45,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
     app = FastAPI(
         title="octavo",
         version=version("octavo"),
-        description="Durable generation jobs with resumable token streams, and the OpenAI API on top of them.",
+        description="Durable generation jobs with resumable token streams, and the APIs that clients know on top.",
         responses=errors.IN_OPENAPI,
         lifespan=lifespan,
         openapi_url=None,
@@ -55,9 +53,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
         redoc_url=None,
     )
     errors.install(app)
-    for part in (jobs, chat, completions, models, workers, health, pages):
-        app.include_router(part.router)
-    app.mount("/static", StaticFiles(directory=pages.STATIC), name="static")
+    add_routes(app)
     app.add_middleware(OriginCheck, settings=settings, keyring=keyring)
     if settings.cors_origins:
         app.add_middleware(
@@ -65,10 +61,9 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["Location", "Retry-After", HEADER],
+            expose_headers=["Location", "Retry-After", HEADER, *durable.HEADERS, *ui.HEADERS],
         )
     app.add_middleware(RequestLog)  # the last one is the outermost
-    _complete_openapi(app)
     return app
 
 
@@ -121,14 +116,3 @@ def _drain_on_signal(gateway: Gateway) -> Iterator[None]:
             loop.remove_reader(parent.sentinel)
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-def _complete_openapi(app: FastAPI) -> None:
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            add_schemas(generate(), JobRequest, ChatCompletionRequest, CompletionRequest)
-        return app.openapi_schema or {}
-
-    app.openapi = openapi  # type: ignore[method-assign]

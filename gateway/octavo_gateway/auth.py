@@ -73,7 +73,9 @@ class Keyring:
             return Caller(DEFAULT_TENANT, is_operator=True)
         key = _key_of(authorization or "")
         if not key:
-            raise _unauthorized("no API key: send 'Authorization: Bearer <key>'", "missing_api_key")
+            raise _unauthorized(
+                "no API key: send 'Authorization: Bearer <key>' or 'X-Api-Key: <key>'", "missing_api_key"
+            )
         presented = _digest(key)
         found = None
         for digest, caller in self._callers:  # always all of them: time must not tell which one matched
@@ -123,9 +125,10 @@ _BEARER = HTTPBearer(auto_error=False, description="An API key, where the gatewa
 
 
 async def caller_of(request: Request) -> Caller:  # a plain function would cost every request a trip to a thread
-    """The sender, of a page or of metrics."""
+    """The sender, of a page or of metrics. Clients of Anthropic's API send their key as `X-Api-Key`."""
     keyring: Keyring = request.state.gateway.keyring
-    return keyring.caller(request.headers.get("authorization"))
+    authorization, key = request.headers.get("authorization"), request.headers.get("x-api-key")
+    return keyring.caller(f"Bearer {key}" if authorization is None and key is not None else authorization)
 
 
 async def _caller(

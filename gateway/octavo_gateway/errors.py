@@ -126,29 +126,34 @@ def of_job(status: JobStatus, error: JobError | None) -> ApiError:
     return ApiError(http, error.message, code=error.code, param=error.param, headers={"x-should-retry": "false"})
 
 
+def of_exception(error: OctavoError | ValidationError | RequestValidationError | ApiError) -> ApiError:
+    """The HTTP error for what is wrong with a request, or with serving it."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ValidationError):
+        return of_octavo(invalid_body(error))
+    if isinstance(error, RequestValidationError):
+        # `loc` starts with where: query, path, header.
+        return of_octavo(problem([{**item, "loc": item["loc"][1:]} for item in error.errors()]))
+    return of_octavo(error)
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of the application in the one shape."""
-
-    @app.exception_handler(ApiError)
-    async def _api_error(request: Request, error: ApiError) -> JSONResponse:
-        return error.response()
 
     @app.exception_handler(ClientGone)
     @app.exception_handler(ClientDisconnect)  # amid its request's body
     async def _client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
+    @app.exception_handler(ApiError)
     @app.exception_handler(OctavoError)
-    async def _octavo_error(request: Request, error: OctavoError) -> JSONResponse:
-        return of_octavo(error).response()
-
     @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
-    async def _validation_error(request: Request, error: ValidationError | RequestValidationError) -> JSONResponse:
-        if isinstance(error, ValidationError):
-            return of_octavo(invalid_body(error)).response()
-        # `loc` starts with where: query, path, header.
-        return of_octavo(problem([{**item, "loc": item["loc"][1:]} for item in error.errors()])).response()
+    async def _error(
+        request: Request, error: OctavoError | ValidationError | RequestValidationError | ApiError
+    ) -> JSONResponse:
+        return of_exception(error).response()
 
     @app.exception_handler(HTTPException)
     async def _http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -16,18 +16,14 @@ from octavo_gateway.state import Gateway
 router = APIRouter(tags=["health"])
 
 
-@router.head("/livez", include_in_schema=False)
 @router.get("/livez")
 async def livez() -> dict[str, str]:
     """200 while the process answers at all."""
     return {"status": "ok"}
 
 
-@router.head("/health", include_in_schema=False)
 @router.get("/health")
-@router.head("/ping", include_in_schema=False)
 @router.get("/ping")
-@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
     """200 when requests can be accepted: the server answers and takes writes, and some worker has registered a model.

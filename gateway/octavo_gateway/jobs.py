@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -14,15 +12,15 @@ from pydantic import StringConstraints
 
 from octavo import wire
 from octavo.errors import JobNotFound, MalformedMessage
-from octavo.keys import cell_of
-from octavo.models import Chunk, Event, IdempotencyKey, JobInfo, JobRequest, JobStatus, Result, Terminal
-from octavo.structs import as_dict
-from octavo_gateway.auth import Caller, CurrentCaller, CurrentTenant
+from octavo.models import IdempotencyKey, JobInfo, JobRequest, JobStatus, Result
+from octavo_gateway.auth import Caller, CurrentCaller
 from octavo_gateway.body import JSON, MSGPACK, described, media_type, read_body
 from octavo_gateway.errors import ApiError
+from octavo_gateway.events import event_bytes
 from octavo_gateway.logprobs import logprobs_json
+from octavo_gateway.owned import OwnJob, check_id, check_owner, not_found
 from octavo_gateway.state import Gateway
-from octavo_gateway.streams import EventStream, Mailbox, quote
+from octavo_gateway.streams import EventStream, Mailbox, unless_draining
 
 RETRY = b"retry: 1000\n\n"
 
@@ -65,21 +63,9 @@ async def index(
     """The tenant's jobs, newest first; `after` is the last id of the previous page."""
     gateway: Gateway = request.state.gateway
     if after is not None:
-        _check_id(after)
+        check_id(after)
     jobs = await gateway.client.jobs(tenant=caller.tenant, status=status, limit=limit + 1, after=after)
     return {"object": "list", "data": [job_json(info, caller) for info in jobs[:limit]], "has_more": len(jobs) > limit}
-
-
-async def _own_job(request: Request, job_id: str, tenant: CurrentTenant) -> JobInfo:
-    _check_id(job_id)
-    gateway: Gateway = request.state.gateway
-    info = await gateway.client.info(job_id)
-    if info.tenant != tenant:
-        raise _not_found(job_id)
-    return info
-
-
-OwnJob = Annotated[JobInfo, Depends(_own_job)]
 
 
 @router.get("/{job_id}")
@@ -91,23 +77,22 @@ async def show(info: OwnJob, caller: CurrentCaller) -> dict[str, Any]:
 @router.get("/{job_id}/result")
 async def result(request: Request, job_id: str, caller: CurrentCaller) -> Response:
     """The finished job with all its sequences; `202` and the job while it is not finished."""
-    _check_id(job_id)
+    check_id(job_id)
     gateway: Gateway = request.state.gateway
     info, found = await gateway.client.outcome(job_id)
-    if info.tenant != caller.tenant:
-        raise _not_found(job_id)
+    check_owner(info, caller.tenant)
     return JSONResponse(job_json(info, caller), 202) if found is None else JSONResponse(_result_json(found))
 
 
 @router.delete("/{job_id}", status_code=202)
 async def cancel(request: Request, job_id: str, caller: CurrentCaller) -> Response:
     """Ask for the job's end: `202`, or `200` when it is over already. A running job stops within a step or two."""
-    _check_id(job_id)
+    check_id(job_id)
     gateway: Gateway = request.state.gateway
     try:
         status, info = await gateway.client.cancel_own(job_id, tenant=caller.tenant)
     except JobNotFound:
-        raise _not_found(job_id) from None
+        raise not_found(job_id) from None
     return JSONResponse(job_json(info, caller), 200 if status.is_terminal else 202)
 
 
@@ -142,16 +127,8 @@ async def stream(
 
 async def _pump(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:
     await mailbox.put(RETRY)
-    follow = asyncio.ensure_future(_follow(gateway, job_id, offset, mailbox))
-    drain = asyncio.ensure_future(gateway.draining.wait())
-    try:
-        # A gateway that shuts down ends its streams between two events; the client resumes at another one.
-        await asyncio.wait({follow, drain}, return_when=asyncio.FIRST_COMPLETED)
-        if follow.done():
-            follow.result()
-    finally:
-        follow.cancel()
-        drain.cancel()
+    # A gateway that shuts down ends its streams between two events; the client resumes at another one.
+    await unless_draining(gateway, _follow(gateway, job_id, offset, mailbox))
 
 
 async def _follow(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:
@@ -170,54 +147,15 @@ async def _follow(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) 
         await mailbox.put(f"event: error\ndata: {json.dumps(data)}\n\n".encode())
 
 
-def event_bytes(event: Event) -> bytes:
-    """One server-sent event."""
-    if event.end is not None:
-        return _end_bytes(event.offset, event.end)
-    if event.progress is not None:  # without an id: a reader that comes back is where it was
-        return f"event: progress\ndata: {json.dumps(as_dict(event.progress))}\n\n".encode()
-    if event.reset:
-        return b'id: 0\nevent: stream_reset\ndata: {"offset":0}\n\n'
-    chunk = event.chunk or Chunk()
-    ids = ",".join(map(str, chunk.token_ids))
-    reason = "null" if chunk.finish_reason is None else quote(chunk.finish_reason)
-    data = (
-        f'{{"offset":{event.offset},"index":{chunk.index},"token_ids":[{ids}],'
-        f'"text":{quote(chunk.text)},"finish_reason":{reason}'
-    )
-    if chunk.logprobs is not None:
-        data += f',"logprobs":{json.dumps(logprobs_json(chunk.logprobs))}'
-    return f"id: {event.offset}\nevent: token\ndata: {data}}}\n\n".encode()
-
-
-def _end_bytes(offset: int, end: Terminal) -> bytes:
-    name = "error" if end.status in (JobStatus.FAILED, JobStatus.EXPIRED) else "done"
-    data = {"offset": offset, "status": end.status, "usage": as_dict(end.usage), "error": as_dict(end.error)}
-    return f"id: {offset}-1\nevent: {name}\ndata: {json.dumps(data)}\n\n".encode()
-
-
 def _position(text: str) -> tuple[int, bool]:
     offset, _, end = text.partition("-")
     return int(offset), end == "1"
 
 
-def _check_id(job_id: str) -> None:
-    if not re.fullmatch(r"g\d\d_.+", job_id):
-        raise _not_found(job_id)
-    try:
-        cell_of(job_id)
-    except ValueError:
-        raise _not_found(job_id) from None
-
-
-def _not_found(job_id: str) -> JobNotFound:
-    return JobNotFound(f"no job {job_id[:40]!r}: it never existed, has expired, or belongs to another tenant")
-
-
 def job_json(info: JobInfo, caller: Caller) -> dict[str, Any]:
     """A job as the API shows it to this caller."""
     self = f"/v1/jobs/{info.id}"
-    links = {"self": self, "stream": f"{self}/stream", "result": f"{self}/result"}
+    links = {"self": self, "stream": f"{self}/stream", "log": f"{self}/log", "result": f"{self}/result"}
     worker = caller.shown_worker(info.worker) if info.worker is not None else None
     return {"object": "job", **info.model_dump(mode="json"), "worker": worker, "links": links}
 

@@ -14,6 +14,10 @@ from octavo_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 
 INTERNAL_ERROR = ApiError(500, "an error inside the gateway; its log says more", code="internal_error")
 HEADER = "X-Request-Id"
+_FOR_BROWSERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",  # pages that CORS admits ask in its way
+}
 _QUIET = ("/livez", "/readyz", "/health", "/ping", "/metrics")
 
 log = logging.getLogger(__name__)
@@ -37,7 +41,9 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = request_id
+                headers.update(_FOR_BROWSERS)
             await send(message)
 
         try:

@@ -13,6 +13,7 @@ from octavo import wire
 from octavo.calls import run
 from octavo.connection import connect
 from octavo.keys import Keys
+from octavo.messages import TokenizerAnswer, TokenizerQuestion
 from octavo.models import (
     Chunk,
     JobError,
@@ -64,6 +65,16 @@ def prompt_tokens(request: JobRequest) -> list[bytes]:
         return [b"<%d>" % token for token in request.prompt]
     texts = [request.prompt] if request.prompt is not None else [turn.content for turn in request.messages or ()]
     return [character.encode() for text in texts for character in text]
+
+
+def tokenizer_answer(question: TokenizerQuestion) -> TokenizerAnswer:
+    """Ids are positions in the alphabet of Unicode."""
+    if question.token_ids is not None:
+        return TokenizerAnswer(text="".join(map(chr, question.token_ids)))
+    texts = [token.decode() for token in prompt_tokens(wire.decode_request(question.request or b""))]
+    if "?" in texts:
+        return TokenizerAnswer(error=JobError("invalid_messages", "a template asks no questions", "messages"))
+    return TokenizerAnswer(tuple(map(ord, texts)), tuple(texts))
 
 
 class ScriptedWorker:
@@ -122,10 +133,17 @@ class ScriptedWorker:
         return await run(self._redis, call)
 
     async def _answer(self) -> None:
+        inbox, questions = Keys().inbox("scripted"), Keys().questions(MODEL)
         while not self._stopped:
-            asked = await self._redis.blpop([Keys().inbox("scripted")], timeout=1)
-            if asked is not None:
+            asked = await self._redis.blpop([inbox, questions], timeout=1)
+            if asked is None:
+                continue
+            if asked[0] == inbox.encode():
                 await self._redis.rpush(Keys().answer(asked[1].decode()), wire.encode_memory(self.memory))
+            else:
+                question = wire.decode_question(asked[1])
+                answer = wire.encode_answer(tokenizer_answer(question))
+                await self._redis.rpush(Keys().answer(question.answer_id), answer)
 
     async def _claim(self) -> None:
         while not self._stopped:  # a cancellation may get lost inside of redis-py

@@ -14,10 +14,10 @@ from octavo.openai.logprobs import CompletionLogprobs
 from octavo.openai.requests import CompletionRequest
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.body import described, json_body
+from octavo_gateway.events import quote
 from octavo_gateway.openai.endpoint import answered, streamed
 from octavo_gateway.openai.frames import Frames
 from octavo_gateway.openai.generation import Generation
-from octavo_gateway.streams import quote
 
 router = APIRouter(tags=["openai"])
 

@@ -1,0 +1,77 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+
+from octavo.errors import OctavoError
+from octavo.models import Chunk
+from octavo_gateway.anthropic.body import CountRequest, MessagesRequest
+from octavo_gateway.anthropic.errors import AnthropicRoute, error_body
+from octavo_gateway.anthropic.events import Event, MessageEvents, whole_message
+from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.body import described, json_body
+from octavo_gateway.errors import ApiError, of_exception
+from octavo_gateway.openai.generation import Generation
+from octavo_gateway.streams import EventStream, Mailbox, unless_disconnected
+from octavo_gateway.tokenizer import tokenized
+
+router = APIRouter(prefix="/v1/messages", tags=["anthropic"], route_class=AnthropicRoute)
+
+
+@router.post("", openapi_extra=described(MessagesRequest), response_model=None)
+async def messages(
+    request: Request,
+    tenant: CurrentTenant,
+    body: Annotated[MessagesRequest, Depends(json_body(MessagesRequest))],
+) -> Response:
+    """Answer a conversation, at once or as a stream. A client that disconnects cancels its job."""
+    generation = Generation(request.state.gateway, body.completion().jobs(), tenant)
+    await generation.submit()
+    answer = MessageEvents(generation.job_ids[0], body.model, body.stop_sequences)
+    if body.stream:
+        return await EventStream(request, lambda mailbox: _pump(generation, answer, mailbox)).begun()
+    events: list[Event] = []
+
+    async def on_chunk(_: int, chunk: Chunk) -> None:
+        events.extend(answer.add(chunk))
+
+    await unless_disconnected(request, generation.follow(on_chunk))
+    return JSONResponse(whole_message([*events, *answer.end(generation.usage)]))
+
+
+@router.post("/count_tokens", openapi_extra=described(CountRequest))
+async def count_tokens(
+    request: Request,
+    _: CurrentTenant,
+    body: Annotated[CountRequest, Depends(json_body(CountRequest))],
+) -> dict[str, int]:
+    """The tokens of the prompt that these messages would be."""
+    (job,) = body.completion().jobs()
+    return {"input_tokens": len((await tokenized(request.state.gateway, job)).token_ids)}
+
+
+async def _pump(generation: Generation, answer: MessageEvents, mailbox: Mailbox) -> None:
+    async def send(events: list[Event]) -> None:
+        for event in events:
+            await mailbox.put(_frame(event["type"], event))
+
+    async def on_chunk(_: int, chunk: Chunk) -> None:
+        await send(answer.add(chunk))
+
+    try:
+        await generation.follow(on_chunk)
+    except (ApiError, OctavoError) as error:
+        if not mailbox.used:
+            raise
+        await mailbox.put(_frame("error", error_body(of_exception(error))))
+        return
+    await send(answer.end(generation.usage))
+
+
+def _frame(name: str, data: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()

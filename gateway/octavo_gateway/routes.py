@@ -1,0 +1,66 @@
+"""All paths of a gateway, and its description of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from fastapi.staticfiles import StaticFiles
+from starlette.routing import BaseRoute
+
+from octavo.models import JobRequest
+from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
+from octavo_gateway import health, jobs, pages, tokenizer, workers
+from octavo_gateway.anthropic import routes as anthropic
+from octavo_gateway.anthropic.body import CountRequest, MessagesRequest
+from octavo_gateway.body import add_schemas
+from octavo_gateway.durable import routes as durable
+from octavo_gateway.openai import chat, completions, models
+from octavo_gateway.tokenizer import DetokenizeRequest, TokenizeRequest
+from octavo_gateway.ui import routes as ui
+from octavo_gateway.ui.body import UiChatRequest
+
+_PARTS = (jobs, durable, chat, completions, models, ui, anthropic, tokenizer, workers, health, pages)
+_BODIES = (
+    *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
+    *(TokenizeRequest, DetokenizeRequest),
+)
+"""What routes read themselves, so that FastAPI does not know of it."""
+
+
+def add_routes(app: FastAPI) -> None:
+    """Make `app` answer what a gateway does."""
+    for part in _PARTS:
+        app.include_router(part.router)
+        _answer_head(app, part.router.routes)
+    app.mount("/static", StaticFiles(directory=pages.STATIC), name="static")
+    _complete_openapi(app)
+
+
+def _answer_head(app: FastAPI, routes: Iterable[BaseRoute]) -> None:
+    """HEAD on all that has GET, as HTTP has it: the server leaves the body off."""
+    of_part = [route for route in routes if isinstance(route, APIRoute)]
+    with_head = {route.path for route in of_part if "HEAD" in (route.methods or ())}
+    for route in of_part:
+        if "GET" in (route.methods or ()) and route.path not in with_head:
+            app.add_api_route(
+                route.path,
+                route.endpoint,
+                methods=["HEAD"],
+                dependencies=route.dependencies,
+                response_class=route.response_class,
+                include_in_schema=False,
+            )
+
+
+def _complete_openapi(app: FastAPI) -> None:
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            add_schemas(generate(), *_BODIES)
+        return app.openapi_schema or {}
+
+    app.openapi = openapi  # type: ignore[method-assign]

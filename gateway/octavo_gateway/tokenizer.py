@@ -1,0 +1,113 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them. A worker of the model answers; the gateway has no tokenizer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field, model_validator
+
+from octavo.errors import WorkerNotFound
+from octavo.messages import TokenizerAnswer
+from octavo.models import JobRequest, ModelCard, ModelName, TokenIds
+from octavo.openai.fields import Body
+from octavo.openai.requests import ChatCompletionRequest
+from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.body import described, json_body
+from octavo_gateway.errors import ApiError
+from octavo_gateway.state import Gateway
+
+router = APIRouter(tags=["tokenizer"])
+
+
+class TokenizeRequest(Body):
+    """A prompt, or messages with whatever goes into a chat template. The tokens are those of a job's prompt."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: Any = None
+    tools: Any = None
+    chat_template_kwargs: Any = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of prompt and messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise ValueError("add_special_tokens goes with a prompt: the chat template of messages has its own")
+        return self
+
+    def job(self, model: str) -> JobRequest:
+        """The job that would have this prompt. Raises ValidationError."""
+        if self.prompt is not None:
+            return JobRequest(model=model, prompt=self.prompt, add_special_tokens=self.add_special_tokens is not False)
+        of_template = {
+            "messages": self.messages,
+            "tools": self.tools,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+        return ChatCompletionRequest.model_validate({"model": model, **of_template}).jobs()[0]
+
+
+class DetokenizeRequest(Body):
+    """Token ids."""
+
+    model: ModelName | None = None
+    tokens: TokenIds = Field()
+
+
+@router.post("/tokenize", openapi_extra=described(TokenizeRequest))
+async def tokenize(
+    request: Request, _: CurrentTenant, body: Annotated[TokenizeRequest, Depends(json_body(TokenizeRequest))]
+) -> dict[str, Any]:
+    """The token ids of a prompt, how many they are, and how many the model takes."""
+    gateway: Gateway = request.state.gateway
+    card = await _card(gateway, body.model)
+    answer = await tokenized(gateway, body.job(card.name))
+    return {
+        "count": len(answer.token_ids),
+        "max_model_len": card.max_model_len,
+        "tokens": answer.token_ids,
+        "token_strs": answer.names if body.return_token_strs else None,
+    }
+
+
+@router.post("/detokenize", openapi_extra=described(DetokenizeRequest))
+async def detokenize(
+    request: Request, _: CurrentTenant, body: Annotated[DetokenizeRequest, Depends(json_body(DetokenizeRequest))]
+) -> dict[str, str]:
+    """The text of token ids, control tokens included."""
+    gateway: Gateway = request.state.gateway
+    card = await _card(gateway, body.model)
+    try:
+        return {"prompt": await gateway.client.detokenize(card.name, body.tokens)}
+    except WorkerNotFound as error:
+        raise _no_answer(error) from None
+
+
+async def tokenized(gateway: Gateway, job: JobRequest) -> TokenizerAnswer:
+    """The prompt of a job as tokens. Raises InvalidRequest, and ApiError 503 while no worker answers."""
+    try:
+        return await gateway.client.tokenize(job)
+    except WorkerNotFound as error:
+        raise _no_answer(error) from None
+
+
+def _no_answer(error: WorkerNotFound) -> ApiError:
+    return ApiError(503, error.message, code=error.code, headers={"Retry-After": "1"})
+
+
+async def _card(gateway: Gateway, model: str | None) -> ModelCard:
+    """The model that is meant: where there is but one, it needs no name."""
+    cards = {card.name: card for card in await gateway.client.models()}
+    if model is None and len(cards) == 1:
+        return next(iter(cards.values()))
+    if model not in cards:
+        known = ", ".join(cards) or "none: start a worker first"
+        message = "name a model" if model is None else f"no worker has ever served the model {model!r}"
+        raise ApiError(404, f"{message}; known models: {known}", code="model_not_found", param="model")
+    return cards[model]

@@ -1,0 +1,103 @@
+"""`/v1/chat`: what `useChat({resume: true})` asks for. The answer of a chat is a job: it goes on without readers, and
+any gateway streams it from its beginning."""
+
+from __future__ import annotations
+
+import json
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import StringConstraints
+
+from octavo.errors import JobNotFound
+from octavo.models import IdempotencyKey, JobStatus
+from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.body import described, json_body
+from octavo_gateway.errors import of_job
+from octavo_gateway.state import Gateway
+from octavo_gateway.streams import EventStream, Mailbox, unless_draining
+from octavo_gateway.ui.body import UiChatRequest
+from octavo_gateway.ui.parts import Part, UiParts
+
+HEADERS = {"X-Vercel-AI-UI-Message-Stream": "v1"}
+LEAVING: Part = {"type": "error", "errorText": "this gateway is shutting down: resume the stream, the answer goes on"}
+
+router = APIRouter(prefix="/v1/chat", tags=["chat UI"])
+
+ChatPath = Annotated[str, Path(), StringConstraints(max_length=255)]
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}},
+    204: {"description": "Nothing runs for this chat."},
+}
+
+
+@router.post("", openapi_extra=described(UiChatRequest), response_class=StreamingResponse)
+async def answer(
+    request: Request,
+    tenant: CurrentTenant,
+    body: Annotated[UiChatRequest, Depends(json_body(UiChatRequest))],
+    idempotency_key: Annotated[IdempotencyKey | None, Header()] = None,
+) -> Response:
+    """Answer a chat as a UI message stream. The answer goes on if the client leaves; `GET` resumes it."""
+    gateway: Gateway = request.state.gateway
+    (job,) = body.completion().jobs()
+    handle = await gateway.client.submit(job, tenant=tenant, idempotency_key=idempotency_key, follow=True)
+    await gateway.client.note_chat(body.id, handle.id, tenant=tenant)
+    if handle.created:
+        gateway.metrics.jobs_submitted.labels(job.model, job.priority).inc()
+    return await _streamed(request, handle.id)
+
+
+@router.get("/{chat_id}/stream", response_class=StreamingResponse, responses=_STREAM)
+async def resume(request: Request, tenant: CurrentTenant, chat_id: ChatPath) -> Response:
+    """The answer that is being generated, from its beginning; `204` when there is none."""
+    job_id = await _running_job(request, tenant, chat_id)
+    return Response(status_code=204) if job_id is None else await _streamed(request, job_id)
+
+
+@router.delete("/{chat_id}/stream", status_code=202, responses=_STREAM)
+async def stop(request: Request, tenant: CurrentTenant, chat_id: ChatPath) -> Response:
+    """Stop the answer that is being generated, which `stop()` of `useChat` does not; `204` when there is none."""
+    job_id = await _running_job(request, tenant, chat_id)
+    if job_id is None:
+        return Response(status_code=204)
+    await request.state.gateway.client.cancel_own(job_id, tenant=tenant)
+    return Response(status_code=202)
+
+
+async def _running_job(request: Request, tenant: str, chat_id: str) -> str | None:
+    client = request.state.gateway.client
+    try:
+        job_id: str | None = await client.chat_job(chat_id, tenant=tenant)
+        return None if job_id is None or (await client.info(job_id)).status.is_terminal else job_id
+    except JobNotFound:  # the server has lost it
+        return None
+
+
+async def _streamed(request: Request, job_id: str) -> EventStream:
+    gateway: Gateway = request.state.gateway
+    stream = EventStream(request, lambda mailbox: _pump(gateway, job_id, mailbox), HEADERS)
+    return await stream.begun()
+
+
+async def _pump(gateway: Gateway, job_id: str, mailbox: Mailbox) -> None:
+    """Raises ApiError for a job that failed before its first token, such as one whose prompt is too long."""
+    if not await unless_draining(gateway, _follow(gateway, job_id, mailbox)):
+        await mailbox.put(_frame(LEAVING))
+
+
+async def _follow(gateway: Gateway, job_id: str, mailbox: Mailbox) -> None:
+    parts = UiParts(job_id)
+    async with aclosing(gateway.client.events(job_id)) as events:
+        async for event in events:
+            if event.end is not None and event.end.status is JobStatus.FAILED and not mailbox.used:
+                raise of_job(event.end.status, event.end.error)
+            for part in parts.add(event):
+                await mailbox.put(_frame(part))
+    await mailbox.put(b"data: [DONE]\n\n")
+
+
+def _frame(part: Part) -> bytes:
+    return f"data: {json.dumps(part, ensure_ascii=False)}\n\n".encode()
