@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -221,7 +222,7 @@ async def test_server_sent_events_follow_to_the_end(http, redis_url):
             seen += await stream.until_end()
         whole = (await read(http, path)).json()
     assert [message for name, data in seen if name == "data" for message in data] == whole
-    assert all(after[0] == "control" for before, after in zip(seen, seen[1:], strict=False) if before[0] == "data")
+    assert all(after[0] == "control" for before, after in itertools.pairwise(seen) if before[0] == "data")
     controls = [data for name, data in seen if name == "control"]
     assert [one["streamNextOffset"] for one in controls] == sorted({one["streamNextOffset"] for one in controls})
     assert all(one["upToDate"] for one in controls)

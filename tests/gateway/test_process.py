@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import httpx
 import openai
 import psutil
 from exposition import sample
+from gateway_process import GatewayProcess
 from scripted_worker import MODEL, ScriptedWorker, whole_text
 from sse import read_events
 from waiting import STALL_S, until
@@ -25,32 +22,8 @@ HELLO_JOB = {"model": MODEL, "prompt": "hello"}
 HELLO = {**HELLO_JOB, "max_tokens": 3}
 
 
-class Process:
-    """`python -m octavo_gateway`."""
-
-    def __init__(self, redis_url: str, log: Path, *flags: str) -> None:
-        command = [sys.executable, "-m", "octavo_gateway", "--port", "0", "--redis-url", redis_url, *flags]
-        self._log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(command, stderr=output, stdout=output, env={**os.environ})
-
-    def lines(self) -> list[dict]:
-        return [json.loads(line) for line in self._log.read_text().splitlines()]
-
-    async def url(self) -> str:
-        def found() -> str | None:
-            assert self.process.poll() is None, self._log.read_text()
-            return next(iter(re.findall(r"http://127.0.0.1:\d+", self._log.read_text())), None)
-
-        return await until(found)
-
-    async def stop(self, seconds: float = 10) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return await asyncio.to_thread(self.process.wait, seconds)
-
-
 async def test_sigterm_ends_job_streams_between_two_events_and_lets_requests_finish(redis_url, tmp_path):
-    gateway = Process(redis_url, tmp_path / "log")
+    gateway = GatewayProcess(redis_url, tmp_path / "log")
     try:
         url = await gateway.url()
         async with (
@@ -89,7 +62,7 @@ async def _submitted(http: httpx.AsyncClient) -> httpx.Response | None:
 
 
 async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_path):
-    gateway = Process(redis_url, tmp_path / "log", "--workers", "2")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2")
     try:
         url = await gateway.url()
         async with ScriptedWorker(redis_url):
@@ -128,7 +101,7 @@ async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_pa
 
 
 async def test_streams_of_a_process_that_was_killed_are_not_open(redis_url, tmp_path):
-    gateway = Process(redis_url, tmp_path / "log", "--workers", "2")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2")
     try:
         url = await gateway.url()
 
@@ -158,7 +131,7 @@ async def _is_zero(count: Callable[[], Awaitable[float]]) -> bool:
 
 
 async def test_no_process_of_a_gateway_outlives_the_one_that_started_it(redis_url, tmp_path):
-    gateway = Process(redis_url, tmp_path / "log", "--workers", "2")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2")
     started: list[psutil.Process] = []
     try:
         url = await gateway.url()
