@@ -1,0 +1,48 @@
+"""HEAD is answered wherever GET is."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+from scripted_worker import MODEL, ScriptedWorker
+from waiting import until
+
+from octavo_gateway.app import create_app
+from octavo_gateway.settings import GatewaySettings
+
+DESCRIBED = create_app(GatewaySettings()).openapi()["paths"]
+PATHS = sorted({"/", "/docs", "/openapi.json", *(path for path, methods in DESCRIBED.items() if "get" in methods)})
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_head_has_the_headers_of_get_and_no_body(http, redis_url, path):
+    async with ScriptedWorker(redis_url):
+        job = (await http.post("/v1/jobs", json={"model": MODEL, "prompt": "a", "sampling": {"max_tokens": 2}})).json()
+
+        async def ended() -> bool:
+            return (await http.get(job["links"]["self"])).json()["status"] == "completed"
+
+        await until(ended)
+        values = {"job_id": job["id"], "name": MODEL, "worker_id": "scripted", "chat_id": "none"}
+        path = re.sub(r"\{(\w+)\}", lambda found: values[found[1]], path)
+        head, get = await http.head(path), await http.get(path)
+        assert head.content == b""
+        assert head.status_code == get.status_code
+        assert head.headers.get("content-type") == get.headers.get("content-type")
+        assert head.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_head_of_a_live_stream_ends_at_once(http, redis_url):
+    async with ScriptedWorker(redis_url, hold_after=1):
+        job = (await http.post("/v1/jobs", json={"model": MODEL, "prompt": "a"})).json()
+        head = await http.head(job["links"]["stream"])
+        assert (head.status_code, head.headers["content-type"], head.content) == (200, "text/event-stream", b"")
+
+
+async def test_head_needs_the_key_that_get_needs(own_gateway):
+    async with httpx.AsyncClient(base_url=own_gateway(api_keys="acme:a-key")) as http:
+        for path in ("/v1/jobs", "/v1/models", "/metrics", "/docs"):
+            assert (await http.head(path)).status_code == 401
+        assert (await http.head("/metrics", headers={"Authorization": "Bearer a-key"})).status_code == 403
