@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 import uvicorn
+from gateway_process import GatewayProcess
 from scripted_worker import ScriptedWorker
 from waiting import STALL_S
 
@@ -73,6 +75,13 @@ async def ai(gateway_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
 async def worker(gateway_url: str, redis_url: str) -> AsyncIterator[ScriptedWorker]:
     async with ScriptedWorker(redis_url) as running:
         yield running
+
+
+@pytest.fixture
+def gateway_process(redis_url: str, tmp_path: Path) -> Iterator[GatewayProcess]:
+    """A gateway that a test may end."""
+    with GatewayProcess(redis_url, tmp_path / "gateway.log") as process:
+        yield process
 
 
 @pytest.fixture

@@ -50,14 +50,14 @@ async def answer(
     return await _streamed(request, handle.id)
 
 
-@router.get("/{chat_id}/stream", response_class=StreamingResponse, responses=_STREAM)
+@router.get("/{chat_id:path}/stream", response_class=StreamingResponse, responses=_STREAM)
 async def resume(request: Request, tenant: CurrentTenant, chat_id: ChatPath) -> Response:
     """The answer that is being generated, from its beginning; `204` when there is none."""
     job_id = await _running_job(request, tenant, chat_id)
     return Response(status_code=204) if job_id is None else await _streamed(request, job_id)
 
 
-@router.delete("/{chat_id}/stream", status_code=202, responses=_STREAM)
+@router.delete("/{chat_id:path}/stream", status_code=202, responses=_STREAM)
 async def stop(request: Request, tenant: CurrentTenant, chat_id: ChatPath) -> Response:
     """Stop the answer that is being generated, which `stop()` of `useChat` does not; `204` when there is none."""
     job_id = await _running_job(request, tenant, chat_id)
