@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -39,6 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "nvcc": lambda: "nvcc" in config.option.markexpr,
         "node": lambda: _has_program("node"),
         "go": lambda: _has_program("go"),
+        "npm": lambda: (Path(__file__).parent / "support" / "node" / "node_modules").exists(),
     }
     for marker, is_there in conditions.items():
         needing = [item for item in items if item.get_closest_marker(marker)]
