@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar, Unpack
 from octavo.client import DEFAULT_TENANT, AsyncClient
 from octavo.errors import OctavoError
 from octavo.handles import AsyncJob
+from octavo.messages import TokenizerAnswer
 from octavo.models import (
     DeadLetter,
     Event,
@@ -166,6 +167,12 @@ class Client:
 
     def pins(self, model: str | None = None) -> list[PinnedPrefix]:
         return self._wait(self._ready().client.pins(model))
+
+    def tokenize(self, request: JobRequest) -> TokenizerAnswer:
+        return self._wait(self._ready().client.tokenize(request))
+
+    def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        return self._wait(self._ready().client.detokenize(model, token_ids))
 
     def queue_depths(self) -> dict[str, int]:
         return self._wait(self._ready().client.queue_depths())

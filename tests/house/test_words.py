@@ -25,7 +25,7 @@ COMMENTS = {
 
 def files() -> list[Path]:
     found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", *COMMENTS}]
-    return sorted(path for path in [*found, *ROOT.glob("*.md")] if "build" not in path.parts)
+    return sorted(path for path in [*found, *ROOT.glob("*.md")] if not {"build", "node_modules"} & set(path.parts))
 
 
 def prose(path: Path) -> Iterator[str]:
