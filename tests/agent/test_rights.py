@@ -15,7 +15,7 @@ from octavo import AsyncClient, Client
 from octavo.connection import connect_sync
 from octavo.errors import ServerUnavailable
 from octavo.handles import AsyncJob
-from octavo.models import JobStatus
+from octavo.models import JobRequest, JobStatus
 from octavo.roles import ROLES, lacking
 
 PROMPT = [7, 8, 9]
@@ -71,6 +71,10 @@ async def test_a_client_does_all_that_it_may(user: User, start_worker, redis_url
         await until(lambda: pinned(client))
         assert await client.unpin_prefix("name", model=MODEL)
         assert await client.dead_letters() == []
+        assert (await client.tokenize(JobRequest(model=MODEL, prompt="hello"))).token_ids
+        assert (await client.page(job.id, 5)).events[0].token_ids
+        await client.note_chat("chat", job.id, tenant="default")
+        assert await client.chat_job("chat", tenant="default") == job.id
         assert set(await client.queue_depths()) == {MODEL}
         if role == "gateway":
             await client.reap()

@@ -43,6 +43,8 @@ DECODERS: list[Callable[[bytes], Any]] = [
     wire.decode_memory,
     wire.decode_model,
     wire.decode_worker,
+    wire.decode_question,
+    wire.decode_answer,
     wire.decode_live,
 ]
 

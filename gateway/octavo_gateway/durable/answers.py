@@ -36,9 +36,11 @@ def batch_headers(batch: Batch) -> dict[str, str]:
 
 
 def cache_headers(batch: Batch, job_id: str, start: Offset) -> dict[str, str]:
-    """For a read at `start`. The tag changes when the log grows or ends."""
-    tag = f'"{job_id}:{start}:{batch.next}{":c" if batch.closed else ""}"'
-    return {"ETag": tag, "Cache-Control": _PAST if batch.closed or not batch.up_to_date else _TAIL}
+    """For a read at `start`. The tag changes when the log grows or ends: its end is a message, too."""
+    return {
+        "ETag": f'"{job_id}:{start}:{batch.next}"',
+        "Cache-Control": _PAST if batch.closed or not batch.up_to_date else _TAIL,
+    }
 
 
 def next_cursor(given: str | None, now: float | None = None) -> str:

@@ -18,6 +18,7 @@ import redis
 from octavo import wire
 from octavo.calls import run_sync
 from octavo.keys import Keys
+from octavo.messages import TokenizerAnswer, TokenizerQuestion
 from octavo.models import (
     Chunk,
     JobError,
@@ -99,6 +100,16 @@ WORKER = WorkerInfo(
     pins={"acme:p": PinOutcome(state="refused", version="0a", tokens=3, message="too short")},
 )  # fmt: skip
 
+QUESTIONS = (
+    TokenizerQuestion("a1", request=wire.encode_request(REQUESTS[0])),
+    TokenizerQuestion("a2", token_ids=(1, 70_000)),
+)
+ANSWERS = (
+    TokenizerAnswer((1, 70_000), ("a", "é")),
+    TokenizerAnswer(text="aé"),
+    TokenizerAnswer(error=JobError("no_tokenizer", "this model has no tokenizer")),
+)
+
 
 def main(path: Path) -> None:
     """Write a file of `[kind, frame in hexadecimal, what it says]`."""
@@ -128,6 +139,8 @@ def made_here() -> list[tuple[str, bytes, Any]]:
         ("worker", wire.encode_worker(WORKER), plain(WORKER)),
         *(("pin", wire.encode_pin(pin), plain(pin)) for pin in pins),
         ("memory", wire.encode_memory(MEMORY), plain(MEMORY)),
+        *(("question", wire.encode_question(question), plain(question)) for question in QUESTIONS),
+        *(("answer", wire.encode_answer(answer), plain(answer)) for answer in ANSWERS),
     ]
 
 
