@@ -159,6 +159,9 @@ async def test_its_clients_send_their_key_in_a_header_of_their_own(own_gateway, 
         assert caught.value.body["error"]["type"] == "authentication_error"
         async with httpx.AsyncClient(base_url=url) as http:
             assert (await http.post("/v1/messages", json=HI)).status_code == 401
+            for key, status in (("a-key", 200), ("another", 401)):
+                reply = await http.post("/v1/messages", json=HI, headers={"X-Api-Key": key})
+                assert reply.status_code == status
 
 
 async def test_tokens_are_counted_by_a_worker(claude, worker):

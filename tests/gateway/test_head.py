@@ -6,6 +6,7 @@ import re
 
 import httpx
 import pytest
+from exposition import sample
 from scripted_worker import MODEL, ScriptedWorker
 from waiting import until
 
@@ -39,6 +40,11 @@ async def test_head_of_a_live_stream_ends_at_once(http, redis_url):
         job = (await http.post("/v1/jobs", json={"model": MODEL, "prompt": "a"})).json()
         head = await http.head(job["links"]["stream"])
         assert (head.status_code, head.headers["content-type"], head.content) == (200, "text/event-stream", b"")
+
+        async def over() -> bool:  # while the job's own stream has not ended
+            return sample((await http.get("/metrics")).text, "octavo_sse_connections") == 0
+
+        await until(over)
 
 
 async def test_head_needs_the_key_that_get_needs(own_gateway):
