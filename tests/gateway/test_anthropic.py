@@ -19,6 +19,7 @@ from worker_process import WorkerProcess
 
 from octavo import AsyncClient
 from octavo.models import Chunk, JobStatus, Usage
+from octavo.parsing import Parser
 from octavo_gateway.anthropic.body import MessagesRequest
 from octavo_gateway.anthropic.events import MessageEvents, whole_message
 
@@ -263,3 +264,19 @@ def test_events_do_not_depend_on_how_a_log_is_cut(texts: list[str], cuts: list[i
         "cache_read_input_tokens": 2,
         "output_tokens": len(texts),
     }
+
+
+def test_thoughts_and_calls_are_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo_gateway.deltas.Parser", lambda job_id: Parser("hermes", "think", job_id=job_id))
+    call = '<tool_call>\n{"name": "look", "arguments": {"city": "Bonn"}}\n</tool_call>'
+    texts = ["<think>", "hm", "</think>", "I look.", *call]
+    answer = MessageEvents("g00_0", "m")
+    events = [event for chunk in grouped(texts, [], "stop") for event in answer.add(chunk)]
+    message = whole_message([*events, *answer.end(Usage(5, len(texts)))])
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
+    thinking, text, tool_use = message["content"]
+    assert (thinking["thinking"], text["text"]) == ("hm", "I look.")
+    assert (tool_use["name"], tool_use["input"], bool(tool_use["id"])) == ("look", {"city": "Bonn"}, True)
+    assert message["stop_reason"] == "tool_use"
+    starts = [event["index"] for event in events if event["type"] == "content_block_start"]
+    assert starts == [0, 1, 2]

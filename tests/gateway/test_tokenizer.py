@@ -15,7 +15,7 @@ from waiting import STALL_S, until
 from worker_process import WorkerProcess
 
 import octavo_worker
-from octavo import AsyncClient
+from octavo import AsyncClient, Client
 from octavo.calls import run_sync
 from octavo.errors import InvalidRequest
 from octavo.keys import Keys
@@ -134,6 +134,13 @@ async def test_a_real_worker_answers_while_it_loads_generates_and_gets_nonsense(
             assert usage["prompt_tokens"] == counted
             assert (await http.get(path)).json()["status"] == "running"
             assert (await http.delete(path)).status_code == 202
+            with Client(redis_url) as client:
+                asked = JobRequest(model="demo", prompt=text)
+                answer = await asyncio.to_thread(client.tokenize, asked)
+                assert (list(answer.token_ids), list(answer.names)) == (ids, replies[0]["token_strs"])
+                assert await asyncio.to_thread(client.detokenize, "demo", ids) == DEMO.decode(
+                    ids, skip_special_tokens=False
+                )
         assert text not in real.log
         assert "cannot be read" in real.log
         assert json.dumps(text)[1:-1] not in real.log
