@@ -1,6 +1,10 @@
 """octavo's engine beside vLLM on one GPU, in one run, with the physical floor beside every figure.
 
 usage: python benchmarks/gpu_engine.py [--models llama-8b,...] [--workloads ...] [--resume] [--vllm-path FOLDER]
+           [--engines octavo-w4a16,vllm-w4a16,octavo-fp8,vllm-fp8]
+
+Behind a dash stands the form of the weights: `w4a16`, four bits in groups of 128, as a config.json states them;
+`fp8` or `int8`, which each engine makes of 16 bits while it loads. octavo is compared with vLLM in the same form.
 
 A GPU holds one engine at a time: for each model each engine starts in a process of its own, runs every workload once
 shortened and then with an empty prefix cache (--rounds times if a run takes less than --short seconds, else once), and
@@ -27,6 +31,7 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.files import model_folder
 
 ENGINES = ("octavo", "vllm")
+FORMS = ("", "-w4a16", "-fp8", "-int8")
 TEMPERATURE = 1.0
 SETTINGS = ("device", "max_model_len", "gpu_memory", "swap_memory")
 
@@ -47,7 +52,13 @@ class Results:
     def rows(self, model: str) -> list[dict[str, Any]]:
         known = self._engines[model]
         names = dict.fromkeys(name for found in known.values() for name in found["runs"])
-        return [{"model": model, **self._row(name, known)} for name in names]
+        rows = []
+        for name in names:
+            for form in FORMS:
+                engines = {key: value for key, value in known.items() if key in (f"octavo{form}", f"vllm{form}")}
+                if any(name in found["runs"] for found in engines.values()):
+                    rows.append({"model": model + form, **self._row(name, engines)})
+        return rows
 
     def save(self) -> None:
         rows = [row for model in self._engines for row in self.rows(model)]
@@ -64,14 +75,16 @@ class Results:
         line["tokens_per_s_min_max"] = {
             engine: [round(tokens / edge(times), 1) for edge in (max, min)] for engine, times in taken.items()
         }
-        if "octavo" in runs:
-            floor = runs["octavo"][-1]["floor_s"]
+        ours = next((engine for engine in runs if engine.startswith("octavo")), None)
+        peer = next((engine for engine in runs if engine.startswith("vllm")), None)
+        if ours is not None:
+            floor = runs[ours][-1]["floor_s"]
             if floor is not None:
                 line["floor_tokens_per_s"] = round(tokens / floor, 1)
                 line["share_of_floor"] = {engine: round(floor / value, 3) for engine, value in seconds.items()}
-            line |= {key: [run[key] for run in runs["octavo"]] for key in ("idle_share", "preemptions")}
-        if seconds.keys() == set(ENGINES):
-            line["ratio"] = round(seconds["vllm"] / seconds["octavo"], 3)
+            line |= {key: [run[key] for run in runs[ours]] for key in ("idle_share", "preemptions")}
+        if ours is not None and peer is not None:
+            line["ratio"] = round(seconds[peer] / seconds[ours], 3)
         return line
 
 
@@ -83,9 +96,18 @@ def counted(family: str, name: str) -> tuple[int, str]:
 
 def command(engine: str, model: Path, options: argparse.Namespace) -> list[str]:
     load_format = "dummy" if model.name in SHAPES else "auto"
+    engine, _, form = engine.partition("-")
+    if form == "w4a16":
+        model = stated(model)
     if engine == "vllm":
         settings = (options.max_model_len, options.gpu_memory, options.family)
-        return ["peers/vllm_engine.py", str(model), load_format, *map(str, settings)]
+        return [
+            "peers/vllm_engine.py",
+            str(model),
+            load_format,
+            *map(str, settings),
+            *([form] if form == "fp8" else []),
+        ]
     chosen = ModelOptions(
         model=str(model),
         load_format=load_format,
@@ -93,8 +115,23 @@ def command(engine: str, model: Path, options: argparse.Namespace) -> list[str]:
         max_model_len=options.max_model_len,
         gpu_memory=options.gpu_memory,
         host_cache_bytes=round(options.swap_memory * 2**30),
+        quantization=form if form in ("fp8", "int8") else "auto",
     )
     return ["peers/octavo_engine.py", chosen.to_json(), options.family, str(TEMPERATURE)]
+
+
+def stated(model: Path) -> Path:
+    """A folder beside `model` whose config states weights in four bits, as compressed-tensors writes it."""
+    config = json.loads((model / "config.json").read_text())
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }  # fmt: skip
+    target = model.parent / "w4a16" / model.name
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "config.json").write_text(json.dumps(config, indent=1))
+    return target
 
 
 def is_complete(runs: list[dict[str, Any]], rounds: int, short_s: float) -> bool:
@@ -103,14 +140,14 @@ def is_complete(runs: list[dict[str, Any]], rounds: int, short_s: float) -> bool
 
 def measure(engine: str, model: Path, options: argparse.Namespace, found: dict[str, Any], results: Results) -> None:
     """Run the workloads that `found` lacks, one engine's part of the results."""
-    rounds = options.vllm_rounds if engine == "vllm" else options.rounds
+    rounds = options.vllm_rounds if engine.startswith("vllm") else options.rounds
     runs = found["runs"]
     missing = [name for name in options.workloads if not is_complete(runs.get(name, []), rounds, options.short)]
     if not missing:
         return
     found.pop("failed", None)
     found["settings"] = {key: getattr(options, key) for key in SETTINGS}
-    path = options.vllm_path if engine == "vllm" else None
+    path = options.vllm_path if engine.startswith("vllm") else None
     try:
         with Peer(engine, command(engine, model, options), limit_s=options.limit, path=path) as peer:
             found["about"] = peer.about | {"start_s": round(peer.start_s, 2)}

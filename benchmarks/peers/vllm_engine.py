@@ -1,6 +1,8 @@
 """vLLM in this process, as it is set up by default.
 
-usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY
+usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY [fp8]
+
+`fp8`: vLLM makes eight bits of the weights while it loads, with a scale for each matrix.
 
 CUDA graphs, compilation and chunked prefill are as vLLM chooses them; its prefix cache is emptied before every run, as
 octavo's engine begins every run with an empty one. MEMORY is the share of the GPU's memory that it may use.
@@ -36,11 +38,16 @@ MAX_SEQUENCES = 256
 def draw_weights(decoder: torch.nn.Module) -> None:
     source = RandomWeights(seed=0, norm_scale=1.0, device=next(decoder.parameters()).device)
     for name, parameter in decoder.named_parameters():
-        source.read(name, parameter.data)
+        if parameter.dtype in (torch.bfloat16, torch.float16, torch.float32) and "scale" not in name:
+            source.read(name, parameter.data)
+        elif not parameter.dtype.is_floating_point:  # codes, several to a number
+            parameter.data.view(torch.uint8).random_(0, 256)
+        elif parameter.dtype is torch.float8_e4m3fn:
+            parameter.data.copy_((torch.randn(parameter.shape, device=parameter.device) * 64).to(parameter.dtype))
 
 
 def main() -> None:
-    model, load_format, context, memory, family = sys.argv[1:6]
+    model, load_format, context, memory, family, *form = sys.argv[1:]
     llm = vllm.LLM(
         model=model,
         load_format=load_format,
@@ -50,6 +57,7 @@ def main() -> None:
         max_num_seqs=MAX_SEQUENCES,
         gpu_memory_utilization=float(memory),
         disable_log_stats=True,
+        quantization="fp8_per_tensor" if form else None,
     )
     if load_format == "dummy":
         llm.apply_model(draw_weights)

@@ -61,6 +61,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131_072,
         "rope_theta": 500_000.0,
     },
+    "llama-70b": _LLAMA
+    | {
+        "hidden_size": 8192,
+        "intermediate_size": 28_672,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 80,
+        "head_dim": 128,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 500_000.0,
+    },
     "llama-13b": _LLAMA
     | {
         "hidden_size": 5120,
