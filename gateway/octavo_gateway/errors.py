@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from octavo.errors import (
+    GrammarError,
     IdempotencyConflict,
     InvalidRequest,
     JobFailed,
@@ -60,6 +61,7 @@ CLIENT_CLOSED_REQUEST = 499
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
     (UnknownModel, 404),
+    (GrammarError, 400),
     (InvalidRequest, 400),
     (MalformedMessage, 400),
     (JobNotFound, 404),

@@ -22,6 +22,17 @@ class InvalidRequest(OctavoError):
     code = "invalid_request"
 
 
+class GrammarError(InvalidRequest):
+    """A grammar that cannot be compiled, or not be followed. `place` is where: a JSON pointer into the schema, or line
+    and column of a Lark grammar; empty if unknown."""
+
+    code = "invalid_grammar"
+
+    def __init__(self, message: str, *, place: str = "", code: str | None = None, param: str | None = None) -> None:
+        super().__init__(f"{message} (at {place})" if place else message, code=code, param=param)
+        self.place = place
+
+
 class UnknownModel(InvalidRequest):
     """No worker has ever registered this model."""
 

@@ -11,50 +11,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
-from octavo.errors import InvalidRequest
+from octavo.errors import GrammarError as GrammarError
+from octavo.structured import MAX_GRAMMAR_BYTES
+from octavo.structured import Grammar as Grammar
 
-Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
-
-MAX_TEXT_BYTES = 256 * 1024
 VALIDATION_S = 5.0
 TOO_SLOW = "grammar_too_slow"  # the code of a refusal that a busy machine may be to blame for
 _POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _EXCERPT = re.compile(r"\n *\d+ \| ")
 _NAMED = ("type", "pattern", "$ref", "format")  # keywords whose value the library repeats in its message
-
-
-class GrammarError(InvalidRequest):
-    """A grammar that cannot be compiled, or not be followed. `place` is where: a JSON pointer into the schema, or line
-    and column of a Lark grammar; empty if unknown."""
-
-    code = "invalid_grammar"
-
-    def __init__(self, message: str, *, place: str = "", code: str | None = None) -> None:
-        super().__init__(f"{message} (at {place})" if place else message, code=code)
-        self.place = place
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What the tokens of a sequence must spell.
-
-    `text` is a JSON schema, a regular expression that matches the whole, a JSON array of the strings to choose from, or
-    a grammar in llguidance's dialect of Lark; `json_object` has none. Stop tokens are no part of it: they follow where
-    it may end. The grammar begins after the first place where the token ids `after` stand one behind the other
-    (`</think>`), at once without.
-
-    JSON is written without whitespace unless `x-guidance` in the schema asks for it: a model that may write blanks may
-    write them without end.
-    """
-
-    kind: Kind
-    text: str = ""
-    after: tuple[int, ...] = ()
 
 
 def library_limits() -> LLParserLimits:
@@ -65,8 +34,8 @@ def library_limits() -> LLParserLimits:
 def source(grammar: Grammar) -> str:
     """The grammar as the library reads it. `GrammarError` for what is malformed at first sight."""
     size = len(grammar.text.encode("utf-8", "surrogatepass"))
-    if size > MAX_TEXT_BYTES:
-        raise GrammarError(f"the grammar has {size} bytes: {MAX_TEXT_BYTES} are allowed")
+    if size > MAX_GRAMMAR_BYTES:
+        raise GrammarError(f"the grammar has {size} bytes: {MAX_GRAMMAR_BYTES} are allowed")
     if any("\ud800" <= character <= "\udfff" for character in grammar.text):
         raise GrammarError("the grammar is not valid Unicode: half a surrogate pair stands alone")
     match grammar.kind:

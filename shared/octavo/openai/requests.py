@@ -25,6 +25,7 @@ from octavo.models import (
     TokenIds,
 )
 from octavo.openai.fields import Body, MessageWithoutEffect, WithoutEffect
+from octavo.openai.structured import StructuredFields
 
 MAX_PROMPTS = 256
 COMPLETION_TOKENS = 16
@@ -42,13 +43,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class TextFormat(Body):
-    """The only response format there is so far."""
-
-    type: Literal["text"]
-
-
-class GenerationBody(WithoutEffect):
+class GenerationBody(WithoutEffect, StructuredFields):
     """What chat and completions share."""
 
     model: ModelName
@@ -115,6 +110,7 @@ class GenerationBody(WithoutEffect):
             JobRequest(
                 model=self.model,
                 sampling=sampling,
+                grammar=self.grammar,
                 priority=self.priority,
                 add_special_tokens=self.add_special_tokens,
                 timeout_s=self.timeout_s,
@@ -176,7 +172,6 @@ class ChatCompletionRequest(GenerationBody):
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    response_format: TextFormat | None = None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:

@@ -139,6 +139,8 @@ class Prompts:
 def check_ids(ids: Sequence[int], *, request: JobRequest, max_model_len: int, vocab_size: int) -> None:
     """Raises PromptRejected unless the model can run these ids and has room for one more token."""
     param = "messages" if request.messages is not None else "prompt"
+    if request.grammar is not None:
+        raise PromptRejected("no_grammar", "this worker follows no grammars: leave the grammar out", "grammar")
     room = max_model_len if request.sampling.max_tokens == 0 else max_model_len - 1
     if len(ids) > room:
         raise PromptRejected(
