@@ -20,6 +20,7 @@ from waiting import STALL_S
 
 from octavo_worker.channel import AgentChannel, EngineChannel
 from octavo_worker.contract.options import ModelOptions
+from octavo_worker.engine.grammar import Preparation
 from octavo_worker.engine.loop import EngineLoop
 from octavo_worker.messages import Abort, Ready, RequestFailed, Shutdown, StepOutput, TokenOutput
 
@@ -112,7 +113,10 @@ def test_an_engine_that_falls_idle_with_wrong_accounts_ends():
     driver = Driver.create(11)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        loop = EngineLoop(EngineChannel(theirs), driver.runner, driver.scheduler, check_integrity=True)
+        preparation = Preparation(None, reason="no model")
+        loop = EngineLoop(
+            EngineChannel(theirs), driver.runner, driver.scheduler, preparation=preparation, check_integrity=True
+        )
         driver.scheduler.pool.allocate(1)  # for no table
         with pytest.raises(AssertionError, match="1 references, tables hold 0"):
             loop.run()

@@ -11,6 +11,7 @@ from fake_runner import FakeRunner, candidates, next_token
 
 from octavo_worker.decoding.beam import BeamSearch
 from octavo_worker.decoding.stop import StopRules
+from octavo_worker.engine.grammar import Matcher
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import (
@@ -116,8 +117,8 @@ class Driver:
             fake,
         )
 
-    def add(self, request: AddRequest) -> None:
-        self.scheduler.add(request)
+    def add(self, request: AddRequest, matchers: list[Matcher] | None = None) -> None:
+        self.scheduler.add(request, matchers)
         for sequence in request.sequences:
             self.tokens[request.id, sequence.index] = list(sequence.tokens)
 

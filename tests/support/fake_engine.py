@@ -17,7 +17,7 @@ import time
 from fake_runner import FakeRunner
 
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.contract.step import Done, StepPlan
+from octavo_worker.contract.step import Launched, StepPlan
 from octavo_worker.engine.process import ignore_signals, serve
 
 
@@ -25,7 +25,7 @@ class CrashingRunner(FakeRunner):
     crash_after = 0
     crash_token = -1
 
-    def launch(self, plan: StepPlan) -> Done:
+    def launch(self, plan: StepPlan) -> Launched:
         if any(self.crash_token in step.tokens for step in plan.sequences):
             os.abort()
         if self.crash_after and self.plans + 1 >= self.crash_after:

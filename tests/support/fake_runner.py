@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from octavo_worker.contract.step import (
     UNKNOWN,
     Done,
+    Masks,
     Sampled,
     SequenceResult,
     SequenceStep,
@@ -31,7 +34,7 @@ from octavo_worker.contract.step import (
 from octavo_worker.messages import Logprob
 
 
-def next_token(history: Sequence[int], seed: int, index: int, vocab_size: int, forbidden: Sequence[int] = ()) -> int:
+def next_token(history: Sequence[int], seed: int, index: int, vocab_size: int, forbidden: Collection[int] = ()) -> int:
     """What the fake model says after `history`."""
     digest = blake2b(repr((list(history), seed, index)).encode(), digest_size=8).digest()
     token = int.from_bytes(digest, "big") % vocab_size
@@ -40,8 +43,14 @@ def next_token(history: Sequence[int], seed: int, index: int, vocab_size: int, f
     return token
 
 
+def masked_out(words: NDArray[np.int32], vocab_size: int) -> set[int]:
+    """The ids that a mask does not allow."""
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size]
+    return set(np.flatnonzero(bits == 0).tolist())
+
+
 def candidates(
-    history: Sequence[int], count: int, vocab_size: int, forbidden: Sequence[int] = ()
+    history: Sequence[int], count: int, vocab_size: int, forbidden: Collection[int] = ()
 ) -> list[tuple[int, float]]:
     """The fake model's `count` most likely tokens after `history`, best first."""
     found: dict[int, float] = {}
@@ -59,6 +68,25 @@ def score(history: Sequence[int], target: int) -> float:
     """The fake log-probability of `target` after `history`."""
     digest = blake2b(repr((list(history), target)).encode(), digest_size=4).digest()
     return -int.from_bytes(digest, "big") / 2**32
+
+
+class _Late:
+    """A step of `FakeRunner` that is computed when its masks are there."""
+
+    def __init__(self, compute: Callable[[Masks], StepResult]) -> None:
+        self._compute = compute
+        self._done: Done | None = None
+
+    def choose(self, masks: Masks) -> None:
+        assert self._done is None, "a step chooses twice"
+        try:
+            self._done = Done(self._compute(masks))
+        except StepError as error:
+            self._done = Done(error)
+
+    def result(self) -> StepResult:
+        assert self._done is not None, "the result of a step that has not chosen"
+        return self._done.result()
 
 
 GAP = 3
@@ -112,14 +140,16 @@ class FakeRunner:
     def close(self) -> None:
         """Nothing runs on after this."""
 
-    def launch(self, plan: StepPlan) -> Done:
+    def launch(self, plan: StepPlan) -> Done | _Late:
         self._check_groups(plan)
+        if plan.has_masked:
+            return _Late(lambda masks: self._compute(plan, lambda: masks))
         try:
             return Done(self._compute(plan))
         except StepError as error:
             return Done(error)
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _compute(self, plan: StepPlan, masks: Callable[[], Masks] = Masks.none) -> StepResult:
         time.sleep(self._step_seconds)
         self.plans += 1
         self.tokens_computed += plan.num_tokens
@@ -137,7 +167,7 @@ class FakeRunner:
             self._remember(step)
             self._write(step, written)
         self._swap_out(plan)
-        answers = [self._answer(step) for step in steps]
+        answers = self._answers(steps, masks())
         if not comes_early:
             self._swap_in(plan)
         self._sampled = [sampled for answer in answers for sampled in answer.samples]
@@ -236,7 +266,19 @@ class FakeRunner:
             history.append(entry[1])
         return history
 
-    def _answer(self, step: SequenceStep) -> SequenceResult:
+    def _answers(self, steps: list[SequenceStep], masks: Masks) -> list[SequenceResult]:
+        rows, answers, place = dict(zip(masks.places, masks.words, strict=True)), [], 0
+        for step in steps:
+            barred = []
+            for spec in step.samples:
+                assert spec.masked or place not in rows, "a mask for a sample that has none"
+                barred.append(masked_out(rows[place], self.vocab_size) if place in rows else set())
+                place += 1
+            answers.append(self._answer(step, barred))
+        assert not masks.places or max(masks.places) < place, "a mask for no sample"
+        return answers
+
+    def _answer(self, step: SequenceStep, barred: list[set[int]]) -> SequenceResult:
         history = self._history(step)
         prompt_logprobs = []
         if step.prompt_logprobs is not None:
@@ -244,19 +286,20 @@ class FakeRunner:
             for seen, target in enumerate(step.targets, before + 1):
                 prompt_logprobs.append(Logprob(score(history[:seen][-self.window :], target)))
         return SequenceResult(
-            [self._sample(step, number, history) for number in range(len(step.samples))], prompt_logprobs
+            [self._sample(step, number, history, barred[number]) for number in range(len(step.samples))],
+            prompt_logprobs,
         )
 
-    def _sample(self, step: SequenceStep, number: int, history: list[int]) -> Sampled:
+    def _sample(self, step: SequenceStep, number: int, history: list[int], barred: set[int]) -> Sampled:
         row, asked = step.rows[number], step.sample_row(number)
         history = history[: len(history) - len(step.tokens) + row + 1]
         tokens = [*step.samples[number].prompt, *step.output_at(number)]
         assert asked.position == len(tokens), "the sampled position does not follow the history"
         assert tokens[len(tokens) - len(history) :] == history, "tokens for penalties are not the history"
-        history = tokens[-self.window :]
+        history, forbidden = tokens[-self.window :], {*asked.forbidden, *barred}
         if asked.candidates:
-            return Sampled(0, None, candidates(history, asked.candidates, self.vocab_size, asked.forbidden))
-        token = next_token(history, asked.params.seed, asked.index, self.vocab_size, asked.forbidden)
+            return Sampled(0, None, candidates(history, asked.candidates, self.vocab_size, forbidden))
+        token = next_token(history, asked.params.seed, asked.index, self.vocab_size, forbidden)
         logprob = None if asked.params.logprobs is None else Logprob(score(history, token))
         return Sampled(token, logprob)
 
@@ -282,6 +325,12 @@ class _Flight:
     plan: StepPlan
     value: list[Any]
     future: Future[StepResult]
+    masks: Future[Masks]
+
+    def choose(self, masks: Masks) -> None:
+        """After the step before has ended, and before the next one begins."""
+        assert self.runner.under_way == [self], "a step chooses out of order"
+        self.masks.set_result(masks)
 
     def result(self) -> StepResult:
         return self.runner.land(self)
@@ -308,12 +357,19 @@ class DelayedRunner(FakeRunner):
     def launch(self, plan: StepPlan) -> _Flight:
         self._check_groups(plan)
         before = self._under_way[-1].future if self._under_way else None
-        value = value_of(plan, self.block_size)
-        flight = _Flight(self, plan, value, self._device.submit(self._run, plan, before))
+        assert all(flight.masks.done() for flight in self._under_way), "a step before has not chosen"
+        value, masks = value_of(plan, self.block_size), Future[Masks]()
+        if not plan.has_masked:
+            masks.set_result(Masks.none())
+        flight = _Flight(self, plan, value, self._device.submit(self._run, plan, before, masks.result), masks)
         self._under_way.append(flight)
         self.launched_ahead += len(self._under_way) > 1
         assert len(self._under_way) <= 2, "more than two steps are under way"
         return flight
+
+    @property
+    def under_way(self) -> list[_Flight]:
+        return self._under_way
 
     def land(self, flight: _Flight) -> StepResult:
         assert self._under_way.pop(0) is flight, "results are asked for out of order"
@@ -326,9 +382,9 @@ class DelayedRunner(FakeRunner):
     def close(self) -> None:
         self._device.shutdown()
 
-    def _run(self, plan: StepPlan, before: Future[StepResult] | None) -> StepResult:
+    def _run(self, plan: StepPlan, before: Future[StepResult] | None, masks: Callable[[], Masks]) -> StepResult:
         if before is None or before.exception() is None:
-            return self._compute(plan)
+            return self._compute(plan, masks)
         assert isinstance(before.exception(), StepError), before.exception()
         self._spoil(plan)
         return StepResult([SequenceResult([Sampled(-1) for _ in step.samples]) for step in plan.sequences])
@@ -377,9 +433,9 @@ class FailingRunner(DelayedRunner):
             self.failures_with_one_behind += bool(self._under_way)
             raise
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _compute(self, plan: StepPlan, masks: Callable[[], Masks] = Masks.none) -> StepResult:
         if (self.plans + 1) % 11 or not plan.sequences:
-            return super()._compute(plan)
+            return super()._compute(plan, masks)
         self.plans += 1
         self.failures += 1
         self._spoil(plan)

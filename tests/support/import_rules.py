@@ -118,10 +118,13 @@ RULES = [
     Rule(f"{WORKER}/engine_process.py", ("torch", *worker("contract.options", "engine.process", "model"))),
     Rule(
         f"{WORKER}/engine",
-        ("numpy", *worker("channel", "messages", "contract", "memory", "decoding.beam", "decoding.stop")),
+        ("numpy", *worker("channel", "messages", "files", "contract", "memory", "decoding.beam", "decoding.stop")),
         except_for=(f"{WORKER}/engine/grammar",),
     ),
-    Rule(f"{WORKER}/engine/grammar", ("numpy", "llguidance", "octavo.grammar", "octavo.deep_threads")),
+    Rule(
+        f"{WORKER}/engine/grammar",
+        ("numpy", "llguidance", "octavo.grammar", "octavo.deep_threads", *worker("messages")),
+    ),
     Rule(f"{WORKER}/memory"),
     Rule(
         f"{WORKER}/decoding",
@@ -130,7 +133,7 @@ RULES = [
     ),
     Rule(f"{WORKER}/decoding/sampling.py", ("octavo.models", *worker("messages"))),
     Rule(f"{WORKER}/decoding/text.py", ("tokenizers",)),
-    Rule(f"{WORKER}/contract", ("msgspec", *worker("messages"))),
+    Rule(f"{WORKER}/contract", ("msgspec", "numpy", *worker("messages"))),
     Rule(
         f"{WORKER}/model",
         (

@@ -63,13 +63,15 @@ class EngineChannel:
         """Blocks while the agent's end is full. `BrokenPipeError` when it is gone."""
         self._sock.sendall(encode_frame(message))
 
-    def receive(self, *, wait: bool) -> list[ToEngine]:
-        """All messages that have arrived; with `wait` at least one, sleeping in the kernel until it comes."""
+    def receive(self, *, wait: bool, timeout_s: float | None = None) -> list[ToEngine]:
+        """All messages that have arrived; with `wait` at least one, sleeping in the kernel until it comes, or until the
+        time is up."""
         messages: list[ToEngine] = []
         while True:
             self._take_frames(messages)
             must_wait = wait and not messages
-            if not must_wait and not self._poll.poll(0):
+            patience = None if timeout_s is None else timeout_s * 1e3
+            if not self._poll.poll(patience if must_wait else 0):
                 return messages
             received = self._sock.recv(1 << 18)
             if not received:

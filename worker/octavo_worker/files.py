@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 INDEX = "model.safetensors.index.json"
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
@@ -40,6 +41,20 @@ def tensor_files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(set(names.values()))]
     whole = folder / "model.safetensors"
     return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def end_ids(folder: Path) -> tuple[int, ...]:
+    """The model's end-of-sequence ids; as in transformers, generation_config.json goes before config.json."""
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json(folder / name).get("eos_token_id")
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (ids,)
+    return ()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, empty if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _from_hub(model: str) -> Path:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from octavo.stats import EngineStats as EngineStats  # part of the socket's messages
+from octavo.structured import Grammar as Grammar  # likewise
 
 if TYPE_CHECKING:
     Words = array[int]
@@ -91,6 +92,7 @@ class AddRequest(Message):
     salt: bytes = b""  # tenant salt of the prefix cache
     priority: int = NORMAL
     deadline: float | None = None  # seconds since the epoch
+    grammar: Grammar | None = None  # of all sequences
 
 
 class Abort(Message):
@@ -132,8 +134,8 @@ class Shutdown(Message):
 
 class Ready(Message):
     """Engine to agent, once: the model is loaded. `kv_dtype` names the type of the KV cache, `quantization` the schemes
-    of quantised weights (empty: none is), `numerics` what decides how the engine rounds. With `enough_blocks` free a
-    sequence of any length can begin."""
+    of quantised weights (empty: none is), `numerics` what decides how the engine rounds, `grammars` what it follows
+    grammars with. With `enough_blocks` free a sequence of any length can begin."""
 
     max_model_len: int
     vocab_size: int
@@ -145,6 +147,7 @@ class Ready(Message):
     load_seconds: float
     numerics: str = ""
     quantization: str = ""
+    grammars: str = ""
 
 
 class Refused(Message):
@@ -204,6 +207,9 @@ FailureCode = Literal[
     "prompt_too_long",  # for the model's context
     "pool_too_small",  # this worker's KV memory can never hold the request
     "invalid_request",  # `param` says what is wrong
+    "invalid_grammar",  # it cannot be compiled, or not be followed
+    "grammar_too_slow",  # to compile, or to follow
+    "no_grammar",  # can be followed by this worker
     "invalid_logits",  # the model's logits are not numbers
     "step_failed",  # the model could not compute it
 ]

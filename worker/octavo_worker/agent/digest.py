@@ -50,7 +50,7 @@ def files_digest(folder: Path, *, load_format: str, seed: int) -> bytes:
 
 def served_digest(files: bytes, numerics: str) -> str:
     """What a worker announces: its files, and how it computes with them (instruction set or GPU, types of the weights
-    and the cache)."""
+    and the cache, what follows grammars)."""
     digest = hashlib.sha256()
     _add(digest, files, numerics.encode())
     return digest.hexdigest()[:32]

@@ -189,6 +189,7 @@ class ActiveJob:
             # A job that was taken over goes first: its reader may be waiting in mid-stream.
             priority=HIGH if self.claim.offset else _PRIORITIES[self.claim.priority],
             deadline=deadline,
+            grammar=self.claim.request.grammar if sampling.max_tokens else None,
         )
 
     # What comes from the engine

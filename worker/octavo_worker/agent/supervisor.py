@@ -212,7 +212,9 @@ class Supervisor:
                     raise EOFError
                 assert isinstance(ready, Ready)
                 was_ready = True
-                await self._serve_engine(engine, ready, served_digest(await _read(reading), ready.numerics))
+                await self._serve_engine(
+                    engine, ready, served_digest(await _read(reading), f"{ready.numerics} {ready.grammars}".strip())
+                )
             except EOFError:
                 self._pins.detach()
                 await self._agent.detach(crashed=await engine.crashed())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -13,6 +12,7 @@ from tokenizers import Tokenizer
 from octavo.models import JobError, JobRequest, Message, PrefixPin
 from octavo_worker.agent.template import ChatTemplate, TemplateFailed
 from octavo_worker.agent.vocabulary import TokenBytes
+from octavo_worker.files import end_ids, read_json
 
 _USERS_SAY = ("0", "z", "\n")  # continuations of a prefix: tokens common to all do not depend on it
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -35,7 +35,7 @@ class Prompts:
     """
 
     def __init__(self, folder: Path) -> None:
-        config = _read_json(folder / "tokenizer_config.json")
+        config = read_json(folder / "tokenizer_config.json")
         self.tokenizer: Tokenizer | None = None
         self._bytes: TokenBytes | None = None
         self._template: ChatTemplate | None = None
@@ -48,7 +48,7 @@ class Prompts:
                 tokenizer.no_padding()
             self._bytes = TokenBytes(self.tokenizer)
             self._template = self._find_template(folder, config)
-        self.end_ids = _end_ids(folder)
+        self.end_ids = end_ids(folder)
 
     def encode(self, request: JobRequest) -> list[int]:
         """Token ids of the job's prompt; one id is at least there. Raises PromptRejected."""
@@ -130,7 +130,7 @@ class Prompts:
         if not source:
             return None
         added = self.tokenizer.get_added_tokens_decoder().values()
-        named = _read_json(folder / "special_tokens_map.json")
+        named = read_json(folder / "special_tokens_map.json")
         texts = {name: _token_text(config.get(name)) or _token_text(named.get(name)) for name in _SPECIAL_NAMES}
         variables = {name: text for name, text in texts.items() if text}
         return ChatTemplate(source, special=[token.content for token in added if token.special], variables=variables)
@@ -139,8 +139,6 @@ class Prompts:
 def check_ids(ids: Sequence[int], *, request: JobRequest, max_model_len: int, vocab_size: int) -> None:
     """Raises PromptRejected unless the model can run these ids and has room for one more token."""
     param = "messages" if request.messages is not None else "prompt"
-    if request.grammar is not None:
-        raise PromptRejected("no_grammar", "this worker follows no grammars: leave the grammar out", "grammar")
     room = max_model_len if request.sampling.max_tokens == 0 else max_model_len - 1
     if len(ids) > room:
         raise PromptRejected(
@@ -161,18 +159,5 @@ def check_ids(ids: Sequence[int], *, request: JobRequest, max_model_len: int, vo
         )
 
 
-def _end_ids(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids; as in transformers, generation_config.json goes before config.json."""
-    for name in ("generation_config.json", "config.json"):
-        ids = _read_json(folder / name).get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (ids,)
-    return ()
-
-
 def _token_text(value: Any) -> str | None:
     return value.get("content") if isinstance(value, dict) else value
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

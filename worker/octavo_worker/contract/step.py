@@ -20,6 +20,8 @@ from itertools import chain
 from typing import Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo_worker.messages import EngineSampling, Logprob
 
@@ -37,6 +39,8 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     With `candidates` the answer lists that many of the most likely tokens instead of choosing one: natural
     log-probabilities of the raw logits, to which bias, penalties and `forbidden` are applied afterwards, as
     transformers does in a beam search. Ids at minus infinity are left out.
+
+    A `masked` sample is chosen late, among the ids that `Launched.choose` allows it.
     """
 
     params: EngineSampling
@@ -46,6 +50,7 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     forbidden: Sequence[int] = ()
     allowed_from: int = 0
     candidates: int = 0
+    masked: bool = False
 
     @property
     def penalises(self) -> bool:
@@ -66,6 +71,7 @@ class SampleRow(msgspec.Struct, frozen=True, gc=False):
     output: Sequence[int] = ()
     forbidden: Sequence[int] = ()
     candidates: int = 0
+    masked: bool = False
 
 
 class SequenceStep(msgspec.Struct, frozen=True, gc=False):
@@ -125,7 +131,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
         spec, position = self.samples[number], self.start + self.rows[number] + 1
         forbidden = spec.forbidden if position < spec.allowed_from else ()
         prompt, output = (spec.prompt, self.output_at(number)) if spec.penalises else ((), [])
-        return SampleRow(spec.params, spec.index, position, prompt, output, forbidden, spec.candidates)
+        return SampleRow(spec.params, spec.index, position, prompt, output, forbidden, spec.candidates, spec.masked)
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
@@ -161,6 +167,11 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
         return sum(len(s.tokens) for s in self.sequences)
 
     @property
+    def has_masked(self) -> bool:
+        """Whether some sample is chosen late. Those of one sequence all are, or none."""
+        return any(s.samples and s.samples[0].masked for s in self.sequences)
+
+    @property
     def uses_swapped_in(self) -> bool:
         """Whether this step reads a block that it swaps in, for a sequence or for a copy of any kind: else a runner may
         let it begin before those are there, and wait for them in the next."""
@@ -176,6 +187,19 @@ def count_host_blocks(block_table: Sequence[int], first_host_block: int) -> int:
     if not block_table or block_table[0] < first_host_block:
         return 0
     return bisect_left(block_table, True, key=lambda block: block < first_host_block)
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What the masked samples of a step may be: `places[i]`, among all samples of the plan, in ascending order, those
+    ids whose bit in row i is set: id t is bit t % 32 of word t // 32. No row is empty."""
+
+    places: Sequence[int]
+    words: NDArray[np.int32]
+
+    @classmethod
+    def none(cls) -> Masks:
+        return cls((), np.empty((0, 0), np.int32))
 
 
 @dataclass(slots=True)
@@ -216,7 +240,17 @@ class StepError(Exception):
 
 
 class Launched(Protocol):
-    """A step in flight."""
+    """A step in flight.
+
+    What a masked sample may be depends on the token before it, which the step launched before may still be computing.
+    So a step is launched first and chooses later: its masks are filled while the device computes.
+    """
+
+    def choose(self, masks: Masks) -> None:
+        """Choose the masked samples. Called once for every step that has any, after the result of the step before it
+        and before the next launch. Of samples that are masked but have no mask here the answer is moot: their
+        sequences have ended."""
+        ...
 
     def result(self) -> StepResult:
         """Wait until the step is computed and all its copies are done. `StepError` if one sequence is to blame;
@@ -230,6 +264,9 @@ class Done:
     """A step that was over when its launch returned."""
 
     outcome: StepResult | StepError
+
+    def choose(self, masks: Masks) -> None:
+        """Nothing is left to choose."""
 
     def result(self) -> StepResult:
         if isinstance(self.outcome, StepError):

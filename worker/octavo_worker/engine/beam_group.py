@@ -21,13 +21,15 @@ M = TypeVar("M", bound=Member)
 class BeamGroup(Generic[M]):
     """Collects the candidates that follow each live hypothesis; the search chooses once all have arrived.
 
-    `members` are the sequences of the live hypotheses, the best first. `num_results` sequences were asked for.
+    `members` are the sequences of the live hypotheses, the best first. `num_results` sequences were asked for. A
+    grammar may leave fewer than the search is wide: `spare` are the indices that have no sequence then.
     """
 
     def __init__(self, search: BeamSearch, num_results: int) -> None:
         self.search = search
         self.members: list[M] = []
         self.num_results = num_results
+        self.spare: list[int] = []
         self._candidates: dict[M, Sequence[Candidate]] = {}
 
     def offer(self, member: M, candidates: Sequence[Candidate]) -> bool:
@@ -43,7 +45,7 @@ class BeamGroup(Generic[M]):
 
     def choose(self) -> list[tuple[M, int]]:
         """The next live hypotheses, best first, as a member to continue and a token; nothing when the search is over.
-        Fewer than its width only if logits are not numbers."""
+        Fewer than its width only if a grammar allows no more, or logits are not numbers."""
         members = self.members
         candidates = [self._candidates.pop(member) for member in members]
         choices = self.search.advance([member.output for member in members], candidates)

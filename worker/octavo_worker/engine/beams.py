@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo_worker.contract.step import Sampled
 from octavo_worker.engine.batch_manager import BatchManager
 from octavo_worker.engine.beam_group import BeamGroup
+from octavo_worker.engine.grammar import GrammarError
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Request, Sequence
 
@@ -23,34 +24,47 @@ class Beams:
         if not beam.offer(member, sampled.candidates):
             return
         choices = beam.choose()
-        if len(choices) == beam.search.width:
-            self._continue(request, beam, choices)
-            self._requests.output.progress.append(beam.progress(request.id))
+        if len(choices) == beam.search.width or (choices and member.matcher is not None):
+            self._advance(request, beam, choices)
         elif not choices and len(found := beam.results()) == beam.num_results:
             self._requests.finish(request, [(hypothesis.tokens, hypothesis.reason) for hypothesis in found])
+        elif not choices and found and member.matcher is not None:
+            message = (
+                f"the search found {len(found)} texts that the grammar allows: ask for fewer than {beam.num_results}"
+            )
+            self._requests.fail(request, "invalid_request", message, "n")
         else:  # NaN candidates continue nothing
             self._requests.fail_logits(request)
+
+    def _advance(self, request: Request, beam: BeamGroup[Sequence], choices: list[tuple[Sequence, int]]) -> None:
+        try:
+            self._continue(request, beam, choices)
+        except GrammarError as error:
+            self._requests.fail(request, "step_failed", error.message)
+        else:
+            self._requests.output.progress.append(beam.progress(request.id))
 
     def _continue(self, request: Request, beam: BeamGroup[Sequence], choices: list[tuple[Sequence, int]]) -> None:
         """Each chosen parent continues as the first of its children, and the others fork from it. The members that were
         not chosen are dropped."""
         running = self._batch.running
         parents = dict.fromkeys(parent for parent, _ in choices)
-        spare = [index for parent in parents for index in running.narrow(parent)]
+        freed = [index for parent in parents for index in running.narrow(parent)]
         for member in beam.members:
             if member not in parents:
-                spare += member.indices
+                freed += member.indices
                 self._batch.drop(member)
-        for index in spare:
+        for index in freed:
             del request.sequences[index]
+        beam.spare += freed
         beam.members = []
         for parent, _ in choices:
-            child = self._batch.kv.fork(parent, spare.pop()) if parent in beam.members else parent
+            child = self._batch.kv.fork(parent, beam.spare.pop()) if parent in beam.members else parent
             if child is not parent:
                 running.join(child)
             beam.members.append(child)
         for member, (_, token) in zip(beam.members, choices, strict=True):
             running.unhold(member)
-            member.output.append(token)
+            member.append(token)
             member.prepare_decode()
         self._requests.check_pool(beam.members[0])

@@ -6,19 +6,22 @@ import time
 
 from octavo_worker.channel import EngineChannel
 from octavo_worker.contract.step import ModelRunner
+from octavo_worker.engine.grammar import Preparation
 from octavo_worker.engine.memory_report import memory_report
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.messages import Abort, AddRequest, DescribeMemory, PinPrefix, Ready, Shutdown, ToEngine, UnpinPrefix
+
+_LOOK_S = 0.005  # at grammars that are being compiled, where nothing else is to do
 
 
 class EngineLoop:
     """Serves one agent until it says `Shutdown` or closes its end.
 
     Messages are taken before every step is planned, so an abort or a deadline acts within one step: the results of an
-    aborted request in the step in flight are dropped. A step that one sequence provably spoiled (`StepError`) costs
-    that request. After any other error no state can be trusted: it leaves `run` and ends the process, and the agent
-    hands all jobs to other workers.
+    aborted request in the step in flight are dropped. A request with a grammar joins the others once that is compiled.
+    A step that one sequence provably spoiled (`StepError`) costs that request. After any other error no state can be
+    trusted: it leaves `run` and ends the process, and the agent hands all jobs to other workers.
     """
 
     def __init__(
@@ -27,12 +30,14 @@ class EngineLoop:
         runner: ModelRunner,
         scheduler: Scheduler,
         *,
+        preparation: Preparation,
         overlap: bool = True,
         check_integrity: bool = False,
     ) -> None:
         self._channel = channel
         self._runner = runner
         self._scheduler = scheduler
+        self._preparation = preparation
         self._pipeline = Pipeline(runner, scheduler, ahead=overlap)
         self._check_integrity = check_integrity
         self._stopping = False
@@ -62,22 +67,35 @@ class EngineLoop:
             load_seconds=load_seconds,
             numerics=runner.numerics,
             quantization=runner.quantization,
+            grammars=self._preparation.library,
         )
 
     def _receive(self) -> None:
         idle = self._pipeline.is_empty and not self._scheduler.has_requests
         if idle and self._check_integrity:
             self._scheduler.check_integrity()
-        for message in self._channel.receive(wait=idle):
+        for message in self._channel.receive(wait=idle, timeout_s=_LOOK_S if len(self._preparation) else None):
             self._handle(message)
+        self._take_prepared()
+
+    def _take_prepared(self) -> None:
+        if not len(self._preparation):
+            return
+        ready, failed = self._preparation.take()
+        for message, matchers in ready:
+            self._scheduler.add(message, matchers)
+        for failure in failed:
+            self._scheduler.refuse(failure)
 
     def _handle(self, message: ToEngine) -> None:
         match message:
-            case AddRequest():
+            case AddRequest(grammar=None):
                 self._scheduler.add(message)
+            case AddRequest():
+                if (failure := self._preparation.start(message)) is not None:
+                    self._scheduler.refuse(failure)
             case Abort():
-                self._scheduler.abort(message.id, message.index)
-                self._is_news = True
+                self._abort(message)
             case PinPrefix():
                 self._scheduler.pin(message)
             case UnpinPrefix():
@@ -86,6 +104,11 @@ class EngineLoop:
                 self._channel.send(memory_report(self._scheduler, message.cells))
             case Shutdown():
                 self._stopping = True
+
+    def _abort(self, message: Abort) -> None:
+        if not self._preparation.drop(message.id, message.index):
+            self._scheduler.abort(message.id, message.index)
+            self._is_news = True
 
     def _step(self) -> None:
         began = time.perf_counter()

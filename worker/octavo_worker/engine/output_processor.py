@@ -7,6 +7,7 @@ from math import isnan
 from octavo_worker.contract.step import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
 from octavo_worker.engine.batch_manager import BatchManager
 from octavo_worker.engine.beams import Beams
+from octavo_worker.engine.grammar import GrammarError
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.messages import TokenOutput
@@ -66,10 +67,13 @@ class OutputProcessor:
         if token < 0 or (sampled.logprob is not None and isnan(sampled.logprob.logprob)):
             requests.fail_logits(request)
             return
-        output = sequence.output
-        output.append(token)
+        try:
+            sequence.append(token)
+        except GrammarError as error:
+            requests.fail(request, "step_failed", error.message)
+            return
         requests.generated += 1
-        reason = request.rules.finish_reason(token, len(output))
+        reason = "stop" if sequence.is_complete else request.rules.finish_reason(token, len(sequence.output))
         requests.output.tokens.append(TokenOutput(request.id, sequence.indices[0], token, sampled.logprob, reason))
         if reason is not None:
             requests.end_sequence(sequence)

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from octavo_worker.contract.step import ModelRunner, StepError, StepResult
+from octavo_worker.contract.step import Masks, ModelRunner, StepError, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.engine.step_in_flight import StepInFlight
 from octavo_worker.engine.step_log import StepLog
@@ -15,12 +15,13 @@ from octavo_worker.messages import EngineStats
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds since the start: planning steps, launching them, waiting for their results, taking those in; and those
-    in which nothing was computed although there were requests: no step was in flight, or the one before had ended when
-    the next was launched. Decodes that the steps computed, and tokens of prompts."""
+    """Seconds since the start: planning steps, launching them, filling masks and choosing by them, waiting for results,
+    taking those in; and those in which nothing was computed although there were requests: no step was in flight, or the
+    one before had ended when the next was launched. Decodes that the steps computed, and tokens of prompts."""
 
     plan: float = 0.0
     launch: float = 0.0
+    choose: float = 0.0
     wait: float = 0.0
     commit: float = 0.0
     idle: float = 0.0
@@ -62,6 +63,8 @@ class Pipeline:
         A `StepError` costs the request that is to blame; after any other error nothing can be trusted any more.
         """
         launched = self._launch()
+        if launched and len(self._in_flight) == 1:
+            self._choose()
         if not launched and self.is_empty:
             if self._scheduler.has_requests:
                 raise RuntimeError("requests are left, but no step could be planned for them")
@@ -93,6 +96,15 @@ class Pipeline:
         self.times.prefilled += record.prefilled
         return True
 
+    def _choose(self) -> None:
+        """What came before the step launched last is known: say what its masked samples may be."""
+        step = self._in_flight[-1]
+        if step.plan.has_masked:
+            assert step.launched is not None
+            began = time.perf_counter()
+            step.launched.choose(self._scheduler.masks(step))
+            self.times.choose += time.perf_counter() - began
+
     def _land(self) -> None:
         began = time.perf_counter()
         step = self._in_flight[0]
@@ -109,6 +121,8 @@ class Pipeline:
         self._scheduler.commit(step.plan, result)
         if self.is_empty:
             self._idle_since = landed
+        else:
+            self._choose()
         committed = time.perf_counter()
         self.times.commit += committed - landed
         step.record.waited, step.record.landed, step.record.committed = began, landed, committed
@@ -118,6 +132,9 @@ class Pipeline:
     def _drain(self) -> None:
         """Wait for what was launched after a step that failed: it is of no use, but its copies must be over."""
         for step in list(self._in_flight)[1:]:
+            assert step.launched is not None
+            if step.plan.has_masked:
+                step.launched.choose(Masks.none())
             with suppress(StepError):
                 _result(step)
 

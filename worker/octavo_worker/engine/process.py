@@ -11,9 +11,11 @@ from collections.abc import Callable
 from octavo_worker.channel import EngineChannel
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
+from octavo_worker.engine.grammar import Compiler, GrammarError, Preparation, Vocabulary
 from octavo_worker.engine.loop import EngineLoop
 from octavo_worker.engine.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
 from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.files import ModelNotFound, end_ids, model_folder
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
 from octavo_worker.messages import Refused
 
@@ -30,9 +32,29 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
         channel.send(Refused(f"{type(error).__name__}: {error}"))  # the exit may take longer than the worker waits
         raise
     scheduler = scheduler_for(runner, options)
+    preparation = preparation_for(runner, options)
     gc.freeze()  # what the model brought stays for good: later collections need not walk it
-    loop = EngineLoop(channel, runner, scheduler, overlap=options.overlap, check_integrity=options.check_integrity)
+    loop = EngineLoop(
+        channel,
+        runner,
+        scheduler,
+        preparation=preparation,
+        overlap=options.overlap,
+        check_integrity=options.check_integrity,
+    )
     loop.run(load_seconds=time.perf_counter() - began)
+
+
+def preparation_for(runner: ModelRunner, options: ModelOptions) -> Preparation:
+    """Where requests wait for their grammars. The vocabulary is read now: that takes up to a second, in which nothing
+    else can run."""
+    try:
+        folder = model_folder(options.model)
+        stop_ids = [token for token in end_ids(folder) if token < runner.vocab_size]
+        vocabulary = Vocabulary.of_folder(folder, rows=runner.vocab_size, stop_ids=stop_ids)
+    except (GrammarError, ModelNotFound) as error:
+        return Preparation(None, reason=str(error))
+    return Preparation(Compiler(vocabulary))
 
 
 def scheduler_for(runner: ModelRunner, options: ModelOptions, *, num_blocks: int | None = None) -> Scheduler:

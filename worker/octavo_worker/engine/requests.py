@@ -8,6 +8,7 @@ from collections.abc import Callable
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.admission import Limits, refusal, shortage
 from octavo_worker.engine.batch_manager import BatchManager
+from octavo_worker.engine.grammar import Matcher, Vocabulary
 from octavo_worker.engine.policy import SchedulingPolicy
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 from octavo_worker.engine.timers import Timers
@@ -72,8 +73,8 @@ class Requests:
 
     # Beginnings
 
-    def add(self, message: AddRequest) -> None:
-        """Queue a request, or refuse it."""
+    def add(self, message: AddRequest, matchers: list[Matcher] | None = None) -> None:
+        """Queue a request, or refuse it. With a grammar each of its sequences has a matcher, in their order."""
         if message.id in self._living:
             raise ValueError(f"request {message.id} is still running: abort it before adding it again")
         failure = refusal(message, self.limits)
@@ -85,22 +86,27 @@ class Requests:
             prompt_len=len(message.prompt),
             max_model_len=self.limits.max_model_len,
             vocab_size=self.limits.vocab_size,
+            ends=matchers[0].vocabulary.stop_ids if matchers else frozenset(),
         )
         self._arrivals += 1
         request = Request(message, rules, self._arrivals, self.limits.room(message), self._timer())
         request.order = self._policy.order(request)
         published = max(len(sequence.tokens) for sequence in message.sequences)
         request.oversized = self.limits.capacity.is_oversized(len(message.prompt) + published)
+        if matchers:
+            _bar(request, matchers[0].vocabulary)
         self._living[request.id] = request
         if request.deadline is not None:
             self._deadlines.add(request, request.deadline)
         if self._policy.promote(request) is not None:
             self._aging.add(request, self._clock() + self._aging_s)
-        for sequence in self._first_sequences(request, message.sequences):
+        for sequence in self._first_sequences(request, message.sequences, matchers or []):
             request.sequences.update(dict.fromkeys(sequence.indices, sequence))
             self._batch.waiting.push(sequence)
 
-    def _first_sequences(self, request: Request, inputs: list[SequenceInput]) -> list[Sequence]:
+    def _first_sequences(
+        self, request: Request, inputs: list[SequenceInput], matchers: list[Matcher]
+    ) -> list[Sequence]:
         """One sequence for each that has published tokens, one in common for those that start from the prompt."""
         outputs = [([given.index], list(given.tokens)) for given in inputs if given.tokens]
         fresh = sorted(given.index for given in inputs if not given.tokens)
@@ -109,7 +115,11 @@ class Requests:
         if fresh:
             outputs.append((fresh, []))
         pool, size = self._batch.kv.pool, self._batch.kv.cache.block_size
-        sequences = [Sequence(request, *output, BlockTable(pool, size)) for output in outputs]
+        follows = {given.index: matcher for given, matcher in zip(inputs, matchers, strict=bool(matchers))}
+        sequences = [
+            Sequence(request, indices, output, BlockTable(pool, size), follows.get(indices[0]))
+            for indices, output in outputs
+        ]
         return sorted(sequences, key=by_order)
 
     def score(self, request: Request, start: int, logprobs: list[Logprob]) -> None:
@@ -164,9 +174,9 @@ class Requests:
         message = "the model's logits are not numbers, they may have overflowed its dtype: try bfloat16 or float32"
         self.fail(request, "invalid_logits", message)
 
-    def fail(self, request: Request, code: FailureCode, message: str) -> None:
+    def fail(self, request: Request, code: FailureCode, message: str, param: str | None = None) -> None:
         self.end(request)
-        self.output.failed.append(RequestFailed(request.id, code, message))
+        self.output.failed.append(RequestFailed(request.id, code, message, param))
 
     def finish(self, request: Request, found: list[tuple[list[int], str]]) -> None:
         """End a request whose sequences become known all at once, as (tokens, finish reason) by index."""
@@ -191,3 +201,9 @@ class Requests:
             del request.sequences[index]
         if not request.sequences:
             del self._living[request.id]
+
+
+def _bar(request: Request, vocabulary: Vocabulary) -> None:
+    ignored = vocabulary.stop_ids - set(request.sampling.stop_token_ids)
+    request.barred = vocabulary.mask(ignored) if ignored else None
+    request.barred_early = vocabulary.mask(request.rules.stop_ids)

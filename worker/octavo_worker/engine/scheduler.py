@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable
 
 from octavo_worker.contract.capacity import Capacity
-from octavo_worker.contract.step import SharedReading, StepPlan, StepResult
+from octavo_worker.contract.step import Masks, SharedReading, StepPlan, StepResult
 from octavo_worker.engine.admission import Limits
 from octavo_worker.engine.batch_manager import BatchManager
+from octavo_worker.engine.grammar import Matcher
 from octavo_worker.engine.kv_cache_manager import KVCacheManager
+from octavo_worker.engine.masks import MaskFiller
 from octavo_worker.engine.output_processor import OutputProcessor
 from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.policy import PriorityPolicy, SchedulingPolicy
@@ -90,15 +92,21 @@ class Scheduler:
         self._time_share = TimeShare(timer)
         self._planner = Planner(self._batch, self._requests, scheduling, self._time_share, token_budget)
         self._outputs = OutputProcessor(self._batch, self._requests)
+        self._masks = MaskFiller(self._requests)
         self._shared_reads = shared_reading and SharedReads(shared_reading, block_size, first_host_block)
         self.in_flight: deque[StepInFlight] = deque()
         self._steps = 0
 
     # What the agent asks for
 
-    def add(self, message: AddRequest) -> None:
-        """Queue a request, or refuse it with a `RequestFailed` in the next output."""
-        self._requests.add(message)
+    def add(self, message: AddRequest, matchers: list[Matcher] | None = None) -> None:
+        """Queue a request, or refuse it with a `RequestFailed` in the next output. With a grammar, `matchers` has one
+        for each of its sequences, which has taken the tokens that were published."""
+        self._requests.add(message, matchers)
+
+    def refuse(self, failure: RequestFailed) -> None:
+        """Say in the next output that a request will not run."""
+        self._requests.output.failed.append(failure)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Stop a request or one of its sequences and free its memory at once. Unknown ids have ended already."""
@@ -218,6 +226,11 @@ class Scheduler:
             if self.in_flight:  # what this plan preempted may not return before the step in flight has ended
                 break
         return None
+
+    def masks(self, step: StepInFlight) -> Masks:
+        """What the masked samples of a step may be, once those before it are committed. Requests whose grammar cannot
+        be followed fail."""
+        return self._masks.fill(step)
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Take over what the runner computed for `plan`, the oldest in flight."""

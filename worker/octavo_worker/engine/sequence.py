@@ -9,10 +9,14 @@ from collections.abc import Sequence as Tokens
 from enum import Enum
 from operator import attrgetter
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep
 from octavo_worker.decoding.beam import BeamSearch
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.beam_group import BeamGroup
+from octavo_worker.engine.grammar import GrammarError, Matcher
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import AddRequest, EngineSampling, Logprob
 
@@ -41,11 +45,16 @@ class Request:
 
     `needs_tokens`: what it computes next depends on tokens in ways that the device does not know, as beams do. It is
     not planned ahead of its own step in flight.
+
+    With a grammar, `barred` are the stop tokens that it ignores and `barred_early` those that may not come before
+    `min_tokens`, as masks; None: there are none. `slow_masks` counts masks that took too long.
     """
 
     __slots__ = (
         "arrival",
         "arrived",
+        "barred",
+        "barred_early",
         "base_priority",
         "beam",
         "cached_tokens",
@@ -66,6 +75,7 @@ class Request:
         "salt",
         "sampling",
         "sequences",
+        "slow_masks",
         "started",
     )
 
@@ -90,6 +100,9 @@ class Request:
         if message.sampling.beam is not None:
             self.beam = BeamGroup(BeamSearch(message.sampling.beam, rules), len(message.sequences))
         self.needs_tokens = self.beam is not None
+        self.barred: NDArray[np.int32] | None = None
+        self.barred_early: NDArray[np.int32] | None = None
+        self.slow_masks = 0
         self.oversized = False  # more than the device's memory holds: the rest of it is kept on the host
         self.started = False
         self.cached_tokens: int | None = None
@@ -119,7 +132,7 @@ class Sequence:
     counts the blocks that were offered to it. The table of a waiting sequence is empty, but a swapped one's lists the
     host blocks that hold its `computed` tokens. The table of an oversized one that runs begins with host blocks.
 
-    `output` only grows: a step that was planned refers to its beginning.
+    `output` only grows: a step that was planned refers to its beginning. A grammar's `matcher` has taken all of it.
     """
 
     __slots__ = (
@@ -129,6 +142,7 @@ class Sequence:
         "decodes",
         "digests",
         "indices",
+        "matcher",
         "order",
         "output",
         "peak",
@@ -141,7 +155,14 @@ class Sequence:
         "table",
     )
 
-    def __init__(self, request: Request, indices: list[int], output: list[int], table: BlockTable) -> None:
+    def __init__(
+        self,
+        request: Request,
+        indices: list[int],
+        output: list[int],
+        table: BlockTable,
+        matcher: Matcher | None = None,
+    ) -> None:
         self.request = request
         self.indices = indices
         self._index = indices[0]
@@ -149,6 +170,7 @@ class Sequence:
         self.reorder()
         self.output = output
         self.table = table
+        self.matcher = matcher
         self.digests: list[bytes] = []
         self.computed = 0
         self.published = 0
@@ -194,16 +216,27 @@ class Sequence:
 
     def specs(self) -> tuple[SampleSpec, ...]:
         """What to sample once all present tokens are computed."""
-        request, rules = self.request, self.request.rules
-        forbidden, allowed_from = rules.forbidden(0), self._prompt_len + rules.min_tokens
+        request, rules, is_masked = self.request, self.request.rules, self.matcher is not None
+        forbidden, allowed_from = () if is_masked else rules.forbidden(0), self._prompt_len + rules.min_tokens
         if request.beam is not None:
             wanted, indices = request.beam.search.num_candidates, self.indices[:1]
         else:
             wanted, indices = 0, self.indices
         return tuple(
-            SampleSpec(request.sampling, index, request.prompt, self.output, forbidden, allowed_from, wanted)
+            SampleSpec(request.sampling, index, request.prompt, self.output, forbidden, allowed_from, wanted, is_masked)
             for index in indices
         )
+
+    def append(self, token: int) -> None:
+        """Take a new token. Raises GrammarError if its grammar does not allow it."""
+        self.output.append(token)
+        if self.matcher is not None and not self.matcher.accept((token,)):
+            raise GrammarError(f"token {token} was chosen, which the grammar does not allow")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a grammar allows nothing more."""
+        return self.matcher is not None and self.matcher.is_finished
 
     def start_over(self) -> None:
         """Nothing of it is computed any more, nor of the scores that it was computing."""
@@ -238,7 +271,8 @@ class Sequence:
 
     def fork(self, index: int) -> Sequence:
         """A running sibling that shares all computed tokens, but has no reference yet to those on the host."""
-        child = Sequence(self.request, [index], list(self.output), self.table.fork())
+        matcher = None if self.matcher is None else self.matcher.copy()
+        child = Sequence(self.request, [index], list(self.output), self.table.fork(), matcher)
         child.digests = list(self.digests)
         child.computed, child.published = self.computed, self.published
         child.state = State.RUNNING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from octavo_kernels import ops
 from octavo_worker.contract.options import TOKEN_BUDGET
 from octavo_worker.contract.step import (
     Done,
-    Sampled,
+    Masks,
     SequenceResult,
     SequenceStep,
     SharedReading,
@@ -24,6 +25,35 @@ from octavo_worker.model.backing import Backing
 from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel, prompt_scores
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.sampler import sample
+
+
+class Computed:
+    """A step whose logits are there, one row for each sample. `results` lack the samples until `choose`."""
+
+    def __init__(self, sequences: Sequence[SequenceStep], logits: Tensor | None) -> None:
+        self.results = [SequenceResult([]) for _ in sequences]
+        self._sequences = sequences
+        self._logits = logits
+
+    @torch.inference_mode()
+    def choose(self, masks: Masks) -> None:
+        """Choose all samples at once: each row is computed as if it were alone."""
+        logits, self._logits = self._logits, None
+        if logits is None:
+            return
+        rows = [s.sample_row(number) for s in self._sequences for number in range(len(s.samples))]
+        allowed = None
+        if any(row.masked for row in rows):
+            words = np.full((len(rows), -(-logits.shape[1] // 32)), -1, np.int32)
+            if len(masks.places):
+                words[list(masks.places)] = masks.words
+            allowed = torch.from_numpy(words)
+        found = iter(sample(logits, rows, allowed=allowed).result())
+        for result, step in zip(self.results, self._sequences, strict=True):
+            result.samples = [next(found) for _ in step.samples]
+
+    def result(self) -> StepResult:
+        return StepResult(self.results)
 
 
 class PagedRunner(BaseRunner):
@@ -38,15 +68,15 @@ class PagedRunner(BaseRunner):
         super().__init__(model, cache, max_model_len, token_budget)
         self._backing = Backing(self.kv_cache)
 
-    def launch(self, plan: StepPlan) -> Done:
+    def launch(self, plan: StepPlan) -> Computed | Done:
         """Computes the step. It fails with a `StepError` for a sequence whose tokens the model cannot embed."""
         try:
-            return Done(self._compute(plan))
+            return self._compute(plan)
         except StepError as error:
             return Done(error)
 
     @torch.inference_mode()
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _compute(self, plan: StepPlan) -> Computed | Done:
         if plan.swap_in:
             ops.swap_blocks(self.host_cache, self.kv_cache, self._in_pools(plan.swap_in))
         if plan.swap_out:
@@ -54,7 +84,7 @@ class PagedRunner(BaseRunner):
         if plan.copies:
             ops.copy_blocks(self.kv_cache, torch.tensor(plan.copies, dtype=torch.int64))
         if not plan.sequences:
-            return StepResult([])
+            return Done(StepResult([]))
         batch = ragged_batch(plan.sequences, self.block_size, self.vocab_size)
         self._backing.reach(int(batch.slots.max()) // self.block_size)
         starts = batch.query_start.tolist()
@@ -67,26 +97,25 @@ class PagedRunner(BaseRunner):
         rows = sampled_rows + [row for part in scores for row in part.rows]
         every_token_once = not scores and len(rows) == len(batch.token_ids)
         features = self.model.forward(batch, None if every_token_once else torch.tensor(rows, dtype=torch.int64))
-        results = [SequenceResult(found) for found in self._sample(features[: len(sampled_rows)], plan.sequences)]
+        computed = Computed(plan.sequences, self._logits(features[: len(sampled_rows)], plan.sequences))
         for place, found in self._score_prompts(features[len(sampled_rows) :], scores):
-            results[place].prompt_logprobs += found.result()
-        return StepResult(results)
+            computed.results[place].prompt_logprobs += found.result()
+        if not plan.has_masked:
+            computed.choose(Masks.none())
+        return computed
 
     def _in_pools(self, pairs: Sequence[tuple[int, int]]) -> Tensor:
         """Pairs of a block of the device and one of the host, as each pool counts its own."""
         ids = torch.tensor(pairs, dtype=torch.int64)
         return ids - self.first_host_block * (ids >= self.first_host_block)
 
-    def _sample(self, features: Tensor, sequences: Sequence[SequenceStep]) -> list[list[Sampled]]:
-        """The samples of each sequence; `features` has a row for each place that is sampled at all."""
-        samples = [s.sample_row(number) for s in sequences for number in range(len(s.samples))]
-        if not samples:
-            return [[] for _ in sequences]
+    def _logits(self, features: Tensor, sequences: Sequence[SequenceStep]) -> Tensor | None:
+        """A row for each sample; `features` has one for each place that is sampled at all."""
+        count = sum(len(s.samples) for s in sequences)
+        if not count:
+            return None
         logits = self.model.logits(features)
-        if len(samples) > len(logits):
-            logits = logits.repeat_interleave(torch.tensor(_sharers(sequences)), dim=0)
-        results = iter(sample(logits, samples).result())
-        return [[next(results) for _ in s.samples] for s in sequences]
+        return logits if len(logits) == count else logits.repeat_interleave(torch.tensor(_sharers(sequences)), dim=0)
 
 
 def _sharers(sequences: Sequence[SequenceStep]) -> list[int]:

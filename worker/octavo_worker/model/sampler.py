@@ -103,12 +103,14 @@ def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return tensor.to(device) if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow], latest: Tensor | None = None) -> Choice:
+def sample(
+    logits: Tensor, rows: Sequence[SampleRow], latest: Tensor | None = None, allowed: Tensor | None = None
+) -> Choice:
     """One token for each of `rows` from its row of `logits[B, vocab]` (in float32 they are changed in place).
 
     `latest[B]` (int64): the last token of a row's output, where `output` lacks it because only the device knows it;
-    else -1. Log-probabilities are of the raw logits: before bias, penalties, temperature and filters. A row with
-    `candidates` gets those instead.
+    else -1. `allowed[B, ceil(vocab / 32)]` (int32) are masks, of the rows that are `masked`. Log-probabilities are of
+    the raw logits: before bias, penalties, masks, temperature and filters. A row with `candidates` gets those instead.
     """
     logits, device = logits.float(), logits.device
     beams = [place for place, row in enumerate(rows) if row.candidates]
@@ -119,7 +121,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], latest: Tensor | None = No
     if wanted:
         wanted_rows = on_device(wanted, torch.int64, device)
         raw = logits[wanted_rows]
-    adjust_rows(logits, rows, latest)
+    adjust_rows(logits, rows, latest, allowed)
     tokens = _choose(logits, rows) if len(beams) < len(rows) else beam_rows  # a row of candidates chooses none
     choice = Choice(tokens, wanted, None, beams)
     if beams:
@@ -140,19 +142,21 @@ def _candidates(scores: Tensor, counts: Sequence[int]) -> Candidates:
     return Candidates(counts, ids, values)
 
 
-def adjust_rows(logits: Tensor, rows: Sequence[SampleRow], latest: Tensor | None = None) -> None:
-    """Bias, penalties and forbidden tokens, as in vLLM, in place: one message to the device and one launch. `latest` as
-    in `sample`."""
+def adjust_rows(
+    logits: Tensor, rows: Sequence[SampleRow], latest: Tensor | None = None, allowed: Tensor | None = None
+) -> None:
+    """Bias, penalties, forbidden tokens and masks, as in vLLM, in place: one message to the device and one launch.
+    `latest` and `allowed` as in `sample`."""
     if not any(map(_adjusts, rows)):
         return
     message = on_device(pack([_adjustment(row) for row in rows]), torch.int32, logits.device)
-    adjust(logits, message, latest)
+    adjust(logits, message, latest, allowed)
 
 
 def _adjusts(row: SampleRow) -> bool:
     p = row.params
     penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-    return bool(p.logit_bias or penalties or row.forbidden)
+    return bool(p.logit_bias or penalties or row.forbidden or row.masked)
 
 
 def _adjustment(row: SampleRow) -> Adjustment:
@@ -165,6 +169,7 @@ def _adjustment(row: SampleRow) -> Adjustment:
         presence=p.presence_penalty,
         frequency=p.frequency_penalty,
         forbidden=row.forbidden,
+        masked=row.masked,
     )
 
 

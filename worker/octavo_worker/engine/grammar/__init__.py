@@ -1,7 +1,9 @@
 """Structured output: which tokens may follow, so that a sequence's text obeys a grammar."""
 
+from octavo.grammar import GrammarError
 from octavo_worker.engine.grammar.compiler import Compilation, Compiler
 from octavo_worker.engine.grammar.matcher import Matcher
+from octavo_worker.engine.grammar.preparation import Preparation
 from octavo_worker.engine.grammar.vocabulary import Vocabulary
 
-__all__ = ["Compilation", "Compiler", "Matcher", "Vocabulary"]
+__all__ = ["Compilation", "Compiler", "GrammarError", "Matcher", "Preparation", "Vocabulary"]

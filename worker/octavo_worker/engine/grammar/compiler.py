@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TypeVar
 
 from llguidance import LLMatcher
 
@@ -15,6 +16,8 @@ from octavo.deep_threads import DeepThreads
 from octavo.grammar import TOO_SLOW, Grammar, GrammarError, library_limits, refused, source, too_slow, validate
 from octavo_worker.engine.grammar.matcher import Matcher
 from octavo_worker.engine.grammar.vocabulary import Vocabulary
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,10 @@ class Compiler:
     def compile(self, grammar: Grammar) -> Matcher:
         """A matcher at the grammar's beginning; waits for it."""
         return self.start(grammar).matcher()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have one of the threads do something else that takes long."""
+        return self._threads.submit(call)
 
     def close(self) -> None:
         """Let the threads end. Does not wait."""

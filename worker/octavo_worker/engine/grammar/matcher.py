@@ -29,6 +29,15 @@ class Matcher:
         self._closed = False  # the last token was a stop token, which the library has not seen
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
+
+    @property
+    def words(self) -> int:
+        """The length of a mask."""
+        return self._vocabulary.words
+
+    @property
     def taken(self) -> int:
         """How many tokens it has accepted."""
         return len(self._before) + self._inside + self._closed

@@ -37,8 +37,8 @@ class Vocabulary:
             self.library = LLTokenizer(tokenizer_json, n_vocab=rows, eos_token=sorted(self.stop_ids))
         except ValueError as error:
             raise GrammarError(f"no grammar can be followed with this tokenizer: {error}") from None
-        self.stops = self._mask(self.stop_ids)
-        self.unconstrained = self._mask({token for token in ids if token < rows} - self.stop_ids)
+        self.stops = self.mask(self.stop_ids)
+        self.unconstrained = self.mask({token for token in ids if token < rows} - self.stop_ids)
 
     @classmethod
     def of_folder(cls, folder: Path, *, rows: int, stop_ids: Iterable[int]) -> Vocabulary:
@@ -52,7 +52,8 @@ class Vocabulary:
         """Whether a token may come where no grammar holds yet: it has a text, and it does not end the sequence."""
         return 0 <= token < self.rows and bool(self.unconstrained[token // 32] >> (token % 32) & 1)
 
-    def _mask(self, tokens: Iterable[int]) -> Row:
+    def mask(self, tokens: Iterable[int]) -> Row:
+        """Exactly these."""
         bits = np.zeros(self.words * 32, np.uint8)
         bits[list(tokens)] = 1
         mask = np.packbits(bits, bitorder="little").view(np.int32)

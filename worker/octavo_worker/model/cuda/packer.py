@@ -291,4 +291,4 @@ def _may_be_special(specs: Sequence[SampleSpec]) -> bool:
     p = specs[0].params
     penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
     listed = p.logprobs is not None or bool(p.logit_bias) or p.min_tokens > 0
-    return penalised or listed or any(spec.candidates or spec.forbidden for spec in specs)
+    return penalised or listed or any(spec.candidates or spec.forbidden or spec.masked for spec in specs)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from octavo_kernels.step import StepInputs, carry, unpack_step
 from octavo_worker.contract.step import (
     Done,
     Launched,
+    Masks,
     Sampled,
     SequenceResult,
     SharedReading,
@@ -52,7 +55,8 @@ class Special:
 @dataclass(slots=True)
 class LaunchedStep:
     """The device's half of a step in flight: what is to be read once it is done. `before`: the slot of the step that
-    the device computed before. `scores` are the log-probabilities of prompts."""
+    the device computed before. `scores` are the log-probabilities of prompts. `logits` are kept until `choose`, if some
+    samples are masked; `finish` takes them and the masks."""
 
     packed: PackedStep
     swaps: list[torch.cuda.Event]
@@ -60,6 +64,13 @@ class LaunchedStep:
     before: Slot | None = None
     special: list[Special] = field(default_factory=list)
     scores: list[tuple[int, Scores]] = field(default_factory=list)  # by the sequence's place
+    logits: Tensor | None = None
+    finish: Callable[[LaunchedStep, Masks], None] | None = None
+
+    def choose(self, masks: Masks) -> None:
+        """Starts the choice of the masked samples, behind all that was launched."""
+        assert self.finish is not None, "nothing of this step is chosen late"
+        self.finish(self, masks)
 
     def result(self) -> StepResult:
         """Waits for the device."""
@@ -195,10 +206,29 @@ class CudaRunner(BaseRunner):
         step = LaunchedStep(packed, swaps, slot, self._before)
         self._before = slot
         logits = self._run_ragged(shape, step) if isinstance(shape, RaggedShape) else self._replay(shape)
-        self._choose_again(logits, step, slot)
-        carry(self._sampled[: sizes.samples], slot.tokens[: sizes.samples])
-        slot.done.record()
+        self._choose_again(logits, [row for row in packed.special if not row.row.masked], step)
+        if any(row.row.masked for row in packed.special):
+            step.logits, step.finish = logits, self._choose_masked
+        else:
+            self._send_answer(step)
         return step
+
+    def _send_answer(self, step: LaunchedStep) -> None:
+        """All is chosen, or will be by what was launched."""
+        assert step.slot is not None
+        count = step.packed.sizes.samples
+        carry(self._sampled[:count], step.slot.tokens[:count])
+        step.slot.done.record()
+
+    def _choose_masked(self, step: LaunchedStep, masks: Masks) -> None:
+        """Samples with a mask, from copies of their logits, which the next launch overwrites."""
+        logits, step.logits = step.logits, None
+        assert logits is not None
+        masked = {row.place: row for row in step.packed.special if row.row.masked}
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            if len(masks.places):
+                self._choose_again(logits, [masked[place] for place in masks.places], step, masks.words)
+            self._send_answer(step)
 
     def _move(self, packed: PackedStep) -> list[torch.cuda.Event]:
         """Starts what comes from the host and what leaves for it. What the step before let come, this one may read."""
@@ -296,25 +326,40 @@ class CudaRunner(BaseRunner):
         if count:
             ops.sample(logits, i.samples[:count], out=self._sampled[:count])
 
-    def _choose_again(self, logits: Tensor, step: LaunchedStep, slot: Slot) -> None:
-        """Samples that ask for more than temperature and filters, from copies of their logits. No later step depends on
-        candidates before they were read, so they are found while it runs."""
-        chosen = [row for row in step.packed.special if not row.row.candidates]
-        searched = [row for row in step.packed.special if row.row.candidates]
+    def _choose_again(
+        self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, words: np.ndarray | None = None
+    ) -> None:
+        """Samples that ask for more than temperature and filters, from copies of their logits; `words` are the masks of
+        `rows`. No later step depends on candidates before they were read, so they are found while it runs."""
+        chosen = [number for number, row in enumerate(rows) if not row.row.candidates]
+        searched = [number for number, row in enumerate(rows) if row.row.candidates]
         if chosen:
-            places = _places(chosen, logits.device)
-            follows = on_device([row.follows for row in chosen], torch.int64, logits.device)
-            latest = torch.where(follows >= 0, self._inputs.token_ids[follows], -1)
-            choice = sample(logits[places], [row.row for row in chosen], latest)
-            self._sampled[places] = choice.tokens
-            step.special.append(Special(chosen, choice.to_host(), slot.done))
+            self._draw(logits, [rows[number] for number in chosen], step, _masks(words, chosen, logits.device))
         if searched:
-            copies = logits[_places(searched, logits.device)]
-            copies.record_stream(self._search_stream)
-            self._search_stream.wait_stream(self._stream)
-            with torch.cuda.stream(self._search_stream):
-                choice = sample(copies, [row.row for row in searched]).to_host()
-                step.special.append(Special(searched, choice, self._search_stream.record_event()))
+            self._search(logits, [rows[number] for number in searched], step, _masks(words, searched, logits.device))
+
+    def _draw(self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, allowed: Tensor | None) -> None:
+        assert step.slot is not None
+        places = _places(rows, logits.device)
+        follows = on_device([row.follows for row in rows], torch.int64, logits.device)
+        latest = torch.where(follows >= 0, self._inputs.token_ids[follows], -1)
+        choice = sample(logits[places], [row.row for row in rows], latest, allowed)
+        self._sampled[places] = choice.tokens
+        step.special.append(Special(rows, choice.to_host(), step.slot.done))
+
+    def _search(self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, allowed: Tensor | None) -> None:
+        copies = logits[_places(rows, logits.device)]
+        for tensor in (copies, allowed):
+            if tensor is not None:
+                tensor.record_stream(self._search_stream)
+        self._search_stream.wait_stream(self._stream)
+        with torch.cuda.stream(self._search_stream):
+            choice = sample(copies, [row.row for row in rows], allowed=allowed).to_host()
+            step.special.append(Special(rows, choice, self._search_stream.record_event()))
+
+
+def _masks(words: np.ndarray | None, rows: list[int], device: torch.device) -> Tensor | None:
+    return None if words is None else on_device(words[rows], torch.int32, device)
 
 
 def _places(rows: list[SpecialRow], device: torch.device) -> Tensor:
