@@ -6,19 +6,21 @@ applied in one launch: a `ROW` for each row of logits, then `ENTRY` records, eac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_kernels import _cpu, cuda
+from octavo_kernels import _cpu
+from octavo_kernels.call import run
 from octavo_kernels.operands import address, rows_at
 
 SEEN, FORBIDDEN = _cpu.SEEN, _cpu.FORBIDDEN
 ROW, ENTRY = _cpu.ADJUST_ROW, _cpu.ADJUST_ENTRY
 """numpy types of `AdjustRow` and `AdjustEntry` in csrc/messages.h."""
+_NO_ENTRIES = np.zeros(0, ENTRY)
 
 
 @dataclass(slots=True)
@@ -32,11 +34,13 @@ class Adjustment:
     repetition: float = 1.0
     presence: float = 0.0
     frequency: float = 0.0
-    forbidden: Iterable[int] = ()
+    forbidden: Collection[int] = ()
     masked: bool = False
 
     def entries(self) -> np.ndarray:
         """An `ENTRY` for each token that something is asked of."""
+        if not (self.bias or self.prompt or self.output or self.forbidden):
+            return _NO_ENTRIES
         bias = np.fromiter(self.bias, np.int64)
         seen = np.empty(0, np.int64)
         if self.repetition != 1.0:
@@ -60,10 +64,8 @@ def pack(adjustments: Sequence[Adjustment]) -> np.ndarray:
     rows, lists = np.zeros(len(adjustments), ROW), [a.entries() for a in adjustments]
     lengths = np.array([len(entries) for entries in lists], np.int32)
     rows["first"], rows["entries"] = np.cumsum(lengths) - lengths, lengths
-    for place, a in enumerate(adjustments):
-        row = rows[place]
-        row["repetition"], row["presence"], row["frequency"] = a.repetition, a.presence, a.frequency
-        row["masked"] = a.masked
+    for name in ("repetition", "presence", "frequency", "masked"):
+        rows[name] = [getattr(a, name) for a in adjustments]
     return np.concatenate([part.view(np.int32) for part in (rows, *lists)])
 
 
@@ -75,11 +77,8 @@ def adjust(logits: Tensor, message: Tensor, latest: Tensor | None = None, allowe
     word t // 32 is 0 for the tokens that a row which is `masked` must not take. Nothing in the message is checked.
     """
     count, vocab = _check(logits, message, latest, allowed)
-    if logits.is_cpu:
-        _adjust(logits, message.numpy(), latest, allowed)
-        return
-    cuda.run(
-        "adjust", logits.device,
+    run(
+        "adjust", {"logits": logits, "message": message, "latest": latest, "allowed": allowed},
         rows_at(logits), count, vocab, message.data_ptr(), address(latest), rows_at(allowed),
     )  # fmt: skip
 
@@ -106,35 +105,3 @@ def _check(logits: Tensor, message: Tensor, latest: Tensor | None, allowed: Tens
     if len(message) < count * ROW.itemsize // 4:
         raise ValueError(f"message must have a record for each of {count} rows, but has {len(message)} words")
     return count, vocab
-
-
-def _adjust(logits: Tensor, message: np.ndarray, latest: Tensor | None, allowed: Tensor | None) -> None:
-    words = len(logits) * ROW.itemsize // 4
-    rows, entries = message[:words].view(ROW), message[words:].view(ENTRY)
-    for place, row in enumerate(rows):
-        mine = entries[row["first"] : row["first"] + row["entries"]].copy()
-        if latest is not None and latest[place] >= 0:
-            mine = _with_token(mine, int(latest[place]))
-        _adjust_row(logits[place], row, mine)
-        if allowed is not None and row["masked"]:
-            bits = np.unpackbits(allowed[place].numpy().view(np.uint8), bitorder="little")[: logits.shape[1]]
-            logits[place].masked_fill_(torch.from_numpy(bits == 0), -torch.inf)
-
-
-def _with_token(entries: np.ndarray, token: int) -> np.ndarray:
-    if token not in entries["token"]:
-        entries = np.append(entries, np.array([(token, 0.0, 0, 0)], ENTRY))
-    there = entries["token"] == token
-    entries["count"][there] += 1
-    entries["flags"][there] |= SEEN
-    return entries
-
-
-def _adjust_row(logits: Tensor, row: np.void, entries: np.ndarray) -> None:
-    tokens = torch.from_numpy(entries["token"].astype(np.int64))
-    x = logits[tokens].numpy() + entries["bias"]
-    with np.errstate(invalid="ignore"):
-        x = np.where(entries["flags"] & SEEN, np.where(x > 0, x / row["repetition"], x * row["repetition"]), x)
-        penalty = row["presence"] + row["frequency"] * entries["count"].astype(np.float32)
-        x = np.where(entries["count"] > 0, x - penalty, x)
-    logits[tokens] = torch.from_numpy(np.where(entries["flags"] & FORBIDDEN, np.float32(-np.inf), x))

@@ -110,6 +110,15 @@ struct SampleArgs {
   int64_t* tokens;
 };
 
+struct AdjustArgs {
+  float* logits;
+  int64_t stride, rows, vocab;
+  const AdjustRow* parameters;  // [rows], then the entries of all rows
+  const int64_t* latest;        // [rows]; null: none
+  const int32_t* allowed;       // [rows, words]; null: all
+  int64_t allowed_stride;
+};
+
 struct LogprobArgs {
   const float* logits;
   int64_t stride, rows, vocab;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "adjust.h"
 #include "levels.h"
 #include "thread_pool.h"
 
@@ -167,6 +168,10 @@ void launch_layer_norm(const NormArgs& a) {
 void launch_activation(const ActivationArgs& a) {
   const Kernels& k = kernels();
   parallel_ranges(a.rows, rows_per_task(a.width), [&](int64_t begin, int64_t end) { k.activation(a, begin, end); });
+}
+
+void launch_adjust(const AdjustArgs& a) {
+  parallel_for(a.rows, [&](int64_t row) { adjust_row(a, row); });
 }
 
 void launch_sample(const SampleArgs& a) {

@@ -16,6 +16,7 @@ void launch_quantised(const QuantisedArgs& a);
 void launch_rms_norm(const NormArgs& a);
 void launch_layer_norm(const NormArgs& a);
 void launch_activation(const ActivationArgs& a);
+void launch_adjust(const AdjustArgs& a);
 void launch_sample(const SampleArgs& a);
 void launch_logprobs(const LogprobArgs& a);
 void launch_copy(char* cache, int64_t block_bytes, const int64_t* pairs, int64_t n);

@@ -92,6 +92,11 @@ void sample(const Rows& logits, int64_t rows, int64_t vocab, Address samples, Ad
   launch_sample({static_cast<float*>(logits.data), logits.stride, rows, vocab, at<StepSample>(samples), at<int64_t>(tokens)});
 }
 
+void adjust(const Rows& logits, int64_t rows, int64_t vocab, Address message, Address latest, const Rows& allowed) {
+  launch_adjust({static_cast<float*>(logits.data), logits.stride, rows, vocab, at<AdjustRow>(message), at<int64_t>(latest),
+                 static_cast<int32_t*>(allowed.data), allowed.stride});
+}
+
 void logprobs(const Rows& logits, int64_t rows, int64_t vocab, Address tokens, int top, Address chosen, Address top_ids,
               Address top_values) {
   launch_logprobs({static_cast<float*>(logits.data), logits.stride, rows, vocab, at<int64_t>(tokens), top, at<float>(chosen),
@@ -115,6 +120,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("layer_norm", &layer_norm, free);
   m.def("activation", &activation, free);
   m.def("sample", &sample, free);
+  m.def("adjust", &adjust, free);
   m.def("logprobs", &logprobs, free);
   m.def("copy_blocks", &copy_blocks, free);
   m.def("levels", &levels, "Instruction-set levels that this machine runs, the best last.");
