@@ -11,6 +11,7 @@ from typing import Any
 
 from octavo import AsyncClient
 from octavo.errors import OctavoError
+from octavo.grammar_checks import GrammarChecks
 from octavo_gateway.auth import Keyring
 from octavo_gateway.metrics import Metrics
 from octavo_gateway.settings import GatewaySettings
@@ -50,6 +51,7 @@ class Gateway:
         self.client = client
         self.metrics = metrics
         self.writes = Writes(client)
+        self.grammars = GrammarChecks()
         self.draining = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 

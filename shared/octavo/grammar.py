@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,29 +48,6 @@ def source(grammar: Grammar) -> str:
         case "lark":
             return LLMatcher.grammar_from_lark(grammar.text)
     raise GrammarError(f"{grammar.kind} is no kind of grammar")
-
-
-def validate(grammar: Grammar, *, limit_s: float = VALIDATION_S) -> list[str]:
-    """The library's warnings about a grammar; `GrammarError` if it does not compile, or not within the limit;
-    `RuntimeError` if none can be tried here.
-
-    Runs in a process of its own (`octavo.grammar_trial`), for about 0.2 s: the library's limits do not stop every
-    explosion, and only a process can be ended. Knows no vocabulary: names of special tokens are found out by a worker.
-    """
-    command = [sys.executable, "-P", "-m", "octavo.grammar_trial"]
-    text = source(grammar).encode()
-    try:
-        trial = subprocess.run(command, input=text, capture_output=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise too_slow(limit_s) from None
-    if trial.returncode < 0:
-        raise GrammarError("the grammar took more memory than there is for one: make it simpler")
-    if trial.returncode > 0:
-        raise RuntimeError(f"no grammar can be tried: {trial.stderr.decode(errors='replace')}")
-    failed, messages = json.loads(trial.stdout)
-    if failed:
-        raise refused(grammar, messages[0])
-    return list(messages)
 
 
 def too_slow(limit_s: float) -> GrammarError:

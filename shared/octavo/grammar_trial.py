@@ -1,12 +1,14 @@
-"""A process that compiles one grammar and says how that went: a grammar may take hours, gigabytes, or the process down.
+"""A process that compiles grammars and says how that went: one may take hours, gigabytes, or the process down.
 
-Reads the grammar as the library takes it from stdin; writes whether it is refused, and the library's messages, as JSON.
+Reads grammars as the library takes them from stdin, each behind its length; answers likewise, in JSON: whether it is
+refused, and the library's messages. Ends with its input.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import struct
 import sys
 
 import llguidance
@@ -15,6 +17,8 @@ from octavo.deep_threads import STACK_BYTES, DeepThreads
 from octavo.grammar import library_limits
 
 MEMORY_BYTES = STACK_BYTES + (1 << 30)
+CPU_S = 300  # of a process whose parent has gone amid a grammar
+LENGTH = struct.Struct(">I")
 
 
 def attempt(source: str) -> tuple[bool, list[str]]:
@@ -31,11 +35,19 @@ def attempt(source: str) -> tuple[bool, list[str]]:
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    source = sys.stdin.buffer.read().decode()
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     with DeepThreads(1) as threads:
-        answer = threads.submit(lambda: attempt(source))
-        failure = answer.exception()
-    print(json.dumps(answer.result() if failure is None else (True, [f"the compiler failed: {failure!r}"])))
+        while header := sys.stdin.buffer.read(LENGTH.size):
+            source = sys.stdin.buffer.read(*LENGTH.unpack(header)).decode()
+            answer = json.dumps(_answer(threads, source)).encode()
+            sys.stdout.buffer.write(LENGTH.pack(len(answer)) + answer)
+            sys.stdout.buffer.flush()
+
+
+def _answer(threads: DeepThreads, source: str) -> tuple[bool, list[str]]:
+    future = threads.submit(lambda: attempt(source))
+    failure = future.exception()
+    return future.result() if failure is None else (True, [f"the compiler failed: {failure!r}"])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from generated_schemas import allowed, unchecked
 from tokenizers import Tokenizer
-from waiting import STALL_S
+from waiting import STALL_S, eventually
 
-from octavo.grammar import Grammar, GrammarError, too_slow, validate
+from octavo.grammar import Grammar, GrammarError, too_slow
+from octavo.grammar_trials import validate
 from octavo_worker.engine.grammar import Compiler, Vocabulary
 from octavo_worker.files import model_folder
 
@@ -69,6 +70,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_the_others_go_on() -> None
 
     compiler = Compiler(vocabulary(), limit_s=5, check=check, clock=lambda: now[0])
     slow = compiler.start(Grammar("regex", "slow"))
+    eventually(lambda: slow._entry.begun is not None)
     assert not slow.done
     now[0] = 5.0
     assert slow.done
@@ -81,6 +83,39 @@ def test_a_grammar_that_takes_too_long_is_refused_and_the_others_go_on() -> None
     now[0] = -STALL_S
     go_on.set()
     assert compiler.compile(Grammar("regex", "slow")).accept(ids("s")) == 1, "it is there for a later request"
+
+
+def test_the_time_in_which_others_are_compiled_does_not_count() -> None:
+    now, go_on = [0.0], threading.Event()
+
+    def check(grammar: Grammar, *, limit_s: float) -> None:
+        assert go_on.wait(STALL_S)
+
+    compiler = Compiler(vocabulary(), limit_s=5, patience_s=60, threads=1, check=check, clock=lambda: now[0])
+    first, second, third = (compiler.start(Grammar("regex", text)) for text in "abc")
+    eventually(lambda: first._entry.begun is not None)
+    now[0] = 59.0
+    assert first.done
+    assert not second.done
+    assert not third.done
+    now[0] = 60.0
+    assert third.done
+    with pytest.raises(GrammarError, match="did not compile"):
+        third.matcher()
+    now[0] = -STALL_S
+    go_on.set()
+    assert compiler.compile(Grammar("regex", "c")).accept(ids("c")) == 1
+
+
+def test_a_compiler_that_fails_costs_its_grammar_alone() -> None:
+    def check(grammar: Grammar, *, limit_s: float) -> None:
+        if grammar.text == "a":
+            raise RuntimeError("no grammar can be tried")
+
+    compiler = Compiler(vocabulary(), limit_s=600, check=check)
+    with pytest.raises(GrammarError, match=r"the compiler failed: .*no grammar can be tried"):
+        compiler.compile(Grammar("regex", "a"))
+    assert compiler.compile(Grammar("regex", "b")).accept(ids("b")) == 1
 
 
 def test_a_grammar_that_was_late_is_tried_again_and_one_that_is_wrong_is_not() -> None:

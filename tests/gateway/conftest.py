@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-import uvicorn
 from gateway_process import GatewayProcess
 from scripted_worker import ScriptedWorker
+from serving import serving
 from waiting import STALL_S
 
 from octavo.server import EmbeddedServer
-from octavo_gateway.app import create_app
-from octavo_gateway.http import HttpProtocol
 from octavo_gateway.settings import GatewaySettings
-
-
-@contextmanager
-def serving(settings: GatewaySettings) -> Iterator[str]:
-    """The address of a gateway that runs in a thread of its own."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        app = create_app(settings)
-        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, http=HttpProtocol, ws="none")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        thread.start()
-        try:
-            while not server.started:
-                assert thread.is_alive(), "the gateway did not start"
-                time.sleep(0.01)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(10)
-            assert not thread.is_alive(), "the gateway did not stop"
 
 
 @pytest.fixture(scope="module")

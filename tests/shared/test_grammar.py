@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from waiting import STALL_S
 
-from octavo.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarError, source, validate
+from octavo.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarError, source
+from octavo.grammar_trials import Trials, validate
 from octavo.strict_schema import strict
 
 
@@ -87,10 +88,26 @@ def test_a_bomb_of_memory_ends_its_own_process_only() -> None:
     """With less memory than a trial has, so that it is soon used up."""
     program = "from octavo import grammar_trial as t; t.MEMORY_BYTES = t.STACK_BYTES + (300 << 20); t.main()"
     bomb = source(Grammar("json_schema", '{"type": "integer", "multipleOf": 9999991}')).encode()
+    sent = len(bomb).to_bytes(4, "big") + bomb
     done = subprocess.run(
-        [sys.executable, "-c", program], input=bomb, capture_output=True, timeout=STALL_S, check=False
+        [sys.executable, "-c", program], input=sent, capture_output=True, timeout=STALL_S, check=False
     )
     assert done.returncode < 0
+
+
+def test_one_process_tries_many_grammars_and_another_takes_over_where_it_ended() -> None:
+    with Trials() as trials:
+        for text in ("a", "b", "c"):
+            assert trials.validate(Grammar("regex", text), limit_s=600) == []
+        (trial,) = trials._idle
+        assert trial.uses == 3
+        with pytest.raises(GrammarError, match="did not compile"):
+            trials.validate(Grammar("json_schema", '{"type": "integer", "multipleOf": 9999991}'), limit_s=0.5)
+        assert trials._idle == []
+        assert trials.validate(Grammar("regex", "d"), limit_s=600) == []
+        trials._idle[0]._process.kill()
+        assert trials.validate(Grammar("regex", "e"), limit_s=600) == []
+        assert trials._idle[0].uses == 1
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,10 @@ def expected(request: AddRequest, index: int, *, max_model_len: int = 4096) -> t
         output.append(next_token(history, sampling.seed, index, VOCAB, barred(request, matcher, len(output))))
         assert matcher.accept(output[-1:]) == 1
         is_stop = output[-1] in sampling.stop_token_ids and len(output) > sampling.min_tokens
-        if matcher.is_finished or is_stop:
+        if is_stop or output[-1] in STOPS:
             return output, "stop"
+        if matcher.is_finished:
+            return output, "complete"
     return output, "length"
 
 

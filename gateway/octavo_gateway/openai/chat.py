@@ -29,7 +29,7 @@ async def chat_completions(
     body: Annotated[ChatCompletionRequest, Depends(json_body(ChatCompletionRequest))],
 ) -> Response:
     """Answer a conversation, at once or as a stream."""
-    generation = Generation(request.state.gateway, body.jobs(), tenant)
+    generation = Generation(request.state.gateway, body.jobs(), tenant, body.grammar_field)
     await generation.submit()
     if body.stream:
         return await streamed(request, generation, ChatStream(generation, body), body)

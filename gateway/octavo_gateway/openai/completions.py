@@ -29,7 +29,7 @@ async def completions(
     body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest))],
 ) -> Response:
     """Continue one prompt or several, at once or as a stream. Choice `i * n + j` is sequence j of prompt i."""
-    generation = Generation(request.state.gateway, body.jobs(), tenant)
+    generation = Generation(request.state.gateway, body.jobs(), tenant, body.grammar_field)
     await generation.submit()
     if body.stream:
         return await streamed(request, generation, CompletionStream(generation, body), body)

@@ -21,13 +21,17 @@ OnChunk = Callable[[int, Chunk], Awaitable[None]]
 class Generation:
     """One or more submitted jobs of the same request.
 
-    `follow` must be called once: it ends with all jobs terminal, however it ends.
+    `follow` must be called once: it ends with all jobs terminal, however it ends. `grammar_field`: which field of the
+    request gave all jobs their grammar.
     """
 
-    def __init__(self, gateway: Gateway, requests: Sequence[JobRequest], tenant: str) -> None:
+    def __init__(
+        self, gateway: Gateway, requests: Sequence[JobRequest], tenant: str, grammar_field: str | None = None
+    ) -> None:
         self._gateway = gateway
         self._requests = requests
         self._tenant = tenant
+        self._grammar_field = grammar_field
         self._open: set[str] = set()
         self.job_ids: list[str] = []
         self.created = int(time.time())
@@ -42,6 +46,7 @@ class Generation:
 
     async def submit(self) -> None:
         """Enqueue all jobs, or cancel those that were. Raises what the client raises."""
+        await self._gateway.grammars.check(self._requests[0].grammar, self._grammar_field)
         answers = await self._gateway.client.submit_many(self._requests, tenant=self._tenant, follow=True)
         self.job_ids = [answer.id for answer in answers if isinstance(answer, AsyncJob)]
         self._open.update(self.job_ids)

@@ -14,7 +14,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -29,6 +29,9 @@ from octavo.handles import AsyncJob, ensure_completed
 from octavo.logs import printable
 from octavo.models import JobRequest, JobStatus
 from octavo.openai.answers import CompletedJob
+
+if TYPE_CHECKING:
+    from octavo.grammar_checks import GrammarChecks
 
 app = typer.Typer(help="Run a file of requests; an interrupted run goes on where it was.", no_args_is_help=True)
 
@@ -81,6 +84,15 @@ def run(
         raise typer.Exit(1)
 
 
+def _grammar_checks() -> GrammarChecks | None:
+    """None where the extra is not installed: workers refuse bad grammars, too."""
+    try:
+        from octavo.grammar_checks import GrammarChecks
+    except ImportError:
+        return None
+    return GrammarChecks()
+
+
 @dataclass
 class _OpenLine:
     """A line whose jobs have not all ended."""
@@ -102,6 +114,7 @@ class _Batch:
     finished: int = 0
     failures: int = 0
     first_failure: tuple[str, str] | None = None
+    grammars: GrammarChecks | None = field(default_factory=_grammar_checks)
 
     async def run(self, redis_url: str | None, lines: list[BatchLine], window: int) -> None:
         """Answer all lines, with at most `window` jobs at a time."""
@@ -151,6 +164,8 @@ class _Batch:
     async def _submit(self, client: AsyncClient, line: BatchLine, index: int) -> AsyncJob:
         """A job of the line: a new one, that of an interrupted run, or another try if an earlier run's one failed."""
         request = line.requests[index]
+        if request.grammar is not None and self.grammars is not None:
+            await self.grammars.check(request.grammar, line.body.grammar_field if line.body else None)
         parts = (self.target, line.id, str(index), request.model_dump_json())
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         for attempt in count():

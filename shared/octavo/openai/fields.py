@@ -65,6 +65,7 @@ class WithoutEffect(Body):
     functions: Empty = None
     modalities: tuple[Literal["text"]] | None = None
     chat_template_kwargs: Empty = None
+    guided_decoding_backend: Word | None = None
 
 
 class MessageWithoutEffect(Body):

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from octavo.errors import GrammarError
 from octavo.models import Grammar
-from octavo.openai.fields import Body, Word
+from octavo.openai.fields import Body
 from octavo.strict_schema import strict
 from octavo.structured import check_grammar, written
 
@@ -88,7 +88,6 @@ class StructuredFields(Body):
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
-    guided_decoding_backend: Word | None = None
 
     @model_validator(mode="after")
     def _one_grammar(self) -> Self:

@@ -61,7 +61,8 @@ class GeneratedSequence:
         """Append one token; `ended` is the engine's verdict, a stop string may end the sequence before it."""
         self.ids.append(token)
         self.texts.append(self._text.feed(token, ended))
-        self.finish_reason = "stop" if self._text.stopped else cast("FinishReason | None", ended)
+        is_complete = self._text.stopped or ended == "complete"
+        self.finish_reason = "stop" if is_complete else cast("FinishReason | None", ended)
         if logprob is not None:
             self.logprobs.append(logprob)
 

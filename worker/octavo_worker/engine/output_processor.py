@@ -73,7 +73,9 @@ class OutputProcessor:
             requests.fail(request, "step_failed", error.message)
             return
         requests.generated += 1
-        reason = "stop" if sequence.is_complete else request.rules.finish_reason(token, len(sequence.output))
+        reason = request.rules.finish_reason(token, len(sequence.output))
+        if sequence.is_complete and reason != "stop":
+            reason = "complete"
         requests.output.tokens.append(TokenOutput(request.id, sequence.indices[0], token, sampled.logprob, reason))
         if reason is not None:
             requests.end_sequence(sequence)

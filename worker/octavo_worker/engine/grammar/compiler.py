@@ -5,27 +5,35 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TypeVar
 
 from llguidance import LLMatcher
 
 from octavo.deep_threads import DeepThreads
-from octavo.grammar import TOO_SLOW, Grammar, GrammarError, library_limits, refused, source, too_slow, validate
+from octavo.grammar import TOO_SLOW, Grammar, GrammarError, library_limits, refused, source, too_slow
+from octavo.grammar_trials import Trials
 from octavo_worker.engine.grammar.matcher import Matcher
 from octavo_worker.engine.grammar.vocabulary import Vocabulary
 
 T = TypeVar("T")
+_LOOK_S = 0.05  # at whether a thread has begun
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
-    """A grammar's matcher in its first state, to be copied, and the time until which it has to be there."""
+    """A grammar's matcher in its first state, to be copied; when one of the threads began with it, and until when one
+    has to."""
 
-    compiled: Future[LLMatcher]
-    expires: float
+    latest: float
+    begun: float | None = None
+    compiled: Future[LLMatcher] = field(default_factory=Future)
+
+    def is_over(self, now: float, limit_s: float) -> bool:
+        """Whether it is compiled, or too late."""
+        return self.compiled.done() or now >= (self.latest if self.begun is None else self.begun + limit_s)
 
     @property
     def was_late(self) -> bool:
@@ -45,24 +53,28 @@ class Compilation:
     @property
     def done(self) -> bool:
         """Whether `matcher` answers at once."""
-        return self._entry.compiled.done() or self._compiler.clock() >= self._entry.expires
+        return self._entry.is_over(self._compiler.clock(), self._compiler.limit_s)
 
     def matcher(self) -> Matcher:
         """A new matcher; waits until the grammar is compiled. `GrammarError` if it cannot be, or not in time."""
-        left = max(0.0, self._entry.expires - self._compiler.clock())
+        while not self.done:
+            wait([self._entry.compiled], _LOOK_S)
+        if not self._entry.compiled.done():
+            raise too_slow(self._compiler.limit_s)
         try:
-            library = self._entry.compiled.result(left)
-        except TimeoutError:
-            raise too_slow(self._compiler.limit_s) from None
+            library = self._entry.compiled.result()
         except GrammarError as error:
             raise error.with_traceback(None) from None  # kept, and raised again for the next one with this grammar
+        except BaseException as error:  # a panic of Rust code is none of Exception
+            raise GrammarError(f"the compiler failed: {error!r}") from None
         return Matcher(self._compiler.vocabulary, self._grammar, library.deep_copy())
 
 
 class Compiler:
     """Compiles grammars for one vocabulary and keeps the last `capacity` of them, by the digest of kind and text.
 
-    A grammar is refused when it was not compiled `limit_s` seconds after it was first asked for, waiting included.
+    A grammar is refused when it was not compiled `limit_s` seconds after one of the threads began with it, or when none
+    did within `patience_s`.
     `check` tries it first, in a process that can be ended. What explodes for this vocabulary only cannot: it holds one
     of the `threads` until the library is done with it, and is there for a later request then.
     """
@@ -72,15 +84,17 @@ class Compiler:
         vocabulary: Vocabulary,
         *,
         limit_s: float = 5.0,
+        patience_s: float = 60.0,
         capacity: int = 256,
         threads: int = 2,
-        check: Callable[..., object] = validate,
+        check: Callable[..., object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.vocabulary = vocabulary
         self.limit_s = limit_s
+        self._patience_s = patience_s
         self.clock = clock
-        self._check = check
+        self._check = check or Trials().validate
         self._capacity = capacity
         self._threads = DeepThreads(threads)
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
@@ -96,8 +110,8 @@ class Compiler:
         entry = self._entries.get(key)
         if entry is None or entry.was_late:
             text = source(grammar)
-            compiled = self._threads.submit(lambda: self._compile(grammar, text))
-            entry = self._entries[key] = _Entry(compiled, self.clock() + self.limit_s)
+            entry = self._entries[key] = new = _Entry(self.clock() + self._patience_s)
+            new.compiled = self._threads.submit(lambda: self._compile(grammar, text, new))
         self._entries.move_to_end(key)
         while len(self._entries) > self._capacity:
             self._entries.popitem(last=False)
@@ -120,9 +134,10 @@ class Compiler:
             if not self.vocabulary.is_free(token):
                 raise GrammarError(f"a grammar cannot begin after token {token}: it ends sequences, or is no token")
 
-    def _compile(self, grammar: Grammar, text: str) -> LLMatcher:
+    def _compile(self, grammar: Grammar, text: str, entry: _Entry) -> LLMatcher:
         """With its first mask, which is the dearest: the library builds its automata as they are needed, and copies
         share them. A grammar that nothing can begin is refused here."""
+        entry.begun = self.clock()
         self._check(grammar, limit_s=self.limit_s)
         library = LLMatcher(self.vocabulary.library, text, log_level=0, limits=library_limits())
         if library.is_error():
