@@ -18,7 +18,7 @@ _AT_ONCE = 2  # each is a process
 
 class GrammarChecks:
     """Remembers the last `capacity` answers, by the digest of kind and text; one that may be a busy machine's fault is
-    not remembered. Several who ask for one grammar wait for one trial."""
+    not remembered. A grammar that is asked for several times at once is tried once."""
 
     def __init__(self, *, capacity: int = 1024, check: Callable[[Grammar], object] | None = None) -> None:
         self._check = check or Trials().validate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fake_runner import candidates, masked_out, next_token
+from fake_model import candidates, masked_out, next_token
 from generated_schemas import unchecked
 from tokenizers import Tokenizer
 
