@@ -301,7 +301,7 @@ def test_masks_that_take_too_long_cost_their_request_alone(monkeypatch: pytest.M
         def clock() -> float:
             return now
 
-        monkeypatch.setattr(driver.scheduler._masks, "_clock", clock)
+        monkeypatch.setattr(driver.scheduler.mask_filler, "_clock", clock)
         slow = matcher_of(driver, "slow")
         fill = slow.fill
 

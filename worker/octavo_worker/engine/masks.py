@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +19,13 @@ SLOW_S = 0.25
 _TOO_SLOW = "the grammar takes too long to follow: make it simpler"
 
 
-@dataclass(slots=True)
-class MaskTimes:
-    """Masks that were filled, and seconds that this took: in all, and the longest."""
-
-    count: int = 0
-    total: float = 0.0
-    longest: float = 0.0
-
-
 class MaskFiller:
     """Fills the masks of steps, and gives up requests whose grammar cannot be followed. `clock` tells the seconds that
-    this thread has computed: a busy machine is no fault of a grammar."""
+    this thread has computed: a busy machine is no fault of a grammar. Those of each mask are kept in `log` while there
+    is one."""
 
     def __init__(self, requests: Requests, clock: Callable[[], float] = time.thread_time) -> None:
-        self.times = MaskTimes()
+        self.log: list[float] | None = None
         self._requests = requests
         self._clock = clock
 
@@ -60,9 +51,8 @@ class MaskFiller:
             self._requests.fail(request, "invalid_grammar", error.message, "grammar")
             return False
         seconds = self._clock() - began
-        self.times.count += 1
-        self.times.total += seconds
-        self.times.longest = max(self.times.longest, seconds)
+        if self.log is not None:
+            self.log.append(seconds)
         if seconds > SLOW_S:
             request.slow_masks += 1
             if request.slow_masks > 1:

@@ -92,7 +92,7 @@ class Scheduler:
         self._time_share = TimeShare(timer)
         self._planner = Planner(self._batch, self._requests, scheduling, self._time_share, token_budget)
         self._outputs = OutputProcessor(self._batch, self._requests)
-        self._masks = MaskFiller(self._requests)
+        self.mask_filler = MaskFiller(self._requests)
         self._shared_reads = shared_reading and SharedReads(shared_reading, block_size, first_host_block)
         self.in_flight: deque[StepInFlight] = deque()
         self._steps = 0
@@ -230,7 +230,7 @@ class Scheduler:
     def masks(self, step: StepInFlight) -> Masks:
         """What the masked samples of a step may be, once those before it are committed. Requests whose grammar cannot
         be followed fail."""
-        return self._masks.fill(step)
+        return self.mask_filler.fill(step)
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Take over what the runner computed for `plan`, the oldest in flight."""
