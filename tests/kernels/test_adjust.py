@@ -80,6 +80,27 @@ def test_a_gpu_gives_the_same_bits(seed, vocab):
     assert torch.equal(on_gpu.cpu(), logits)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("vocab", [31, 2048, 32_000, 128_256, 151_936, 201_088])
+def test_masks_of_real_vocabularies(vocab, device):
+    """One bit, all bits, none of the middle, any; and a row that has no mask."""
+    words = -(-vocab // 32)
+    rng = np.random.default_rng(vocab)
+    bits = np.zeros((6, words * 32), np.uint8)
+    bits[0, vocab - 1] = 1
+    bits[1] = 1
+    bits[2, :40] = bits[2, vocab - 40 :] = 1
+    bits[3:] = rng.integers(2, size=(3, words * 32))
+    allowed = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+    logits = torch.from_numpy(rng.normal(size=(6, vocab)).astype(np.float32))
+    expected = torch.where(torch.from_numpy(bits[:, :vocab]) == 1, logits, -torch.inf)
+    expected[5] = logits[5]
+    given = logits.to(device)
+    message = torch.from_numpy(pack([Adjustment(masked=place < 5) for place in range(6)]))
+    adjust(given, message.to(device), allowed=allowed.to(device))
+    assert torch.equal(given.cpu(), expected)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [

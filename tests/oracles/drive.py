@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from followed import matchers_of
+
 from octavo_worker.contract.step import Launched, ModelRunner, StepPlan
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.messages import AddRequest, EngineSampling, EngineStats, Logprob, SequenceInput
+from octavo_worker.messages import AddRequest, EngineSampling, EngineStats, Grammar, Logprob, SequenceInput
 
 
 @dataclass
@@ -59,10 +61,10 @@ class Engine:
         return self.runner.launch(plan)
 
     def run(self, requests: Sequence[AddRequest]) -> Answers:
-        """All requests at once, to their ends."""
+        """All requests at once, to their ends. Those with grammars are of the bundled model."""
         answers = Answers()
         for request in requests:
-            self.scheduler.add(request)
+            self.scheduler.add(request, None if request.grammar is None else matchers_of(request))
             answers.tokens[request.id] = {s.index: list(s.tokens) for s in request.sequences}
             answers.logprobs[request.id] = {s.index: [] for s in request.sequences}
         self._most_blocks = self._cold_steps = 0
@@ -88,9 +90,15 @@ class Engine:
 
 
 def request(
-    id: str, prompt: list[int], *, n: int = 1, resumed: dict[int, list[int]] | None = None, **sampling: object
+    id: str,
+    prompt: list[int],
+    *,
+    n: int = 1,
+    resumed: dict[int, list[int]] | None = None,
+    grammar: Grammar | None = None,
+    **sampling: object,
 ) -> AddRequest:
     """A request for `n` sequences, greedy unless told otherwise; `resumed` gives tokens already published."""
     params = EngineSampling(**{"seed": 0, "max_tokens": 24, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
     sequences = [SequenceInput(index, (resumed or {}).get(index, [])) for index in range(n)]
-    return AddRequest(id, array("I", prompt), sequences, params)
+    return AddRequest(id, array("I", prompt), sequences, params, grammar=grammar)
