@@ -20,7 +20,7 @@ import pytest
 import redis
 from waiting import STALL_S, eventually
 
-from octavo import Client, JobFailed, JobRequest
+from octavo import Client, InvalidRequest, JobFailed, JobRequest
 from octavo.connection import connect
 from octavo.models import JobStatus
 from octavo.server import EmbeddedServer, die_with_parent
@@ -152,6 +152,13 @@ def test_arguments_survive_json(app: ModuleType, generate: Any, client: Client) 
     fields = {"logit_bias": {5: 1.5}, "stop": ["x"], "metadata": {"k": "v"}, "max_tokens": 1}
     result = generate.delay([1, 2, 3], model="toy", **fields).get(timeout=STALL_S)
     assert client.info(result["job_id"]).metadata == {"k": "v"}
+
+
+def test_a_task_may_ask_for_a_form(app: ModuleType, generate: Any) -> None:
+    for form in ({"json_schema": {"type": "object"}}, {"choice": ["a", "b"]}, {"grammar": {"kind": "json_object"}}):
+        assert generate.delay("a", model="toy", max_tokens=2, **form).get(timeout=STALL_S)["finish_reason"] == "length"
+    with pytest.raises(InvalidRequest, match="give one of regex, choice"):
+        generate.delay("a", model="toy", regex="a", choice=["b"]).get(timeout=STALL_S)
 
 
 def test_eagerly_it_simply_waits(app: ModuleType, generate: Any) -> None:

@@ -121,13 +121,13 @@ class Pipeline:
         self._scheduler.commit(step.plan, result)
         if self.is_empty:
             self._idle_since = landed
-        else:
-            self._choose()
         committed = time.perf_counter()
         self.times.commit += committed - landed
         step.record.waited, step.record.landed, step.record.committed = began, landed, committed
         if self.log is not None:
             self.log.add(step.record)
+        if not self.is_empty:
+            self._choose()
 
     def _drain(self) -> None:
         """Wait for what was launched after a step that failed: it is of no use, but its copies must be over."""
