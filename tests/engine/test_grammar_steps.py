@@ -252,8 +252,9 @@ def test_a_grammar_after_a_thought_lets_the_thought_be() -> None:
 
 @pytest.mark.parametrize("grammar", [PERSON, DIGITS, Grammar("choice", '["yes", "no", "maybe", "perhaps"]')], ids=str)
 @pytest.mark.parametrize("width", [1, 3, 6])
-def test_beams_are_those_of_a_search_among_what_is_allowed(grammar: Grammar, width: int) -> None:
-    request = followed("a", grammar, n=min(width, 2), beam=BeamOptions(width))
+@pytest.mark.parametrize("min_tokens", [0, 40])
+def test_beams_are_those_of_a_search_among_what_is_allowed(grammar: Grammar, width: int, min_tokens: int) -> None:
+    request = followed("a", grammar, n=min(width, 2), beam=BeamOptions(width), min_tokens=min_tokens)
     with driven() as driver:
         add(driver, request, followed("b", DIGITS, 500))
         driver.run()

@@ -64,14 +64,13 @@ class MaskFiller:
 
 
 def _masked(step: StepInFlight) -> Iterable[tuple[int, Sequence, Matcher]]:
-    """(place among all samples, sequence, matcher) of each masked sample whose sequence has not ended."""
+    """(place among all samples, sequence, matcher) of each masked sample whose sequence has not ended. Samples that
+    leave a prompt together belong to forks by now, whose matchers have taken as little as that of the first."""
     place = 0
     for sequence, planned in zip(step.sequences, step.steps, strict=True):
         for spec in planned.samples:
-            # Samples that leave a prompt together belong to forks since then.
-            owner = sequence if spec.candidates else sequence.request.sequences.get(spec.index)
-            if spec.masked and owner is not None and owner.matcher is not None and owner.state is not State.FINISHED:
-                yield place, owner, owner.matcher
+            if spec.masked and sequence.matcher is not None and sequence.state is not State.FINISHED:
+                yield place, sequence, sequence.matcher
             place += 1
 
 
