@@ -73,11 +73,20 @@ class TokenLogprob(QueueMessage, frozen=True):
     top: tuple[TopLogprob, ...] = ()
 
 
+class AnswerFormat(QueueMessage, frozen=True):
+    """How the text of a sequence is written, in the names of `octavo.parsing`: its calls of tools and its thoughts.
+    `opened`: the prompt ended inside a thought, so the text begins there."""
+
+    tools: str = "none"
+    reasoning: str = "none"
+    opened: bool = False
+
+
 class Chunk(QueueMessage, frozen=True):
     """Consecutive tokens of one sequence, as stored: one text piece a token, so that a reader may cut anywhere.
 
     `texts[i]` is the text that became certain with token i. It is empty while a character or a possible stop string is
-    incomplete.
+    incomplete. `format` is on the first chunk of a sequence whose text is to be parsed.
     """
 
     index: int = 0
@@ -85,6 +94,7 @@ class Chunk(QueueMessage, frozen=True):
     texts: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
+    format: AnswerFormat | None = None
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.texts):
@@ -101,7 +111,7 @@ class Chunk(QueueMessage, frozen=True):
         if skip <= 0:
             return self
         logprobs = None if self.logprobs is None else self.logprobs[skip:]
-        return Chunk(self.index, self.token_ids[skip:], self.texts[skip:], logprobs, self.finish_reason)
+        return Chunk(self.index, self.token_ids[skip:], self.texts[skip:], logprobs, self.finish_reason, self.format)
 
 
 class Terminal(QueueMessage, frozen=True):

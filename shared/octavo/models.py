@@ -7,10 +7,13 @@ from here as well.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from octavo.conversation import Message as Message
+from octavo.conversation import TemplateArguments
 from octavo.fields import MAX_BODY_BYTES as MAX_BODY_BYTES
 from octavo.fields import MAX_LOGIT_BIAS as MAX_LOGIT_BIAS
 from octavo.fields import MAX_PINS as MAX_PINS
@@ -24,6 +27,7 @@ from octavo.fields import Priority as Priority
 from octavo.fields import StopString as StopString
 from octavo.fields import TokenId as TokenId
 from octavo.fields import TokenIds as TokenIds
+from octavo.messages import AnswerFormat as AnswerFormat
 from octavo.messages import Chunk as Chunk
 from octavo.messages import FinishReason as FinishReason
 from octavo.messages import JobError as JobError
@@ -36,6 +40,10 @@ from octavo.messages import Usage as Usage
 from octavo.sampling import SamplingParams as SamplingParams
 from octavo.structured import Grammar as Grammar
 from octavo.structured import as_grammar, check_grammar
+from octavo.tools import MAX_TOOLS, check_tools
+from octavo.tools import Tool as Tool
+from octavo.tools import ToolCall as ToolCall
+from octavo.tools import ToolChoice as ToolChoice
 from octavo.workers import CELL_STATES as CELL_STATES
 from octavo.workers import ModelCard as ModelCard
 from octavo.workers import PinnedPrefix as PinnedPrefix
@@ -50,13 +58,6 @@ def _checked(grammar: Grammar) -> Grammar:
     return grammar
 
 
-class Message(Frozen):
-    """One turn of a conversation, rendered by the model's chat template on the worker."""
-
-    role: Literal["system", "user", "assistant", "tool", "developer"]
-    content: str
-
-
 class JobRequest(Frozen):
     """One generation job: exactly one of `prompt` (text or token ids) and `messages`.
 
@@ -64,6 +65,10 @@ class JobRequest(Frozen):
     priority `batch` is for work whose single jobs are not awaited: it comes after all other, and a worker begins with
     the job of the highest `max_tokens`. With a `grammar` the text of every sequence obeys it, unless it is cut off by
     `max_tokens`, the context or a stop string.
+
+    `tools`, `tool_choice` and `chat_template_kwargs` belong to `messages`. `parsed`: the answer is to be taken apart by
+    `octavo.parsing`, so markers of calls and thoughts stay in its text and its first chunk names their format. Jobs
+    with tools are parsed in any case.
     """
 
     model: ModelName
@@ -71,6 +76,11 @@ class JobRequest(Frozen):
     messages: Annotated[tuple[Message, ...], Field(fail_fast=True)] | None = None
     sampling: SamplingParams = SamplingParams()
     grammar: Annotated[Grammar, BeforeValidator(as_grammar), AfterValidator(_checked)] | None = None
+    tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
+    parsed: bool = False
     priority: Priority = "normal"
     add_special_tokens: bool = True
     timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
@@ -86,6 +96,32 @@ class JobRequest(Frozen):
         if self.messages is not None and len(self.messages) == 0:
             raise ValueError("messages is empty: give at least one message")
         return self
+
+    @model_validator(mode="after")
+    def _tools_of_a_conversation(self) -> Self:
+        if self.messages is None and (self.tools or self.chat_template_kwargs):
+            raise ValueError("tools and chat_template_kwargs go into a chat template: give messages")
+        check_tools(self.tools, self.tool_choice)
+        return self
+
+    @property
+    def prompt_texts(self) -> Iterator[str]:
+        """All text that may go into the prompt."""
+        if isinstance(self.prompt, str):
+            yield self.prompt
+        for message in self.messages or ():
+            yield from message.texts
+        for tool in self.offered_tools:
+            yield from (tool.name, tool.description, tool.parameters)
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model gets to see."""
+        return () if self.tool_choice.mode == "none" else self.tools
+
+    @property
+    def is_parsed(self) -> bool:
+        return self.parsed or bool(self.offered_tools)
 
 
 class Event(Frozen):
@@ -139,6 +175,7 @@ class SequenceResult(Frozen):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    format: AnswerFormat | None = None
 
 
 class JobInfo(Frozen):

@@ -316,8 +316,7 @@ def _estimate_prompt_tokens(request: JobRequest) -> int:
     """Only the worker can count; for budgets and fairness three bytes a token is near enough."""
     if isinstance(request.prompt, tuple):
         return len(request.prompt) + _JOB_TOKENS
-    texts = [request.prompt] if request.prompt is not None else [turn.content for turn in request.messages or ()]
-    return sum(len(text.encode()) for text in texts) // 3 + _JOB_TOKENS
+    return sum(len(text.encode()) for text in request.prompt_texts) // 3 + _JOB_TOKENS
 
 
 def _parse_enqueued(reply: list[Any], request: JobRequest, tenant: str) -> Enqueued:

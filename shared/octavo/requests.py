@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from octavo.errors import InvalidRequest
 from octavo.fields import Priority, Tenant
-from octavo.models import JobRequest, Message
+from octavo.models import JobRequest, Message, Tool, ToolChoice
 from octavo.sampling import SamplingFields, SamplingParams
 from octavo.structured import GRAMMAR_KINDS, Grammar, of_keyword
 
@@ -22,7 +22,7 @@ class RequestFields(SamplingFields, total=False):
     kind of grammar with its text, such as `json_schema={...}`, or `grammar`."""
 
     model: str
-    messages: Iterable[Message | Mapping[str, str]]
+    messages: Iterable[Message | Mapping[str, Any]]
     sampling: SamplingParams
     grammar: Grammar | Mapping[str, Any] | None
     json_schema: Mapping[str, Any] | str | type[Any] | None
@@ -30,6 +30,11 @@ class RequestFields(SamplingFields, total=False):
     regex: str | None
     choice: Sequence[str] | None
     lark: str | None
+    tools: Iterable[Tool | Mapping[str, Any]]
+    tool_choice: ToolChoice | str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    chat_template_kwargs: Mapping[str, Any]
+    parsed: bool
     priority: Priority
     add_special_tokens: bool
     timeout_s: float | None

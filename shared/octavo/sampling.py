@@ -31,6 +31,8 @@ class SamplingParams(Frozen):
     the sum of its log-probabilities over (its length ** `length_penalty`), and `early_stopping` says when the search
     ends: True with `beam_width` finished sequences, False when a better one is unlikely, "never" when it is impossible.
     Both deliver everything at the end, and a takeover starts them over.
+
+    `thinking_token_budget`: a thought is closed after so many tokens, and the model goes on with its answer.
     """
 
     n: int = Field(1, ge=1, le=MAX_SEQUENCES)
@@ -58,6 +60,7 @@ class SamplingParams(Frozen):
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    thinking_token_budget: int | None = Field(None, ge=0, le=1 << 24)
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -95,7 +98,7 @@ class SamplingParams(Frozen):
         return self.beam_width is not None or (self.best_of or 0) > self.n
 
 
-_NOT_WITH_BEAMS = ("best_of", "temperature", "top_k", "top_p", "min_p", "stop", "logprobs")
+_NOT_WITH_BEAMS = ("best_of", "temperature", "top_k", "top_p", "min_p", "stop", "logprobs", "thinking_token_budget")
 
 
 def _default(name: str) -> Any:
@@ -128,3 +131,4 @@ class SamplingFields(TypedDict, total=False):
     seed: int | None
     logprobs: int | None
     prompt_logprobs: int | None
+    thinking_token_budget: int | None

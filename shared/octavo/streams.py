@@ -110,4 +110,5 @@ def _sequence(index: int, chunks: Sequence[Chunk]) -> SequenceResult:
         token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
         finish_reason=chunks[-1].finish_reason,
         logprobs=tuple(item for items in with_logprobs for item in items) if with_logprobs else None,
+        format=chunks[0].format,
     )

@@ -90,7 +90,7 @@ def decode_entry(data: bytes) -> Chunk | Terminal:
 
 def encode_result(terminal: Terminal, chunks: Iterable[Chunk]) -> bytes:
     """The compact result: the end and all chunks in stream order, runs of one sequence merged."""
-    return _encode("r", terminal, merge(chunks))
+    return _encode("r", terminal, [_known_before(chunk) for chunk in merge(chunks)])
 
 
 def decode_result(data: bytes) -> tuple[Terminal, tuple[Chunk, ...]]:
@@ -218,6 +218,7 @@ def merge(chunks: Iterable[Chunk]) -> list[Chunk]:
             last is not None
             and last.index == chunk.index
             and last.finish_reason is None
+            and chunk.format in (None, runs[-1][0].format)
             and (last.logprobs is None) == (chunk.logprobs is None)
         )
         if fits:
@@ -225,6 +226,11 @@ def merge(chunks: Iterable[Chunk]) -> list[Chunk]:
         else:
             runs.append([chunk])
     return [run[0] if len(run) == 1 else _joined(run) for run in runs]
+
+
+def _known_before(chunk: Chunk) -> Chunk | tuple[Any, ...]:
+    """Without a format that it has not, which readers of earlier versions would refuse."""
+    return chunk if chunk.format is not None else msgspec.structs.astuple(chunk)[:-1]
 
 
 def _joined(run: Sequence[Chunk]) -> Chunk:
@@ -235,6 +241,7 @@ def _joined(run: Sequence[Chunk]) -> Chunk:
         texts=tuple(text for chunk in run for text in chunk.texts),
         logprobs=logprobs,
         finish_reason=run[-1].finish_reason,
+        format=run[0].format,
     )
 
 

@@ -32,7 +32,7 @@ def test_a_template_that_cuts_messages_at_a_token_keeps_its_own_tokens():
 
 
 def test_what_is_not_there_is_none():
-    assert render("{{ documents is none and tools is none }}", "hi") == [("True", False)]
+    assert render("{{ messages[0].content }} {{ documents is none and tools is none }}", "hi") == [("hi True", False)]
 
 
 def test_without_special_tokens_all_is_text():
@@ -49,7 +49,7 @@ def test_tokens_may_be_named_in_a_file_of_their_own(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "<s>"}))
     request = JobRequest(model="m", messages=(Message(role="user", content="hi"),))
-    assert Prompts(tmp_path).encode(request) == [0, 2, 1]
+    assert Prompts(tmp_path).encode(request).ids == [0, 2, 1]
 
 
 STRINGS = {

@@ -41,7 +41,7 @@ def test_a_control_token_that_a_user_writes_is_text() -> None:
     prompts = Prompts(DEMO)
     assert prompts.tokenizer is not None
     special = {i: token.content for i, token in prompts.tokenizer.get_added_tokens_decoder().items() if token.special}
-    plain = prompts.encode(JobRequest(model="m", messages=(Message(role="user", content="x"),)))
+    plain = prompts.encode(JobRequest(model="m", messages=(Message(role="user", content="x"),))).ids
     for token, spelling in special.items():
-        written = prompts.encode(JobRequest(model="m", messages=(Message(role="user", content=spelling),)))
+        written = prompts.encode(JobRequest(model="m", messages=(Message(role="user", content=spelling),))).ids
         assert written.count(token) == plain.count(token)

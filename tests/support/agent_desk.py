@@ -16,6 +16,7 @@ from octavo.calls import run_sync
 from octavo.connection import connect
 from octavo.protocol import Claims, HeartbeatReply
 from octavo_worker.agent.agent import Agent
+from octavo_worker.agent.answer_form import EncodedPrompt
 from octavo_worker.agent.heartbeat import Holding
 from octavo_worker.messages import AddRequest, EngineStats, Ready, StepOutput, TokenOutput
 
@@ -43,8 +44,8 @@ class PlainPrompts:
     def __init__(self, tokenizer: Any = None) -> None:
         self.tokenizer = tokenizer
 
-    def encode(self, request: Any) -> list[int]:
-        return list(request.prompt)
+    def encode(self, request: Any) -> EncodedPrompt:
+        return EncodedPrompt(list(request.prompt))
 
     def token_bytes(self, token: int) -> bytes:
         return b""

@@ -63,7 +63,7 @@ def whole_text(tokens: int, sequence: int = 0) -> str:
 def prompt_tokens(request: JobRequest) -> list[bytes]:
     if isinstance(request.prompt, tuple):
         return [b"<%d>" % token for token in request.prompt]
-    texts = [request.prompt] if request.prompt is not None else [turn.content for turn in request.messages or ()]
+    texts = [request.prompt] if request.prompt is not None else [turn.text for turn in request.messages or ()]
     return [character.encode() for text in texts for character in text]
 
 

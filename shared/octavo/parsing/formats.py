@@ -24,6 +24,7 @@ class ToolFormat:
 
     One of `markers` begins calls anywhere in the content, one of `leading` only at its beginning; `read_calls` reads
     what follows. `inside_thoughts`: a call ends a thought that is still open, since its marker is a control token.
+    `also` has what is read besides the markers and the syntax.
     """
 
     syntax: CallSyntax | None
@@ -32,6 +33,7 @@ class ToolFormat:
     read_calls: Calls = read_no_calls
     inside_thoughts: bool = False
     call_id: Callable[[str, int, int], str] = call_id
+    also: tuple[str, ...] = ()
 
 
 def _gemma(kind: gemma.Gemma) -> ToolFormat:
@@ -70,6 +72,7 @@ def _mistral(syntax: CallSyntax) -> ToolFormat:
         read_calls=mistral.read_calls,
         inside_thoughts=True,
         call_id=short_call_id,
+        also=(mistral.ID, mistral.ARGUMENTS),
     )
 
 
@@ -167,7 +170,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
             before_arguments=f" {harmony.CONSTRAIN}json{harmony.MESSAGE}",
             after_arguments=harmony.CALL,
             separator=f"{harmony.START}assistant",
-        )
+        ),
+        also=(harmony.END, harmony.RETURN),
     ),
     "gemma4": _gemma(gemma.GEMMA_4),
     "functiongemma": _gemma(gemma.FUNCTION_GEMMA),
@@ -182,3 +186,22 @@ REASONING_FORMATS: dict[str, Thoughts | None] = {
     HARMONY: None,
 }
 """The formats of reasoning. Harmony's thoughts are messages, without markers around them."""
+
+
+def is_marker(text: str, tools: str, reasoning: str) -> bool:
+    """Whether `text`, the spelling of a token, is a part of what these formats are read by (KeyError for an unknown
+    one). Harmony's are the same for both."""
+    form, thoughts = TOOL_FORMATS[HARMONY if HARMONY in (tools, reasoning) else tools], REASONING_FORMATS[reasoning]
+    read = [*form.markers, *form.leading, *form.also]
+    if form.syntax is not None:
+        syntax = form.syntax
+        read += [syntax.begin, syntax.before_name, syntax.before_arguments, syntax.after_arguments]
+        read += [syntax.separator, syntax.end]
+        match syntax.arguments:
+            case TaggedArguments(before_key, before_value, after_value):
+                read += [before_key, before_value, after_value]
+            case BareArguments(quote):
+                read.append(quote)
+    if thoughts is not None:
+        read += [thoughts.begin, thoughts.end]
+    return bool(text.strip()) and any(text.strip() in part for part in read)

@@ -20,5 +20,12 @@ def short_call_id(job_id: str, sequence: int, call: int) -> str:
     return "".join(_LETTERS[number // len(_LETTERS) ** place % len(_LETTERS)] for place in range(_SHORT))
 
 
+def shortened_call_id(written: str) -> str:
+    """An id as Mistral's templates take it, for one of any other form."""
+    if len(written) == _SHORT and all(letter in _LETTERS for letter in written):
+        return written
+    return short_call_id(written, 0, 0)
+
+
 def _digest(job_id: str, sequence: int, call: int) -> bytes:
     return blake2b(f"{job_id} {sequence} {call}".encode(), digest_size=12).digest()

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from octavo.calls import Call, run
 from octavo.connection import is_final
 from octavo.errors import MalformedMessage
-from octavo.models import Event, JobError, JobRequest, JobStatus, Terminal, Usage
+from octavo.models import Event, JobError, JobStatus, Terminal, Usage
 from octavo.protocol import Cell, Claims, HeartbeatReply, Parting, Unreadable
 from octavo.streams import read_stream
 from octavo_worker.agent.child import EngineProcess
@@ -26,7 +26,7 @@ from octavo_worker.agent.publisher import Publisher
 from octavo_worker.agent.room import Room, room_for
 from octavo_worker.agent.tokens import PromptRejected, Prompts, check_ids
 from octavo_worker.decoding.sampling import resolve_sampling
-from octavo_worker.messages import Abort, EngineStats, FailureCode, Ready, RequestFailed, StepOutput
+from octavo_worker.messages import Abort, EngineStats, FailureCode, Ready, RequestFailed, StepOutput, TokenOutput
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Agent:
         self._prompts = prompts
         self._changed = changed
         self._jobs: dict[str, ActiveJob] = {}
+        self._computed: dict[str, ActiveJob] = {}  # by the ids of the engine's requests
         self._reading = asyncio.Semaphore(_READERS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
@@ -91,7 +92,7 @@ class Agent:
             again = f" again, attempt {claim.attempt}, from token {claim.offset}" if claim.attempt > 1 else ""
             log.info("job %s claimed%s", claim.job_id, again)
             job = ActiveJob(claim)
-            self._jobs[job.request_id] = job
+            self._jobs[job.request_id] = self._computed[job.request_id] = job
             self._empty.clear()
             self._spawn(self._prepare(job, clock_offset))
         for broken in claims.unreadable:
@@ -135,25 +136,35 @@ class Agent:
         self._heard_at = time.monotonic()
         self.stats = output.stats
         for started in output.started:
-            if (job := self._jobs.get(started.id)) is not None:
+            if (job := self._computed.get(started.id)) is not None:
                 job.started(started)
                 if job.is_over:
                     self.publisher.add(job)
         for resumed in output.resumed:
-            if (job := self._jobs.get(resumed.id)) is not None:
+            if (job := self._computed.get(resumed.id)) is not None:
                 job.resumed(resumed)
         for token in output.tokens:
-            if (job := self._jobs.get(token.id)) is not None:
+            if (job := self._computed.get(token.id)) is not None:
                 if job.accept(token):
-                    self._abort(job, token.index)
+                    self._leave(job, token)
                 self.publisher.add(job)
         for progress in output.progress:
-            if (job := self._jobs.get(progress.id)) is not None:
+            if (job := self._computed.get(progress.id)) is not None:
                 self.progress.add(job, progress)
         for failure in output.failed:
-            if (job := self._jobs.get(failure.id)) is not None:
+            if (job := self._computed.get(failure.id)) is not None:
                 self._fail(job, failure)
         self._changed()
+
+    def _leave(self, job: ActiveJob, last: TokenOutput) -> None:
+        """A sequence ends here, or goes on behind tokens that the engine did not choose."""
+        if self._engine is None:
+            return
+        self._engine.send(Abort(last.id, last.index))
+        if job.sequences[last.index].finish_reason is None:
+            request = job.detour(last.index)
+            self._computed[request.id] = job
+            self._engine.send(request)
 
     def silence(self) -> float:
         """Seconds since the engine last said something although it has work; 0 if it has none."""
@@ -209,12 +220,18 @@ class Agent:
     async def _encode(self, job: ActiveJob) -> None:
         request, limits = job.claim.request, self._limits
         assert limits is not None
-        if _text_length(request) > _LONG_TEXT:
-            ids = await asyncio.to_thread(self._prompts.encode, request)
+        if sum(map(len, request.prompt_texts)) > _LONG_TEXT:
+            prompt = await asyncio.to_thread(self._prompts.encode, request)
         else:
-            ids = self._prompts.encode(request)
-        check_ids(ids, request=request, max_model_len=limits.max_model_len, vocab_size=limits.vocab_size)
-        job.begin(ids, tokenizer=self._prompts.tokenizer, token_bytes=self._prompts.token_bytes)
+            prompt = self._prompts.encode(request)
+        check_ids(prompt.ids, request=request, max_model_len=limits.max_model_len, vocab_size=limits.vocab_size)
+        job.begin(
+            prompt.ids,
+            tokenizer=self._prompts.tokenizer,
+            token_bytes=self._prompts.token_bytes,
+            form=prompt.form,
+            longest=limits.max_model_len - len(prompt.ids),
+        )
 
     async def _published(self, job: ActiveJob) -> list[Event]:
         while True:
@@ -229,6 +246,8 @@ class Agent:
     def _start(self, job: ActiveJob, clock_offset: float) -> None:
         if job.request_id not in self._jobs:
             return  # lost or released meanwhile
+        if not job.is_over:
+            job.pay_all()
         if job.is_over:
             self.publisher.add(job)
             return
@@ -295,15 +314,18 @@ class Agent:
 
     def _forget(self, job: ActiveJob) -> None:
         self._jobs.pop(job.request_id, None)
+        for request_id in job.engine_ids:
+            self._computed.pop(request_id, None)
         self.publisher.discard(job)
         self.progress.discard(job)
         if not self._jobs:
             self._empty.set()
         self._changed()
 
-    def _abort(self, job: ActiveJob, index: int | None = None) -> None:
+    def _abort(self, job: ActiveJob) -> None:
         if job.in_engine and self._engine is not None:
-            self._engine.send(Abort(job.request_id, index))
+            for request_id in job.engine_ids:
+                self._engine.send(Abort(request_id))
 
     async def _give_back(self, jobs: Sequence[ActiveJob], why: Parting = "back") -> None:
         if not jobs:
@@ -332,9 +354,3 @@ def public_code(code: FailureCode) -> str:
 def _expired() -> JobError:
     message = "the job did not end within its timeout_s: allow more time or ask for fewer tokens"
     return JobError(code="expired", message=message)
-
-
-def _text_length(request: JobRequest) -> int:
-    if request.messages is not None:
-        return sum(len(message.content) for message in request.messages)
-    return len(request.prompt) if isinstance(request.prompt, str) else 0

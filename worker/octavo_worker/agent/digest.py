@@ -34,6 +34,8 @@ def files_digest(folder: Path, *, load_format: str, seed: int) -> bytes:
     for name in _TEXTS:
         if (folder / name).is_file():
             _add(digest, name.encode(), (folder / name).read_bytes())
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        _add(digest, path.name.encode(), path.read_bytes())
     if load_format == "dummy":
         _add(digest, b"seed", str(seed).encode())
         return digest.digest()

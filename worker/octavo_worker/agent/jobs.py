@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
-from typing import cast
 
+import msgspec
 from tokenizers import Tokenizer
 
 from octavo.errors import MalformedMessage
-from octavo.models import Chunk, FinishReason, JobError, JobStatus, Terminal, TokenLogprob, TopLogprob, Usage
+from octavo.models import Chunk, JobError, JobStatus, Terminal, TokenLogprob, TopLogprob, Usage
 from octavo.protocol import Append, Claim
+from octavo_worker.agent.answer_form import AnswerForm
+from octavo_worker.agent.sequence import GeneratedSequence
 from octavo_worker.decoding.text import TextStream
 from octavo_worker.messages import (
     BATCH,
@@ -35,48 +37,6 @@ def _no_bytes(token: int) -> bytes:
     return b""
 
 
-class GeneratedSequence:
-    """Tokens of one sequence, and the text that became certain with each of them."""
-
-    def __init__(self, index: int, text: TextStream) -> None:
-        self.index = index
-        self.ids: list[int] = []
-        self.texts: list[str] = []
-        self.logprobs: list[TokenLogprob] = []
-        self.score = 0.0  # sum of the engine's log-probabilities, if it sends any
-        self.finish_reason: FinishReason | None = None
-        self.placed = 0  # tokens that have their place in the stream
-        self._text = text
-
-    def restore(self, chunk: Chunk) -> None:
-        """Take over what an earlier owner published, replaying it so that text continues as if never interrupted."""
-        self.ids += chunk.token_ids
-        self.texts += chunk.texts
-        self.logprobs += chunk.logprobs or ()
-        self.finish_reason = chunk.finish_reason
-        for token in chunk.token_ids:
-            self._text.feed(token)
-
-    def add(self, token: int, logprob: TokenLogprob | None, ended: str | None) -> None:
-        """Append one token; `ended` is the engine's verdict, a stop string may end the sequence before it."""
-        self.ids.append(token)
-        self.texts.append(self._text.feed(token, ended))
-        is_complete = self._text.stopped or ended == "complete"
-        self.finish_reason = "stop" if is_complete else cast("FinishReason | None", ended)
-        if logprob is not None:
-            self.logprobs.append(logprob)
-
-    def chunk(self, first: int, end: int) -> Chunk:
-        """Tokens `first` to `end` (excluded). The finish reason travels with the last token."""
-        return Chunk(
-            index=self.index,
-            token_ids=tuple(self.ids[first:end]),
-            texts=tuple(self.texts[first:end]),
-            logprobs=tuple(self.logprobs[first:end]) if self.logprobs else None,
-            finish_reason=self.finish_reason if end == len(self.ids) else None,
-        )
-
-
 class ActiveJob:
     """A job between its claim and its last entry.
 
@@ -92,6 +52,7 @@ class ActiveJob:
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.request_id = f"{claim.job_id}#{claim.token}"  # a server that forgets counts an attempt twice
+        self.engine_ids = [self.request_id]
         self.prompt: list[int] = []
         self.sequences: list[GeneratedSequence] = []
         self.stored = 0  # tokens that the server holds, by its last reply
@@ -99,6 +60,9 @@ class ActiveJob:
         self.in_engine = False
         self.is_computed = False  # the engine has its prompt in memory
         self._tokenizer: Tokenizer | None = None
+        self._form = AnswerForm()
+        self._longest: int | None = None
+        self._asked: AddRequest | None = None
         self._held_back = claim.request.sampling.is_held_back
         self._earlier: list[Chunk] = []  # what an earlier owner of a job that is held back stored
         self._ending: tuple[JobStatus, JobError | None] | None = None
@@ -109,9 +73,21 @@ class ActiveJob:
         self._cached_tokens = self._recomputed_tokens = self._restored_tokens = 0
         self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
-    def begin(self, prompt: list[int], *, tokenizer: Tokenizer | None, token_bytes: Callable[[int], bytes]) -> None:
-        """The prompt's token ids are known. `tokenizer` None: all text stays empty."""
+    def begin(
+        self,
+        prompt: list[int],
+        *,
+        tokenizer: Tokenizer | None,
+        token_bytes: Callable[[int], bytes],
+        form: AnswerForm | None = None,
+        longest: int | None = None,
+    ) -> None:
+        """The prompt's token ids are known. `tokenizer` None: all text stays empty. `longest`: tokens that the context
+        leaves for a sequence."""
         self.prompt = prompt
+        self._form = form or AnswerForm()
+        limits = [limit for limit in (self.claim.request.sampling.max_tokens, longest) if limit is not None]
+        self._longest = min(limits, default=None)
         self._token_bytes = token_bytes
         self._tokenizer = tokenizer
         self._renew()
@@ -121,17 +97,22 @@ class ActiveJob:
         self._unfinished = len(self.sequences)
 
     def _new_sequences(self) -> list[GeneratedSequence]:
-        sampling, sequences = self.claim.request.sampling, []
+        sampling, sequences, form = self.claim.request.sampling, [], self._form
+        is_plain = form.format is None
         for index in range(sampling.n if sampling.beam_width is not None else sampling.width):
             text = TextStream(
                 self._tokenizer,
                 self.prompt,
                 stop=sampling.stop,
                 include_stop=sampling.include_stop_str_in_output,
-                skip_special_tokens=sampling.skip_special_tokens,
+                skip_special_tokens=sampling.skip_special_tokens and is_plain,
+                hidden=form.hidden if sampling.skip_special_tokens and not is_plain else frozenset(),
                 min_tokens=sampling.min_tokens,
             )
-            sequences.append(GeneratedSequence(index, text))
+            budget = form.budget(sampling.thinking_token_budget)
+            sequences.append(
+                GeneratedSequence(index, text, request_id=self.request_id, format=form.format, budget=budget)
+            )
         return sequences
 
     # What goes to the engine
@@ -181,7 +162,7 @@ class ActiveJob:
         unfinished = [s for s in self.sequences if s.finish_reason is None]
         if not unfinished:  # a takeover that only lacks the prompt's log-probabilities
             sampling.max_tokens, unfinished = 0, self.sequences[:1]
-        return AddRequest(
+        self._asked = AddRequest(
             id=self.request_id,
             prompt=array("I", self.prompt),
             sequences=[SequenceInput(s.index, list(s.ids) if sampling.max_tokens else []) for s in unfinished],
@@ -192,10 +173,23 @@ class ActiveJob:
             deadline=deadline,
             grammar=self.claim.request.grammar if sampling.max_tokens else None,
         )
+        return self._asked
+
+    def detour(self, index: int) -> AddRequest:
+        """The rest of a sequence that got tokens which the engine did not choose, as a request of its own. It goes
+        first, like a job that is taken over."""
+        assert self._asked is not None
+        sequence = self.sequences[index]
+        sequence.request_id = f"{self.request_id}~{len(self.engine_ids)}"
+        self.engine_ids.append(sequence.request_id)
+        rest = [SequenceInput(index, list(sequence.ids))]
+        return msgspec.structs.replace(self._asked, id=sequence.request_id, sequences=rest, priority=HIGH)
 
     # What comes from the engine
 
     def started(self, message: RequestStarted) -> None:
+        if message.id != self.request_id:
+            return
         self.is_computed = True
         self._cached_tokens = message.cached_tokens
         if message.prompt_logprobs is not None:
@@ -207,20 +201,40 @@ class ActiveJob:
         self._restored_tokens += message.restored
 
     def accept(self, output: TokenOutput) -> bool:
-        """Take one token. True if its sequence ended here without the engine knowing: abort it there."""
+        """Take one token. True if its sequence ended here, or takes another way, without the engine knowing: abort it
+        there."""
         sequence = self.sequences[output.index]
-        if self._ending is not None or sequence.finish_reason is not None:
-            return False  # surplus: the engine was a step ahead of a stop string or a cancel
+        if self._ending is not None or sequence.finish_reason is not None or output.id != sequence.request_id:
+            return False  # surplus: the engine was a step ahead of a stop string, a cancel or a detour
         logprob = None
         if output.logprob is not None:
             sequence.score += output.logprob.logprob
             if self.claim.request.sampling.logprobs is not None:
                 logprob = self._logprob(output.token, output.logprob)
         sequence.add(output.token, logprob, output.finish_reason)
+        if sequence.owed:
+            self._pay(sequence)
+            return True
         if sequence.finish_reason is None:
             return False
         self._unfinished -= 1
         return output.finish_reason is None
+
+    def pay_all(self) -> None:
+        """Give every sequence the tokens that it owes before the engine computes anything."""
+        for sequence in self.sequences:
+            self._pay(sequence)
+
+    def _pay(self, sequence: GeneratedSequence) -> None:
+        """As far as there is room."""
+        if not sequence.owed:
+            return
+        while sequence.owed:
+            token, is_last = sequence.owed[0], len(sequence.ids) + 1 == self._longest
+            certain = TokenLogprob(token, self._token_bytes(token), 0.0)
+            wanted = self.claim.request.sampling.logprobs is not None
+            sequence.add(token, certain if wanted else None, "length" if is_last else None)
+        self._unfinished -= sequence.finish_reason is not None
 
     def end(self, status: JobStatus, error: JobError | None = None) -> None:
         """End the job here and now: tokens that were never sent are dropped."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from octavo.models import JobError, JobRequest, Message, PrefixPin
-from octavo_worker.agent.template import ChatTemplate, TemplateFailed
+from octavo_worker.agent.answer_form import AnswerForm, EncodedPrompt
+from octavo_worker.agent.chat_model import ChatModel
+from octavo_worker.agent.fence import Piece
+from octavo_worker.agent.template import TemplateFailed
 from octavo_worker.agent.vocabulary import TokenBytes
-from octavo_worker.files import end_ids, read_json
+from octavo_worker.files import end_ids
 
 _USERS_SAY = ("0", "z", "\n")  # continuations of a prefix: tokens common to all do not depend on it
-_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
 class PromptRejected(Exception):
@@ -35,10 +36,9 @@ class Prompts:
     """
 
     def __init__(self, folder: Path) -> None:
-        config = read_json(folder / "tokenizer_config.json")
         self.tokenizer: Tokenizer | None = None
         self._bytes: TokenBytes | None = None
-        self._template: ChatTemplate | None = None
+        self._chat: ChatModel | None = None
         if (folder / "tokenizer.json").exists():
             self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             self._literal = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -47,27 +47,36 @@ class Prompts:
                 tokenizer.no_truncation()
                 tokenizer.no_padding()
             self._bytes = TokenBytes(self.tokenizer)
-            self._template = self._find_template(folder, config)
+            self._added = set(self.tokenizer.get_added_tokens_decoder())
+            self._chat = ChatModel.of_folder(folder, self.tokenizer)
         self.end_ids = end_ids(folder)
 
-    def encode(self, request: JobRequest) -> list[int]:
+    def encode(self, request: JobRequest) -> EncodedPrompt:
         """Token ids of the job's prompt; one id is at least there. Raises PromptRejected."""
+        form = AnswerForm()
         if request.messages is not None:
-            ids, param = self._encode_messages(request.messages), "messages"
+            pieces = self._rendered(request)
+            ids, param = self._encode_pieces(pieces), "messages"
+            if request.is_parsed and self._chat is not None:
+                form = self._chat.answer_form(request, pieces)
         elif isinstance(request.prompt, str):
             ids, param = self._encode_text(request.prompt, request.add_special_tokens), "prompt"
         else:
             ids, param = list(request.prompt or ()), "prompt"
         if not ids:
             raise PromptRejected("empty_prompt", "the prompt has no tokens: give at least one character", param)
-        return ids
+        return EncodedPrompt(ids, form)
 
     def encode_prefix(self, pin: PrefixPin) -> list[int]:
         """The tokens with which every prompt begins that has this prefix: what differs with its continuation is left
         off. Raises PromptRejected."""
         if pin.system is not None:
             system = Message(role="system", content=pin.system)
-            prompts = [self._encode_messages([system, Message(role="user", content=said)]) for said in _USERS_SAY]
+            asked = [(system, Message(role="user", content=said)) for said in _USERS_SAY]
+            prompts = [
+                self._encode_pieces(self._rendered(JobRequest(model=pin.model, messages=messages)))
+                for messages in asked
+            ]
         elif isinstance(pin.prompt, str):
             prompts = [self._encode_text(pin.prompt + said, True) for said in _USERS_SAY]
         else:
@@ -101,39 +110,34 @@ class Prompts:
             )
         return self._literal.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def _encode_messages(self, messages: Sequence[Message]) -> list[int]:
+    def _rendered(self, request: JobRequest) -> list[Piece]:
         if self.tokenizer is None:
             raise PromptRejected(
                 "no_tokenizer", "this model has no tokenizer: send a prompt as a list of token ids instead", "messages"
             )
-        if self._template is None:
+        if self._chat is None:
             raise PromptRejected(
                 "no_chat_template", "this model has no chat template: send a prompt instead", "messages"
             )
         try:
-            pieces = self._template.render(messages)
+            return self._chat.render(request)
         except TemplateFailed as error:
-            raise PromptRejected("invalid_messages", str(error), "messages") from error
+            raise PromptRejected("invalid_messages", str(error), error.param) from error
+
+    def _encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
+        assert self.tokenizer is not None
         ids: list[int] = []
         for text, typed_by_user in pieces:
-            tokenizer = self._literal if typed_by_user else self.tokenizer
-            ids += tokenizer.encode(text, add_special_tokens=False).ids
+            ids += self._spelled(text) if typed_by_user else self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _find_template(self, folder: Path, config: dict[str, Any]) -> ChatTemplate | None:
-        assert self.tokenizer is not None
-        source = config.get("chat_template")
-        if (folder / "chat_template.jinja").exists():
-            source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        if isinstance(source, list):  # several named templates
-            source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-        if not source:
-            return None
-        added = self.tokenizer.get_added_tokens_decoder().values()
-        named = read_json(folder / "special_tokens_map.json")
-        texts = {name: _token_text(config.get(name)) or _token_text(named.get(name)) for name in _SPECIAL_NAMES}
-        variables = {name: text for name, text in texts.items() if text}
-        return ChatTemplate(source, special=[token.content for token in added if token.special], variables=variables)
+    def _spelled(self, marker: str) -> list[int]:
+        """A marker as the text that it is. Added tokens that are not special are found in any text, so in two parts."""
+        ids = self._literal.encode(marker, add_special_tokens=False).ids
+        if self._added.isdisjoint(ids):
+            return ids
+        parts = (marker[:1], marker[1:])
+        return [token for part in parts for token in self._literal.encode(part, add_special_tokens=False).ids]
 
 
 def check_ids(ids: Sequence[int], *, request: JobRequest, max_model_len: int, vocab_size: int) -> None:
@@ -157,7 +161,3 @@ def check_ids(ids: Sequence[int], *, request: JobRequest, max_model_len: int, vo
         raise PromptRejected(
             "invalid_token_id", f"token id {largest} is not in the vocabulary of {vocab_size} tokens", "logit_bias"
         )
-
-
-def _token_text(value: Any) -> str | None:
-    return value.get("content") if isinstance(value, dict) else value

@@ -6,7 +6,7 @@ and continues with the very pieces the first one would have made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -19,11 +19,20 @@ class Detokenizer:
     """Incremental decoding: text appears once its characters are complete and is never taken back.
 
     The end of the prompt is context, so that a first word keeps its leading space where the prompt left off. A prompt
-    that ends inside a character gives no context, and the output decodes as if it stood alone.
+    that ends inside a character gives no context, and the output decodes as if it stood alone. Tokens of `hidden` have
+    no text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        hidden: Set[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
+        self._hidden = hidden
         self._skip_special = skip_special_tokens
         self._context = list(prompt[-_CONTEXT_TOKENS:])  # complete text just before `_pending`
         if self._decode(self._context).endswith(_INCOMPLETE):
@@ -33,6 +42,8 @@ class Detokenizer:
 
     def feed(self, token: int) -> str:
         """The text that became certain with `token`."""
+        if token in self._hidden:
+            return ""
         self._pending.append(token)
         text = self._step(token)
         if not text:
@@ -104,8 +115,9 @@ class StopStrings:
 class TextStream:
     """The text of one sequence: incremental decoding, then stop strings.
 
-    Without a tokenizer all text is empty. The text of the first `min_tokens` tokens takes no part in stop strings. A
-    token that ended its sequence as a stop id adds no text unless `include_stop` is set.
+    Without a tokenizer all text is empty, and so is that of `hidden` tokens. The text of the first `min_tokens` tokens
+    takes no part in stop strings. A token that ended its sequence as a stop id adds no text unless `include_stop` is
+    set.
     """
 
     def __init__(
@@ -116,11 +128,12 @@ class TextStream:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        hidden: Set[int] = frozenset(),
         min_tokens: int = 0,
     ) -> None:
-        self._detokenizer = (
-            None if tokenizer is None else Detokenizer(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
-        )
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens=skip_special_tokens, hidden=hidden)
         self._stops = StopStrings(stop, include=include_stop)
         self._include_stop = include_stop
         self._exempt = min_tokens
