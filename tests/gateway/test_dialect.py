@@ -23,6 +23,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 WINDOW = 4
 HELLO = {"role": "user", "content": "hello"}
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "f", "description": "it", "parameters": SCHEMA, "strict": False}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"name": "x"}'}}
 
 
 async def over_http(http, path, body):
@@ -92,6 +94,12 @@ BOTH_ACCEPT = [
     (CHAT, chat(user="u", safety_identifier="s", prompt_cache_key="k", service_tier="auto", store=False)),
     (CHAT, chat(reasoning_effort="low", verbosity="low", modalities=["text"], chat_template_kwargs={})),
     (CHAT, chat(tools=[], tool_choice="none", parallel_tool_calls=True)),
+    (CHAT, chat(tools=[TOOL], tool_choice="none", parallel_tool_calls=False)),
+    (CHAT, chat(tools=[TOOL, {"type": "function", "function": {"name": "g"}}], tool_choice="auto")),
+    (CHAT, chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}})),
+    (CHAT, chat(chat_template_kwargs={"enable_thinking": False, "depth": [1, {"a": None}]}, reasoning_effort="none")),
+    (CHAT, chat(thinking_token_budget=100, include_reasoning=False)),
+    (TEXT, text(tools=[], tool_choice="none", parallel_tool_calls=True, reasoning_effort="low")),
     (CHAT, chat(functions=[], function_call="none", prompt_cache_retention="24h")),
     (CHAT, chat(messages=[{**HELLO, "name": "ann"}])),
     (
@@ -109,17 +117,30 @@ BOTH_REFUSE = [
     (TEXT, text(prompt_logprobs=1), "prompt_logprobs"),
     (TEXT, text(max_completion_tokens=2), "max_completion_tokens"),
     (TEXT, text(suffix="x"), "suffix"),
-    (CHAT, chat(tools=[{"type": "function"}]), "tools"),
-    (CHAT, chat(tool_choice="auto"), "tool_choice"),
+    (CHAT, chat(tools=[{"type": "function"}]), "tools.0.function"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools.0.function.name"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "a", "schema": {}}}]), "tools.0.function.schema"),
+    (CHAT, chat(tools=[{"type": "web_search"}]), "tools.0.type"),
+    (CHAT, chat(tools=[TOOL, TOOL], tool_choice="auto"), "tool_choice"),
+    (CHAT, chat(tool_choice="required"), "tool_choice"),
+    (CHAT, chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
+    (CHAT, chat(tools=[TOOL], tool_choice="always"), "tool_choice"),
+    (CHAT, chat(chat_template_kwargs={"messages": []}), "chat_template_kwargs"),
+    (CHAT, chat(chat_template_kwargs={"a": [[[[1]]]]}), "chat_template_kwargs"),
+    (CHAT, chat(thinking_token_budget=-1), "thinking_token_budget"),
+    (TEXT, text(thinking_token_budget=1), "thinking_token_budget"),
+    (TEXT, text(tools=[TOOL]), "tools"),
+    (CHAT, chat(messages=[{"role": "critic", "content": "bad"}]), "messages.0.role"),
+    (CHAT, chat(messages=[{"role": "user"}]), "messages.0.content"),
+    (CHAT, chat(messages=[{**HELLO, "tool_calls": [CALL]}]), "messages.0"),
     (CHAT, chat(functions=[{"name": "f"}]), "functions"),
     (CHAT, chat(store=True), "store"),
     (CHAT, chat(modalities=["text", "audio"]), "modalities"),
-    (CHAT, chat(chat_template_kwargs={"enable_thinking": False}), "chat_template_kwargs"),
     (CHAT, chat(response_format={"type": "yaml"}), "response_format.type"),
     (CHAT, chat(structured_outputs={"json": {}, "regex": "a"}), "structured_outputs"),
     (TEXT, text(guided_choice=[1]), "guided_choice.0"),
     (CHAT, chat(messages=[{"role": "user", "content": None}]), "messages.0.content"),
-    (CHAT, chat(messages=[HELLO, {**HELLO, "tool_calls": [{}]}]), "messages.1.tool_calls"),
+    (CHAT, chat(messages=[HELLO, {**HELLO, "tool_calls": [{}]}]), "messages.1.tool_calls.0.function"),
     (CHAT, chat(temperature=9), "temperature"),
     (CHAT, chat(nonsense=1), "nonsense"),
     (CHAT, chat(max_tokens=0), "max_tokens"),
@@ -153,7 +174,7 @@ async def test_what_one_refuses_the_other_does_in_the_same_words(http, worker, r
 
 
 async def test_fields_without_effect_change_nothing(http, worker):
-    harmless = {"user": "u", "store": False, "tools": [], "tool_choice": "none", "reasoning_effort": "high"}
+    harmless = {"user": "u", "store": False, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
     for fields in ({}, harmless):
         assert (await over_http(http, CHAT, chat(**fields)))[0] == "answer"
     plain, with_fields = worker.seen

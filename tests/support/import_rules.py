@@ -93,7 +93,11 @@ RULES = [
     Rule(f"{SHARED}/parsing"),
     Rule(
         f"{SHARED}/openai",
-        ("pydantic", *(f"octavo.{name}" for name in ("models", "errors", "structured", "strict_schema"))),
+        (
+            "pydantic",
+            *(f"octavo.{name}" for name in ("models", "errors", "structured", "strict_schema", "tools")),
+            *(f"octavo.{name}" for name in ("conversation", "parsing", "answer_parser")),
+        ),
     ),
     Rule(f"{SHARED}/cli", ("octavo", "redis", "msgspec", "pydantic", "typer", "rich")),
     Rule(f"{SHARED}/celery.py", ("octavo", "celery", "kombu", "redis"), but_not=("octavo.cli",)),

@@ -9,9 +9,11 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from octavo.models import Chunk
-from octavo.openai.answers import chat_head
+from octavo.openai.answers import answer_parser, chat_head
+from octavo.openai.choices import calls_tools, delta_json, finish_reason
 from octavo.openai.logprobs import chat_logprobs
 from octavo.openai.requests import ChatCompletionRequest
+from octavo.parsing import ContentDelta, Delta, ReasoningDelta
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.body import described, json_body
 from octavo_gateway.events import quote
@@ -42,22 +44,39 @@ class ChatStream:
     def __init__(self, generation: Generation, body: ChatCompletionRequest) -> None:
         head = chat_head(body, generation.job_ids[0], generation.created, "chat.completion.chunk")
         self.frames = Frames(head, usage=body.include_usage)
+        self._parser = answer_parser(body, generation.job_ids[0])
+        self._with_reasoning = body.include_reasoning is not False
         self._begun: set[int] = set()
+        self._called: set[int] = set()
 
     def choices(self, _: int, chunk: Chunk) -> list[str]:
-        """What a chunk adds, as JSON: the role once, its text if any, the finish reason at the end."""
+        """What a chunk adds, as JSON: the role once, its text, reasoning and calls if any, the finish reason at the
+        end. Log-probabilities come with the first of them: they are of tokens, those of markers included."""
         found = []
         index = chunk.index
         if index not in self._begun:
             self._begun.add(index)
             found.append(_choice(index, '{"role":"assistant","content":""}'))
-        text = chunk.text
-        if text or chunk.logprobs:
-            logprobs = json.dumps(chat_logprobs(chunk.logprobs)) if chunk.logprobs else "null"
-            found.append(_choice(index, f'{{"content":{quote(text)}}}', logprobs))
+        deltas = self._parser.feed(chunk)
+        if calls_tools(deltas):
+            self._called.add(index)
+        parts = [_delta(delta) for delta in deltas if self._with_reasoning or not isinstance(delta, ReasoningDelta)]
+        logprobs = json.dumps(chat_logprobs(chunk.logprobs)) if chunk.logprobs else "null"
+        if chunk.logprobs and not parts:
+            parts = ['{"content":""}']
+        for part in parts:
+            found.append(_choice(index, part, logprobs))
+            logprobs = "null"
         if chunk.finish_reason is not None:
-            found.append(_choice(index, "{}", reason=quote(chunk.finish_reason)))
+            reason = finish_reason(chunk.finish_reason, called=index in self._called)
+            found.append(_choice(index, "{}", reason=quote(reason)))
         return found
+
+
+def _delta(delta: Delta) -> str:
+    if isinstance(delta, ContentDelta):
+        return f'{{"content":{quote(delta.text)}}}'
+    return json.dumps(delta_json(delta), ensure_ascii=False)
 
 
 def _choice(index: int, delta: str, logprobs: str = "null", reason: str = "null") -> str:

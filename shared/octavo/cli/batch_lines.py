@@ -21,6 +21,7 @@ from octavo.models import JobRequest
 from octavo.openai.answers import CompletedJob, answer
 from octavo.openai.problems import invalid_body
 from octavo.openai.requests import ENDPOINTS, ChatCompletionRequest, CompletionRequest
+from octavo.openai.tools import ToolBody
 from octavo.requests import build_request
 
 ID_PREFIX = "batch_req_"
@@ -125,5 +126,11 @@ def _shape(request: JobRequest) -> ChatCompletionRequest | CompletionRequest:
     sampling = request.sampling
     shared: dict[str, Any] = {"model": request.model, "n": sampling.n, "stop": sampling.stop}
     if request.messages is not None:
-        return ChatCompletionRequest.model_construct(**shared, messages=(), logprobs=sampling.logprobs is not None)
+        return ChatCompletionRequest.model_construct(
+            **shared,
+            messages=(),
+            logprobs=sampling.logprobs is not None,
+            tools=tuple(ToolBody.of(tool) for tool in request.tools),
+            parallel_tool_calls=request.parallel_tool_calls,
+        )
     return CompletionRequest.model_construct(**shared, prompt=request.prompt or "", logprobs=sampling.logprobs)

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.answer_parser import AnswerParser
 from octavo.models import Chunk, Terminal, TokenLogprob, Usage
+from octavo.openai.choices import finish_reason, message_json
 from octavo.openai.logprobs import CompletionLogprobs, chat_logprobs
 from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
 
@@ -77,18 +79,24 @@ def _head(model: str, answer_id: str, created: int, kind: str) -> dict[str, Any]
 def _chat_answer(body: ChatCompletionRequest, job: CompletedJob, created: int) -> dict[str, Any]:
     return {
         **chat_head(body, job.id, created, "chat.completion"),
-        "choices": [_chat_choice(body, i, chunks) for i, chunks in enumerate(_sequences(job, body.n))],
+        "choices": [_chat_choice(body, job.id, i, chunks) for i, chunks in enumerate(_sequences(job, body.n))],
         "usage": usage_json(job.end.usage),
     }
 
 
-def _chat_choice(body: ChatCompletionRequest, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
+def answer_parser(body: ChatCompletionRequest, job_id: str) -> AnswerParser:
+    """Takes the answer of a chat apart."""
+    return AnswerParser(job_id, body.offered, parallel=body.parallel_tool_calls is not False)
+
+
+def _chat_choice(body: ChatCompletionRequest, job_id: str, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    parsed = answer_parser(body, job_id).parse(chunks)
     logprobs: list[TokenLogprob] = [item for chunk in chunks for item in chunk.logprobs or ()]
     return {
         "index": index,
-        "message": {"role": "assistant", "content": _text(chunks), "refusal": None},
+        "message": message_json(parsed, with_reasoning=body.include_reasoning is not False),
         "logprobs": chat_logprobs(logprobs) if body.logprobs else None,
-        "finish_reason": _finish_reason(chunks),
+        "finish_reason": finish_reason(_finish_reason(chunks), called=bool(parsed.calls)),
     }
 
 

@@ -55,15 +55,20 @@ class WithoutEffect(Body):
     prompt_cache_key: Word | None = None
     prompt_cache_retention: Word | None = None
     service_tier: Word | None = None
-    reasoning_effort: Word | None = None
     verbosity: Word | None = None
     store: Literal[False] | None = None
-    parallel_tool_calls: bool | None = None
-    tool_choice: Literal["none"] | None = None
-    tools: Empty = None
     function_call: Literal["none"] | None = None
     functions: Empty = None
     modalities: tuple[Literal["text"]] | None = None
+
+
+class CompletionWithoutEffect(Body):
+    """Likewise, of a completion: a chat has more use for them."""
+
+    reasoning_effort: Word | None = None
+    parallel_tool_calls: bool | None = None
+    tool_choice: Literal["none"] | None = None
+    tools: Empty = None
     chat_template_kwargs: Empty = None
     guided_decoding_backend: Word | None = None
 
@@ -71,22 +76,15 @@ class WithoutEffect(Body):
 class MessageWithoutEffect(Body):
     """Fields of a message that are accepted because these values change nothing."""
 
-    name: Word | None = None
-    tool_calls: Empty = None
     annotations: Empty = None
 
 
 REFUSED = {
-    "tools": "tools are not called here: leave it out",
-    "tool_choice": "tools are not called here: leave it out or send 'none'",
-    "functions": "functions are not called here: leave it out",
-    "function_call": "functions are not called here: leave it out or send 'none'",
-    "tool_calls": "tools are not called here: leave it out",
-    "tool_call_id": "tools are not called here: leave it out",
+    "functions": "send them as tools, of which it is the old form",
+    "function_call": "send tools and tool_choice, of which it is the old form",
     "whitespace_pattern": "JSON is written without whitespace here: leave it out",
     "guided_whitespace_pattern": "JSON is written without whitespace here: leave it out",
     "structural_tag": "write it as a grammar: structured_outputs with grammar",
-    "chat_template_kwargs": "the chat template takes no arguments here: leave it out",
     "store": "answers are not stored under this API: send false, or submit to /v1/jobs, which keeps results",
     "modalities": "answers are text: leave it out or send ['text']",
     "audio": "answers are text: leave it out",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from octavo.models import (
     MAX_LOGIT_BIAS,
@@ -16,7 +16,6 @@ from octavo.models import (
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
     JobRequest,
-    Message,
     ModelName,
     Priority,
     SamplingParams,
@@ -24,8 +23,10 @@ from octavo.models import (
     TokenId,
     TokenIds,
 )
-from octavo.openai.fields import Body, MessageWithoutEffect, WithoutEffect
+from octavo.openai.chat_messages import ChatMessage
+from octavo.openai.fields import Body, CompletionWithoutEffect, WithoutEffect
 from octavo.openai.structured import StructuredFields
+from octavo.openai.tools import ChatFields
 
 MAX_PROMPTS = 256
 COMPLETION_TOKENS = 16
@@ -137,34 +138,7 @@ class GenerationBody(WithoutEffect, StructuredFields):
 _SAME_NAME = sorted(set(SamplingParams.model_fields) & set(GenerationBody.model_fields) - {"seed"})
 
 
-class TextPart(Body):
-    """Text content in list form."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(MessageWithoutEffect):
-    """One turn. Content is text, or a list of text parts that are joined; an assistant's may be null."""
-
-    role: Literal["system", "user", "assistant", "tool", "developer"]
-    content: str | Annotated[tuple[TextPart, ...], Field(fail_fast=True)] | None
-
-    @field_validator("content")
-    @classmethod
-    def _only_an_assistant_says_nothing(cls, content: Any, info: ValidationInfo) -> Any:
-        if content is None and info.data.get("role") != "assistant":
-            raise ValueError("content is null, which only an assistant's may be: send text")
-        return content
-
-    def message(self) -> Message:
-        """The turn as the job has it: with one string."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return Message(role=self.role, content=text)
-
-
-class ChatCompletionRequest(GenerationBody):
+class ChatCompletionRequest(ChatFields, GenerationBody):
     """`POST /v1/chat/completions`. Without a limit the answer ends where the model ends it or the context is full."""
 
     messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1, fail_fast=True)]
@@ -184,10 +158,15 @@ class ChatCompletionRequest(GenerationBody):
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         messages = tuple(message.message() for message in self.messages)
-        return self._jobs([{"messages": messages}], max_tokens=limit, logprobs=logprobs)
+        return self._jobs(
+            [{"messages": messages, **self.chat_fields()}],
+            max_tokens=limit,
+            logprobs=logprobs,
+            thinking_token_budget=self.thinking_token_budget,
+        )
 
 
-class CompletionRequest(GenerationBody):
+class CompletionRequest(CompletionWithoutEffect, GenerationBody):
     """`POST /v1/completions`. A prompt is text or token ids, or a list of either."""
 
     prompt: (
