@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.messages import AnswerFormat, Chunk
+from octavo.models import AnswerFormat, Chunk, Result, Tool
 from octavo.parsing import (
     NONE,
     REASONING_FORMATS,
@@ -16,7 +16,6 @@ from octavo.parsing import (
     Parser,
     assemble,
 )
-from octavo.tools import Tool
 
 
 class AnswerParser:
@@ -35,28 +34,33 @@ class AnswerParser:
 
     def feed(self, chunk: Chunk) -> list[Delta]:
         """What more text of a sequence makes certain; all that is left with its last chunk."""
-        if chunk.index not in self._parsers:
-            self._parsers[chunk.index] = self._new_parser(chunk)
-        parser = self._parsers[chunk.index]
-        if parser is None:
-            return [ContentDelta(chunk.text)] if chunk.text else []
-        deltas = parser.feed(chunk.text)
-        if chunk.finish_reason is not None:
-            deltas += parser.finish()
-        return deltas if self._parallel else [delta for delta in deltas if not _is_another_call(delta)]
+        return self._feed(chunk.index, chunk.text, chunk.format, is_last=chunk.finish_reason is not None)
 
     def parse(self, chunks: Iterable[Chunk]) -> Parsed:
         """The sum of all deltas of one sequence whose stream has ended, however it did. Its text is used up by it."""
-        deltas, index = [], 0
-        for chunk in chunks:
-            deltas += self.feed(chunk)
-            index = chunk.index
-        if (parser := self._parsers.get(index)) is not None:
-            deltas += parser.finish()
-        return assemble(deltas)
+        chunks = list(chunks)
+        index, form = (chunks[0].index, chunks[0].format) if chunks else (0, None)
+        return assemble(self._feed(index, "".join(chunk.text for chunk in chunks), form, is_last=True))
 
-    def _new_parser(self, first: Chunk) -> Parser | None:
-        form = first.format or AnswerFormat()
+    def parse_result(self, result: Result) -> list[Parsed]:
+        """All sequences of a job that has ended."""
+        return [
+            assemble(self._feed(sequence.index, sequence.text, sequence.format, is_last=True))
+            for sequence in result.sequences
+        ]
+
+    def _feed(self, index: int, text: str, form: AnswerFormat | None, *, is_last: bool) -> list[Delta]:
+        if index not in self._parsers:
+            self._parsers[index] = self._new_parser(index, form or AnswerFormat())
+        parser = self._parsers[index]
+        if parser is None:
+            return [ContentDelta(text)] if text else []
+        deltas = parser.feed(text)
+        if is_last:
+            deltas += parser.finish()
+        return deltas if self._parallel else [delta for delta in deltas if not _is_another_call(delta)]
+
+    def _new_parser(self, index: int, form: AnswerFormat) -> Parser | None:
         tools = form.tools if form.tools in TOOL_FORMATS else NONE  # a later version's are text
         reasoning = form.reasoning if form.reasoning in REASONING_FORMATS else NONE
         if {tools, reasoning} == {NONE}:
@@ -65,7 +69,7 @@ class AnswerParser:
             tools,
             reasoning,
             job_id=self._job_id,
-            sequence=first.index,
+            sequence=index,
             schemas=self._schemas,
             opened=form.opened,
         )

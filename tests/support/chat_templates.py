@@ -123,7 +123,7 @@ LLAMA = Family(
 {%- else %}<|start_header_id|>{{ m.role }}<|end_header_id|>
 
 {% if loop.first and tools %}Answer with {"name": its name, "parameters": dictionary of argument name and its value}.
-{% for tool in tools %}{{ tool | tojson(indent=4) }}
+{% for tool in tools %}{{ tool | tojson }}
 
 {% endfor %}{% endif %}{{ m.content }}{{ m.reasoning_content or '' }}<|eot_id|>{% endif %}{% endfor %}
 {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}""",
@@ -352,3 +352,7 @@ FAMILIES = {
     "gemma4": GEMMA_4,
     "functiongemma": FUNCTION_GEMMA,
 }
+
+PLAIN = Family(
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", ("<|eot|>",), (), ("none", "none"), "<|eot|>"
+)

@@ -3,27 +3,33 @@
 `--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake, as in
 "fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a
 token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`).
-With `refuse` it cannot load, and takes so many seconds to exit.
+With `refuse` it cannot load, and takes so many seconds to exit. With `script`, a file of token ids as JSON, all
+sequences are those tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import json
 import os
 import socket
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from fake_runner import FakeRunner
 
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.contract.step import Launched, StepPlan
+from octavo_worker.contract.step import Launched, Sampled, SequenceStep, StepPlan
 from octavo_worker.engine.process import ignore_signals, serve
 
 
 class CrashingRunner(FakeRunner):
     crash_after = 0
     crash_token = -1
+    script: Sequence[int] = ()
 
     def launch(self, plan: StepPlan) -> Launched:
         if any(self.crash_token in step.tokens for step in plan.sequences):
@@ -31,6 +37,13 @@ class CrashingRunner(FakeRunner):
         if self.crash_after and self.plans + 1 >= self.crash_after:
             raise RuntimeError("the fake model fails as it was told to")
         return super().launch(plan)
+
+    def _sample(self, step: SequenceStep, number: int, history: list[int], barred: set[int]) -> Sampled:
+        sampled = super()._sample(step, number, history, barred)
+        place = len(step.output_at(number))
+        if place < len(self.script) and self.script[place] not in barred:
+            return replace(sampled, token=self.script[place])
+        return sampled
 
 
 def load_runner(options: ModelOptions) -> FakeRunner:
@@ -48,6 +61,8 @@ def load_runner(options: ModelOptions) -> FakeRunner:
         step_seconds=float(settings.get("step_seconds", 0.0)),
         poison=int(settings.get("poison", -1)),
     )
+    if "script" in settings:
+        runner.script = json.loads(Path(settings["script"]).read_text())
     runner.crash_after = int(settings.get("crash_after", 0))
     runner.crash_token = int(settings.get("crash_token", -1))
     runner.numerics = settings.get("numerics", FakeRunner.numerics)
