@@ -149,7 +149,7 @@ def test_without_tools_nothing_is_a_call(prompts_of: dict[str, Prompts]) -> None
     assert formats["llama3_json"] is None
     assert formats["harmony"] == ("none", "harmony")
     unasked = prompts_of["hermes"].encode(JobRequest(model="m", messages=asked)).form
-    assert unasked.format is None  # whoever did not ask for it gets plain text, as ever
+    assert unasked.format is None  # without being asked for, plain text as ever
 
 
 def test_tool_choice_none_keeps_tools_from_the_model(prompts_of: dict[str, Prompts]) -> None:

@@ -1,4 +1,4 @@
-"""The chunks of a job taken apart: the same whatever the cuts, and whoever reads."""
+"""The chunks of a job taken apart: the same whatever the cuts, and for all readers."""
 
 from __future__ import annotations
 
