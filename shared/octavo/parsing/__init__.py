@@ -6,13 +6,14 @@ client: the text in the queue stays as it was generated.
 
 from octavo.parsing.answer import Call, CallDelta, ContentDelta, Delta, Parsed, ReasoningDelta, assemble
 from octavo.parsing.families import ends_in_thought, family_of
-from octavo.parsing.formats import NONE, REASONING_FORMATS, TOOL_FORMATS, ToolFormat, is_marker
+from octavo.parsing.formats import HARMONY, NONE, REASONING_FORMATS, TOOL_FORMATS, ToolFormat, is_marker
 from octavo.parsing.ids import shortened_call_id
 from octavo.parsing.meter import ThoughtMeter, closing_text
 from octavo.parsing.parser import Parser
 from octavo.parsing.syntax import BareArguments, CallSyntax, TaggedArguments
 
 __all__ = [
+    "HARMONY",
     "NONE",
     "REASONING_FORMATS",
     "TOOL_FORMATS",
