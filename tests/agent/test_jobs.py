@@ -13,6 +13,7 @@ import octavo_worker
 from octavo.keys import Keys
 from octavo.models import Chunk, JobRequest, JobStatus, SamplingParams
 from octavo.protocol import Append, Claim
+from octavo_worker.agent.answer_form import EncodedPrompt
 from octavo_worker.agent.jobs import MAX_CHUNK_TOKENS, ActiveJob
 from octavo_worker.messages import EngineSampling, Logprob, RequestStarted, TokenOutput
 
@@ -24,7 +25,7 @@ def new_job(n: int, *, offset: int = 0, stop: tuple[str, ...] = (), **fields: ob
     request = JobRequest(model="m", prompt=tuple(PROMPT), sampling=SamplingParams(n=n, stop=stop, **fields))
     claim = Claim(Keys().new_job_id(), "token", 1, "tenant", "normal", request, 1, None, offset, False)
     job = ActiveJob(claim)
-    job.begin(list(PROMPT), tokenizer=TOKENIZER, token_bytes=lambda token: b"%d" % token)
+    job.begin(EncodedPrompt(list(PROMPT)), tokenizer=TOKENIZER, token_bytes=lambda token: b"%d" % token)
     return job
 
 

@@ -19,6 +19,7 @@ from octavo.connection import connect
 from octavo.models import Chunk, JobError, JobStatus
 from octavo.protocol import Append
 from octavo_worker.agent.agent import Agent
+from octavo_worker.agent.answer_form import EncodedPrompt
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.publisher import Publisher
 from octavo_worker.messages import Ready, TokenOutput
@@ -91,7 +92,7 @@ async def test_tokens_that_the_server_forgot_come_before_an_end_of_any_kind(tmp_
         queue = known_queue(connection)
         job_id = queue.submit(PROMPT, sampling=sampling(50))
         job = ActiveJob(claimed(queue).jobs[0])
-        job.begin([7, 8, 9], tokenizer=None, token_bytes=lambda token: b"")
+        job.begin(EncodedPrompt([7, 8, 9]), tokenizer=None, token_bytes=lambda token: b"")
         async with connect(server.url) as pool, AsyncClient(server.url) as client:
             left, heard = asyncio.Event(), []
             publisher = Publisher(
@@ -161,7 +162,7 @@ async def test_a_result_that_nobody_could_read_is_left_to_the_stream(redis_url, 
         queue = known_queue(connection)
         job_id = queue.submit(PROMPT, sampling=sampling(1200))
         job = ActiveJob(claimed(queue).jobs[0])
-        job.begin([7, 8, 9], tokenizer=None, token_bytes=lambda token: b"")
+        job.begin(EncodedPrompt([7, 8, 9]), tokenizer=None, token_bytes=lambda token: b"")
         async with connect(redis_url) as pool, AsyncClient(redis_url) as client:
             left = asyncio.Event()
             publisher = Publisher(

@@ -17,6 +17,7 @@ from octavo.calls import run_sync
 from octavo.connection import connect
 from octavo.models import JobStatus
 from octavo.server import EmbeddedServer
+from octavo_worker.agent.answer_form import EncodedPrompt
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.publisher import Publisher
 from octavo_worker.messages import TokenOutput
@@ -65,7 +66,7 @@ def claimed(queue: Queue, count: int) -> list[ActiveJob]:
     jobs = [ActiveJob(claim) for claim in run_sync(queue.connection, call).jobs]
     assert len(jobs) == count
     for job in jobs:
-        job.begin([7, 8, 9], tokenizer=None, token_bytes=lambda token: b"")
+        job.begin(EncodedPrompt([7, 8, 9]), tokenizer=None, token_bytes=lambda token: b"")
     return jobs
 
 

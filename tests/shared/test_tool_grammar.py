@@ -34,9 +34,12 @@ class Model:
         self.vocabulary = Vocabulary(self.tokenizer.to_str(), rows=rows, stop_ids=ends)
         self.compiler = Compiler(self.vocabulary, check=lambda grammar, **_: None, limit_s=60.0)
         added = {token.content: number for number, token in self.tokenizer.get_added_tokens_decoder().items()}
-        self.tokens = ModelTokens(added, frozenset(ends))
+        self.tokens = ModelTokens(added, frozenset(ends), self.encode)
         # a model that thinks may also not: its answers have no thought here, unless its prompt began one
         self.form = AnswerFormat(family.formats[0], family.formats[1], name in OPENED)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def matcher(self, grammar: Grammar | None) -> Matcher:
         assert grammar is not None
@@ -45,7 +48,7 @@ class Model:
     def accepts(self, grammar: Grammar | None, text: str) -> bool:
         """Whether a whole answer obeys the grammar."""
         matcher = self.matcher(grammar)
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self.encode(text)
         return matcher.accept(ids) == len(ids) and matcher.may_end
 
 
@@ -182,8 +185,23 @@ def test_what_cannot_be_asked_for_is_refused() -> None:
     tested = model("hermes")
     with pytest.raises(NoToolGrammar, match="no format for calls"):
         answer_grammar(AnswerFormat(), tested.tokens, tools=DATA, choice=REQUIRED)
-    with pytest.raises(NoToolGrammar, match="Lark"):
-        answer_grammar(tested.form, tested.tokens, content=Grammar("lark", 'start: "a"'))
+    with pytest.raises(NoToolGrammar, match="aspen"):
+        answer_grammar(AnswerFormat("aspen"), tested.tokens, tools=STRICT)
+
+
+def test_lark_stands_alone() -> None:
+    written = Grammar("lark", 'start: "a" /b*/')
+    hermes, harmony = model("hermes"), model("harmony")
+    grammar = answer_grammar(hermes.form, hermes.tokens, tools=DATA, content=written)
+    assert (hermes.accepts(grammar, "abb"), hermes.accepts(grammar, first_call("hermes"))) == (True, False)
+    opened = answer_grammar(AnswerFormat("none", "think", True), hermes.tokens, content=written)
+    assert hermes.accepts(opened, "hm, c</think>abb")
+    assert not hermes.accepts(opened, "hm, c</think>cbb")
+    final = answer_grammar(harmony.form, harmony.tokens, content=written)
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert (harmony.accepts(final, f"{thought}ab"), harmony.accepts(final, f"{thought}b")) == (True, False)
+    begun = Grammar("json_object", after=(7,))
+    assert answer_grammar(hermes.form, hermes.tokens, tools=DATA, content=begun) is begun
 
 
 NESTED = {

@@ -45,7 +45,7 @@ class PlainPrompts:
         self.tokenizer = tokenizer
 
     def encode(self, request: Any) -> EncodedPrompt:
-        return EncodedPrompt(list(request.prompt))
+        return EncodedPrompt(list(request.prompt), grammar=request.grammar)
 
     def token_bytes(self, token: int) -> bytes:
         return b""

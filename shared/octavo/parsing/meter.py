@@ -56,9 +56,11 @@ class ThoughtMeter:
         return (self._begin.search if self._anywhere else self._begin.match)(self._text)
 
 
-def closing_text(reasoning: str) -> str:
-    """What a model writes to end its thought and to begin its answer. Empty for a format without thoughts."""
+def closing_text(reasoning: str, *, calling: bool = False) -> str:
+    """What a model writes to end its thought and to begin its answer, or, if it is `calling`, a call. Empty for a
+    format without thoughts."""
     if reasoning == HARMONY:
-        return f"{harmony.END}{harmony.START}assistant{harmony.CHANNEL}final{harmony.MESSAGE}"
+        what = f"commentary to={harmony.FUNCTIONS}" if calling else f"final{harmony.MESSAGE}"
+        return f"{harmony.END}{harmony.START}assistant{harmony.CHANNEL}{what}"
     thoughts = REASONING_FORMATS[reasoning]
     return "" if thoughts is None else thoughts.end

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.models import AnswerFormat, Tool, ToolChoice
@@ -26,10 +26,12 @@ class NoToolGrammar(ValueError):
 
 @dataclass(frozen=True)
 class ModelTokens:
-    """The added tokens of a model by their spelling, and the ids of those that end an answer."""
+    """The added tokens of a model by their spelling, the ids of those that end an answer, and what gives the ids of a
+    text with markers in it."""
 
     added: Mapping[str, int]
-    ends: frozenset[int] = frozenset()
+    ends: frozenset[int]
+    encode: Callable[[str], Sequence[int]]
 
 
 def answer_grammar(
@@ -44,8 +46,9 @@ def answer_grammar(
     """What an answer must obey: thoughts first, if the model has any; then calls, as `choice` asks for, or `content`,
     what the text has to obey otherwise. None if nothing is asked of it.
 
-    A call of a tool that is strict, or that must be made, has the arguments that the tool's schema allows. Raises
-    NoToolGrammar.
+    A call of a tool that is strict, or that must be made, has the arguments that the tool's schema allows. Content in
+    Lark cannot become a part of another grammar: it leaves no room for calls, and for a thought only if the model is
+    sure to end one. Raises NoToolGrammar.
     """
     choice = choice or ToolChoice()
     must_call = choice.mode == "required"
@@ -54,8 +57,10 @@ def answer_grammar(
     if form.reasoning not in REASONING_FORMATS or form.tools not in TOOL_FORMATS:
         raise NoToolGrammar(f"this version knows no format {form.tools}, {form.reasoning}")
     thinks = form.reasoning != NONE
-    if content is not None and not must_call and not thinks and not tools:
+    if content is not None and not must_call and (content.after or not (thinks or tools)):
         return content
+    if content is not None and not must_call and content.kind == "lark":
+        return replace(content, after=tuple(tokens.encode(_before_content(form))))
     lark = Lark(tokens.added)
     answer = _Answer(lark, form)
     bodies = []
@@ -105,6 +110,14 @@ class _Answer:
         return f"{begin} {lark.text_until(harmony.END)} {next_one}"
 
 
+def _before_content(form: AnswerFormat) -> str:
+    """What a model is sure to write before its answer; empty if nothing is certain."""
+    if form.reasoning == HARMONY:
+        return _header("final")
+    thoughts = REASONING_FORMATS[form.reasoning]
+    return thoughts.end if thoughts is not None and form.opened else ""
+
+
 def _header(channel: str) -> str:
     return f"{harmony.CHANNEL}{channel}{harmony.MESSAGE}"
 
@@ -119,10 +132,7 @@ def _content_rule(lark: Lark, content: Grammar) -> str:
             return alternatives([lark.literal(text) for text in json.loads(content.text)])
         case "regex":
             return lark.terminal("/" + content.text.replace("/", "\\/").replace("\n", "\\n") + "/")
-        case _:
-            raise NoToolGrammar(
-                "a grammar in Lark goes neither with tools nor with a model that thinks: send a schema or a regex"
-            )
+    raise NoToolGrammar(f"a grammar of the kind {content.kind} cannot be a part of another one")
 
 
 class _Calls:

@@ -226,10 +226,9 @@ class Agent:
             prompt = self._prompts.encode(request)
         check_ids(prompt.ids, request=request, max_model_len=limits.max_model_len, vocab_size=limits.vocab_size)
         job.begin(
-            prompt.ids,
+            prompt,
             tokenizer=self._prompts.tokenizer,
             token_bytes=self._prompts.token_bytes,
-            form=prompt.form,
             longest=limits.max_model_len - len(prompt.ids),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.models import AnswerFormat
+from octavo.models import AnswerFormat, Grammar
 from octavo.parsing import ThoughtMeter
 from octavo_worker.agent.thinking import ThinkingBudget
 
@@ -28,7 +28,8 @@ class AnswerForm:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt's token ids, and the form of its answer."""
+    """A prompt's token ids, the form of its answer, and the grammar that the answer obeys."""
 
     ids: list[int]
     form: AnswerForm = AnswerForm()
+    grammar: Grammar | None = None

@@ -9,12 +9,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from octavo.models import AnswerFormat, JobRequest
+from octavo.models import AnswerFormat, Grammar, JobRequest
 from octavo.parsing import NONE, closing_text, ends_in_thought, family_of, is_marker
+from octavo.tool_grammar import ModelTokens, answer_grammar
 from octavo_worker.agent.answer_form import AnswerForm
 from octavo_worker.agent.fence import Piece
 from octavo_worker.agent.template import ChatTemplate
-from octavo_worker.files import read_json
+from octavo_worker.files import end_ids, read_json
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _LOOKS_LIKE_A_MARKER = re.compile(r"[<\[|].*[>\]|]")
@@ -34,11 +35,15 @@ class ChatModel:
         *,
         tokenizer: Tokenizer,
         variables: dict[str, str],
+        end_ids: Iterable[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self.tool_format, _ = family_of(with_tools)
         _, self.reasoning_format = family_of(plain)
         added = tokenizer.get_added_tokens_decoder()
+        self._tokens = ModelTokens(
+            {found.content: token for token, found in added.items()}, frozenset(end_ids), self._encode
+        )
         self._special = {token: found.content for token, found in added.items() if found.special}
         sources = plain + with_tools
         markers = [
@@ -60,7 +65,8 @@ class ChatModel:
         texts = {name: _token_text(config.get(name)) or _token_text(named.get(name)) for name in _SPECIAL_NAMES}
         variables = {name: text for name, text in texts.items() if text}
         plain = sources["default"]
-        return cls(plain, sources.get("tool_use", plain), tokenizer=tokenizer, variables=variables)
+        with_tools = sources.get("tool_use", plain)
+        return cls(plain, with_tools, tokenizer=tokenizer, variables=variables, end_ids=end_ids(folder))
 
     def render(self, request: JobRequest) -> list[Piece]:
         """The prompt of a request with messages. Raises TemplateFailed."""
@@ -79,8 +85,22 @@ class ChatModel:
         hidden = frozenset(
             token for token, spelling in self._special.items() if not is_marker(spelling, tools, reasoning)
         )
-        closing = self._tokenizer.encode(closing_text(reasoning), add_special_tokens=False).ids
+        closing = self._encode(closing_text(reasoning, calling=request.tool_choice.mode == "required"))
         return AnswerForm(AnswerFormat(tools, reasoning, opened), hidden, tuple(closing))
+
+    def grammar(self, request: JobRequest, form: AnswerForm) -> Grammar | None:
+        """What the answer to a request that is parsed must obey. Raises NoToolGrammar."""
+        return answer_grammar(
+            form.format or AnswerFormat(),
+            self._tokens,
+            tools=request.offered_tools,
+            choice=request.tool_choice,
+            parallel=request.parallel_tool_calls,
+            content=request.grammar,
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _is_marker(self, spelling: str, sources: str) -> bool:
         """Of an added token that is not special: a template's own word, or a part of a format. Words and runs of blanks

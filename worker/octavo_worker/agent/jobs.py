@@ -9,9 +9,9 @@ import msgspec
 from tokenizers import Tokenizer
 
 from octavo.errors import MalformedMessage
-from octavo.models import Chunk, JobError, JobStatus, Terminal, TokenLogprob, TopLogprob, Usage
+from octavo.models import Chunk, Grammar, JobError, JobStatus, Terminal, TokenLogprob, TopLogprob, Usage
 from octavo.protocol import Append, Claim
-from octavo_worker.agent.answer_form import AnswerForm
+from octavo_worker.agent.answer_form import AnswerForm, EncodedPrompt
 from octavo_worker.agent.sequence import GeneratedSequence
 from octavo_worker.decoding.text import TextStream
 from octavo_worker.messages import (
@@ -61,6 +61,7 @@ class ActiveJob:
         self.is_computed = False  # the engine has its prompt in memory
         self._tokenizer: Tokenizer | None = None
         self._form = AnswerForm()
+        self._grammar: Grammar | None = None
         self._longest: int | None = None
         self._asked: AddRequest | None = None
         self._held_back = claim.request.sampling.is_held_back
@@ -75,17 +76,15 @@ class ActiveJob:
 
     def begin(
         self,
-        prompt: list[int],
+        prompt: EncodedPrompt,
         *,
         tokenizer: Tokenizer | None,
         token_bytes: Callable[[int], bytes],
-        form: AnswerForm | None = None,
         longest: int | None = None,
     ) -> None:
-        """The prompt's token ids are known. `tokenizer` None: all text stays empty. `longest`: tokens that the context
+        """The prompt is known. `tokenizer` None: all text stays empty. `longest`: tokens that the context
         leaves for a sequence."""
-        self.prompt = prompt
-        self._form = form or AnswerForm()
+        self.prompt, self._form, self._grammar = prompt.ids, prompt.form, prompt.grammar
         limits = [limit for limit in (self.claim.request.sampling.max_tokens, longest) if limit is not None]
         self._longest = min(limits, default=None)
         self._token_bytes = token_bytes
@@ -171,7 +170,7 @@ class ActiveJob:
             # A job that was taken over goes first: its reader may be waiting in mid-stream.
             priority=HIGH if self.claim.offset else _PRIORITIES[self.claim.priority],
             deadline=deadline,
-            grammar=self.claim.request.grammar if sampling.max_tokens else None,
+            grammar=self._grammar if sampling.max_tokens else None,
         )
         return self._asked
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from octavo.models import JobError, JobRequest, Message, PrefixPin
+from octavo.models import Grammar, JobError, JobRequest, Message, PrefixPin
+from octavo.tool_grammar import NoToolGrammar
 from octavo_worker.agent.answer_form import AnswerForm, EncodedPrompt
 from octavo_worker.agent.chat_model import ChatModel
 from octavo_worker.agent.fence import Piece
@@ -53,19 +54,20 @@ class Prompts:
 
     def encode(self, request: JobRequest) -> EncodedPrompt:
         """Token ids of the job's prompt; one id is at least there. Raises PromptRejected."""
-        form = AnswerForm()
+        form, grammar = AnswerForm(), request.grammar
         if request.messages is not None:
             pieces = self._rendered(request)
             ids, param = self._encode_pieces(pieces), "messages"
             if request.is_parsed and self._chat is not None:
                 form = self._chat.answer_form(request, pieces)
+                grammar = self._grammar(self._chat, request, form)
         elif isinstance(request.prompt, str):
             ids, param = self._encode_text(request.prompt, request.add_special_tokens), "prompt"
         else:
             ids, param = list(request.prompt or ()), "prompt"
         if not ids:
             raise PromptRejected("empty_prompt", "the prompt has no tokens: give at least one character", param)
-        return EncodedPrompt(ids, form)
+        return EncodedPrompt(ids, form, grammar)
 
     def encode_prefix(self, pin: PrefixPin) -> list[int]:
         """The tokens with which every prompt begins that has this prefix: what differs with its continuation is left
@@ -123,6 +125,12 @@ class Prompts:
             return self._chat.render(request)
         except TemplateFailed as error:
             raise PromptRejected("invalid_messages", str(error), error.param) from error
+
+    def _grammar(self, chat: ChatModel, request: JobRequest, form: AnswerForm) -> Grammar | None:
+        try:
+            return chat.grammar(request, form)
+        except NoToolGrammar as error:
+            raise PromptRejected("no_grammar", str(error), "tool_choice") from error
 
     def _encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
         assert self.tokenizer is not None
