@@ -44,7 +44,7 @@ async def submit(
 ) -> Response:
     """Accept a job: `202` and its address. The same `Idempotency-Key` and body again: `200` and the same job."""
     gateway: Gateway = request.state.gateway
-    await gateway.grammars.check(job.grammar)
+    await gateway.grammars.check_request(job)
     handle = await gateway.client.submit(job, tenant=caller.tenant, idempotency_key=idempotency_key)
     info = handle.accepted or await gateway.client.info(handle.id)
     if handle.created:

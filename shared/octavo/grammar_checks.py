@@ -10,6 +10,7 @@ from hashlib import blake2b
 
 from octavo.grammar import TOO_SLOW, Grammar, GrammarError
 from octavo.grammar_trials import Trials
+from octavo.models import JobRequest
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,14 @@ class GrammarChecks:
         self._known: OrderedDict[bytes, GrammarError | None] = OrderedDict()
         self._running: dict[bytes, asyncio.Task[GrammarError | None]] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def check_request(self, request: JobRequest, field: str | None = None) -> None:
+        """Likewise for all that the answer to a request must obey: the grammar that `field` gave, and the schemas of
+        tools."""
+        await self.check(request.grammar, field)
+        for place, tool in enumerate(request.offered_tools):
+            if request.is_obeyed(tool):
+                await self.check(Grammar("json_schema", tool.parameters), f"tools.{place}.function.parameters")
 
     async def check(self, grammar: Grammar | None, field: str | None = None) -> None:
         """Raises GrammarError about the `field` of a request if the grammar cannot be compiled, or not in time. Where

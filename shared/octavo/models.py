@@ -119,6 +119,10 @@ class JobRequest(Frozen):
         """The tools that the model gets to see."""
         return () if self.tool_choice.mode == "none" else self.tools
 
+    def is_obeyed(self, tool: Tool) -> bool:
+        """Whether the arguments of every call of the tool obey its schema."""
+        return tool.strict or (self.tool_choice.mode == "required" and self.tool_choice.name in (None, tool.name))
+
     @property
     def is_parsed(self) -> bool:
         return self.parsed or bool(self.offered_tools)

@@ -39,7 +39,9 @@ def start_model(redis_url: str, tmp_path: Path) -> Iterator[StartModel]:
             tokenizer = family.tokenizer()
             ids = [*tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.token_to_id(family.end)]
             script.write_text(json.dumps(ids))
-            fake = f"step_seconds={step_seconds},vocab_size={tokenizer.get_vocab_size()},script={script}"
+            fake = (
+                f"step_seconds={step_seconds},vocab_size={tokenizer.get_vocab_size()},script={script},folder={folder}"
+            )
             log = tmp_path / f"worker{number}.log"
             worker = stack.enter_context(WorkerProcess(redis_url, log, fake=fake, model=folder, lease=1.0))
             return worker.wait_ready()
@@ -279,3 +281,86 @@ async def test_a_model_without_tools_says_so(ai, start_model):
         await ai.chat.completions.create(model="plain", messages=ASKED, tools=TOOLS)
     assert refused.value.param == "tools"
     assert "takes no tools" in refused.value.message
+
+
+ENUMERATED = {
+    "type": "function",
+    "function": {
+        "name": "choose",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "size": {"enum": ["small", "large"]},
+                "count": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["size", "count"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_a_call_that_is_required_is_made_whatever_the_model_would_say(ai, start_model, name):
+    start_model(name, "I would rather not")
+    for choice in ("required", {"type": "function", "function": {"name": "choose"}}):
+        reply = await ai.chat.completions.create(
+            model=name,
+            messages=ASKED,
+            tools=[ENUMERATED],
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            max_tokens=300,
+            extra_body={"thinking_token_budget": 3, "chat_template_kwargs": {"enable_thinking": False}},
+        )
+        (answer,) = reply.choices
+        assert answer.finish_reason == "tool_calls", answer
+        (call,) = answer.message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        assert call.function.name == "choose"
+        assert arguments["size"] in ("small", "large")
+        assert arguments["count"] in range(1, 10)
+
+
+async def test_a_model_may_speak_where_a_strict_tool_waits(ai, start_model):
+    start_model("hermes", "I would rather not")
+    strict = {**ENUMERATED, "function": {**ENUMERATED["function"], "strict": True}}
+    reply = await ai.chat.completions.create(model="hermes", messages=ASKED, tools=[strict], max_tokens=200)
+    assert reply.choices[0].message.content == "I would rather not"
+
+
+async def test_a_strict_tool_gets_the_arguments_that_it_allows(ai, start_model):
+    wrong = (
+        '<tool_call>\n{"name": "choose", "arguments": {"size": "medium", "count": 12, "colour": "red"}}\n</tool_call>'
+    )
+    start_model("hermes", wrong)
+    loose = await ai.chat.completions.create(model="hermes", messages=ASKED, tools=[ENUMERATED], max_tokens=200)
+    assert json.loads(loose.choices[0].message.tool_calls[0].function.arguments)["size"] == "medium"
+    strict = {**ENUMERATED, "function": {**ENUMERATED["function"], "strict": True}}
+    reply = await ai.chat.completions.create(
+        model="hermes", messages=ASKED, tools=[strict], parallel_tool_calls=False, max_tokens=200
+    )
+    arguments = json.loads(reply.choices[0].message.tool_calls[0].function.arguments)
+    assert arguments["size"] in ("small", "large")
+    assert set(arguments) == {"size", "count"}
+
+
+async def test_structured_content_comes_behind_a_thought(ai, start_model):
+    start_model("glm4", '<think>Rome, then.</think>\n{"city":"Rome","days":3}')
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": TOOLS[0]["function"]["parameters"]}}
+    reply = await ai.chat.completions.create(model="glm4", messages=ASKED, response_format=schema, max_tokens=200)
+    assert said(reply.choices[0].message) == ('{"city":"Rome","days":3}', "Rome, then.", [])
+
+
+async def test_a_schema_that_cannot_be_obeyed_is_refused_with_its_place(ai, start_model):
+    start_model("hermes", "hello")
+    bad = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "strin"}}}}
+    for fields in ({"tool_choice": "required"}, {"strict": True}):
+        tool = {"type": "function", "function": {**bad, "strict": fields.pop("strict", False)}}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ai.chat.completions.create(model="hermes", messages=ASKED, tools=[tool], **fields)
+        assert refused.value.param == "tools.0.function.parameters"
+        assert "strin" in refused.value.message
+    await ai.chat.completions.create(
+        model="hermes", messages=ASKED, tools=[{"type": "function", "function": bad}], max_tokens=3
+    )

@@ -4,7 +4,7 @@
 "fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a
 token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`).
 With `refuse` it cannot load, and takes so many seconds to exit. With `script`, a file of token ids as JSON, all
-sequences are those tokens.
+sequences are those tokens, as far as a grammar allows. `folder` has the vocabulary that grammars need.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from fake_runner import FakeRunner
 
 from octavo_worker.contract.options import ModelOptions
@@ -46,8 +47,12 @@ class CrashingRunner(FakeRunner):
         return sampled
 
 
+def settings_of(options: ModelOptions) -> dict[str, str]:
+    return dict(part.split("=") for part in options.model.partition(":")[2].split(",") if part)
+
+
 def load_runner(options: ModelOptions) -> FakeRunner:
-    settings = dict(part.split("=") for part in options.model.partition(":")[2].split(",") if part)
+    settings = settings_of(options)
     if "refuse" in settings:
         atexit.register(time.sleep, float(settings["refuse"]))
         raise ValueError("the fake model refuses as it was told to")
@@ -75,4 +80,9 @@ if __name__ == "__main__":
     parser.add_argument("--options", type=ModelOptions.from_json, required=True)
     arguments = parser.parse_args()
     ignore_signals()
-    serve(socket.socket(fileno=arguments.fd), load_runner, arguments.options)
+    folder = settings_of(arguments.options).get("folder", arguments.options.model)
+    serve(
+        socket.socket(fileno=arguments.fd),
+        lambda _: load_runner(arguments.options),
+        msgspec.structs.replace(arguments.options, model=folder),
+    )

@@ -87,7 +87,7 @@ RULES = [
     ),
     Rule(f"{SHARED}/structured.py"),
     Rule(f"{SHARED}/grammar.py", ("llguidance", "octavo.errors", "octavo.structured")),
-    Rule(f"{SHARED}/grammar_checks.py", ("octavo.grammar", "octavo.grammar_trials")),
+    Rule(f"{SHARED}/grammar_checks.py", ("octavo.grammar", "octavo.grammar_trials", "octavo.models")),
     Rule(f"{SHARED}/grammar_trials.py", ("octavo.grammar",)),
     Rule(f"{SHARED}/grammar_trial.py", ("llguidance", "octavo.grammar", "octavo.deep_threads")),
     Rule(f"{SHARED}/parsing"),

@@ -46,7 +46,7 @@ class Generation:
 
     async def submit(self) -> None:
         """Enqueue all jobs, or cancel those that were. Raises what the client raises."""
-        await self._gateway.grammars.check(self._requests[0].grammar, self._grammar_field)
+        await self._gateway.grammars.check_request(self._requests[0], self._grammar_field)
         answers = await self._gateway.client.submit_many(self._requests, tenant=self._tenant, follow=True)
         self.job_ids = [answer.id for answer in answers if isinstance(answer, AsyncJob)]
         self._open.update(self.job_ids)

@@ -164,8 +164,8 @@ class _Batch:
     async def _submit(self, client: AsyncClient, line: BatchLine, index: int) -> AsyncJob:
         """A job of the line: a new one, that of an interrupted run, or another try if an earlier run's one failed."""
         request = line.requests[index]
-        if request.grammar is not None and self.grammars is not None:
-            await self.grammars.check(request.grammar, line.body.grammar_field if line.body else None)
+        if self.grammars is not None:
+            await self.grammars.check_request(request, line.body.grammar_field if line.body else None)
         parts = (self.target, line.id, str(index), request.model_dump_json())
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         for attempt in count():

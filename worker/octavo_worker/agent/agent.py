@@ -283,7 +283,9 @@ class Agent:
         if failure.code == "deadline":
             self._end(job, JobStatus.EXPIRED, _expired())
         else:
-            self._end(job, JobStatus.FAILED, JobError(public_code(failure.code), failure.message, failure.param))
+            is_of_tools = failure.param == "grammar" and job.claim.request.grammar is None
+            param = "tools" if is_of_tools else failure.param
+            self._end(job, JobStatus.FAILED, JobError(public_code(failure.code), failure.message, param))
 
     def _stop(self, job: ActiveJob, reason: str) -> None:
         self._abort(job)
