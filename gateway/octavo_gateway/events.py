@@ -38,6 +38,8 @@ def tokens_json(event: Event) -> str:
     )
     if chunk.logprobs is not None:
         data += f',"logprobs":{json.dumps(logprobs_json(chunk.logprobs))}'
+    if chunk.format is not None:
+        data += f',"format":{json.dumps(as_dict(chunk.format))}'
     return data + "}"
 
 

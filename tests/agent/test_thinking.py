@@ -116,6 +116,7 @@ class Owner:
         found: dict[int, tuple[list[int], str, str | None]] = {}
         for chunk in self.stream:
             ids, text, _ = found.get(chunk.index, ([], "", None))
+            assert (chunk.format is not None) == (not ids), "the first chunk of a sequence names its format"
             found[chunk.index] = ([*ids, *chunk.token_ids], text + chunk.text, chunk.finish_reason)
         return found
 

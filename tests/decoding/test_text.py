@@ -181,3 +181,9 @@ def test_the_stop_string_that_is_complete_first_wins(stop):
 def test_all_that_may_begin_a_stop_string_is_held_back(stop, first, rest):
     stops = StopStrings([stop])
     assert (stops.feed(first), stops.feed(rest), stops.hit) == ("x", "", True)
+
+
+def test_hidden_tokens_have_no_text_and_are_no_context():
+    ids = DEMO.encode("a b", add_special_tokens=False).ids
+    shown = "".join(pieces(TextStream(DEMO, skip_special_tokens=False, hidden={1}), [ids[0], 1, *ids[1:], 0]))
+    assert shown == "a b" + DEMO.decode([0], skip_special_tokens=False)
