@@ -159,7 +159,8 @@ def test_without_a_wish_there_is_no_grammar() -> None:
         (Grammar("json_object"), '{"a":[1]}', "[1]"),
         (Grammar("json_schema", json.dumps(SCHEMA)), '{"city":"Rome","days":3}', '{"city":1,"days":3}'),
         (Grammar("choice", '["yes", "n/o"]'), "n/o", "maybe"),
-        (Grammar("regex", "a+/b"), "aa/b", "ab"),
+        (Grammar("regex", "a+/b\\/\nc"), "aa/b/\nc", "ab"),
+        (Grammar("choice", '["yes", ""]'), "", "no"),
     ],
 )
 def test_structured_content_comes_behind_a_thought_or_gives_way_to_a_call(
@@ -272,3 +273,26 @@ def test_a_tool_without_parameters_can_be_called(name: str) -> None:
     reasoning = "harmony" if name == "harmony" else "none"
     (call,) = Parser(name, reasoning, schemas={"get_weather": {}}).parse([text]).calls
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {})
+
+
+def test_a_schema_that_names_itself_has_a_grammar_of_some_depth() -> None:
+    sides = {name: {"$ref": "#"} for name in ("a", "b", "c", "d", "e")}
+    tool = Tool(name="f", parameters=json.dumps({"type": "object", "properties": {**sides, "x": {"type": "integer"}}}))
+    for name, arguments in (
+        ("gemma4", "{a:{b:{x:1}},x:2}"),
+        ("qwen3_coder", '<parameter=a>\n{"b": {"x": 1}}\n</parameter>\n'),
+    ):
+        tested = model(name)
+        grammar = answer_grammar(AnswerFormat(name), tested.tokens, tools=[tool], choice=REQUIRED)
+        before, after = {
+            "gemma4": ("<|tool_call>call:f", "<tool_call|>"),
+            "qwen3_coder": ("<tool_call>\n<function=f>\n", "</function>\n</tool_call>"),
+        }[name]
+        assert tested.accepts(grammar, before + arguments + after)
+
+
+@pytest.mark.parametrize("content", [Grammar("json_schema", "true"), Grammar("choice", "{}"), Grammar("choice", "[")])
+def test_content_that_is_not_the_json_it_should_be_is_refused(content: Grammar) -> None:
+    tested = model("hermes")
+    with pytest.raises(NoToolGrammar, match="not the JSON"):
+        answer_grammar(tested.form, tested.tokens, content=content)

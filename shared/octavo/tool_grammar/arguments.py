@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.parsing import BareArguments, TaggedArguments
-from octavo.tool_grammar.lark import Lark, alternatives
+from octavo.tool_grammar.lark import EMPTY, Lark, alternatives
 
 Schema = Mapping[str, Any]
 _DEFINITIONS = ("$defs", "definitions")
@@ -96,7 +96,8 @@ class _Tagged:
         schema = resolved(schema, self._root)
         after = self._lark.literal(self._notation.after_value)
         if (texts := texts_of(schema)) is not None:
-            return f"{alternatives([self._lark.literal(text) for text in texts])} {after}"
+            allowed = alternatives([self._lark.literal(text) or EMPTY for text in texts])
+            return f"{allowed} {after}"
         kinds = kinds_of(schema)
         if kinds == {"string"} or not kinds & {"integer", "number", "boolean", "null", "array", "object"}:
             return self._text() if not self._is_composed(schema) else f"{self._json(schema)} {after}"
@@ -121,7 +122,8 @@ class _Bare:
     def __init__(self, lark: Lark, quote: str, root: Schema) -> None:
         self._lark = lark
         self._quote = quote
-        self._root = root
+        self._root = root  # which keeps all its parts where they are
+        self._known: dict[tuple[int, int], str] = {}  # by schema and depth: one that names itself would grow for ever
 
     def object(self, schema: Schema, depth: int) -> str:
         """An object by its schema, properties in their order; one without properties may have any."""
@@ -152,6 +154,12 @@ class _Bare:
 
     def _value(self, schema: Schema, depth: int) -> str:
         schema = resolved(schema, self._root)
+        key = id(schema), depth
+        if key not in self._known:
+            self._known[key] = self._lark.rule(self._new_value(schema, depth))
+        return self._known[key]
+
+    def _new_value(self, schema: Schema, depth: int) -> str:
         if (texts := texts_of(schema)) is not None:
             return alternatives([self._lark.literal(f"{self._quote}{text}{self._quote}") for text in texts])
         for keyword in ("anyOf", "oneOf"):
@@ -170,7 +178,7 @@ class _Bare:
                 return self.object(schema, depth)
             case "array" if depth:
                 item = schema.get("items")
-                one = self._lark.rule(self._value(item if isinstance(item, Mapping) else {}, depth - 1))
+                one = self._value(item, depth - 1) if isinstance(item, Mapping) else self._any()
                 comma = self._lark.literal(",")
                 return self._lark.rule(f'"[" ({one} ({comma} {one})*)? "]"')
             case "integer" | "number" | "boolean" | "null":

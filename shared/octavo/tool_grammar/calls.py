@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.models import AnswerFormat, Tool, ToolChoice
 from octavo.parsing import HARMONY, NONE, REASONING_FORMATS, TOOL_FORMATS, harmony
 from octavo.strict_schema import strict
 from octavo.structured import Grammar
 from octavo.tool_grammar.arguments import arguments_rule
-from octavo.tool_grammar.lark import Lark, alternatives, escaped
+from octavo.tool_grammar.lark import EMPTY, Lark, alternatives, escaped
+
+T = TypeVar("T")
 
 _ANY_OBJECT = {"type": "object"}
 _COMPACT = {"x-guidance": {"whitespace_flexible": False}}
 _SPACE = r"/[ \n]{0,4}/"
+_UNESCAPED = re.compile(r"\\.|/|\n", re.DOTALL)
 _INDEX = "{index}"  # of a call, which counts those of earlier turns, too, so it is the model's to say
 
 
@@ -127,12 +131,26 @@ def _content_rule(lark: Lark, content: Grammar) -> str:
         case "json_object":
             return lark.json(_COMPACT | _ANY_OBJECT)
         case "json_schema":
-            return lark.json(_COMPACT | json.loads(content.text))
+            return lark.json(_COMPACT | _json_of(content, dict))
         case "choice":
-            return alternatives([lark.literal(text) for text in json.loads(content.text)])
+            return alternatives([lark.literal(text) or EMPTY for text in _json_of(content, list)])
         case "regex":
-            return lark.terminal("/" + content.text.replace("/", "\\/").replace("\n", "\\n") + "/")
+            return lark.terminal(f"/{_UNESCAPED.sub(_in_slashes, content.text)}/")
     raise NoToolGrammar(f"a grammar of the kind {content.kind} cannot be a part of another one")
+
+
+def _in_slashes(match: re.Match[str]) -> str:
+    return {"/": "\\/", "\n": "\\n"}.get(match[0], match[0])
+
+
+def _json_of(content: Grammar, kind: type[T]) -> T:
+    try:
+        value = json.loads(content.text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, kind):
+        raise NoToolGrammar(f"the text of a grammar of the kind {content.kind} is not the JSON that it should be")
+    return value
 
 
 class _Calls:
@@ -142,7 +160,9 @@ class _Calls:
         self._form = TOOL_FORMATS[form]
         syntax = self._form.syntax
         if syntax is None:
-            raise NoToolGrammar("this model has no format for calls of tools that is known: leave tool_choice out")
+            raise NoToolGrammar(
+                "this model has no format for calls of tools that is known: leave tool_choice and strict out"
+            )
         self._lark = lark
         self._syntax = syntax
         self._must_call = must_call

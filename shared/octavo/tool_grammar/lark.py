@@ -11,6 +11,9 @@ _META = re.compile(r"[\\.+*?()|\[\]{}^$/]")
 _GUIDANCE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as models learn to write it: a blank behind commas and colons, and no other."""
 
+EMPTY = '""'
+"""The expression for no text at all."""
+
 
 class Lark:
     """Rules by name. `tokens` are the added tokens of the vocabulary by their spelling: where one is spelled in a
