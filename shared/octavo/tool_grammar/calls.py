@@ -66,7 +66,7 @@ def answer_grammar(
     if content is not None and not must_call and content.kind == "lark":
         return replace(content, after=tuple(tokens.encode(_before_content(form))))
     lark = Lark(tokens.added)
-    answer = _Answer(lark, form)
+    answer = _Answer(lark, form, must_call=must_call)
     bodies = []
     if tools:
         calls = _Calls(lark, form.tools, tokens, must_call=must_call)
@@ -86,9 +86,10 @@ def answer_grammar(
 class _Answer:
     """What comes before calls and content, in the format of the model's reasoning."""
 
-    def __init__(self, lark: Lark, form: AnswerFormat) -> None:
+    def __init__(self, lark: Lark, form: AnswerFormat, *, must_call: bool) -> None:
         self._lark = lark
         self._form = form
+        self._must_call = must_call
         self.has_messages = form.reasoning == HARMONY  # with headers, for content too
 
     def saying(self, content: str) -> str:
@@ -100,7 +101,8 @@ class _Answer:
         lark = self._lark
         if self.has_messages:
             thought = lark.rule(self._message("analysis"))
-            return f"{thought}* ({self._message('commentary')})? {body}"
+            preamble = "" if self._must_call else f"({self._message('commentary')})?"
+            return f"{thought}* {preamble} {body}"
         thoughts = REASONING_FORMATS[self._form.reasoning]
         if thoughts is None:
             return body
