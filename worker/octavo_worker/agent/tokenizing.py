@@ -68,6 +68,6 @@ class TokenizerDesk:
         """Raises PromptRejected, MalformedMessage."""
         if question.token_ids is not None:
             return TokenizerAnswer(text=self._prompts.decode(question.token_ids))
-        ids = self._prompts.encode(wire.decode_request(question.request or b""))
+        ids = self._prompts.encode(wire.decode_request(question.request or b"")).ids
         names = self._prompts.names(ids) if self._prompts.tokenizer is not None else []
         return TokenizerAnswer(tuple(ids), tuple(names))
