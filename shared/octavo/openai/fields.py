@@ -60,6 +60,7 @@ class WithoutEffect(Body):
     function_call: Literal["none"] | None = None
     functions: Empty = None
     modalities: tuple[Literal["text"]] | None = None
+    guided_decoding_backend: Word | None = None
 
 
 class CompletionWithoutEffect(Body):
@@ -70,7 +71,6 @@ class CompletionWithoutEffect(Body):
     tool_choice: Literal["none"] | None = None
     tools: Empty = None
     chat_template_kwargs: Empty = None
-    guided_decoding_backend: Word | None = None
 
 
 class MessageWithoutEffect(Body):
