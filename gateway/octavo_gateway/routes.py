@@ -12,20 +12,21 @@ from starlette.routing import BaseRoute
 
 from octavo.models import JobRequest
 from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
+from octavo.openai.responses.requests import ResponseRequest
 from octavo_gateway import health, jobs, pages, tokenizer, workers
 from octavo_gateway.anthropic import routes as anthropic
 from octavo_gateway.anthropic.body import CountRequest, MessagesRequest
 from octavo_gateway.body import add_schemas
 from octavo_gateway.durable import routes as durable
-from octavo_gateway.openai import chat, completions, models
+from octavo_gateway.openai import chat, completions, models, responses
 from octavo_gateway.tokenizer import DetokenizeRequest, TokenizeRequest
 from octavo_gateway.ui import routes as ui
 from octavo_gateway.ui.body import UiChatRequest
 
-_PARTS = (jobs, durable, chat, completions, models, ui, anthropic, tokenizer, workers, health, pages)
+_PARTS = (jobs, durable, chat, completions, responses, models, ui, anthropic, tokenizer, workers, health, pages)
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
-    *(TokenizeRequest, DetokenizeRequest),
+    *(TokenizeRequest, DetokenizeRequest, ResponseRequest),
 )
 """What routes read themselves, so that FastAPI does not know of it."""
 

@@ -53,7 +53,9 @@ class GatewaySettings(BaseSettings):
     max_queued_jobs_per_tenant: PositiveInt = Field(
         Limits.queued_jobs_per_tenant, description="Jobs of one tenant that may wait."
     )
-    max_queued_bytes: PositiveInt = Field(Limits.queued_bytes, description="Bytes of unfinished jobs' requests in all.")
+    max_queued_bytes: PositiveInt = Field(
+        Limits.queued_bytes, description="Bytes of unfinished jobs' requests and attachments in all."
+    )
     stream_ttl: PositiveInt = Field(
         Retention.stream_s, description="Seconds that a finished job's stream is kept as it was."
     )

@@ -91,12 +91,12 @@ class Client:
         tenant: str | None = None,
         idempotency_key: str | None = None,
         follow: bool = False,
+        attachment: bytes = b"",
         **fields: Unpack[RequestFields],
     ) -> Job:
         submit = self._ready().client.submit
-        return Job(
-            self, self._wait(submit(prompt, tenant=tenant, idempotency_key=idempotency_key, follow=follow, **fields))
-        )
+        options: dict[str, Any] = {"idempotency_key": idempotency_key, "follow": follow, "attachment": attachment}
+        return Job(self, self._wait(submit(prompt, tenant=tenant, **options, **fields)))
 
     def submit_many(
         self,
@@ -121,6 +121,12 @@ class Client:
 
     def info(self, job_id: str) -> JobInfo:
         return self._wait(self._ready().client.info(job_id))
+
+    def attachment(self, job_id: str) -> tuple[JobInfo, bytes | None]:
+        return self._wait(self._ready().client.attachment(job_id))
+
+    def erase(self, job_id: str) -> JobStatus:
+        return self._wait(self._ready().client.erase(job_id))
 
     def cancel(self, job_id: str) -> JobStatus:
         return self._wait(self._ready().client.cancel(job_id))

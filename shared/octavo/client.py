@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
-from octavo import wire
 from octavo.calls import Call, run, run_all, run_many
 from octavo.chats import read_chat, store_chat
 from octavo.connection import answered, connect, connect_listener, default_url, errors_of
-from octavo.errors import JobNotFound, OctavoError, ServerUnavailable
-from octavo.fleet import live_workers, queue_depths
+from octavo.errors import OctavoError, ServerUnavailable
+from octavo.fleet import known_models, live_workers, queue_depths
 from octavo.handles import AsyncJob
 from octavo.jobs import (
     info_query,
     list_dead_letters,
     list_jobs,
     not_found,
+    read_attachment,
     read_info,
     read_outcome,
     read_submission,
@@ -53,6 +53,8 @@ DEFAULT_TENANT = "default"
 _BATCH = 64
 
 T = TypeVar("T")
+_Asked = tuple[JobRequest, str | None, bytes]  # a request, its idempotency key, its attachment
+_Answers = list[AsyncJob | OctavoError]
 
 
 class AsyncClient:
@@ -105,13 +107,16 @@ class AsyncClient:
         tenant: str | None = None,
         idempotency_key: str | None = None,
         follow: bool = False,
+        attachment: bytes = b"",
         **fields: Unpack[RequestFields],
     ) -> AsyncJob:
         """Put a job into the queue: a prompt (text or token ids) or `messages`, a `model`, and any other field of
         `JobRequest` and `SamplingParams`; or a complete `JobRequest`. With an `idempotency_key` a repeated
         call gives the same job. `follow` says that its events are read next, which then costs no round trip.
+        `attachment` is kept with the job for as long as it is known, and no worker gets it.
         Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
-        (answer,) = await self._submit_batch([build_request(prompt, **fields)], tenant, [idempotency_key], follow)
+        job = (build_request(prompt, **fields), idempotency_key, attachment)
+        (answer,) = await self._submit_batch([job], tenant, follow)
         if isinstance(answer, OctavoError):
             raise answer
         return answer
@@ -128,28 +133,25 @@ class AsyncClient:
         the remaining ones when the server goes away after it has accepted others. `follow`: see `submit`."""
         if idempotency_keys is not None and len(idempotency_keys) != len(requests):
             raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
+        jobs = [(one, idempotency_keys[i] if idempotency_keys else None, b"") for i, one in enumerate(requests)]
         answers: list[AsyncJob | OctavoError] = []
-        for start in range(0, len(requests), _BATCH):
-            batch = requests[start : start + _BATCH]
-            keys = idempotency_keys[start : start + _BATCH] if idempotency_keys else [None] * len(batch)
+        for start in range(0, len(jobs), _BATCH):
             try:
-                answers += await self._submit_batch(batch, tenant, keys, follow)
+                answers += await self._submit_batch(jobs[start : start + _BATCH], tenant, follow)
             except ServerUnavailable as error:
                 if not answers:
                     raise
                 return answers + [error] * (len(requests) - start)
         return answers
 
-    async def _submit_batch(
-        self, batch: Sequence[JobRequest], tenant: str | None, keys: Sequence[str | None], follow: bool
-    ) -> list[AsyncJob | OctavoError]:
+    async def _submit_batch(self, batch: Sequence[_Asked], tenant: str | None, follow: bool) -> _Answers:
         ids = [self._keys.new_job_id() for _ in batch]
         accepted: set[str] = set()
         if follow:
             for job_id in ids:
                 self._subscriber.expect(job_id)
         try:
-            calls = [self._enqueue(*job, tenant, follow) for job in zip(ids, batch, keys, strict=True)]
+            calls = [self._enqueue(job_id, job, tenant, follow) for job_id, job in zip(ids, batch, strict=True)]
             answers = await self._enqueue_all(calls)
             accepted = {answer.id for answer in answers if isinstance(answer, AsyncJob)}
         finally:
@@ -158,9 +160,8 @@ class AsyncClient:
                     self._subscriber.forget(job_id)
         return answers
 
-    def _enqueue(
-        self, job_id: str, request: JobRequest, idempotency_key: str | None, tenant: str | None, follow: bool
-    ) -> Call[Enqueued] | OctavoError:
+    def _enqueue(self, job_id: str, job: _Asked, tenant: str | None, follow: bool) -> Call[Enqueued] | OctavoError:
+        request, idempotency_key, attachment = job
         seed = request.sampling.seed
         try:
             return self._cell.enqueue(
@@ -172,6 +173,7 @@ class AsyncClient:
                 limits=self._limits,
                 retention=self._retention,
                 subscriber_id=self._subscriber.id if follow else "",
+                attachment=attachment,
             )
         except OctavoError as error:
             return error
@@ -227,35 +229,47 @@ class AsyncClient:
     async def outcome(self, job_id: str) -> tuple[JobInfo, Result | None]:
         """Where a job stands, and its result if it has ended, in one round trip. Raises JobNotFound."""
         async with self._asking():
-            return await self._found(job_id, lambda: read_outcome(self._redis, job_id))
+            return await self._submissions.found(job_id, lambda: read_outcome(self._redis, job_id))
 
     async def info(self, job_id: str) -> JobInfo:
         """Where a job stands. Raises JobNotFound."""
         async with self._asking():
-            return await self._found(job_id, lambda: read_info(self._redis, job_id))
+            return await self._submissions.found(job_id, lambda: read_info(self._redis, job_id))
+
+    async def attachment(self, job_id: str) -> tuple[JobInfo, bytes | None]:
+        """Where a job stands, and what was attached to it, in one round trip. Raises JobNotFound."""
+        async with self._asking():
+            return await self._submissions.found(job_id, lambda: read_attachment(self._redis, job_id))
 
     async def page(self, job_id: str, after: int = 0) -> Page:
         """Where a job stands, and what is stored of it beyond offset `after`, at once. Raises JobNotFound."""
         async with self._asking():
-            return await self._found(job_id, lambda: read_job_page(self._redis, self._cell, job_id, after))
+            return await self._submissions.found(job_id, lambda: read_job_page(self._redis, self._cell, job_id, after))
 
     async def cancel(self, job_id: str) -> JobStatus:
         """Ask for a job's end. A queued one is over at once (CANCELLED), a running one (RUNNING) within a step or
         two, one that has ended stays as it is. Raises JobNotFound."""
-        status, _ = await self.cancel_own(job_id, tenant="")
-        return status
+        return (await self.cancel_own(job_id, tenant=""))[0]
 
-    async def cancel_own(self, job_id: str, *, tenant: str) -> tuple[JobStatus, JobInfo]:
-        """`cancel` for one tenant (`""` for any), and where the job stands then, in one round trip. Raises JobNotFound,
+    async def cancel_own(self, job_id: str, *, tenant: str, erase: bool = False) -> tuple[JobStatus, JobInfo]:
+        """`cancel` for one tenant (`""` for any), and where the job stands then, in one round trip. With `erase` the
+        job loses its attachment at once, and what it generated with it or a minute after its end. Raises JobNotFound,
         also for the job of another tenant."""
-        call = self._cell.cancel(job_id, tenant=tenant)
+        call = (self._cell.erase if erase else self._cell.cancel)(job_id, tenant=tenant)
         self._submissions.begin()
         with self._errors():
-            status, info = await self._found(job_id, lambda: run_all(self._redis, [call, info_query(job_id)]))
+            status, info = await self._submissions.found(
+                job_id, lambda: run_all(self._redis, [call, info_query(job_id)])
+            )
         if status is None:
             raise not_found(job_id)
-        self._submissions.cancelled(job_id, call, status)
+        # A server may forget an erasure, whatever the job was.
+        self._submissions.cancelled(job_id, call, JobStatus.CANCELLED if erase else status)
         return status, info
+
+    async def erase(self, job_id: str) -> JobStatus:
+        """Take back what came with a job and what it generated; `cancel` one that has not ended. Raises JobNotFound."""
+        return (await self.cancel_own(job_id, tenant="", erase=True))[0]
 
     async def jobs(
         self,
@@ -300,8 +314,7 @@ class AsyncClient:
     async def models(self) -> list[ModelCard]:
         """All models that jobs are accepted for, by name."""
         async with self._asking():
-            cards: Any = await self._redis.hvals(self._keys.models)
-        return sorted(wire.readable(wire.decode_model, cards), key=lambda card: card.name)
+            return await known_models(self._redis, self._keys)
 
     async def check_writable(self) -> None:
         """Raises QueueFull or ServerUnavailable where the server would refuse a job: it is full, a replica, or does not
@@ -375,15 +388,6 @@ class AsyncClient:
     async def _run(self, call: Call[T]) -> T:
         with self._errors():
             return await run(self._redis, call)
-
-    async def _found(self, job_id: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` gives, also of a job that the server has forgotten."""
-        while True:
-            try:
-                return await ask()
-            except JobNotFound as error:
-                if error.code != JobNotFound.code or not await self._submissions.restore(job_id):
-                    raise
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:

@@ -10,8 +10,10 @@ import redis.asyncio
 from octavo import wire
 from octavo.connection import answered
 from octavo.keys import Keys
-from octavo.models import WorkerInfo
+from octavo.models import ModelCard, WorkerInfo
 from octavo.workers import DIGEST_SHOWN
+
+_ANSWER_S = 3.0  # workers answer between two steps
 
 
 class Serving(Protocol):
@@ -34,6 +36,13 @@ async def live_workers(connection: redis.asyncio.Redis, keys: Keys) -> list[Work
         prefix = keys.worker("").encode()
         infos: Any = await connection.mget([prefix + name for name in names]) if names else []
     return sorted(wire.readable(wire.decode_worker, filter(None, infos)), key=lambda info: info.id)
+
+
+async def known_models(connection: redis.asyncio.Redis, keys: Keys) -> list[ModelCard]:
+    """All models that jobs are accepted for, by name."""
+    async with answered():
+        cards: Any = await connection.hvals(keys.models)
+    return sorted(wire.readable(wire.decode_model, cards), key=lambda card: card.name)
 
 
 async def queue_depths(connection: redis.asyncio.Redis, keys: Keys) -> dict[str, int]:

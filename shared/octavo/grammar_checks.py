@@ -28,13 +28,15 @@ class GrammarChecks:
         self._running: dict[bytes, asyncio.Task[GrammarError | None]] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def check_request(self, request: JobRequest, field: str | None = None) -> None:
+    async def check_request(
+        self, request: JobRequest, field: str | None = None, *, of_tools: str = "tools.{}.function.parameters"
+    ) -> None:
         """Likewise for all that the answer to a request must obey: the grammar that `field` gave, and the schemas of
-        tools."""
+        tools, which stand in `of_tools`."""
         await self.check(request.grammar, field)
         for place, tool in enumerate(request.offered_tools):
             if request.is_obeyed(tool):
-                await self.check(Grammar("json_schema", tool.parameters), f"tools.{place}.function.parameters")
+                await self.check(Grammar("json_schema", tool.parameters), of_tools.format(place))
 
     async def check(self, grammar: Grammar | None, field: str | None = None) -> None:
         """Raises GrammarError about the `field` of a request if the grammar cannot be compiled, or not in time. Where

@@ -48,6 +48,13 @@ async def read_info(connection: redis.asyncio.Redis, job_id: str) -> JobInfo:
     return cast(JobInfo, info)
 
 
+async def read_attachment(connection: redis.asyncio.Redis, job_id: str) -> tuple[JobInfo, bytes | None]:
+    """Where a job stands, and what was attached to it, in one round trip. Raises JobNotFound."""
+    query = Query[bytes | None](("HMGET", locate(job_id).job(job_id), JobHash.ATTACHMENT), lambda values: values[0])
+    info, attachment = await run_all(connection, [info_query(job_id), query])
+    return info, attachment
+
+
 async def read_outcome(connection: redis.asyncio.Redis, job_id: str) -> tuple[JobInfo, Result | None]:
     """Where a job stands, and its result once it has ended, in one round trip. Raises JobNotFound."""
     query = Query[bytes | None](("GET", locate(job_id).result(job_id)), lambda data: data)

@@ -32,6 +32,7 @@ class JobHash(StrEnum):
     SEED = "seed"
     IDEMPOTENCY_KEY = "idem"
     METADATA = "meta"
+    ATTACHMENT = "att"
     ERROR = "err"
     USAGE = "use"
     PROGRESS = "pg"

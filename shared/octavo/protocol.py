@@ -18,6 +18,8 @@ from octavo import wire
 from octavo.calls import Call
 from octavo.errors import IdempotencyConflict, InvalidRequest, MalformedMessage, QueueFull, UnknownModel
 from octavo.keys import Keys
+from octavo.limits import Limits as Limits
+from octavo.limits import Retention as Retention
 from octavo.models import MAX_BODY_BYTES, Chunk, JobInfo, JobRequest, JobStatus, ModelCard, Priority, Progress, Terminal
 
 MAX_APPENDS = 64  # items in one append call; keeps the server's pause under a millisecond
@@ -34,24 +36,6 @@ T = TypeVar("T")
 Parting = Literal["back", "crashed", "killed"]
 """Why an owner gives jobs back: it has no more use for them, or its engine died, of what it computed or by a hand from
 outside."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Caps checked inside enqueue. Over one: `QueueFull`. Bytes count from acceptance to the end of a job."""
-
-    queued_jobs: int = 100_000
-    queued_jobs_per_tenant: int = 20_000
-    queued_bytes: int = 1 << 30
-
-
-@dataclass(frozen=True)
-class Retention:
-    """Seconds that things live after a job ended."""
-
-    stream_s: int = 3600
-    result_s: int = 86_400
-    idempotency_s: int = 86_400
 
 
 @dataclass(frozen=True)
@@ -161,9 +145,10 @@ class Cell:
         limits: Limits,
         retention: Retention,
         subscriber_id: str = "",
+        attachment: bytes = b"",
     ) -> Call[Enqueued]:
         """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
-        exists already. Raises InvalidRequest here when the request is too large; the reply raises
+        exists already. Raises InvalidRequest here when request or attachment is too large; the reply raises
         IdempotencyConflict, UnknownModel or QueueFull."""
         try:
             body = wire.encode_request(request)
@@ -173,6 +158,8 @@ class Cell:
             raise InvalidRequest(
                 f"the request has {len(body)} bytes, the limit is {MAX_BODY_BYTES}: shorten the prompt"
             )
+        if len(attachment) > MAX_BODY_BYTES:
+            raise InvalidRequest(f"the attachment has {len(attachment)} bytes, the limit is {MAX_BODY_BYTES}")
         prompt_tokens = _estimate_prompt_tokens(request)
         new_tokens = request.sampling.width * (
             _UNBOUNDED_TOKENS if request.sampling.max_tokens is None else request.sampling.max_tokens
@@ -198,6 +185,7 @@ class Cell:
             limits.queued_bytes,
             subscriber_id,
             int(request.sampling.n > 1),
+            attachment,
             0,
             parse=lambda reply: _parse_enqueued(reply, request, tenant),
         )
@@ -283,6 +271,11 @@ class Cell:
         """The job's status now: CANCELLED at once if it was queued (for seconds after a restart of the server: QUEUED),
         RUNNING until its worker has stopped, unchanged if it had ended. None: no such job of `tenant`'s."""
         return self._call("cancel", job_id, tenant, parse=lambda reply: JobStatus(_text(reply)) if reply else None)
+
+    def erase(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:
+        """`cancel`, and take back what came with the job and what it generated: at once if it has ended, else a minute
+        after its end."""
+        return self._call("erase", job_id, tenant, parse=lambda reply: JobStatus(_text(reply)) if reply else None)
 
     def attach(self, job_id: str, subscriber_id: str) -> Call[int | None]:
         """Publish the job's entries to a subscriber too. The tokens stored so far; None: no such job."""

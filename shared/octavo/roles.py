@@ -51,7 +51,7 @@ class Role:
         )
 
 
-_OF_CLIENTS = ("attach", "cancel", "detach", "enqueue", "mend", "order")
+_OF_CLIENTS = ("attach", "cancel", "detach", "enqueue", "erase", "mend", "order")
 ROLES = (
     Role("reader", (), (*_READING, "XREAD")),  # other languages' clients follow with XREAD: docs/wire.md
     Role("client", _OF_CLIENTS, _READING + _ASKING + _TASKS),

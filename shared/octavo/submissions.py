@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
 
 from octavo.calls import Call, run, run_many
 from octavo.connection import answered
-from octavo.errors import OctavoError
+from octavo.errors import JobNotFound, OctavoError
 from octavo.models import JobStatus
 from octavo.protocol import Cell, Enqueued
 
@@ -28,6 +29,8 @@ _OTHERS_S = 5.0  # for so long after an outage a job may be missing that another
 _PING_S = 1.0
 _PAUSE_S = 0.2
 _BATCH = 64
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -105,6 +108,15 @@ class Submissions:
             return False
         await asyncio.sleep(_PAUSE_S)
         return True
+
+    async def found(self, job_id: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` gives, also of a job that the server has forgotten."""
+        while True:
+            try:
+                return await ask()
+            except JobNotFound as error:
+                if error.code != JobNotFound.code or not await self.restore(job_id):
+                    raise
 
     async def close(self) -> None:
         """Stop watching. Jobs that are still kept are not submitted again."""

@@ -201,6 +201,33 @@ async def test_the_openai_package_parses(ai: openai.AsyncOpenAI) -> None:
         assert isinstance(json.loads(as_object.choices[0].message.content or ""), dict)
 
 
+async def test_the_openai_package_parses_responses(ai: openai.AsyncOpenAI) -> None:
+    extra = {"seed": 3}
+    parsed = await ai.responses.parse(
+        model="demo", input="Who is it?", text_format=Person, max_output_tokens=300, extra_body=extra
+    )
+    assert isinstance(parsed.output_parsed, Person)
+    accepted = await ai.responses.create(
+        model="demo",
+        input="Who is it?",
+        text=parsed.text.model_dump(mode="json", by_alias=True),  # type: ignore[union-attr, arg-type]
+        max_output_tokens=300,
+        background=True,
+        extra_body=extra,
+    )
+    events = [event async for event in await ai.responses.retrieve(accepted.id, stream=True)]
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == parsed.output_text  # type: ignore[union-attr]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ai.responses.create(
+            model="demo",
+            input="x",
+            text={"format": {"type": "json_schema", "name": "s", "schema": {"type": "strin"}}},
+        )
+    assert (caught.value.code, caught.value.param) == ("invalid_grammar", "text.format")
+    assert "#/type" in caught.value.message
+
+
 async def test_vllms_spellings(ai: openai.AsyncOpenAI) -> None:
     for extra, matches in (
         ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),

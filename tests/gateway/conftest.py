@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from chat_templates import FAMILIES, PLAIN
 from gateway_process import GatewayProcess
 from scripted_worker import ScriptedWorker
 from serving import serving
 from waiting import STALL_S
+from worker_process import WorkerProcess
 
 from octavo.server import EmbeddedServer
 from octavo_gateway.settings import GatewaySettings
@@ -63,3 +66,24 @@ def own_gateway(redis_url: str) -> Iterator[Callable[..., str]]:
     """Start gateways with settings of the test's own."""
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(serving(GatewaySettings(**{"redis_url": redis_url, **settings})))
+
+
+@pytest.fixture
+def start_model(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """Start a worker whose model is of a family and always writes `text`."""
+    with ExitStack() as stack:
+
+        def start(name: str, text: str, *, number: int = 0, step_seconds: float = 0.001) -> WorkerProcess:
+            family = FAMILIES.get(name, PLAIN)
+            folder, script = family.write(tmp_path / name), tmp_path / f"script-{name}.json"
+            tokenizer = family.tokenizer()
+            ids = [*tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.token_to_id(family.end)]
+            script.write_text(json.dumps(ids))
+            fake = (
+                f"step_seconds={step_seconds},vocab_size={tokenizer.get_vocab_size()},script={script},folder={folder}"
+            )
+            log = tmp_path / f"worker{number}.log"
+            worker = stack.enter_context(WorkerProcess(redis_url, log, fake=fake, model=folder, lease=1.0))
+            return worker.wait_ready()
+
+        yield start

@@ -6,14 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
-from chat_templates import FAMILIES, PLAIN
+from chat_templates import FAMILIES
 from pydantic import BaseModel
 from tool_answers import ANSWERS, ROME, TOOLS, ToolAnswer
 from waiting import until
@@ -26,27 +24,6 @@ from octavo.models import Tool
 
 ASKED = [{"role": "user", "content": "What will it be like?"}]
 StartModel = Callable[..., WorkerProcess]
-
-
-@pytest.fixture
-def start_model(redis_url: str, tmp_path: Path) -> Iterator[StartModel]:
-    """Start a worker whose model is of a family and always writes `text`."""
-    with ExitStack() as stack:
-
-        def start(name: str, text: str, *, number: int = 0, step_seconds: float = 0.001) -> WorkerProcess:
-            family = FAMILIES.get(name, PLAIN)
-            folder, script = family.write(tmp_path / name), tmp_path / f"script-{name}.json"
-            tokenizer = family.tokenizer()
-            ids = [*tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.token_to_id(family.end)]
-            script.write_text(json.dumps(ids))
-            fake = (
-                f"step_seconds={step_seconds},vocab_size={tokenizer.get_vocab_size()},script={script},folder={folder}"
-            )
-            log = tmp_path / f"worker{number}.log"
-            worker = stack.enter_context(WorkerProcess(redis_url, log, fake=fake, model=folder, lease=1.0))
-            return worker.wait_ready()
-
-        yield start
 
 
 def said(message: Any) -> tuple[str | None, str | None, list[tuple[str, Any]]]:

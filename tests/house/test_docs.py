@@ -88,6 +88,18 @@ def test_the_curl_examples_answer(up: Up) -> None:
     assert run(chat).rstrip().endswith("data: [DONE]")
 
 
+def test_the_example_of_responses_reads_to_the_end(up: Up) -> None:
+    text = (ROOT / "docs/responses.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    program = program.replace("127.0.0.1:8000", f"127.0.0.1:{up.port}")
+    program += "print()\nprint(repr(ai.responses.retrieve(response_id).output_text))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=STALL_S, check=False)
+    assert done.returncode == 0, done.stderr
+    rest, whole = done.stdout.removesuffix("\n").rsplit("\n", 1)
+    assert rest
+    assert ast.literal_eval(whole).endswith(rest)
+
+
 @pytest.mark.parametrize("language", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("node", "go")])
 def test_the_readers_in_other_languages_answer(up: Up, language: str) -> None:
     """The commands of docs/wire.md, on a real model."""

@@ -54,6 +54,7 @@ class World:
         limits: Limits | None = None,
         retention: Retention | None = None,
         subscriber: str = "",
+        attachment: bytes = b"",
     ) -> Call[Any]:
         return self.cell.enqueue(
             job_id or self.keys.new_job_id(),
@@ -64,6 +65,7 @@ class World:
             limits=limits or Limits(),
             retention=retention or Retention(),
             subscriber_id=subscriber,
+            attachment=attachment,
         )
 
     def enqueue(self, request: JobRequest | None = None, **options: Any) -> str:

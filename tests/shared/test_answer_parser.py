@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tool_answers import ANSWERS, TOOLS
+from tool_answers import ANSWERS, TOOLS, format_of
 
 from octavo import wire
 from octavo.answer_parser import AnswerParser
@@ -15,14 +15,12 @@ from octavo.messages import AnswerFormat, Chunk
 from octavo.models import Tool
 from octavo.parsing import assemble
 
-REASONING = {"hermes": "think", "mistral_args": "mistral", "glm4": "think", "gemma4": "gemma4", "harmony": "harmony"}
 DATA = [Tool.model_validate(tool) for tool in TOOLS]
 
 
 def chunks_of(name: str, pieces: list[str], index: int = 0) -> list[Chunk]:
     """A chunk for each piece, which is several tokens, some without text."""
-    opened = name == "deepseek_v3"
-    form = AnswerFormat(name, "think" if opened else REASONING.get(name, "none"), opened)
+    form = format_of(name)
     chunks = []
     for place, piece in enumerate(pieces):
         texts = ("", piece[:1], piece[1:])

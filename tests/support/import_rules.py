@@ -94,7 +94,7 @@ RULES = [
     Rule(
         f"{SHARED}/openai",
         (
-            "pydantic",
+            *("pydantic", "pydantic_core"),
             *(f"octavo.{name}" for name in ("models", "errors", "structured", "strict_schema", "tools")),
             *(f"octavo.{name}" for name in ("conversation", "parsing", "answer_parser")),
         ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.messages import AnswerFormat
+
 ROME = '{"city": "Rome", "days": 3}'
 OSLO = '{"city": "Oslo \\"N\\"", "days": null}'
 SCHEMA = {
@@ -27,6 +29,21 @@ class ToolAnswer:
     content: str | None = "Let me see."
     reasoning: str | None = None
     calls: tuple[tuple[str, str], ...] = (("get_weather", ROME), ("get-news", OSLO))
+
+
+_REASONING = {
+    "hermes": "think",
+    "mistral_args": "mistral",
+    "glm4": "think",
+    "gemma4": "gemma4",
+    "harmony": "harmony",
+    "deepseek_v3": "think",
+}
+
+
+def format_of(name: str) -> AnswerFormat:
+    """What the worker says of an answer of a family."""
+    return AnswerFormat(name, _REASONING.get(name, "none"), opened=name == "deepseek_v3")
 
 
 ANSWERS = {

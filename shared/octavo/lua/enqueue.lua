@@ -3,7 +3,7 @@
 -- KEYS    P
 -- ARGV    id body hash tenant idempotency-key('' for none) model class cost est seed timeout_ms('' for none)
 --         queue_timeout_ms('' for none) metadata retention cap_jobs cap_tenant_jobs cap_bytes subscriber('' for none)
---         several(0|1: sequences) again(0|1: a server that came back may have forgotten it)
+--         several(0|1: sequences) attachment('' for none) again(0|1: a server that came back may have forgotten it)
 -- Reply   {'ok', id, created, time of acceptance in ms} | {'conflict', id} | {'unknown', model...} | {'full', what}
 --- @include clock
 --- @include job
@@ -13,7 +13,8 @@
 local id, body, hash, tenant, idem, model, class = unpack(ARGV, 1, 7)
 local cost, est, seed, timeout, queue_timeout, meta, retention = unpack(ARGV, 8, 14)
 local cap_jobs, cap_tenant, cap_bytes = tonumber(ARGV[15]), tonumber(ARGV[16]), tonumber(ARGV[17])
-local subscriber, several, again = ARGV[18], ARGV[19] == '1', ARGV[20] == '1'
+local subscriber, several, attachment, again = ARGV[18], ARGV[19] == '1', ARGV[20], ARGV[21] == '1'
+local size = #body + #attachment
 local MOST_BYTES = 2097152  -- of one job
 
 if call('EXISTS', key('j', id)) == 1 then return {'ok', id, 1, tonumber(read(id, 'ct') or '') or NOW} end
@@ -37,10 +38,10 @@ local queued, bytes = tonumber(total[1] or 0), tonumber(total[2] or 0)
 local of_tenant = tonumber(call('HGET', key('q', tenant), 'queued') or 0)
 if queued >= cap_jobs then return full('jobs', queued, 0) end
 if of_tenant >= cap_tenant then return full('tenant', of_tenant, 0) end
-if bytes + #body > cap_bytes then return full('bytes', 0, bytes) end
+if bytes + size > cap_bytes then return full('bytes', 0, bytes) end
 
 local job = {'st', 'queued', 'mdl', model, 'tn', tenant, 'cls', class, 'lane', class, 'n', 0, 'ep', 0, 'crashes', 0,
-  'ct', NOW, 'body', body, 'bytes', #body, 'est', est, 'cost', cost, 'seed', seed, 'ret', retention}
+  'ct', NOW, 'body', body, 'bytes', size, 'est', est, 'cost', cost, 'seed', seed, 'ret', retention}
 local function note(field, value)
   job[#job + 1] = field
   job[#job + 1] = value
@@ -48,6 +49,7 @@ end
 
 local due = math.huge
 if meta ~= '' then note('meta', meta) end
+if attachment ~= '' then note('att', attachment) end
 if subscriber ~= '' then note('gw', subscriber) end
 if timeout ~= '' then
   due = NOW + tonumber(timeout)
@@ -67,7 +69,7 @@ if idem ~= '' then call('SET', key('i', tenant, idem), id .. ' ' .. hash) end
 call('ZADD', key('jobs'), 0, id, 0, ':' .. tenant .. ':' .. id)
 local place = {mdl = model, tn = tenant, cls = class}
 count_queued(place, 1)
-count(tenant, 'bytes', #body)
+count(tenant, 'bytes', size)
 enter_class(id, place)
 ring(model)
 return {'ok', id, 1, NOW}

@@ -26,6 +26,8 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         return InvalidRequest(f"the body is not valid JSON: {message}", code="invalid_json")
     if kind == "missing":
         return InvalidRequest(f"{param} is required", code="missing_required_parameter", param=param)
+    if kind == "not_supported":
+        return InvalidRequest(f"{param} is not supported: {message}", code="unknown_parameter", param=param)
     if kind in ("extra_forbidden", "none_required"):
         advice = REFUSED.get(path[-1]) if path else None
         message = f"{param} is not supported: {advice}" if advice else f"{param} is unknown: leave it out"

@@ -11,20 +11,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from octavo.models import (
-    MAX_LOGIT_BIAS,
     MAX_SEQUENCES,
-    MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
     JobRequest,
-    ModelName,
-    Priority,
-    SamplingParams,
-    StopString,
-    TokenId,
     TokenIds,
 )
 from octavo.openai.chat_messages import ChatMessage
 from octavo.openai.fields import Body, CompletionWithoutEffect, WithoutEffect
+from octavo.openai.sampled import SampledBody
 from octavo.openai.structured import StructuredFields
 from octavo.openai.tools import ChatFields
 
@@ -34,7 +28,6 @@ COMPLETION_TOKENS = 16
 
 Prompt = Annotated[TokenIds, Field(min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
-Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
 
 
 class StreamOptions(Body):
@@ -44,48 +37,16 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class GenerationBody(WithoutEffect, StructuredFields):
+class GenerationBody(WithoutEffect, StructuredFields, SampledBody):
     """What chat and completions share."""
 
-    model: ModelName
     n: int = Field(1, ge=1, le=MAX_SEQUENCES)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0.0, le=2.0)
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
-        None, max_length=MAX_LOGIT_BIAS
-    )
-    stop: StopString | Annotated[tuple[StopString, ...], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = (
-        None
-    )
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    metadata: (
-        Annotated[
-            dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
-
-    top_k: int | None = Field(None, ge=-1)
-    min_p: float | None = Field(None, ge=0.0, le=1.0)
-    repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
-    min_tokens: int | None = Field(None, ge=0, le=1 << 24)
     best_of: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
     beam_width: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
     length_penalty: float | None = Field(None, ge=-10.0, le=10.0)
     early_stopping: bool | Literal["never"] | None = None
-    ignore_eos: bool = False
-    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_STRINGS)] | None = None
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    add_special_tokens: bool = True
-    priority: Priority = "normal"
-    timeout_s: Seconds | None = None
-    queue_timeout_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
@@ -100,31 +61,8 @@ class GenerationBody(WithoutEffect, StructuredFields):
 
         Raises ValidationError for combinations that no single field shows.
         """
-        given = {name: getattr(self, name) for name in _SAME_NAME} | extra
-        given = {name: value for name, value in given.items() if value is not None}
-        if self.top_k == -1:  # vLLM's other way to say off
-            given["top_k"] = 0
-        if self.seed is not None:
-            given["seed"] = self.seed % (1 << 63)
-        sampling = SamplingParams.model_validate({**given, "max_tokens": max_tokens})
-        return [
-            JobRequest(
-                model=self.model,
-                sampling=sampling,
-                grammar=self.grammar,
-                priority=self.priority,
-                add_special_tokens=self.add_special_tokens,
-                timeout_s=self.timeout_s,
-                queue_timeout_s=self.queue_timeout_s,
-                metadata=self.metadata or {},
-                **prompt,
-            )
-            for prompt in prompts
-        ]
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        sampling = self._sampling(max_tokens=max_tokens, **extra)
+        return [self._job(sampling, grammar=self.grammar, **prompt) for prompt in prompts]
 
     @property
     def include_usage(self) -> bool:
@@ -133,9 +71,6 @@ class GenerationBody(WithoutEffect, StructuredFields):
     @property
     def continuous_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-
-_SAME_NAME = sorted(set(SamplingParams.model_fields) & set(GenerationBody.model_fields) - {"seed"})
 
 
 class ChatCompletionRequest(ChatFields, GenerationBody):

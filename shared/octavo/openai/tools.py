@@ -21,6 +21,17 @@ class FunctionBody(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @property
+    def tool(self) -> Tool:
+        """As a job has it."""
+        given = {
+            "name": self.name,
+            "description": self.description,
+            "strict": self.strict,
+            "parameters": None if self.parameters is None else as_json(self.parameters),
+        }
+        return Tool.model_validate(given)
+
 
 class ToolBody(Body):
     """One tool. All are functions."""
@@ -41,13 +52,7 @@ class ToolBody(Body):
 
     @property
     def tool(self) -> Tool:
-        given = {
-            "name": self.function.name,
-            "description": self.function.description,
-            "strict": self.function.strict,
-            "parameters": None if self.function.parameters is None else as_json(self.function.parameters),
-        }
-        return Tool.model_validate(given)
+        return self.function.tool
 
 
 class NamedFunction(Body):
@@ -92,19 +97,20 @@ class ChatFields(Body):
             "tools": self.offered,
             "tool_choice": _chosen(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls is not False,
-            "chat_template_kwargs": {**self._of_effort(), **(self.chat_template_kwargs or {})},
+            "chat_template_kwargs": {**arguments_of_effort(self.reasoning_effort), **(self.chat_template_kwargs or {})},
             "parsed": True,
         }
 
-    def _of_effort(self) -> dict[str, Any]:
-        """The template's words for the effort: `none` is no thinking at all."""
-        match self.reasoning_effort:
-            case None:
-                return {}
-            case "none":
-                return {"enable_thinking": False, "thinking": False}
-            case effort:
-                return {"reasoning_effort": effort}
+
+def arguments_of_effort(effort: str | None) -> dict[str, Any]:
+    """The template's words for a reasoning effort: `none` is no thinking at all."""
+    match effort:
+        case None:
+            return {}
+        case "none":
+            return {"enable_thinking": False, "thinking": False}
+        case _:
+            return {"reasoning_effort": effort}
 
 
 def _chosen(choice: str | NamedChoice | None) -> ToolChoice:

@@ -1,13 +1,13 @@
 -- All keys of a cell carry the hash tag of its prefix P:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft
---                                body bytes est cost seed meta err use pg idem ret run
+--                                body att bytes est cost seed meta err use pg idem ret run
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
 --                                it, worker, stop mark, subscribers, deadline, start-by limit and
 --                                the time it leaves, digest of what its latest worker serves, times created/started/
---                                finished in ms, request, its size, estimated prompt tokens, fair-queue cost, seed,
---                                metadata, error, tokens used, progress, idempotency key, retention, run of the
+--                                finished in ms, request, attachment, size of both, estimated prompt tokens,
+--                                fair-queue cost, seed, metadata, error, tokens used, progress, idempotency key, retention, run of the
 --                                server that accepted it, if it has several sequences)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival

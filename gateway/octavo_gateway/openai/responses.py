@@ -1,0 +1,173 @@
+"""`/v1/responses`: create, retrieve, read along from any event, cancel, delete. All that a response is lies with its
+job, so any gateway answers for any response."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing, suppress
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from octavo import AsyncJob
+from octavo.models import IdempotencyKey
+from octavo.openai.responses.events import ResponseLog
+from octavo.openai.responses.items import Item, stored
+from octavo.openai.responses.record import Record, response_id
+from octavo.openai.responses.requests import ResponseRequest
+from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.body import described, json_body
+from octavo_gateway.errors import ApiError
+from octavo_gateway.openai.stored import UNREAD, StoredResponse, conversation, find, referred
+from octavo_gateway.openai.telling import Timed, check, tied, told, write
+from octavo_gateway.state import Gateway
+from octavo_gateway.streams import EventStream, Mailbox, unless_disconnected, unless_draining
+
+STOPPING_S = 5.0
+"""How long a cancellation is waited for: a worker stops within a step or two."""
+
+router = APIRouter(prefix="/v1/responses", tags=["openai"])
+
+
+@router.post("", openapi_extra=described(ResponseRequest), response_model=None)
+async def create(
+    request: Request,
+    tenant: CurrentTenant,
+    body: Annotated[ResponseRequest, Depends(json_body(ResponseRequest))],
+    idempotency_key: Annotated[IdempotencyKey | None, Header()] = None,
+) -> Response:
+    """Answer at once, as a stream of events, or in the background: `202` and the response, which is queued."""
+    gateway: Gateway = request.state.gateway
+    record = body.record(await _items(gateway, body, tenant), int(time.time()))
+    asked = body.job(record)
+    await gateway.grammars.check_request(asked, "text.format", of_tools="tools.{}.parameters")
+    job = await gateway.client.submit(
+        asked,
+        tenant=tenant,
+        idempotency_key=idempotency_key,
+        follow=body.stream or not body.background,
+        attachment=record.encode() if body.is_stored else b"",
+    )
+    if job.created:
+        gateway.metrics.jobs_submitted.labels(body.model, body.priority).inc()
+    elif body.is_stored:  # the earlier request's, which may have named another moment
+        record = (await find(gateway.client, response_id(job.id), tenant)).record
+    if body.stream:
+        return await _streamed(request, record, job, body)
+    if body.background:
+        url = f"{request.url.path}/{response_id(job.id)}"
+        return JSONResponse(ResponseLog(record, job.id).response("queued"), 202, {"Location": url})
+    return JSONResponse(await unless_disconnected(request, _whole(gateway, record, job, body)))
+
+
+async def _items(gateway: Gateway, body: ResponseRequest, tenant: str) -> list[Item]:
+    """What goes into a response: the conversation so far, and what is new in it. Raises InvalidRequest."""
+    earlier = await conversation(gateway.client, body.previous_response_id, tenant)
+    named = [] if isinstance(body.input, str) else [item.id for item in body.input if item.type == "item_reference"]
+    found = {name: await referred(gateway.client, name, earlier, tenant) for name in named if name}
+    known = {item["id"] for item in earlier}
+    return [*earlier, *(item for item in stored(body.input, found.__getitem__) if item["id"] not in known)]
+
+
+async def _streamed(request: Request, record: Record, job: AsyncJob, body: ResponseRequest) -> Response:
+    gateway: Gateway = request.state.gateway
+    log, timed = ResponseLog(record, job.id), Timed(gateway, body.model)
+    events = told(gateway.client, log, job.id, timed, refusable=not body.background)
+
+    async def pump(mailbox: Mailbox) -> None:
+        if body.background:
+            await unless_draining(gateway, write(mailbox, log, events))
+            return
+        async with tied(gateway.client, log, job.id):
+            await write(mailbox, log, events, refusable=True)
+
+    return await EventStream(request, pump).begun()
+
+
+async def _whole(gateway: Gateway, record: Record, job: AsyncJob, body: ResponseRequest) -> dict[str, Any]:
+    """The finished response. Leaving early cancels its job. Raises ApiError for a job that failed."""
+    log, timed = ResponseLog(record, job.id, after=UNREAD), Timed(gateway, body.model)
+    async with tied(gateway.client, log, job.id), aclosing(told(gateway.client, log, job.id, timed)) as events:
+        async for _ in events:
+            pass
+    check(log.ended)
+    return log.final
+
+
+async def _own(request: Request, response_id: str, tenant: CurrentTenant) -> StoredResponse:
+    gateway: Gateway = request.state.gateway
+    return await find(gateway.client, response_id, tenant)
+
+
+Own = Annotated[StoredResponse, Depends(_own)]
+
+
+@router.get(
+    "/{response_id}",
+    response_model=None,
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/json": {}, "text/event-stream": {}}}},
+)
+async def retrieve(
+    request: Request,
+    found: Own,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0, description="Continue behind the event of this number.")] = None,
+) -> Response:
+    """The response as it stands, or its events: those there are, then those to come."""
+    gateway: Gateway = request.state.gateway
+    if not stream:
+        if starting_after is not None:
+            raise ApiError(400, "starting_after needs stream=true", code="invalid_value", param="starting_after")
+        return JSONResponse(await found.now(gateway.client))
+    log = ResponseLog(found.record, found.info.id, after=-1 if starting_after is None else starting_after)
+    events = told(gateway.client, log, found.info.id)
+
+    async def pump(mailbox: Mailbox) -> None:
+        await unless_draining(gateway, write(mailbox, log, events))
+
+    return EventStream(request, pump)
+
+
+@router.post("/{response_id}/cancel", response_model=None)
+async def stop(request: Request, found: Own) -> Response:
+    """End a response; one that is over stays as it is. What it generated so far is kept."""
+    client = request.state.gateway.client
+    status, info = await client.cancel_own(found.info.id, tenant=found.info.tenant)
+    if not status.is_terminal:
+        with suppress(TimeoutError):
+            await client.result(found.info.id, timeout=STOPPING_S)
+        info = await client.info(found.info.id)
+    return JSONResponse(await StoredResponse(info, found.record).now(client))
+
+
+@router.delete("/{response_id}")
+async def delete(request: Request, found: Own) -> dict[str, Any]:
+    """Forget a response, its input and what it generated. One that goes on is cancelled."""
+    await request.state.gateway.client.cancel_own(found.info.id, tenant=found.info.tenant, erase=True)
+    return {"id": response_id(found.info.id), "object": "response", "deleted": True}
+
+
+@router.get("/{response_id}/input_items")
+async def input_items(
+    found: Own,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> dict[str, Any]:
+    """What went in, items of earlier responses included; `after` is the last id of the previous page."""
+    items = found.record.items if order == "asc" else found.record.items[::-1]
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise ApiError(400, "after is the id of no input item", code="invalid_value", param="after")
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > limit,
+    }
