@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
+from octavo.answer_parser import AnswerParser
 from octavo.models import Chunk, FinishReason
-from octavo.parsing import Delta, Parser
+from octavo.parsing import Delta
 from octavo_gateway.events import chunks_of_one
 
 
 class AnswerReader:
-    """The deltas of a job with one sequence. They depend on its tokens alone, not on how its log is cut into chunks: a
-    reader that begins again gets the same.
+    """The deltas that `parser` makes of a job with one sequence. They depend on its tokens alone, not on how its log is
+    cut into chunks: a reader that begins again gets the same.
 
     With `stop`, strings that end an answer and come with its last token, `stopped_by` is the one that did; it is no
     part of the answer.
     """
 
-    def __init__(self, job_id: str, stop: Sequence[str] = ()) -> None:
-        self._parser = Parser(job_id=job_id)
+    def __init__(self, parser: AnswerParser, stop: Sequence[str] = ()) -> None:
+        self._parser = parser
         self._stop = stop
         self._finished = False
         self.finish_reason: FinishReason | None = None
@@ -27,8 +30,8 @@ class AnswerReader:
     def add(self, chunk: Chunk, take: Callable[[Delta], None]) -> None:
         """`take` is called with each delta of the chunk."""
         for one in chunks_of_one(chunk):
-            text = one.text if one.finish_reason is None else self._without_stop(one)
-            for delta in self._parser.feed(text):
+            more = one if one.finish_reason is None else self._without_stop(one)
+            for delta in self._parser.feed(replace(more, finish_reason=None)):
                 take(delta)
         if chunk.finish_reason is not None:
             self.finish_reason = chunk.finish_reason
@@ -41,9 +44,9 @@ class AnswerReader:
             for delta in self._parser.finish():
                 take(delta)
 
-    def _without_stop(self, last: Chunk) -> str:
+    def _without_stop(self, last: Chunk) -> Chunk:
         found = max((stop for stop in self._stop if last.text.endswith(stop)), key=len, default=None)
         if last.finish_reason != "stop" or found is None:
-            return last.text
+            return last
         self.stopped_by = found
-        return last.text.removesuffix(found)
+        return replace(last, texts=(last.text.removesuffix(found),))

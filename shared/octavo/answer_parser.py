@@ -36,6 +36,10 @@ class AnswerParser:
         """What more text of a sequence makes certain; all that is left with its last chunk."""
         return self._feed(chunk.index, chunk.text, chunk.format, is_last=chunk.finish_reason is not None)
 
+    def finish(self, index: int = 0) -> list[Delta]:
+        """What is left of a sequence that ended without its last chunk."""
+        return self._feed(index, "", None, is_last=True)
+
     def parse(self, chunks: Iterable[Chunk]) -> Parsed:
         """The sum of all deltas of one sequence whose stream has ended, however it did. Its text is used up by it."""
         chunks = list(chunks)

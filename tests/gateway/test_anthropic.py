@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_worker import MODEL, ScriptedWorker, whole_text
 from sse import read_events
+from tool_answers import ANSWERS, TOOLS
 from waiting import STALL_S, until
 from worker_process import WorkerProcess
 
 from octavo import AsyncClient
-from octavo.models import Chunk, JobStatus, Usage
-from octavo.parsing import Parser
+from octavo.answer_parser import AnswerParser
+from octavo.models import AnswerFormat, Chunk, JobStatus, Usage
 from octavo_gateway.anthropic.body import MessagesRequest
 from octavo_gateway.anthropic.events import MessageEvents, whole_message
 
@@ -104,6 +105,44 @@ async def test_leaving_cancels(claude, redis_url):
         await until(lambda: ended_as(client, JobStatus.CANCELLED))
 
 
+CLAUDE_TOOLS = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "harmony"])
+async def test_tools_are_called_and_their_results_read(claude, start_model, name):
+    answer = ANSWERS[name]
+    start_model(name, answer.text)
+    asked = {"model": name, "max_tokens": 400, "tools": CLAUDE_TOOLS}
+    question = {"role": "user", "content": "what will it be like?"}
+    message = await claude.messages.create(messages=[question], **asked)
+    assert message.stop_reason == "tool_use"
+    uses = [block for block in message.content if block.type == "tool_use"]
+    assert [(use.name, use.input) for use in uses] == [(call, json.loads(given)) for call, given in answer.calls]
+    async with claude.messages.stream(messages=[question], **asked) as stream:
+        final = await stream.get_final_message()
+    assert [block.to_dict() | {"id": ""} for block in final.content] == [
+        block.to_dict() | {"id": ""} for block in message.content
+    ]
+
+    results = [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"} for use in uses]
+    if name == "harmony":  # its template takes one call a turn
+        message.content.remove(uses[1])
+        del results[1]
+    history = [question, {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
+    again = (await claude.messages.create(messages=history, **{**asked, "max_tokens": 3})).usage
+    assert again.input_tokens + again.cache_read_input_tokens > message.usage.input_tokens
+
+
+async def test_a_thought_has_a_budget(claude, start_model):
+    start_model("hermes", "<think>" + "one two three four " * 10 + "</think>And so?")
+    asked = {"model": "hermes", "max_tokens": 300, "messages": [{"role": "user", "content": "hm"}]}
+    whole = await claude.messages.create(**asked)
+    short = await claude.messages.create(thinking={"type": "enabled", "budget_tokens": 5}, **asked)
+    thoughts = [message.content[0].thinking for message in (whole, short)]
+    assert 0 < len(thoughts[1]) < len(thoughts[0])
+    assert thoughts[0].startswith(thoughts[1])
+
+
 async def ended_as(client: AsyncClient, status: JobStatus) -> bool:
     return [job.status for job in await client.jobs()] == [status]
 
@@ -117,7 +156,7 @@ async def ended_as(client: AsyncClient, status: JobStatus) -> bool:
         ({"messages": []}, 400, "messages"),
         ({"temperature": 1.5}, 400, "temperature"),
         ({"invented": 1}, 400, "invented"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 400, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, 400, "budget_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, 400, "context"),
         ({"messages": [{"role": "user", "content": "x" * 300}], "stream": True}, 400, "context"),
@@ -239,17 +278,20 @@ def test_tools_and_their_results_become_those_of_a_chat_completion():
 TEXTS = st.lists(st.text(max_size=4), min_size=1, max_size=12)
 
 
-def grouped(texts: list[str], cuts: list[int], reason: str | None) -> Iterator[Chunk]:
+CALLS = AnswerFormat("hermes", "think")
+
+
+def grouped(texts: list[str], cuts: list[int], reason: str | None, form: AnswerFormat | None = None) -> Iterator[Chunk]:
     edges = sorted({0, len(texts), *(cut for cut in cuts if cut < len(texts))})
     for start, end in itertools.pairwise(edges):
         last = reason if end == len(texts) else None
-        yield Chunk(0, tuple(range(start, end)), tuple(texts[start:end]), None, last)
+        yield Chunk(0, tuple(range(start, end)), tuple(texts[start:end]), None, last, None if start else form)
 
 
 @given(texts=TEXTS, cuts=st.lists(st.integers(1, 12)), reason=st.sampled_from([None, "stop", "length"]))
 def test_events_do_not_depend_on_how_a_log_is_cut(texts: list[str], cuts: list[int], reason: str | None) -> None:
     def events(cuts: list[int]) -> bytes:
-        answer = MessageEvents("g00_0", "m", ["zz"])
+        answer = MessageEvents("g00_0", "m", AnswerParser("g00_0"), ["zz"])
         found = [event for chunk in grouped(texts, cuts, reason) for event in answer.add(chunk)]
         return json.dumps([*found, *answer.end(Usage(5, len(texts), 2))]).encode()
 
@@ -266,12 +308,11 @@ def test_events_do_not_depend_on_how_a_log_is_cut(texts: list[str], cuts: list[i
     }
 
 
-def test_thoughts_and_calls_are_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo_gateway.deltas.Parser", lambda job_id: Parser("hermes", "think", job_id=job_id))
+def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
     call = '<tool_call>\n{"name": "look", "arguments": {"city": "Bonn"}}\n</tool_call>'
     texts = ["<think>", "hm", "</think>", "I look.", *call]
-    answer = MessageEvents("g00_0", "m")
-    events = [event for chunk in grouped(texts, [], "stop") for event in answer.add(chunk)]
+    answer = MessageEvents("g00_0", "m", AnswerParser("g00_0"))
+    events = [event for chunk in grouped(texts, [], "stop", CALLS) for event in answer.add(chunk)]
     message = whole_message([*events, *answer.end(Usage(5, len(texts)))])
     assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
     thinking, text, tool_use = message["content"]

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_worker import MODEL, ScriptedWorker, text_of, whole_text
+from tool_answers import ANSWERS, TOOLS
 from waiting import STALL_S, until
 
 from octavo import AsyncClient
+from octavo.answer_parser import AnswerParser
 from octavo.errors import InvalidRequest
-from octavo.models import Chunk, Event, JobError, JobStatus, Terminal, Usage
-from octavo.parsing import Parser
+from octavo.models import AnswerFormat, Chunk, Event, JobError, JobStatus, Terminal, Usage
 from octavo_gateway.ui.body import UiChatRequest, UiPart, _turns
 from octavo_gateway.ui.parts import UiParts
 
@@ -172,19 +173,51 @@ USAGE = Usage(1, 2)
 TEXTS = st.lists(st.text(max_size=4), min_size=1, max_size=12)
 
 
-def events_of(texts: list[str], cuts: list[int], end: Terminal, reason: str | None) -> list[Event]:
+async def calls_in(reply: httpx.Response) -> list[tuple[str, str, Any]]:
+    """Ids, names and inputs of all calls of a stream."""
+    return [
+        (part["toolCallId"], part["toolName"], part["input"])
+        async for part in parts_of(reply)
+        if part != "[DONE]" and part["type"] == "tool-input-available"
+    ]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "llama3_json"])
+async def test_who_resumes_sees_the_same_calls(http, start_model, name):
+    """Formats without JSON, and calls without markers, are read with the schemas of the request."""
+    start_model(name, ANSWERS[name].text, step_seconds=0.01)
+    asked = {**body("what will it be like?"), "model": name, "tools": TOOLS, "max_tokens": 400}
+    async with http.stream("POST", "/v1/chat", json=asked) as reply:
+        async for _ in parts_of(reply):
+            break
+        async with http.stream("GET", "/v1/chat/c1/stream") as resumed:
+            calls = await calls_in(resumed)
+    assert [(call, given) for _, call, given in calls] == [
+        (call, json.loads(arguments)) for call, arguments in ANSWERS[name].calls
+    ]
+
+
+def events_of(
+    texts: list[str], cuts: list[int], end: Terminal, reason: str | None, form: AnswerFormat | None
+) -> list[Event]:
     edges = sorted({0, len(texts), *(cut for cut in cuts if cut < len(texts))})
     found = []
     for start, stop in pairwise(edges):
         last = reason if stop == len(texts) else None
-        chunk = Chunk(0, tuple(range(start, stop)), tuple(texts[start:stop]), None, last)
+        chunk = Chunk(0, tuple(range(start, stop)), tuple(texts[start:stop]), None, last, None if start else form)
         found.append(Event(offset=stop, chunk=chunk))
     return [*found, Event(offset=len(texts), end=end)]
 
 
-def parts(texts: list[str], cuts: list[int], end: Terminal, reason: str | None = "stop") -> list[Any]:
-    made = UiParts("g00_0")
-    return [part for event in events_of(texts, cuts, end, reason) for part in made.add(event)]
+def parts(
+    texts: list[str],
+    cuts: list[int],
+    end: Terminal,
+    reason: str | None = "stop",
+    form: AnswerFormat | None = None,
+) -> list[Any]:
+    made = UiParts("g00_0", AnswerParser("g00_0"))
+    return [part for event in events_of(texts, cuts, end, reason, form) for part in made.add(event)]
 
 
 @given(
@@ -203,10 +236,10 @@ def test_parts_do_not_depend_on_how_a_log_is_cut(texts: list[str], cuts: list[in
     assert opened == [part["id"] for part in made if part["type"] == "text-end"]
 
 
-def test_thoughts_and_calls_are_parts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo_gateway.deltas.Parser", lambda job_id: Parser("hermes", "think", job_id=job_id))
+def test_thoughts_and_calls_are_parts_of_their_own() -> None:
     call = '<tool_call>\n{"name": "look", "arguments": {"city": "Bonn"}}\n</tool_call>'
-    made = parts(["<think>", "hm", "</think>", "I look.", *call], [], Terminal(JobStatus.COMPLETED, USAGE))
+    texts, end = ["<think>", "hm", "</think>", "I look.", *call], Terminal(JobStatus.COMPLETED, USAGE)
+    made = parts(texts, [], end, form=AnswerFormat("hermes", "think"))
     kinds = [part["type"] for part in made]
     assert kinds[:8] == [
         *("start", "start-step", "reasoning-start", "reasoning-delta", "reasoning-end"),

@@ -38,9 +38,19 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
-    """Whether a model thinks is a matter of its chat template here."""
+    """Whether the model is to think, if its chat template lets it choose, and for how many tokens at most."""
 
-    type: Literal["disabled"]
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(None, ge=0, le=1 << 24)
+    display: Word | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As chat completions have it."""
+        thinks = self.type != "disabled"
+        return {
+            "chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks},
+            "thinking_token_budget": self.budget_tokens if thinks else None,
+        }
 
 
 class Metadata(Body):
@@ -65,6 +75,8 @@ class PromptBody(Body):
         system = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
         turns = [turn for message in self.messages for turn in message.turns()]
         fields: dict[str, Any] = {"model": self.model, "messages": [*system, *turns]}
+        if self.thinking is not None:
+            fields |= self.thinking.fields()
         if self.tools:
             fields["tools"] = [tool.function() for tool in self.tools]
         if self.tools and (choice := self.tool_choice) is not None:

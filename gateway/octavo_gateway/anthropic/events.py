@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from octavo.answer_parser import AnswerParser
 from octavo.models import Chunk, Usage
 from octavo.parsing import CallDelta, Delta, ReasoningDelta
 from octavo_gateway.deltas import AnswerReader
@@ -19,10 +20,10 @@ class MessageEvents:
     """Turns the chunks of a job, from its first, into events. The same tokens give the same events, however they are
     grouped into chunks."""
 
-    def __init__(self, job_id: str, model: str, stop: Sequence[str] = ()) -> None:
+    def __init__(self, job_id: str, model: str, parser: AnswerParser, stop: Sequence[str] = ()) -> None:
         self._job_id = job_id
         self._model = model
-        self._reader = AnswerReader(job_id, stop)
+        self._reader = AnswerReader(parser, stop)
         self._events = self._start()
         self._open: str | None = None
         self._blocks = 0

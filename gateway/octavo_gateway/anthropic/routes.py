@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from octavo.errors import OctavoError
 from octavo.models import Chunk
+from octavo.openai.answers import answer_parser
 from octavo_gateway.anthropic.body import CountRequest, MessagesRequest
 from octavo_gateway.anthropic.errors import AnthropicRoute, error_body
 from octavo_gateway.anthropic.events import Event, MessageEvents, whole_message
@@ -30,9 +31,11 @@ async def messages(
     body: Annotated[MessagesRequest, Depends(json_body(MessagesRequest))],
 ) -> Response:
     """Answer a conversation, at once or as a stream. A client that disconnects cancels its job."""
-    generation = Generation(request.state.gateway, body.completion().jobs(), tenant)
+    completion = body.completion()
+    generation = Generation(request.state.gateway, completion.jobs(), tenant, completion.grammar_field)
     await generation.submit()
-    answer = MessageEvents(generation.job_ids[0], body.model, body.stop_sequences)
+    (job_id,) = generation.job_ids
+    answer = MessageEvents(job_id, body.model, answer_parser(completion, job_id), body.stop_sequences)
     if body.stream:
         return await EventStream(request, lambda mailbox: _pump(generation, answer, mailbox)).begun()
     events: list[Event] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from octavo.answer_parser import AnswerParser
 from octavo.models import Event, JobStatus, Terminal
 from octavo.parsing import CallDelta, Delta, ReasoningDelta
 from octavo_gateway.deltas import AnswerReader
@@ -17,9 +18,9 @@ _REASONS = {"stop": "stop", "length": "length"}
 class UiParts:
     """Turns events of a job, from its first, into parts. The message has the id of its job."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, parser: AnswerParser) -> None:
         self._job_id = job_id
-        self._reader = AnswerReader(job_id)
+        self._reader = AnswerReader(parser)
         self._parts: list[Part] = []
         self._begun = False
         self._open: tuple[str, str] | None = None  # text or reasoning, and its id

@@ -20,6 +20,7 @@ from octavo_gateway.state import Gateway
 from octavo_gateway.streams import EventStream, Mailbox, unless_draining
 from octavo_gateway.ui.body import UiChatRequest
 from octavo_gateway.ui.parts import Part, UiParts
+from octavo_gateway.ui.record import ChatRecord
 
 HEADERS = {"X-Vercel-AI-UI-Message-Stream": "v1"}
 LEAVING: Part = {"type": "error", "errorText": "this gateway is shutting down: resume the stream, the answer goes on"}
@@ -42,19 +43,27 @@ async def answer(
 ) -> Response:
     """Answer a chat as a UI message stream. The answer goes on if the client leaves; `GET` resumes it."""
     gateway: Gateway = request.state.gateway
-    (job,) = body.completion().jobs()
-    handle = await gateway.client.submit(job, tenant=tenant, idempotency_key=idempotency_key, follow=True)
+    completion = body.completion()
+    (job,) = completion.jobs()
+    await gateway.grammars.check_request(job, completion.grammar_field)
+    record = ChatRecord.of(completion)
+    handle = await gateway.client.submit(
+        job, tenant=tenant, idempotency_key=idempotency_key, follow=True, attachment=record.encode()
+    )
     await gateway.client.note_chat(body.id, handle.id, tenant=tenant)
     if handle.created:
         gateway.metrics.jobs_submitted.labels(job.model, job.priority).inc()
-    return await _streamed(request, handle.id)
+    return await _streamed(request, handle.id, record)
 
 
 @router.get("/{chat_id:path}/stream", response_class=StreamingResponse, responses=_STREAM)
 async def resume(request: Request, tenant: CurrentTenant, chat_id: ChatPath) -> Response:
     """The answer that is being generated, from its beginning; `204` when there is none."""
     job_id = await _running_job(request, tenant, chat_id)
-    return Response(status_code=204) if job_id is None else await _streamed(request, job_id)
+    if job_id is None:
+        return Response(status_code=204)
+    _, attached = await request.state.gateway.client.attachment(job_id)
+    return await _streamed(request, job_id, ChatRecord.decode(attached))
 
 
 @router.delete("/{chat_id:path}/stream", status_code=202, responses=_STREAM)
@@ -76,20 +85,20 @@ async def _running_job(request: Request, tenant: str, chat_id: str) -> str | Non
         return None
 
 
-async def _streamed(request: Request, job_id: str) -> EventStream:
+async def _streamed(request: Request, job_id: str, record: ChatRecord) -> EventStream:
     gateway: Gateway = request.state.gateway
-    stream = EventStream(request, lambda mailbox: _pump(gateway, job_id, mailbox), HEADERS)
+    stream = EventStream(request, lambda mailbox: _pump(gateway, job_id, record, mailbox), HEADERS)
     return await stream.begun()
 
 
-async def _pump(gateway: Gateway, job_id: str, mailbox: Mailbox) -> None:
+async def _pump(gateway: Gateway, job_id: str, record: ChatRecord, mailbox: Mailbox) -> None:
     """Raises ApiError for a job that failed before its first token, such as one whose prompt is too long."""
-    if not await unless_draining(gateway, _follow(gateway, job_id, mailbox)):
+    if not await unless_draining(gateway, _follow(gateway, job_id, record, mailbox)):
         await mailbox.put(_frame(LEAVING))
 
 
-async def _follow(gateway: Gateway, job_id: str, mailbox: Mailbox) -> None:
-    parts = UiParts(job_id)
+async def _follow(gateway: Gateway, job_id: str, record: ChatRecord, mailbox: Mailbox) -> None:
+    parts = UiParts(job_id, record.parser(job_id))
     async with aclosing(gateway.client.events(job_id)) as events:
         async for event in events:
             if event.end is not None and event.end.status is JobStatus.FAILED and not mailbox.used:
