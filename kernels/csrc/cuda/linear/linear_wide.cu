@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "device/buffer_ring.cuh"
+#include "device/cluster.cuh"
 #include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
 
@@ -42,15 +43,6 @@ struct Grid {
 
 #if OCTAVO_WGMMA
 
-// Copies to the same place in several blocks of the cluster, whose barriers there hear of it.
-__device__ inline void copy_rows(uint32_t shared, const CUtensorMap& map, int depth, int row, uint32_t barrier,
-                                 uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
-      "%3}], [%4], %5;" ::"r"(shared),
-      "l"(&map), "r"(depth), "r"(row), "r"(barrier), "h"(blocks)
-      : "memory");
-}
 // Of gate and up by turns.
 __device__ inline void copy_halves(uint32_t shared, const CUtensorMap& map, int depth, int eights, uint32_t barrier,
                                    uint16_t blocks) {
@@ -60,18 +52,6 @@ __device__ inline void copy_halves(uint32_t shared, const CUtensorMap& map, int 
       "l"(&map), "r"(depth), "r"(0), "r"(eights), "r"(barrier), "h"(blocks)
       : "memory");
 }
-// Of products that have ended, which need no fence: one for the cluster takes as long as a stage.
-__device__ inline void arrive_at(uint32_t barrier, int rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-      "}\n" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
-
 template <class T, class S, Ending ending>
 struct Block {
   const LinearArgs& a;
@@ -96,8 +76,7 @@ struct Block {
   __device__ void init_barriers() const {
     for (int i = 0; i < S::kStages; ++i)
       barrier_init(ring.full + 8 * i, 1), barrier_init(ring.empty + 8 * i, kPair * 4 * S::kConsumers);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    fence_bulk();
+    fence_barriers();
   }
 
   struct Tile {

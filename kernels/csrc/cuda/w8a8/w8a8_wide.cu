@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "device/buffer_ring.cuh"
+#include "device/cluster.cuh"
 #include "device/tensor_map.cuh"
 #include "device/wgmma.cuh"
 #include "linear/linear.cuh"
@@ -81,22 +82,6 @@ struct Maps {
 
 #if OCTAVO_WGMMA
 
-// Copies to the same place in several blocks of the cluster, whose barriers there hear of it.
-__device__ inline void copy_to(uint32_t shared, const CUtensorMap& map, int depth, int row, uint32_t barrier,
-                               uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
-      "%3}], [%4], %5;" ::"r"(shared),
-      "l"(&map), "r"(depth), "r"(row), "r"(barrier), "h"(blocks)
-      : "memory");
-}
-__device__ inline void copy_2d(uint32_t shared, const CUtensorMap& map, int first, int second, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-          shared),
-      "l"(&map), "r"(first), "r"(second), "r"(barrier)
-      : "memory");
-}
 __device__ inline void copy_4d(uint32_t shared, const CUtensorMap& map, int first, int third, int fourth, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
@@ -104,32 +89,6 @@ __device__ inline void copy_4d(uint32_t shared, const CUtensorMap& map, int firs
       "l"(&map), "r"(first), "r"(0), "r"(third), "r"(fourth), "r"(barrier)
       : "memory");
 }
-// Of products that have ended, which need no fence: one for the cluster takes as long as a stage.
-__device__ inline void arrive_at(uint32_t barrier, int rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
-      "}\n" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
-
-// Each of four threads has a word of four units, at its place: gives it the unit of its number. Undoes itself.
-__device__ inline void transpose_quad(uint32_t (&words)[4]) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool high = threadIdx.x & step;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const uint32_t got = __shfl_xor_sync(~0u, high ? words[i] : words[i | step], step);
-      (high ? words[i] : words[i | step]) = got;
-    }
-  }
-}
-
 template <class T, class S>
 struct Block {
   using Sum = typename S::Sum;
@@ -158,8 +117,7 @@ struct Block {
   __device__ void init_barriers() const {
     for (int i = 0; i < grid.ring; ++i)
       barrier_init(ring.full + 8 * i, 1), barrier_init(ring.empty + 8 * i, kPair * 4 * S::kConsumers);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    fence_bulk();
+    fence_barriers();
   }
 
   struct Tile {
@@ -178,11 +136,11 @@ struct Block {
   __device__ void bring_weights(const Maps& maps, const Tile& to, int step, int stage) const {
     const uint32_t barrier = ring.full + 8 * stage;
     if (a.gated) copy_4d(weights_at(stage), maps.weight, step * kRowBytes, 0, to.column / 16, barrier);
-    else copy_2d(weights_at(stage), maps.weight, step * kRowBytes, to.column, barrier);
+    else copy_rows(weights_at(stage), maps.weight, step * kRowBytes, to.column, barrier);
     if constexpr (S::kInBlocks) {
       const uint32_t scales = base + scales_at(stage) + S::kXScales;
       if (a.gated) copy_4d(scales, maps.weight_scales, 0, to.column / 16, step, barrier);
-      else copy_2d(scales, maps.weight_scales, to.column, step, barrier);
+      else copy_rows(scales, maps.weight_scales, to.column, step, barrier);
     }
   }
   // Up to eight rows are one block's to copy, of more each copies half.
@@ -190,8 +148,8 @@ struct Block {
     const uint32_t barrier = ring.full + 8 * stage;
     const int from = grid.tokens == 8 ? 0 : rank * (grid.tokens / kPair);
     if (grid.tokens > 8 || rank == 0)
-      copy_to(x_at(stage) + from * kRowBytes, maps.x, step * kRowBytes, to.token + from, barrier, 3);
-    if constexpr (S::kInBlocks) copy_2d(base + scales_at(stage), maps.x_scales, to.token, step, barrier);
+      copy_rows(x_at(stage) + from * kRowBytes, maps.x, step * kRowBytes, to.token + from, barrier, 3);
+    if constexpr (S::kInBlocks) copy_rows(base + scales_at(stage), maps.x_scales, to.token, step, barrier);
   }
   // The first weights are on their way before the previous kernel has ended.
   __device__ void load(const Maps& maps) {
