@@ -30,10 +30,11 @@ LONGEST = 60
 class Model:
     """What a family writes, token by token, at whatever place it is asked: it knows nothing of what was put in."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, thought: str | None = None) -> None:
         self.family: Family = FAMILIES[name]
         self.tokenizer = self.family.tokenizer()
-        begin, thought, end = THOUGHTS[name]
+        begin, usual, end = THOUGHTS[name]
+        thought = usual if thought is None else thought
         self.script = self.encode(begin + thought + end + ANSWER)
         self.begin, self.closing = self.encode(begin), tuple(self.encode(end))
         self.form = AnswerForm(AnswerFormat(*self.family.formats), frozenset(), self.closing)
@@ -131,6 +132,28 @@ def test_the_budget_counts_the_tokens_between_the_markers(name: str) -> None:
         assert ids[: begun + budget] == free[: begun + budget]
         assert tuple(ids[begun + budget :][: len(model.closing)]) == model.closing
         assert (len(ids), reason) == (LONGEST, "length")
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_a_thought_does_not_end_inside_a_character(name: str) -> None:
+    model = Model(name, "\N{HOT BEVERAGE}\N{GRINNING FACE} one \N{GRINNING FACE}\N{GRINNING FACE} two")
+    assert len(model.encode("\N{GRINNING FACE}")) > 1
+    begun = len(model.begin)
+    for budget in range(1, 12):
+        (ids, _, _) = Owner(model, budget).finish()[0]
+        (place,) = [i for i in range(len(ids)) if tuple(ids[i : i + len(model.closing)]) == model.closing][:1]
+        assert 0 <= place - begun - budget < 4
+        assert "\ufffd" not in model.tokenizer.decode(ids[begun:place])
+
+
+def test_bytes_that_never_make_a_character_are_no_way_to_think_on() -> None:
+    budget = MODELS["hermes"].form.budget(2)
+    assert budget is not None
+    budget.take("<think>")
+    for _ in range(6):
+        assert not budget.owed
+        budget.take("")
+    assert budget.owed
 
 
 @given(

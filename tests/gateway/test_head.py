@@ -26,7 +26,14 @@ async def test_head_has_the_headers_of_get_and_no_body(http, redis_url, path):
             return (await http.get(job["links"]["self"])).json()["status"] == "completed"
 
         await until(ended)
-        values = {"job_id": job["id"], "name": MODEL, "worker_id": "scripted", "chat_id": "none"}
+        response = (await http.post("/v1/responses", json={"model": MODEL, "input": "a"})).json()
+        values = {
+            "response_id": response["id"],
+            "job_id": job["id"],
+            "name": MODEL,
+            "worker_id": "scripted",
+            "chat_id": "none",
+        }
         path = re.sub(r"\{(\w+)\}", lambda found: values[found[1]], path)
         head, get = await http.head(path), await http.get(path)
         assert head.content == b""

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 from octavo.parsing import ThoughtMeter
 
+_LONGEST_CHARACTER = 4  # bytes, a token each
+
 
 class ThinkingBudget:
     """Says which tokens a sequence has to write next, whatever the model would choose: `owed`, those that close a
     thought of more than `limit` tokens. A function of the pieces of text so far, so that a takeover owes the same.
+
+    They are not owed inside a character, which no text and no grammar would let end there.
 
     `closing` are the tokens that close a thought.
     """
@@ -32,8 +36,8 @@ class ThinkingBudget:
                 self._meter.close()
             return
         self._used += was_inside and self._meter.inside
-        self._check()
+        self._check(0 if text else _LONGEST_CHARACTER)
 
-    def _check(self) -> None:
-        if self._meter.inside and self._used >= self._limit:
+    def _check(self, patience: int = 0) -> None:
+        if self._meter.inside and self._used >= self._limit + patience:
             self.owed = list(self._closing)
