@@ -1,0 +1,52 @@
+"""How likely a draft is right."""
+
+from __future__ import annotations
+
+PRIOR = 0.6
+PRIOR_TRIALS = 2.0
+"""As many trials as the prior is worth."""
+KEPT = 0.9
+"""Part of the evidence that outlasts a step with drafts: about the last ten count."""
+KEPT_AT_REST = 0.995
+"""Part of it that outlasts one without: a sequence whose drafts were wrong is tried again after a few hundred."""
+
+
+def expected_tokens(acceptance: float, drafts: int) -> float:
+    """Tokens that a step gives whose drafts are each right with probability `acceptance` if those before are:
+    1 + a + a² + ... up to the power of `drafts`."""
+    if acceptance == 1.0:
+        return drafts + 1.0
+    return (1.0 - acceptance ** (drafts + 1)) / (1.0 - acceptance)
+
+
+class Acceptance:
+    """The estimate for one sequence: the mean of a prior and of what was seen, the latest most of all."""
+
+    __slots__ = ("_hits", "_prior", "_trials")
+
+    def __init__(self, prior: float = PRIOR) -> None:
+        self._prior = prior
+        self._hits = 0.0
+        self._trials = 0.0
+
+    @property
+    def estimate(self) -> float:
+        """The probability that the next draft is right."""
+        return (self._prior * PRIOR_TRIALS + self._hits) / (PRIOR_TRIALS + self._trials)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """A step verified `drafted` tokens and accepted so many. Those behind a wrong one were not tried."""
+        if not 0 <= accepted <= drafted:
+            raise ValueError(f"{accepted} of {drafted} drafts cannot be accepted")
+        self._hits = KEPT * self._hits + accepted
+        self._trials = KEPT * self._trials + min(accepted + 1, drafted)
+
+    def rest(self) -> None:
+        """A step had no drafts for the sequence although there was a guess."""
+        self._hits *= KEPT_AT_REST
+        self._trials *= KEPT_AT_REST
+
+    def fork(self) -> Acceptance:
+        twin = Acceptance(self._prior)
+        twin._hits, twin._trials = self._hits, self._trials
+        return twin

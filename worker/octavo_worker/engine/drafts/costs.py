@@ -1,0 +1,46 @@
+"""How long steps take, by the rows that they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+class RowTimes:
+    """Measured (rows, seconds). A step takes as long as the next larger one that was measured: steps are padded to the
+    sizes of CUDA graphs. Past the largest one, time grows as rows do. No step takes less time than a smaller one: what
+    was measured otherwise is noise."""
+
+    def __init__(self, measured: Iterable[tuple[int, float]]) -> None:
+        points = sorted(measured)
+        if not points or points[0][0] < 1 or min(seconds for _, seconds in points) <= 0.0:
+            raise ValueError("times of steps are needed: (rows, seconds), one or more of each")
+        self._rows = np.array([rows for rows, _ in points])
+        self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points]))
+
+    @property
+    def most_rows(self) -> int:
+        """The rows of the largest step that was measured."""
+        return int(self._rows[-1])
+
+    def seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
+        wanted = np.asarray(rows)
+        places = np.minimum(np.searchsorted(self._rows, wanted), len(self._rows) - 1)
+        beyond = np.maximum(1.0, wanted / self.most_rows)
+        return np.asarray(self._seconds[places] * beyond, np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Of steps in which each sequence computes one token, and of those in which some compute several: they take other
+    kernels and graphs, and no step runs ahead of them. The seconds of `ragged` ones include what that costs."""
+
+    plain: RowTimes
+    ragged: RowTimes
+
+    def without_drafts(self, decodes: int, others: int) -> float:
+        """Seconds of a step of so many decodes and `others`, rows of prompts."""
+        return float((self.ragged if others else self.plain).seconds(decodes + others))
