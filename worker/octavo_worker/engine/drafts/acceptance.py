@@ -5,10 +5,11 @@ from __future__ import annotations
 PRIOR = 0.6
 PRIOR_TRIALS = 2.0
 """As many trials as the prior is worth."""
-KEPT = 0.9
-"""Part of the evidence that outlasts a step with drafts: about the last ten count."""
-KEPT_AT_REST = 0.995
-"""Part of it that outlasts one without: a sequence whose drafts were wrong is tried again after a few hundred."""
+KEPT = 0.95
+"""Part of the evidence, prior included, that outlasts a step with drafts: about the last twenty count."""
+FADED = 0.005
+"""Part of the evidence that gives way to the prior in a step without: what was wrong is tried again some day. Tries in
+vain cost less than a hundredth of the time, whatever a try costs: a dearer one takes longer to look worth it."""
 
 
 def expected_tokens(acceptance: float, drafts: int) -> float:
@@ -20,31 +21,32 @@ def expected_tokens(acceptance: float, drafts: int) -> float:
 
 
 class Acceptance:
-    """The estimate for one sequence: the mean of a prior and of what was seen, the latest most of all."""
+    """The estimate for one sequence: a mean of what was seen, the latest most of all, which begins with a prior."""
 
     __slots__ = ("_hits", "_prior", "_trials")
 
     def __init__(self, prior: float = PRIOR) -> None:
         self._prior = prior
-        self._hits = 0.0
-        self._trials = 0.0
+        self._hits = prior * PRIOR_TRIALS
+        self._trials = PRIOR_TRIALS
 
     @property
     def estimate(self) -> float:
         """The probability that the next draft is right."""
-        return (self._prior * PRIOR_TRIALS + self._hits) / (PRIOR_TRIALS + self._trials)
+        return self._hits / self._trials
 
     def observe(self, drafted: int, accepted: int) -> None:
         """A step verified `drafted` tokens and accepted so many. Those behind a wrong one were not tried."""
         if not 0 <= accepted <= drafted:
             raise ValueError(f"{accepted} of {drafted} drafts cannot be accepted")
-        self._hits = KEPT * self._hits + accepted
-        self._trials = KEPT * self._trials + min(accepted + 1, drafted)
+        if drafted:
+            self._hits = KEPT * self._hits + accepted
+            self._trials = KEPT * self._trials + min(accepted + 1, drafted)
 
     def rest(self) -> None:
-        """A step had no drafts for the sequence although there was a guess."""
-        self._hits *= KEPT_AT_REST
-        self._trials *= KEPT_AT_REST
+        """A step verified no drafts of the sequence although there was a guess."""
+        self._hits += FADED * (self._prior * PRIOR_TRIALS - self._hits)
+        self._trials += FADED * (PRIOR_TRIALS - self._trials)
 
     def fork(self) -> Acceptance:
         twin = Acceptance(self._prior)

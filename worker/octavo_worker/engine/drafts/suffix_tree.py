@@ -103,17 +103,19 @@ class SuffixTree:
         Halves the range: whatever begins a suffix of a text, all of it but its first token begins the next one, as long
         as later suffixes of each text come first and leave last.
         """
-        end = len(text)
-        tail = text[max(0, end - most) :]
-        best = self.find(tail, len(tail) - least) if least <= len(tail) else None
+        tail = text[max(0, len(text) - most) :]
+        low, high = least, len(tail)
+        best = self.find(tail, high - low) if low <= high else None
         if best is None:
             return None
-        low, high = least, len(tail)
-        while low < high:
-            middle = (low + high + 1) // 2
+        whole = self.find(tail, 0)  # a text that repeats another does so for long
+        if whole is not None:
+            return whole
+        while low < high - 1:
+            middle = (low + high) // 2
             found = self.find(tail, len(tail) - middle)
             if found is None:
-                high = middle - 1
+                high = middle
             else:
                 low, best = middle, found
         return best

@@ -1,0 +1,83 @@
+"""What is accepted, how much that is expected to be, and what is learned from it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo_worker.engine.drafts import Acceptance, count_accepted, expected_tokens
+from octavo_worker.engine.drafts.acceptance import PRIOR
+
+tokens = st.lists(st.integers(0, 3), max_size=8)
+
+
+@given(drafts=tokens, more=st.data())
+def test_drafts_are_accepted_up_to_the_first_that_was_not_drawn(drafts: list[int], more: st.DataObject) -> None:
+    drawn = more.draw(st.lists(st.integers(0, 3), min_size=len(drafts) + 1, max_size=len(drafts) + 1))
+    accepted = count_accepted(drafts, drawn)
+    assert drafts[:accepted] == drawn[:accepted]
+    assert accepted == len(drafts) or drafts[accepted] != drawn[accepted]
+
+
+@pytest.mark.parametrize(("drafts", "drawn"), [([1], [1]), ([], []), ([1, 2], [1, 2, 3, 4])])
+def test_each_draft_needs_a_row_and_one_more(drafts: list[int], drawn: list[int]) -> None:
+    with pytest.raises(ValueError, match="verified by"):
+        count_accepted(drafts, drawn)
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("acceptance", [Fraction(0), Fraction(1, 3), Fraction(7, 10), Fraction(1)])
+def test_the_closed_form_is_the_mean_over_all_that_can_happen(acceptance: Fraction, number: int) -> None:
+    mean = Fraction(0)
+    for rights in product([True, False], repeat=number):
+        drafts = [0 if right else 1 for right in rights]
+        probability = prod(acceptance if right else 1 - acceptance for right in rights)
+        mean += probability * (count_accepted(drafts, [0] * (number + 1)) + 1)
+    assert expected_tokens(float(acceptance), number) == pytest.approx(float(mean), rel=1e-12)
+
+
+steps = st.lists(st.integers(1, 8).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k))), max_size=60)
+
+
+@given(steps)
+def test_an_estimate_is_a_probability_that_grows_with_what_is_accepted(steps: list[tuple[int, int]]) -> None:
+    estimate, better = Acceptance(), Acceptance()
+    for drafted, accepted in steps:
+        estimate.observe(drafted, accepted)
+        better.observe(drafted, min(drafted, accepted + 1))
+        assert 0.0 < estimate.estimate < 1.0
+        assert better.estimate >= estimate.estimate
+    assert estimate.fork().estimate == estimate.estimate
+
+
+@pytest.mark.parametrize(("accepted", "least", "most"), [(4, 0.95, 1.0), (0, 0.0, 0.05), (1, 0.49, 0.51)])
+def test_what_is_seen_for_long_replaces_the_prior(accepted: int, least: float, most: float) -> None:
+    acceptance = Acceptance()
+    for _ in range(50):
+        acceptance.observe(4, accepted)
+    assert least <= acceptance.estimate <= most
+
+
+def test_what_was_seen_fades_where_nothing_is_tried() -> None:
+    acceptance = Acceptance()
+    for _ in range(50):
+        acceptance.observe(4, 0)
+    before = acceptance.estimate
+    for _ in range(5000):
+        acceptance.rest()
+        assert acceptance.estimate > before or acceptance.estimate == pytest.approx(PRIOR)
+        before = acceptance.estimate
+    assert before == pytest.approx(PRIOR)
+
+
+def test_a_step_without_drafts_says_nothing() -> None:
+    acceptance = Acceptance()
+    acceptance.observe(0, 0)
+    assert acceptance.estimate == PRIOR
+    with pytest.raises(ValueError, match="cannot be accepted"):
+        acceptance.observe(2, 3)
