@@ -6,13 +6,12 @@ import random
 
 import pytest
 from engine_driver import Driver, expected_tokens, make_request
-from fake_runner import FakeRunner, value_of
+from fake_runner import FakeRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verified_step import verify
 
-from octavo_worker.contract.step import SequenceStep, StepPlan
 from octavo_worker.engine.sequence import Sequence
-from octavo_worker.memory.block_pool import OutOfBlocks
 from octavo_worker.memory.cost import PreemptionPolicy
 
 KINDS = {
@@ -27,52 +26,6 @@ def drafts_for(rng: random.Random, expected: list[int], done: int) -> list[int]:
     """Some of the tokens to come, the last of them wrong more often than not. Never the last token of all."""
     drafts = expected[done : done + rng.randint(0, min(9, len(expected) - done - 2))]
     return [*drafts[:-1], rng.choice([drafts[-1], 996])] if drafts else []
-
-
-def verify(driver: Driver, sequence: Sequence, drafts: list[int]) -> int:
-    """Computes the next token of a decode and its drafts in one step, as far as there are blocks. Returns how many
-    drafts were accepted."""
-    kv, runner, start = driver.scheduler.kv, driver.runner, sequence.computed
-    step = kv.begin_step()
-    kv.offload([sequence], 1 + len(drafts) // runner.block_size, step)
-    fitting = 0
-    try:
-        for position in range(start, start + 1 + len(drafts)):
-            kv.make_writable(sequence, position, step)
-            fitting += 1
-    except OutOfBlocks:
-        drafts = drafts[: max(0, fitting - 1)]
-    if not fitting:
-        runner.launch(StepPlan((), 0, swap_out=tuple(step.swap_out))).result()
-        kv.settle(step)
-        return 0
-    sequence.computed += 1 + len(drafts)
-    kv.publish(sequence)
-    rows = range(1 + len(drafts))
-    tokens = (*sequence.slice(start, start + 1), *drafts)
-    table, specs = sequence.table.blocks, sequence.samples * len(rows)
-    plan = StepPlan(
-        (SequenceStep(tokens, start, table, specs, tuple(rows), sequence.run_id),),
-        1,
-        tuple(step.copies),
-        tuple(step.swap_out),
-    )
-    value = value_of(plan, runner.block_size)
-    (answer,) = runner.launch(plan).result().sequences
-    accepted = 0
-    for sampled, draft in zip(answer.samples, [*drafts, None], strict=True):
-        sequence.output.append(sampled.token)
-        driver.tokens[sequence.request.id, sequence.indices[0]].append(sampled.token)
-        if sampled.token != draft:
-            break
-        accepted += 1
-    kv.settle(step)
-    kv.rewind(sequence, len(drafts) - accepted)
-    kv.publish(sequence)
-    assert value_of(plan, runner.block_size) == value, "a plan changed after its launch"
-    assert len(sequence.table.blocks) == -(-sequence.computed // runner.block_size)
-    driver.scheduler.check_integrity()
-    return accepted
 
 
 def run(kind: str, seed: int, *, block_size: int, n: int) -> tuple[Driver, int]:
