@@ -29,9 +29,9 @@ def searched(text: list[int], begun: int, window: int, *, least: int, most: int,
 
 @given(
     prompt=texts | large_ids,
-    output=texts | large_ids,
+    output=texts | large_ids | st.lists(st.integers(0, 1), min_size=15, max_size=30),
     lengths=st.tuples(st.integers(1, 4), st.integers(1, 4)).map(sorted),
-    window=st.integers(1, 50),
+    window=st.integers(1, 8) | st.just(50),
     count=st.integers(0, 9),
 )
 def test_proposals_are_those_of_a_search(

@@ -191,6 +191,23 @@ def test_a_store_holds_the_latest_outputs_whatever_its_pace(
         assert (found.node.count if found else 0) == taken[-capacity:].count(token)
 
 
+@pytest.mark.parametrize("advanced", range(11))
+def test_of_each_output_the_end_is_known(advanced: int) -> None:
+    """So whatever is found, its tail is found, too, and matches may be searched by halves."""
+    store, first, second = OutputStore(12), list(range(10)), list(range(10, 20))
+
+    def known() -> list[int]:
+        return [token for token in range(20) if store.tree.find(array("I", [token]), 0)]
+
+    store.learn(array("I", first))
+    store.advance(advanced)
+    assert known() == first[10 - advanced :]
+    store.advance(10)
+    store.learn(array("I", second))
+    store.advance(advanced)
+    assert known() == first[max(0, advanced - 2) :] + second[10 - advanced :]
+
+
 def test_long_drafts_and_matches_fit_the_tree() -> None:
     proposer = SuffixProposer()
     says(proposer, FILLER, b"a")

@@ -1,4 +1,22 @@
-"""Drafts: tokens that are guessed, so that one step verifies several. Nothing calls this package yet."""
+"""Drafts: tokens that are guessed, so that one step verifies several. The engine does not call this package yet.
+
+How a step with drafts goes:
+
+1. Each decoding sequence has a `Drafter` of the engine's one `Proposer`, and an `Acceptance`. Tokens are appended to
+   the drafter when they are final: at commit, never at planning. So a drafter is asked only when no token of its
+   sequence is in flight, and the engine does not plan ahead while drafts are worth it.
+2. Once room is made for a decode's next token, `Drafter.propose` is asked for as many tokens as may follow before the
+   sequence's last one, and `choose_lengths` says how many of them are verified. Drafts take free blocks only. They are
+   cut where there are none, and by a grammar that does not allow them.
+3. The step's tokens are the sequence's last one and the drafts, each with its sampled row. `count_accepted` compares.
+   Accepted tokens and the one after them are taken as if steps had given them one by one: stop rules may end the
+   sequence at any of them, and what comes after that is dropped.
+4. The rest is taken back from the block table (`KVCacheManager.rewind`), and `Acceptance` learns what came of it. A
+   drafter need not be told: it never saw its drafts.
+
+Nothing of this is stored or published. A worker that takes a sequence over begins a drafter with what it said so far,
+or does without one.
+"""
 
 from octavo_worker.engine.drafts.acceptance import Acceptance, expected_tokens
 from octavo_worker.engine.drafts.costs import RowTimes, StepCosts
