@@ -70,18 +70,25 @@ def own_gateway(redis_url: str) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def start_model(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
-    """Start a worker whose model is of a family and always writes `text`."""
+    """Start a worker whose model is of a family and always writes `text`, or `reply` after results of tools."""
     with ExitStack() as stack:
 
-        def start(name: str, text: str, *, number: int = 0, step_seconds: float = 0.001) -> WorkerProcess:
+        def start(
+            name: str, text: str, *, reply: str = "", number: int = 0, step_seconds: float = 0.001
+        ) -> WorkerProcess:
             family = FAMILIES.get(name, PLAIN)
-            folder, script = family.write(tmp_path / name), tmp_path / f"script-{name}.json"
-            tokenizer = family.tokenizer()
-            ids = [*tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.token_to_id(family.end)]
-            script.write_text(json.dumps(ids))
-            fake = (
-                f"step_seconds={step_seconds},vocab_size={tokenizer.get_vocab_size()},script={script},folder={folder}"
-            )
+            folder, tokenizer = family.write(tmp_path / name), family.tokenizer()
+
+            def written(kind: str, text: str) -> str:
+                ids = [*tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.token_to_id(family.end)]
+                path = tmp_path / f"{kind}-{name}.json"
+                path.write_text(json.dumps(ids))
+                return f"{kind}={path}"
+
+            fake = f"step_seconds={step_seconds},vocab_size={tokenizer.get_vocab_size()},folder={folder}"
+            fake += f",{written('script', text)}"
+            if reply:
+                fake += f",{written('reply', reply)},results={tokenizer.token_to_id('<tool_response>')}"
             log = tmp_path / f"worker{number}.log"
             worker = stack.enter_context(WorkerProcess(redis_url, log, fake=fake, model=folder, lease=1.0))
             return worker.wait_ready()

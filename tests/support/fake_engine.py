@@ -4,7 +4,8 @@
 "fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a
 token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`).
 With `refuse` it cannot load, and takes so many seconds to exit. With `script`, a file of token ids as JSON, all
-sequences are those tokens, as far as a grammar allows. `folder` has the vocabulary that grammars need.
+sequences are those tokens, as far as a grammar allows; with `reply`, another such file, they are these where the token
+`results` is in the prompt. `folder` has the vocabulary that grammars need.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class CrashingRunner(FakeRunner):
     crash_after = 0
     crash_token = -1
     script: Sequence[int] = ()
+    reply: Sequence[int] = ()
+    results = -1
 
     def launch(self, plan: StepPlan) -> Launched:
         if any(self.crash_token in step.tokens for step in plan.sequences):
@@ -42,8 +45,9 @@ class CrashingRunner(FakeRunner):
     def _sample(self, step: SequenceStep, number: int, history: list[int], barred: set[int]) -> Sampled:
         sampled = super()._sample(step, number, history, barred)
         place = len(step.output_at(number))
-        if place < len(self.script) and self.script[place] not in barred:
-            return replace(sampled, token=self.script[place])
+        script = self.reply if self.results in history else self.script
+        if place < len(script) and script[place] not in barred:
+            return replace(sampled, token=script[place])
         return sampled
 
 
@@ -68,6 +72,9 @@ def load_runner(options: ModelOptions) -> FakeRunner:
     )
     if "script" in settings:
         runner.script = json.loads(Path(settings["script"]).read_text())
+    if "reply" in settings:
+        runner.reply = json.loads(Path(settings["reply"]).read_text())
+        runner.results = int(settings["results"])
     runner.crash_after = int(settings.get("crash_after", 0))
     runner.crash_token = int(settings.get("crash_token", -1))
     runner.numerics = settings.get("numerics", FakeRunner.numerics)
