@@ -95,7 +95,7 @@ async def test_parallel_calls(structured, start_model):
 
 
 async def test_a_model_that_grows_while_it_streams(structured, start_model):
-    start_model("hermes", call("City", OSLO))
+    start_model("hermes", call("PartialCity", OSLO))
     stream = structured(Mode.TOOLS).create_partial(model="hermes", messages=ASKED, response_model=City)
     seen = [(city.name, city.inhabitants) async for city in stream]
     assert (None, None) in seen
