@@ -39,7 +39,7 @@ os.environ |= {
 def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway with a worker on the bundled model: what it writes has no sense, but is a model's."""
     log = tmp_path_factory.mktemp("demo") / "worker.log"
-    flags = {"model": "demo", "num_blocks": 2048, "max_running": 32, "threads": 1, "device": "cpu", "lease": 1.0}
+    flags = {"model": "demo", "dtype": "float32", "num_blocks": 2048, "threads": 1, "device": "cpu", "lease": 1.0}
     with EmbeddedServer() as server, ExitStack() as stack:
         stack.enter_context(WorkerProcess(server.url, log, **flags)).wait_ready()
         yield stack.enter_context(serving(GatewaySettings(redis_url=server.url)))
