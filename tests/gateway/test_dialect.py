@@ -22,6 +22,7 @@ from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 WINDOW = 4
 HELLO = {"role": "user", "content": "hello"}
+CACHED = {"cache_control": {"type": "ephemeral"}}
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "f", "description": "it", "parameters": SCHEMA, "strict": False}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"name": "x"}'}}
@@ -102,6 +103,8 @@ BOTH_ACCEPT = [
     (TEXT, text(tools=[], tool_choice="none", parallel_tool_calls=True, reasoning_effort="low")),
     (CHAT, chat(functions=[], function_call="none", prompt_cache_retention="24h")),
     (CHAT, chat(messages=[{**HELLO, "name": "ann"}])),
+    (CHAT, chat(messages=[{**HELLO, **CACHED}], tools=[{**TOOL, **CACHED}])),
+    (CHAT, chat(messages=[{"role": "user", "content": [{"type": "text", "text": "hello", **CACHED}]}])),
     (
         CHAT,
         chat(messages=[HELLO, {"role": "assistant", "content": None, "annotations": [], "tool_calls": []}, HELLO]),

@@ -8,11 +8,11 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from octavo.conversation import Role
 from octavo.models import Message, ToolCall
-from octavo.openai.fields import Body, MessageWithoutEffect, Word
+from octavo.openai.fields import Body, Cacheable, MessageWithoutEffect, Word
 from octavo.tools import ToolName
 
 
-class TextPart(Body):
+class TextPart(Cacheable):
     """Text content in list form."""
 
     type: Literal["text"]

@@ -73,7 +73,13 @@ class CompletionWithoutEffect(Body):
     chat_template_kwargs: Empty = None
 
 
-class MessageWithoutEffect(Body):
+class Cacheable(Body):
+    """A part of a prompt that other services are told to cache. Every prefix is cached here."""
+
+    cache_control: dict[str, Any] | None = None
+
+
+class MessageWithoutEffect(Cacheable):
     """Fields of a message that are accepted because these values change nothing."""
 
     annotations: Empty = None

@@ -9,11 +9,11 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from octavo.conversation import TemplateArguments
 from octavo.models import Tool, ToolChoice
-from octavo.openai.fields import Body, Word
+from octavo.openai.fields import Body, Cacheable, Word
 from octavo.tools import MAX_TOOLS, ToolName, as_json, check_tools
 
 
-class FunctionBody(Body):
+class FunctionBody(Cacheable):
     """A function that the model may call. With `strict` a call's arguments obey the schema."""
 
     name: ToolName
@@ -33,7 +33,7 @@ class FunctionBody(Body):
         return Tool.model_validate(given)
 
 
-class ToolBody(Body):
+class ToolBody(Cacheable):
     """One tool. All are functions."""
 
     type: Literal["function"]

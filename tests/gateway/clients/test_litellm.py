@@ -83,6 +83,15 @@ async def test_the_results_of_calls_are_answered(ask, start_model):
     assert (again.message.content, again.finish_reason) == ("It will rain.", "stop")
 
 
+async def test_what_is_marked_for_a_cache_is_cached_anyway(ask, worker):
+    marked = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
+    answer = await ask(MODEL, messages=[{"role": "system", "content": [marked]}, *ASKED], max_tokens=3)
+    assert answer.choices[0].message.content == whole_text(3)
+    points = [{"location": "message", "role": "user"}]
+    answer = await ask(MODEL, cache_control_injection_points=points, max_tokens=3)
+    assert answer.choices[0].message.content == whole_text(3)
+
+
 async def test_errors_are_those_of_the_cause(ask, start_model):
     start_model("hermes", ANSWER.text)
     with pytest.raises(litellm.ContextWindowExceededError):

@@ -90,14 +90,15 @@ async def test_an_agent_calls_tools_and_answers(model, start_model):
 
 
 async def test_an_agent_streams(model, start_model):
-    start_model("hermes", ANSWER.text, reply="Take a coat, and a second one for the evening.")
+    answer = "Take a coat, and a second one for the evening."
+    # a run that streams ends with the first text, also if calls follow it: so this one only calls
+    start_model("hermes", ANSWER.text.replace(ANSWER.content, ""), reply=answer)
     agent, calls = weather_agent(model("hermes"))
     async with agent.run_stream("What will it be like?") as result:
-        # an answer that says something before it calls is taken for the last one where text is an output
         pieces = [piece async for piece in result.stream_text(delta=True, debounce_by=None)]
-    assert "".join(pieces)
+    assert "".join(pieces) == answer
     assert len(pieces) > 1
-    assert len(calls) in (0, 2)
+    assert len(calls) == 2
 
 
 async def test_events_of_a_run(model, start_model):
@@ -129,7 +130,8 @@ async def test_an_answer_by_a_schema(model, start_model, kind):
 
 async def test_an_answer_that_is_invalid_is_asked_for_again(chat_model, start_model):
     def call(name: str) -> str:
-        return f'<tool_call>\n{{"name": "final_result", "arguments": {{"name": "{name}", "inhabitants": 7}}}}\n</tool_call>'
+        city = json.dumps({"name": name, "inhabitants": 7})
+        return f'<tool_call>\n{{"name": "final_result", "arguments": {city}}}\n</tool_call>'
 
     start_model("hermes", call("oslo"), reply=call("Oslo"))
     agent = Agent(chat_model("hermes"), output_type=ToolOutput(City))
@@ -162,6 +164,8 @@ async def test_an_error_has_its_status(model, start_model):
 @pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
 async def test_a_real_model_keeps_to_a_schema(demo_url, kind):
     async with openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", max_retries=0, timeout=STALL_S) as ai:
-        agent = Agent(kind("demo", provider=OpenAIProvider(openai_client=ai)), output_type=NativeOutput(City), retries=0)
+        agent = Agent(
+            kind("demo", provider=OpenAIProvider(openai_client=ai)), output_type=NativeOutput(City), retries=0
+        )
         result = await agent.run("a city", model_settings={"temperature": 1.0})
         assert isinstance(result.output, City)
