@@ -23,8 +23,8 @@ class InvalidRequest(OctavoError):
 
 
 class GrammarError(InvalidRequest):
-    """A grammar that cannot be compiled, or not be followed. `place` is where: a JSON pointer into the schema, or line
-    and column of a Lark grammar; empty if unknown."""
+    """A grammar that cannot be compiled, or not be followed. `place` is where: a JSON pointer into the schema, or some
+    if it may be any of them, or line and column of a Lark grammar; empty if unknown."""
 
     code = "invalid_grammar"
 

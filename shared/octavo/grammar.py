@@ -22,6 +22,12 @@ TOO_SLOW = "grammar_too_slow"  # the code of a refusal that a busy machine may b
 _POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _EXCERPT = re.compile(r"\n *\d+ \| ")
 _NAMED = ("type", "pattern", "$ref", "format")  # keywords whose value the library repeats in its message
+_MEANT = {  # keywords that it means by the beginning of a message
+    "oneOf constraints ": ("oneOf",),
+    "min/maxProperties ": ("minProperties", "maxProperties"),
+}
+_WITHIN = re.compile(r"\n *while processing [^#\s]*(#\S*)")
+_MOST_PLACES = 3
 
 
 def library_limits() -> LLParserLimits:
@@ -65,7 +71,9 @@ def refused(grammar: Grammar, message: str) -> GrammarError:
         message = _EXCERPT.split(message[position.end() :])[0].strip()
         place = f"line {position[1]}, column {position[2]}" if grammar.kind == "lark" else ""
         return GrammarError(message, place=place)
-    return GrammarError(message, place=_place(grammar.text, message) if grammar.kind == "json_schema" else "")
+    if grammar.kind != "json_schema":
+        return GrammarError(message)
+    return GrammarError(_WITHIN.split(message)[0], place=_place(grammar.text, message))
 
 
 def _from_schema(text: str) -> str:
@@ -92,20 +100,33 @@ def _literal(text: str) -> str:
 
 
 def _place(text: str, message: str) -> str:
-    """The pointer to the one member that the message names; empty if it names none, or one of several."""
+    """Pointers to the members that the message may mean; empty if it names none. The library says which keyword it does
+    not take, and at most the definition where it stands."""
     try:
-        found = {pointer for pointer, key, value in _members(json.loads(text)) if _is_named(key, value, message)}
+        found = [member[0] for member in _members(json.loads(text)) if _is_named(*member, message)]
     except (ValueError, RecursionError):
         return ""
-    return found.pop() if len(found) == 1 else ""
+    if within := _WITHIN.search(message):
+        found = [pointer for pointer in found if pointer.startswith(f"{within[1]}/")] or [within[1]]
+    others = [f"{len(found) - _MOST_PLACES} other places"] if len(found) > _MOST_PLACES else []
+    return " or ".join([*found[:_MOST_PLACES], *others])
 
 
-def _is_named(key: str, value: Any, message: str) -> bool:
+def _is_named(pointer: str, key: str, value: Any, message: str) -> bool:
     if message.startswith("Unimplemented keys: "):
         return json.dumps(key) in message
+    if meant := next((keys for beginning, keys in _MEANT.items() if message.startswith(beginning)), None):
+        return key in meant
+    if "regex" in message and pointer.rpartition("/")[0].endswith("/patternProperties"):
+        return _is_quoted(key, message)
     if key in _NAMED and isinstance(value, str):
-        return bool(value) and value.removeprefix("#") in message
+        return _is_quoted(value.removeprefix("#"), message)
     return f"{key} (" in message or f"'{key}'" in message
+
+
+def _is_quoted(value: str, message: str) -> bool:
+    """As it stands, or as the library writes a pattern."""
+    return bool(value) and (value in message or value.replace("/", "\\/").replace("\n", "\\n") in message)
 
 
 def _members(value: Any, pointer: str = "#") -> Iterator[tuple[str, str, Any]]:

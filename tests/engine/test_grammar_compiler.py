@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from generated_schemas import allowed, unchecked
@@ -164,6 +165,42 @@ def test_what_cannot_be_compiled_is_refused_each_time(grammar: Grammar, message:
         with pytest.raises(GrammarError, match=message) as caught:
             compiler.compile(grammar)
         assert "<state>" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"not": {}}}}, "#/properties/a/not"),
+        ({"properties": {"a": {"not": {}}, "b": {"not": {}}}}, "#/properties/a/not or #/properties/b/not"),
+        (
+            {"properties": {name: {"format": "topic"} for name in "abcde"}},
+            "#/properties/a/format or #/properties/b/format or #/properties/c/format or 2 other places",
+        ),
+        ({"items": {"oneOf": [{"minimum": 1}, {"maximum": 2}]}}, "#/items/oneOf"),
+        (
+            {
+                "properties": {
+                    "a": {"oneOf": [{"const": 1}, {"const": 2}]},
+                    "b": {"$ref": "#/$defs/x"},
+                    "c": {"$ref": "#/$defs/x"},
+                },
+                "$defs": {"x": {"oneOf": [{"minimum": 1}, {"maximum": 2}]}},
+            },
+            "#/$defs/x/oneOf",
+        ),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "#/minProperties"),
+        (
+            {"patternProperties": {"ab": True, "^c": {"type": "null"}, "ef": {"type": "null"}}},
+            "#/patternProperties/ab or #/patternProperties/^c",
+        ),
+        ({"patternProperties": {"(?!a)/b": {}}}, "#/patternProperties/(?!a)~1b"),
+    ],
+)
+def test_a_refusal_names_where(schema: dict[str, Any], place: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        validate(Grammar("json_schema", json.dumps(schema)))
+    assert caught.value.place == place
+    assert "while processing" not in caught.value.message
 
 
 @pytest.mark.parametrize("length", [3000, 9000])

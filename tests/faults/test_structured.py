@@ -15,8 +15,7 @@ import openai
 import pydantic
 import pytest
 from cli_driver import Cli
-from generated_schemas import SCHEMAS
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from generated_schemas import drawn
 from serving import serving
 from waiting import STALL_S
 from worker_process import WorkerProcess
@@ -65,20 +64,6 @@ async def client(service: tuple[str, str]) -> AsyncIterator[AsyncClient]:
 async def ai(service: tuple[str, str]) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{service[1]}/v1", api_key="none", max_retries=0, timeout=STALL_S) as ai:
         yield ai
-
-
-def schemas(count: int) -> list[dict[str, Any]]:
-    """Random ones, the same every time."""
-    found: list[dict[str, Any]] = []
-
-    @seed(7)
-    @settings(max_examples=count, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    @given(SCHEMAS)
-    def draw(schema: dict[str, Any]) -> None:
-        found.append(schema)
-
-    draw()
-    return found[:count]
 
 
 def is_valid(text: str, schema: Any) -> bool:
@@ -168,7 +153,7 @@ async def test_a_cancelled_job_ends(client: AsyncClient) -> None:
 
 
 async def test_random_schemas_at_once(client: AsyncClient) -> None:
-    wanted = schemas(60)
+    wanted = drawn(60)
     jobs = [
         await client.submit(f"JSON {i}: ", model="demo", seed=i, max_tokens=500, json_schema=schema)
         for i, schema in enumerate(wanted)
@@ -310,7 +295,7 @@ def test_batch_files(service: tuple[str, str], tmp_path: Path) -> None:
 
 
 async def test_killed_workers_are_not_noticed(tmp_path: Path) -> None:
-    wanted = schemas(24)
+    wanted = drawn(24)
     grammars = [Grammar("json_schema", json.dumps(schema)) for schema in wanted]
     grammars += [Grammar("regex", "[a-z ]{120}"), Grammar("json_schema", json.dumps(PERSON))] * 6
 

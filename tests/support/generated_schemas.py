@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from octavo.grammar import Grammar
@@ -50,6 +52,21 @@ SCHEMAS = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+def drawn(count: int) -> list[dict[str, Any]]:
+    """Random ones, each once, the same every time."""
+    found: dict[str, dict[str, Any]] = {}
+
+    @seed(7)
+    @settings(max_examples=2 * count, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(SCHEMAS)
+    def draw(schema: dict[str, Any]) -> None:
+        found[json.dumps(schema)] = schema
+
+    draw()
+    assert len(found) >= count
+    return list(found.values())[:count]
 
 
 def allowed(row: np.ndarray[Any, np.dtype[np.int32]]) -> list[int]:
