@@ -45,7 +45,7 @@ from octavo_worker.bench.report import encode, report, write
 
 IN_FLIGHT = 32
 MASKBENCH = 200
-LIMITS = {"max_tokens": 800, "logit_bias": asks.closing(4.0)}  # schemas of MaskBench have no bounds of their own
+MAX_TOKENS = 800
 FLAGS = {"device": "cpu", "num_blocks": 2048, "max_running": 16, "threads": 1, "lease": 1.0}
 FAULTS = ("invalid", "failed", "refused otherwise", "different", "repeated", "lost")
 
@@ -138,7 +138,16 @@ def between(bound: list[Ask], free: list[Ask]) -> list[tuple[str, int]]:
 async def schemas(service: Service, sets: dict[str, list[Any]], model: str) -> list[dict[str, Any]]:
     """Rows of what became of each set of schemas, and of the free requests between them."""
     every = [(name, schema) for name, found in sets.items() for schema in found]
-    bound = [asks.bound(number, schema, model, **LIMITS) for number, (_, schema) in enumerate(every)]
+    bound = [
+        asks.bound(
+            number,
+            schema,
+            model,
+            max_tokens=MAX_TOKENS,
+            logit_bias=asks.early_ends(number) if name == "MaskBench" else {},
+        )
+        for number, (name, schema) in enumerate(every)
+    ]
     free = [asks.free(number, model) for number in range(max(1, len(bound) // 4))]
     alone = await answers(service.ai, free)
     print(f"{len(free)} free requests ran alone", flush=True)

@@ -119,10 +119,12 @@ def response_format(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
-def closing(bias: float) -> dict[str, float]:
-    """Of all tokens that end a string, an array or an object: what a schema leaves open ends early."""
+def early_ends(number: int) -> dict[str, float]:
+    """A bias of the bundled model towards the ends of strings, arrays and objects, for schemas that bound nothing: more
+    of them by turns."""
     vocabulary = Tokenizer.from_file(str(DEMO / "tokenizer.json")).get_vocab()
-    return {str(number): bias for token, number in vocabulary.items() if set('"]}') & set(token)}
+    quote, bracket = ((25.0, 21.0), (20.0, 20.0))[number % 4 < 2]
+    return {str(vocabulary['"']): quote, str(vocabulary["]"]): bracket, str(vocabulary["}"]): bracket}
 
 
 def bound(number: int, schema: Any, model: str, **fields: Any) -> Ask:
