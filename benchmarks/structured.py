@@ -1,13 +1,14 @@
 """The same batch without grammars, and with one on some or all of its rows.
 
-    python benchmarks/structured.py [--device cuda] [--model llama-8b] [--vocabulary .../tekken_240911.json]
-    [--batches 32 64] [--shares 0.5 1] [--tokens 128] [--rounds 5] [--out benchmarks/results/structured.json]
+    python benchmarks/structured.py [--device cuda] [--models llama-8b] [--vocabulary .../tekken_240911.json]
+    [--vocab-size 131072] [--batches 32 64] [--shares 0.5 1] [--tokens 128] [--rounds 5]
+    [--out benchmarks/results/structured.json]
 
 Random weights, one runner, the kinds of runs in turns; medians. `ratio` is tokens per second by those of the batch
-without grammars, `mask_p99_us` the processor time of a mask. The grammar is a long array of records, so that every row
+without grammars, `mask_p99_us` the processor time of a mask. The grammar is a long array of records, so that a row
 runs to its limit; it is compiled before the clock runs. `--vocabulary` is a tokenizer.json, or a tekken.json as the
-package mistral-common has it: a made-up one would say nothing, as its shape decides what masks cost. Without it the
-model is the bundled one, with its own.
+package mistral-common has it: a made-up one would say nothing, as its shape decides what masks cost. The bundled
+model has its own. `--vocab-size` gives shapes another head than theirs.
 """
 
 from __future__ import annotations
@@ -129,33 +130,48 @@ def rows(bench: Bench, batches: list[int], shares: list[float], rounds: int) -> 
     return found
 
 
+def bench_of(model: str, options: argparse.Namespace, folder: Path) -> tuple[Bench, str]:
+    """And the numerics of its device."""
+    is_shape = model in SHAPES
+    if is_shape:
+        config = write_shape(model, folder) / "config.json"
+        size = {"vocab_size": options.vocab_size} if options.vocab_size else {}
+        config.write_text(json.dumps(json.loads(config.read_text()) | size))
+    model_options = ModelOptions(
+        model=str(folder / model) if is_shape else "demo",
+        load_format="dummy" if is_shape else "auto",
+        device=options.device,
+        max_model_len=1024,
+    )
+    runner = load_runner(model_options)
+    compiler = compiler_for(options.vocabulary if is_shape else None, runner.vocab_size)
+    return Bench(runner, model_options, compiler, options.tokens), runner.numerics
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--model", choices=[*SHAPES, "demo"], default="demo")
+    parser.add_argument("--models", choices=[*SHAPES, "demo"], nargs="+", default=["demo"])
     parser.add_argument("--vocabulary", type=Path)
+    parser.add_argument("--vocab-size", type=int)
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--shares", type=float, nargs="+", default=[1.0])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    if (arguments.model == "demo") != (arguments.vocabulary is None):
+    options = parser.parse_args()
+    if options.vocabulary is None and options.models != ["demo"]:
         parser.error("the bundled model has its own vocabulary, a shape needs one: give --vocabulary")
-    with tempfile.TemporaryDirectory() as folder:
-        is_shape = arguments.model in SHAPES
-        model = str(write_shape(arguments.model, Path(folder))) if is_shape else "demo"
-        options = ModelOptions(
-            model=model, load_format="dummy" if is_shape else "auto", device=arguments.device, max_model_len=1024
-        )
-        runner = load_runner(options)
-    compiler = compiler_for(arguments.vocabulary, runner.vocab_size)
-    bench = Bench(runner, options, compiler, arguments.tokens)
-    measured = rows(bench, arguments.batches, arguments.shares, arguments.rounds)
-    if arguments.out is not None:
-        vocabulary = arguments.vocabulary.name if arguments.vocabulary else "demo"
-        facts = {"model": arguments.model, "device": runner.numerics, "vocabulary": vocabulary}
-        write(report("structured", measured, **facts, tokens=arguments.tokens), arguments.out)
+    measured = []
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            bench, numerics = bench_of(model, options, Path(folder))
+        said = {"model": model, "device": numerics}
+        measured += [said | row for row in rows(bench, options.batches, options.shares, options.rounds)]
+        del bench
+    if options.out is not None:
+        vocabulary = options.vocabulary.name if options.vocabulary else "demo"
+        write(report("structured", measured, vocabulary=vocabulary, tokens=options.tokens), options.out)
 
 
 if __name__ == "__main__":
