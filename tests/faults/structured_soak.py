@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,19 @@ IN_FLIGHT = 32
 MASKBENCH = 200
 MAX_TOKENS = 800
 FLAGS = {"device": "cpu", "num_blocks": 2048, "max_running": 16, "threads": 1, "lease": 1.0}
-FAULTS = ("invalid", "failed", "refused otherwise", "different", "repeated", "lost")
+OF_SCHEMAS = (
+    "valid",
+    "cut_by_length",
+    "refused",
+    "refused_as_a_whole",
+    "unchecked",
+    "invalid",
+    "failed",
+    "refused_otherwise",
+)
+OF_NEIGHBOURS = ("same", "different", "failed")
+OF_KILLS = ("calls", "valid", "cut_by_length", "unchecked", "invalid", "different", "repeated", "lost")
+FAULTS = ("invalid", "failed", "refused_otherwise", "different", "repeated", "lost")
 
 
 @dataclass
@@ -98,14 +111,14 @@ async def answers(ai: openai.AsyncOpenAI, asked: list[Ask]) -> list[Answer | Exc
 
 def note(found: Counter[str], kind: str, detail: object) -> None:
     found[kind] += 1
-    if kind in (*FAULTS, "unchecked", "refused as a whole"):
+    if kind in (*FAULTS, "unchecked", "refused_as_a_whole"):
         print(f"{kind}: {str(detail)[:1000]}", flush=True)
 
 
 def check_form(found: Counter[str], answer: Answer, ask: Ask) -> None:
     """Of one that ended by itself."""
     if answer.finish_reason == "length":
-        found["cut by length"] += 1
+        found["cut_by_length"] += 1
         return
     try:
         note(found, "valid" if obeys(answer, ask) else "invalid", (answer, ask))
@@ -119,9 +132,9 @@ def check_bound(found: Counter[str], answer: Answer | Exception, ask: Ask) -> No
     elif not isinstance(answer, openai.BadRequestError):
         note(found, "failed", (repr(answer), ask))
     elif answer.code not in ("invalid_grammar", "grammar_too_slow") or answer.param is None:
-        note(found, "refused otherwise", (answer.code, answer.param, answer.message, ask))
+        note(found, "refused_otherwise", (answer.code, answer.param, answer.message, ask))
     else:
-        note(found, "refused" if "(at #" in answer.message else "refused as a whole", answer.message)
+        note(found, "refused" if "(at #" in answer.message else "refused_as_a_whole", answer.message)
 
 
 def between(bound: list[Ask], free: list[Ask]) -> list[tuple[str, int]]:
@@ -163,14 +176,19 @@ async def schemas(service: Service, sets: dict[str, list[Any]], model: str) -> l
             note(found, "failed", (before, answer))
         else:
             note(found, "same" if answer.said == before.said else "different", (before, answer))
-    sizes = {name: len(found) for name, found in sets.items()} | {"neighbours": len(free)}
-    return [{"part": name, "asked": sizes[name], **found} for name, found in counts.items()]
+    columns = dict.fromkeys(sets, OF_SCHEMAS) | {"neighbours": OF_NEIGHBOURS}
+    return [
+        {"part": name, "asked": found.total(), **{kind: found[kind] for kind in columns[name]}}
+        for name, found in counts.items()
+    ]
 
 
 async def kill(service: Service, chance: random.Random, every_s: float, killed: list[int]) -> None:
     """One worker after the other, whether it serves already or not; the next one starts at once."""
+    due = time.monotonic()
     while True:
-        await asyncio.sleep(every_s)
+        due += every_s
+        await asyncio.sleep(due - time.monotonic())
         place = chance.randrange(len(service.workers))
         victim = service.workers[place]
         killed.append(victim.pid)
@@ -225,7 +243,7 @@ async def kills(service: Service, streams: list[Ask], every_s: float, seed: int)
         "seconds": round(seconds, 1),
         "streams_taken_over": sum(count > 0 for count in takeovers),
         "takeovers": sum(takeovers),
-        **{name: found[name] for name in ("calls", "valid", "cut by length", *FAULTS)},
+        **{name: found[name] for name in OF_KILLS},
     }
 
 
@@ -242,7 +260,8 @@ async def main(options: argparse.Namespace, folder: Path) -> int:
         async with serving(folder, str(model), options.workers) as service:
             streams = asks.long_streams(options.streams, model.name)
             rows.append(await kills(service, streams, options.kill_every, options.seed))
-    document = report("structured-faults", rows, model="demo", workers=options.workers)
+    with_versions = {name: version(name) for name in ("openai", "jsonschema", "llguidance")}
+    document = report("structured-faults", rows, model="demo", workers=options.workers, checked_with=with_versions)
     print(encode(document))
     if options.out is not None:
         write(document, options.out)

@@ -25,7 +25,8 @@ def script_of(command: str) -> Path:
         return BENCH
     script = re.match(r"(?:taskset -c \S+ )?(?:python )?(?:benchmarks/)?(\w+\.py)\b", command)
     assert script, command
-    return ROOT / "benchmarks" / script[1]
+    places = (ROOT / folder / script[1] for folder in ("benchmarks", "tests/faults"))
+    return next(path for path in places if path.exists())
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

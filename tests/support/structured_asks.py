@@ -16,7 +16,6 @@ from generated_schemas import drawn
 from jsonschema.validators import validator_for
 from referencing import Registry
 from tokenizers import Tokenizer
-from tool_answers import SCHEMA as WEATHER
 
 from octavo.strict_schema import strict
 
@@ -28,6 +27,12 @@ PERSON: dict[str, Any] = {
         "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 4},
     },
     "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 16}, "days": {"type": ["integer", "null"]}},
+    "required": ["city", "days"],
     "additionalProperties": False,
 }
 
@@ -170,15 +175,16 @@ def _long_stream(number: int, drawn_one: Any, model: str) -> Ask:
         "required": ["who", "what"],
         "additionalProperties": False,
     }
-    fields: dict[str, Any] = {"model": model, "seed": number, "max_tokens": 320, "messages": _asked(number)}
+    fields: dict[str, Any] = {"model": model, "seed": number, "max_tokens": 400, "messages": _asked(number)}
     fields["temperature"] = (0.6, 1.0)[number % 2]
     if number % 2 == 0:
-        schema = {"type": "array", "items": record, "minItems": 3, "maxItems": 5}
+        schema = {"type": "array", "items": record, "minItems": 2, "maxItems": 4}
         return Ask(fields | {"response_format": response_format(schema), "extra_body": _thought(number)}, schema)
     kind = number // 2 % 3
     schemas = {"get_weather": WEATHER, "note": record}
     fields["tools"] = [_tool(name, schema, is_strict=kind == 2) for name, schema in schemas.items()]
     fields["tool_choice"] = ("required", {"type": "function", "function": {"name": "note"}}, "auto")[kind]
+    fields["parallel_tool_calls"] = number % 4 == 1
     fields["extra_body"] = _thought(number)
     if kind == 2:
         schemas = {name: json.loads(strict(json.dumps(schema))) for name, schema in schemas.items()}
