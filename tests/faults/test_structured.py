@@ -17,6 +17,7 @@ import pytest
 from cli_driver import Cli
 from generated_schemas import drawn
 from serving import serving
+from structured_asks import PERSON
 from waiting import STALL_S
 from worker_process import WorkerProcess
 
@@ -26,16 +27,6 @@ from octavo.server import EmbeddedServer
 from octavo_gateway.settings import GatewaySettings
 
 FLAGS = {"model": "demo", "num_blocks": 2048, "max_running": 32, "threads": 1, "device": "cpu", "lease": 1.0}
-PERSON: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 4},
-    },
-    "required": ["name", "age", "tags"],
-    "additionalProperties": False,
-}
 
 
 class Person(pydantic.BaseModel):
