@@ -40,7 +40,7 @@ WIDE = False
 tests/kernels/test_cuda_coded_wide.py has passed on one."""
 
 CODED_FEW_ROWS, CODED_ANY_FEW_ROWS = 16, 8  # on Hopper, where blocks can share the depth; on other chips
-CODED_FEW_SCALES = 2  # of a brick, with more than eight rows
+CODED_FEW_SCALES = 1  # of a brick, with more than eight rows
 CODED_NARROW_ROWS = 32  # from there on wide tiles
 CODED_WIDE_ROWS = 4096  # from there on a matrix is dequantised for a library
 CODED_TILE_ROWS = 512  # likewise, where wide tiles cannot store

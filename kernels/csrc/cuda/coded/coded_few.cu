@@ -25,7 +25,7 @@ constexpr int kPitch = kUnitColumns + 4;   // floats between the sums of two row
 constexpr int kQuads = kUnitColumns / 4;   // of a unit's sums of a row
 static_assert(kQuads == 8);
 constexpr int kMostRows = 16, kMostCluster = 8;
-constexpr int kMostGroups = 2;             // of a brick, with more than eight rows: there are no registers for more
+constexpr int kMostGroups = 1;             // of a brick, with more than eight rows: there are no registers for more
 constexpr int kNormedWidth = 8192;         // of the widest row that is normalised on the way
 constexpr int kSquares = kMostSquares * 4;                      // bytes in front of x
 
@@ -61,7 +61,12 @@ struct Warp {
   using B = Brick<kGroups>;
   static constexpr int kDepth = brick_depth(kKind), kSteps = brick_steps(kKind), kGroupSteps = kSteps / kGroups;
   static constexpr int kWarps = octavo::kWarps<kGroups>, kThreads = kWarps * 32;
-  static constexpr int kAhead = kGroups > 1 || kTokens == 16 ? 2 : 3;  // bricks of each strip that are on their way
+  // Bricks of each strip that are on their way.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr int kAhead = is_float(kKind) && kGroups == 4 ? 1 : 2;  // code for older chips takes more registers
+#else
+  static constexpr int kAhead = kGroups > 1 || kTokens == 16 ? 2 : 3;
+#endif
   static constexpr int kTiles = kTokens / 8;       // of eight rows of x
   static constexpr int kAtOnce = (kNormedWidth / kNormVector + kThreads - 1) / kThreads;  // vectors of a row that a thread normalises
   static constexpr int kChains = kTiles == 1 && kGroups <= 2 ? 2 : 1;  // of products that do not wait for each other
