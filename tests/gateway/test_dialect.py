@@ -217,7 +217,9 @@ async def test_equal_prompts_of_a_line_are_jobs_of_their_own(worker, redis_url, 
 
 def test_the_documentation_lists_every_field():
     page = (Path(__file__).parents[2] / "docs" / "openai.md").read_text()
-    act, without_effect, refused = (set(re.findall(r"`(\w+)`", part)) for part in page.split("\n## ")[1:4])
+    parts = {part.partition("\n")[0]: set(re.findall(r"`(\w+)`", part)) for part in page.split("\n## ")}
+    act, without_effect = parts["Fields that act"], parts["Fields that are accepted and change nothing"]
+    refused = parts["Fields that are refused"]
     neutral = WithoutEffect.model_fields.keys() | MessageWithoutEffect.model_fields.keys()
     assert neutral <= without_effect
     assert REFUSED.keys() <= refused
