@@ -11,13 +11,12 @@ measures another one in its place, to find where one should follow the other.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure_by_turns, rotations, row
+from kernel_rows.measuring import MATMUL, READ, Row, bf16, changed, measure_by_turns, rotations, row
 from torch import Tensor
 
 from octavo_kernels import coded_choice, ops
@@ -43,18 +42,6 @@ ALONE: dict[str, dict[str, int]] = {
     "matrix": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 0},
 }
 Product = Callable[[Tensor, Tensor, Tensor, Tensor], object]
-
-
-@contextmanager
-def changed(names: dict[str, int]) -> Iterator[None]:
-    before = {name: getattr(coded_choice, name) for name in names}
-    try:
-        for name, value in names.items():
-            setattr(coded_choice, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(coded_choice, name, value)
 
 
 def coded(form: str, columns: int, depth: int) -> PackedWeight:
@@ -136,7 +123,7 @@ def main() -> None:
     numbers = tuple(n for n in args.rows if args.only != "few" or n <= coded_choice.CODED_FEW_ROWS)
     torch.manual_seed(0)
     print("form | shape | us | floor us | % of floor | peer | peer us | times faster")
-    with changed({"CODED": True, **ALONE.get(args.only, {})}):
+    with changed(coded_choice, CODED=True, **ALONE.get(args.only, {})):
         rows = [r for form in args.forms for r in rows_of(form, numbers)]
     if args.out:
         document = report("coded_products", [asdict(r) for r in rows], device=torch.cuda.get_device_name())

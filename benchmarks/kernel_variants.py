@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kernel_rows.measuring import changed
 
 from octavo_kernels import choice
 from octavo_worker.bench.engine import EngineBench
@@ -49,16 +50,13 @@ def work_of(sequences: int) -> list[Work]:
 
 
 @contextmanager
-def changed(names: dict[str, Change]) -> Iterator[None]:
-    before = {name: getattr(choice, name) for name in names}
+def chosen_otherwise(names: dict[str, Change]) -> Iterator[None]:
+    """`choice` remembers what it chose."""
     try:
-        for name, value in names.items():
-            setattr(choice, name, value)
-        choice.choose.cache_clear()
-        yield
+        with changed(choice, **names):
+            choice.choose.cache_clear()
+            yield
     finally:
-        for name, value in before.items():
-            setattr(choice, name, value)
         choice.choose.cache_clear()
 
 
@@ -93,7 +91,7 @@ def main() -> None:
         )
         for _ in range(args.turns):
             for name, changes in variants.items():
-                with changed(changes):
+                with chosen_otherwise(changes):
                     seconds[name].append(seconds_of(options, args.runs))
                 gc.unfreeze()
                 gc.collect()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import ceil
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -16,6 +18,19 @@ LINK = 55e9  # bytes/s between host and device, each way
 COLD_BYTES = 4 * 60e6
 WARM_SECONDS = 0.05
 REPLAY_SECONDS = 1e-3  # by a first replay, which takes longer than those that count
+
+
+@contextmanager
+def changed(module: ModuleType, **names: object) -> Iterator[None]:
+    """What a module decides, otherwise."""
+    before = {name: getattr(module, name) for name in names}
+    try:
+        for name, value in names.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
 
 
 @dataclass

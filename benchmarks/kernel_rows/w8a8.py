@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernel_rows.linear import DECODERS
-from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure_by_turns, rotations, row
+from kernel_rows.measuring import MATMUL, READ, Row, bf16, changed, measure_by_turns, rotations, row
 from octavo_kernels import choice, cuda, ops
 from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
 from octavo_kernels.operands import RmsNorm
@@ -22,19 +21,6 @@ TILED_ROWS = (8, 16, 32, 64, 96, 128, 192, 256, 512, 2048)
 FORMS = (Form.INT8, Form.FP8, Form.FP8_BLOCKS)
 CODES_FLOPS = 2 * MATMUL
 NAMES = ("qkv", "out", "gate_up", "down")
-
-
-@contextmanager
-def changed(**names: object) -> Iterator[None]:
-    """What `choice` decides, otherwise."""
-    before = {name: getattr(choice, name) for name in names}
-    try:
-        for name, value in names.items():
-            setattr(choice, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(choice, name, value)
 
 
 def packed(form: Form, columns: int, depth: int) -> PackedWeight:
@@ -115,7 +101,7 @@ def layers_row(rows: int, layer: Layer, form: Form, layers: int) -> Row:
 def w8a8_rows() -> list[Row]:
     """Every form, tried or not."""
     result = []
-    with changed(W8A8_TRIED=frozenset(Form)):
+    with changed(choice, W8A8_TRIED=frozenset(Form)):
         for rows in W8A8_ROWS:
             layer = Layer(rows)
             for at in range(len(NAMES)):
@@ -137,7 +123,7 @@ def tile_rows(form: Form, name: str, rows: int, weights: list[PackedWeight]) -> 
     """A product in every tile that makes sense, beside the one that is chosen."""
     columns, depth = weights[0].columns, weights[0].depth
     chip = cuda.chip(torch.device("cuda", torch.cuda.current_device()))
-    with changed(W8A8_TRIED=frozenset(Form)):
+    with changed(choice, W8A8_TRIED=frozenset(Form)):
         chosen = choice.choose_w8a8(rows, columns, depth, form, chip)
     layer, result = Layer(rows), []
     for tile in tiles_for(rows):
@@ -164,5 +150,5 @@ def w8a8_tile_rows() -> list[Row]:
 
 
 def forced(launch: W8A8Launch | None, layer: Layer, name: str, weight: PackedWeight) -> Any:
-    with changed(choose_w8a8=lambda *_: launch):
+    with changed(choice, choose_w8a8=lambda *_: launch):
         return layer.codes(name, weight)

@@ -170,7 +170,7 @@ def choose_uniform(rows: int, columns: int, chip: Chip) -> Launch:
     has one. All tiles give the same bits."""
 
     def fills(tile: Tile) -> bool:
-        return _over(rows, 64 * tile.consumers) * _over(columns, tile.columns) >= chip.multiprocessors
+        return over(rows, 64 * tile.consumers) * over(columns, tile.columns) >= chip.multiprocessors
 
     if rows <= SOME_ROWS:
         return Launch(Kernel.UNIFORM, Tile(1, 64) if fills(Tile(1, 64)) else Tile(1, 32))
@@ -211,15 +211,15 @@ def _w8a8_clocks(tile: W8A8Launch, rows: int, columns: int, depth: int, chip: Ch
     """About how many a product takes. A stage is 128 of the depth: its weights come from memory, once for all tiles
     with these rows; those and half of the rows of x, which two blocks share, through the L2; tensor cores multiply 32
     of the depth, 64 rows of the weight and as many of x as a tile may have in half as many clocks."""
-    along_x = _over(rows, tile.tokens)
-    pairs = along_x * _over(columns, 2 * tile.height)
-    tokens = _over(rows, along_x)
+    along_x = over(rows, tile.tokens)
+    pairs = along_x * over(columns, 2 * tile.height)
+    tokens = over(rows, along_x)
     stage = max(
         128 * tile.height / (MEMORY_RATE * along_x),
         128 * (tile.height + tokens / 2) / L2_RATE,
         2 * tile.tokens * tile.consumers,
     )
-    return _over(pairs, chip.multiprocessors // 2) * (_over(depth, 128) * stage + TILE_CLOCKS + 4 * tile.tokens)
+    return over(pairs, chip.multiprocessors // 2) * (over(depth, 128) * stage + TILE_CLOCKS + 4 * tile.tokens)
 
 
 def library(rows: int, columns: int, depth: int, form: Form) -> Launch:
@@ -258,11 +258,11 @@ def _row_takes(columns: int, depth: int, gated: bool, chip: Chip, normed: bool) 
     linear_row.cu lays it out."""
     if depth == 0 or depth % 8 or (normed and depth > 8192):
         return False
-    piece = min(2048, _over(depth, 1024) * 1024)
+    piece = min(2048, over(depth, 1024) * 1024)
     units = columns // 2 if gated else columns
-    blocks = min(chip.multiprocessors, _over(units, 16))
-    pieces = _over(units, 16 * blocks) * (2 if gated else 1) * _over(depth, piece)
-    free = chip.shared_per_block - (19072 + _over(2 * depth, 128) * 128)
+    blocks = min(chip.multiprocessors, over(units, 16))
+    pieces = over(units, 16 * blocks) * (2 if gated else 1) * over(depth, piece)
+    free = chip.shared_per_block - (19072 + over(2 * depth, 128) * 128)
     return min(pieces, 2) * 16 * piece * 2 <= free
 
 
@@ -279,11 +279,11 @@ class _Tiling(NamedTuple):
     def of(cls, tile: Tile, rows: int, columns: int, depth: int, chip: Chip) -> _Tiling:
         high, wide = (2, 1) if tile.tall else (1, 2)
         height = 64 * tile.consumers
-        pairs = _over(rows, height * high) * _over(columns, tile.columns * wide)
+        pairs = over(rows, height * high) * over(columns, tile.columns * wide)
         at_once = chip.multiprocessors // 2
-        rounds = _over(pairs, at_once)
+        rounds = over(pairs, at_once)
         stage = 2 * height + (tile.consumers + 1) * tile.columns
-        stages = _over(depth, 64)
+        stages = over(depth, 64)
         return cls(rounds * (stages * stage + 12 * tile.columns), rounds * at_once * 2 * height * tile.columns, tile)
 
 
@@ -311,5 +311,5 @@ def _consumers(rows: int) -> int:
     return 1 if rows <= SOME_ROWS else 2
 
 
-def _over(n: int, by: int) -> int:
+def over(n: int, by: int) -> int:
     return -(-n // by)

@@ -6,7 +6,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from octavo_kernels.choice import L2_RATE, MEMORY_RATE, OLDEST, RECENT, Chip, Ending
+from octavo_kernels.choice import L2_RATE, MEMORY_RATE, OLDEST, RECENT, Chip, Ending, over
 from octavo_kernels.coded import STRIP_ROWS, Bricks
 
 
@@ -93,16 +93,16 @@ def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) 
     if not 0 < rows <= most or depth % 8 or (normed and (rows > 1 or depth > 8192)):
         return False
     tokens, blocks = 8 if rows <= 8 else 16, CODED_CLUSTERS[0] if chip.major >= OLDEST else 1
-    held, whole = (_over(_over(depth, bricks.depth), n) * bricks.depth * 2 + 16 for n in (blocks, 1))
+    held, whole = (over(over(depth, bricks.depth), n) * bricks.depth * 2 + 16 for n in (blocks, 1))
     return 128 + max(tokens * held, whole) + tokens * 144 <= chip.shared_per_block
 
 
 def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> int:
     """Blocks that share the depth of a tile: as many as find room, two on a multiprocessor, and have some bricks each.
     It must not depend on the number of rows."""
-    strips = _over(columns, STRIP_ROWS)
-    tiles = _over(strips // 2, CODED_STRIPS // 2) if gated else _over(strips, CODED_STRIPS)
-    deep = _over(depth, bricks.depth)
+    strips = over(columns, STRIP_ROWS)
+    tiles = over(strips // 2, CODED_STRIPS // 2) if gated else over(strips, CODED_STRIPS)
+    deep = over(depth, bricks.depth)
     fits = (n for n in CODED_CLUSTERS if tiles * n <= 2 * chip.multiprocessors and deep >= n * CODED_LEAST_BRICKS)
     return next(fits, 1)
 
@@ -114,7 +114,7 @@ def _wide(rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip
         CodedLaunch(CodedKernel.WIDE, tokens, cluster, consumers)
         for consumers, tokens in WIDE_TILES
         for cluster in WIDE_CLUSTERS
-        if cluster <= _over(depth, 64)
+        if cluster <= over(depth, 64)
     ]
     return min(launches, key=lambda launch: _wide_clocks(launch, rows, columns, depth, bricks, gated, chip))
 
@@ -125,9 +125,9 @@ def _wide_clocks(
     """About how many a product takes. A stage is 64 of the depth: its weights come from memory, once for all tiles with
     these rows; those and half of the rows of x, which two blocks share, through the L2; tensor cores multiply 16 of the
     depth, 64 rows of the weight and as many of x as a tile may have in half as many clocks."""
-    along_x = _over(rows, launch.tokens)
-    tokens = _over(_over(rows, along_x), 16) * 16
-    weights = 64 * launch.consumers * (4096 // bricks.depth + 4 * _over(64 * bricks.scales, bricks.depth))
+    along_x = over(rows, launch.tokens)
+    tokens = over(over(rows, along_x), 16) * 16
+    weights = 64 * launch.consumers * (4096 // bricks.depth + 4 * over(64 * bricks.scales, bricks.depth))
     stage = max(
         2 * launch.tokens * launch.consumers,
         UNPACK_CLOCKS * launch.consumers,
@@ -135,15 +135,11 @@ def _wide_clocks(
         (weights + 64 * tokens) / L2_RATE,
     )
     halves = 2 if gated else 1
-    strips = _over(columns, STRIP_ROWS) // halves
-    pairs = along_x * _over(strips, 2 * 4 * launch.consumers // halves)
-    rounds = _over(pairs, chip.multiprocessors // (2 * launch.cluster))
+    strips = over(columns, STRIP_ROWS) // halves
+    pairs = along_x * over(strips, 2 * 4 * launch.consumers // halves)
+    rounds = over(pairs, chip.multiprocessors // (2 * launch.cluster))
     if launch.cluster == 1:
         end = WIDE_END + WIDE_ROW * launch.tokens
     else:
         end = SHARED_END + SHARED_ROW * launch.tokens * launch.consumers
-    return WIDE_START + rounds * (_over(_over(depth, 64), launch.cluster) * stage + end)
-
-
-def _over(n: int, by: int) -> int:
-    return -(-n // by)
+    return WIDE_START + rounds * (over(over(depth, 64), launch.cluster) * stage + end)

@@ -30,13 +30,7 @@ class Tool(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _openai_shape(cls, value: Any) -> Any:
-        fields = _inner(value)
-        if not isinstance(fields, Mapping):
-            return fields
-        given = {name: item for name, item in fields.items() if item is not None}
-        if isinstance(given.get("parameters"), Mapping):
-            given["parameters"] = as_json(given["parameters"])
-        return given
+        return _given(value, "parameters")
 
     @model_validator(mode="after")
     def _parameters_are_a_schema(self) -> Self:
@@ -61,14 +55,9 @@ class ToolCall(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _openai_shape(cls, value: Any) -> Any:
-        fields = _inner(value)
-        if not isinstance(fields, Mapping):
-            return fields
-        given = {name: item for name, item in fields.items() if item is not None}
-        if isinstance(value, Mapping) and "function" in value and value.get("id") is not None:
+        given = _given(value, "arguments")
+        if isinstance(given, dict) and "function" in value and value.get("id") is not None:
             given["id"] = value["id"]
-        if isinstance(given.get("arguments"), Mapping):
-            given["arguments"] = as_json(given["arguments"])
         return given
 
 
@@ -119,6 +108,17 @@ def as_object(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _given(value: Any, json_field: str) -> Any:
+    """The fields of a function that are not null, out of OpenAI's shape. `json_field` becomes text."""
+    fields = _inner(value)
+    if not isinstance(fields, Mapping):
+        return fields
+    given = {name: item for name, item in fields.items() if item is not None}
+    if isinstance(given.get(json_field), Mapping):
+        given[json_field] = as_json(given[json_field])
+    return given
 
 
 def _inner(value: Any) -> Any:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from durable_writer import MODEL as WRITTEN
 from durable_writer import DurableWriter
 from fake_worker import register
 from gateway_process import GatewayProcess
+from programs import run_program
 from scripted_worker import MODEL, ScriptedWorker, whole_text
-from waiting import STALL_S, until
+from waiting import until
 
 from octavo import AsyncClient
 
@@ -48,25 +48,9 @@ READING = (
 )
 
 
-@asynccontextmanager
-async def run_node(*words: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+def run_node(*words: str, **environment: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """A program that lies beside its packages."""
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        cwd=NODE,
-        env=os.environ | environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=1 << 24,
-    )
-    try:
-        async with asyncio.timeout(STALL_S):
-            yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+    return run_program(*words, folder=NODE, **environment)
 
 
 async def test_use_chat_resumes_at_another_gateway(redis_url, tmp_path):

@@ -16,6 +16,7 @@ import fake_worker as fake
 import pytest
 import redis.asyncio
 from killable_server import forgotten_by, killable_service
+from programs import run_program
 from scripted_worker import MODEL, ScriptedWorker, whole_text
 from waiting import STALL_S, until
 
@@ -83,22 +84,8 @@ class Example:
 
     @asynccontextmanager
     async def running(self, *words: str, **environment: str) -> AsyncIterator[Reading]:
-        process = await asyncio.create_subprocess_exec(
-            *self.command,
-            *words,
-            env=os.environ | environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=1 << 24,
-        )
-        try:
-            async with asyncio.timeout(STALL_S):
-                yield Reading(process)
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+        async with run_program(*self.command, *words, **environment) as process:
+            yield Reading(process)
 
     async def __call__(self, *words: str, **environment: str) -> Output:
         async with self.running(*words, **environment) as reading:

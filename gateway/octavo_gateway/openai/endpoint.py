@@ -11,7 +11,7 @@ from octavo.errors import OctavoError
 from octavo.models import Chunk, Usage
 from octavo.openai.answers import CompletedJob, answer, usage_json
 from octavo.openai.requests import ChatCompletionRequest, CompletionRequest, GenerationBody
-from octavo_gateway.errors import ApiError, of_octavo
+from octavo_gateway.errors import ApiError, of_exception
 from octavo_gateway.openai.frames import DONE, Frames, error_frame
 from octavo_gateway.openai.generation import Generation
 from octavo_gateway.streams import EventStream, Mailbox, unless_disconnected
@@ -68,7 +68,7 @@ async def _pump(generation: Generation, chunks: Chunks, body: GenerationBody, ma
     except (ApiError, OctavoError) as error:
         if not mailbox.used:
             raise
-        await mailbox.put(error_frame(error if isinstance(error, ApiError) else of_octavo(error)))
+        await mailbox.put(error_frame(of_exception(error)))
         return
     if body.include_usage:
         await mailbox.put(chunks.frames.usage(usage_json(generation.usage)))

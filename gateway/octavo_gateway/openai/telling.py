@@ -11,7 +11,7 @@ from octavo import AsyncClient
 from octavo.errors import JobNotFound, OctavoError, ServerUnavailable
 from octavo.models import Chunk, JobStatus, Terminal
 from octavo.openai.responses.events import Event, ResponseLog
-from octavo_gateway.errors import ApiError, of_job, of_octavo
+from octavo_gateway.errors import ApiError, of_exception, of_job
 from octavo_gateway.metrics import TokenClock
 from octavo_gateway.openai.frames import DONE
 from octavo_gateway.state import Gateway
@@ -76,7 +76,7 @@ async def write(
     except (ApiError, OctavoError) as error:
         if refusable and not mailbox.used:
             raise
-        await mailbox.put(frame(_error_event(log, error if isinstance(error, ApiError) else of_octavo(error))))
+        await mailbox.put(frame(_error_event(log, of_exception(error))))
         return
     await mailbox.put(DONE)
 

@@ -20,7 +20,7 @@ class ChatRecord(BaseModel):
 
     @classmethod
     def of(cls, body: ChatCompletionRequest) -> ChatRecord:
-        return cls(tools=body.offered, parallel=body.parallel_tool_calls is not False)
+        return cls(tools=body.offered, parallel=body.takes_several)
 
     def encode(self) -> bytes:
         """Empty for a chat without tools: then nothing is attached."""

@@ -16,6 +16,7 @@ from octavo.models import IdempotencyKey, JobStatus
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.body import described, json_body
 from octavo_gateway.errors import of_job
+from octavo_gateway.openai.frames import DONE
 from octavo_gateway.state import Gateway
 from octavo_gateway.streams import EventStream, Mailbox, unless_draining
 from octavo_gateway.ui.body import UiChatRequest
@@ -59,30 +60,34 @@ async def answer(
 @router.get("/{chat_id:path}/stream", response_class=StreamingResponse, responses=_STREAM)
 async def resume(request: Request, tenant: CurrentTenant, chat_id: ChatPath) -> Response:
     """The answer that is being generated, from its beginning; `204` when there is none."""
-    job_id = await _running_job(request, tenant, chat_id)
-    if job_id is None:
+    running = await _running_job(request, tenant, chat_id)
+    if running is None:
         return Response(status_code=204)
-    _, attached = await request.state.gateway.client.attachment(job_id)
+    job_id, attached = running
     return await _streamed(request, job_id, ChatRecord.decode(attached))
 
 
 @router.delete("/{chat_id:path}/stream", status_code=202, responses=_STREAM)
 async def stop(request: Request, tenant: CurrentTenant, chat_id: ChatPath) -> Response:
     """Stop the answer that is being generated, which `stop()` of `useChat` does not; `204` when there is none."""
-    job_id = await _running_job(request, tenant, chat_id)
-    if job_id is None:
+    running = await _running_job(request, tenant, chat_id)
+    if running is None:
         return Response(status_code=204)
-    await request.state.gateway.client.cancel_own(job_id, tenant=tenant)
+    await request.state.gateway.client.cancel_own(running[0], tenant=tenant)
     return Response(status_code=202)
 
 
-async def _running_job(request: Request, tenant: str, chat_id: str) -> str | None:
-    client = request.state.gateway.client
+async def _running_job(request: Request, tenant: str, chat_id: str) -> tuple[str, bytes | None] | None:
+    """The job that answers a chat, and what is attached to it."""
+    gateway: Gateway = request.state.gateway
     try:
-        job_id: str | None = await client.chat_job(chat_id, tenant=tenant)
-        return None if job_id is None or (await client.info(job_id)).status.is_terminal else job_id
+        job_id = await gateway.client.chat_job(chat_id, tenant=tenant)
+        if job_id is None:
+            return None
+        info, attached = await gateway.client.attachment(job_id)
     except JobNotFound:  # the server has lost it
         return None
+    return None if info.status.is_terminal else (job_id, attached)
 
 
 async def _streamed(request: Request, job_id: str, record: ChatRecord) -> EventStream:
@@ -105,7 +110,7 @@ async def _follow(gateway: Gateway, job_id: str, record: ChatRecord, mailbox: Ma
                 raise of_job(event.end.status, event.end.error)
             for part in parts.add(event):
                 await mailbox.put(_frame(part))
-    await mailbox.put(b"data: [DONE]\n\n")
+    await mailbox.put(DONE)
 
 
 def _frame(part: Part) -> bytes:

@@ -86,7 +86,7 @@ def _chat_answer(body: ChatCompletionRequest, job: CompletedJob, created: int) -
 
 def answer_parser(body: ChatCompletionRequest, job_id: str) -> AnswerParser:
     """Takes the answer of a chat apart."""
-    return AnswerParser(job_id, body.offered, parallel=body.parallel_tool_calls is not False)
+    return AnswerParser(job_id, body.offered, parallel=body.takes_several)
 
 
 def _chat_choice(body: ChatCompletionRequest, job_id: str, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:

@@ -91,12 +91,17 @@ class ChatFields(Body):
         """All tools, as a job has them."""
         return tuple(body.tool for body in self.tools or ())
 
+    @property
+    def takes_several(self) -> bool:
+        """Whether an answer may have several calls."""
+        return self.parallel_tool_calls is not False
+
     def chat_fields(self) -> dict[str, Any]:
         """Those of the job."""
         return {
             "tools": self.offered,
             "tool_choice": _chosen(self.tool_choice),
-            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "parallel_tool_calls": self.takes_several,
             "chat_template_kwargs": {**arguments_of_effort(self.reasoning_effort), **(self.chat_template_kwargs or {})},
             "parsed": True,
         }
