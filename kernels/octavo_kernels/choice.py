@@ -132,10 +132,13 @@ UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
 W8A8_TRIED: frozenset[Form] = frozenset({Form.INT8, Form.FP8, Form.FP8_BLOCKS})
 
 W8A8_TILES = ((1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (2, 128), (2, 256))  # consumers, tokens
+# Rows for which one tile is fastest, or next to it: 16 tokens of 48 rows of the weight at most, of which two find room
+# on a multiprocessor, and 64.
+W8A8_FEW_ROWS, W8A8_FEW_HEIGHT, W8A8_SOME_ROWS = 16, 48, 64
 ROW_DEPTH, ROW_NORMED = 16384, 8192  # of a row that each block holds
-# Bytes a clock that a multiprocessor gets of what is read once, and out of the L2; clocks that the end of a tile takes.
-# From data sheets and published figures, not measured.
-MEMORY_RATE, L2_RATE, TILE_CLOCKS = 19, 26, 400
+# Of `_w8a8_clocks`, fitted to the times of all tiles of an 8B: bytes a clock, of weights that are read once and through
+# the L2; the least of a stage, and for each row of x and consumer; of a tile, and for each of its tokens.
+CODE_RATE, CODE_L2_RATE, STAGE_CLOCKS, TOKEN_CLOCKS, TILE_CLOCKS, TILE_TOKEN_CLOCKS = 40, 60, 200, 3.5, 6000, 24
 
 RECENT = 256
 """Choices that are remembered: those of a few steps, so that a step's layers find what its first one chose."""
@@ -197,29 +200,32 @@ def _w8a8(
         return W8A8Launch(W8A8Kernel.ROW)
     if not chip.hopper:
         return W8A8Launch(W8A8Kernel.PLAIN)
-    enough = next((tokens for _, tokens in W8A8_TILES if tokens >= rows), 256)
+    few, some = rows <= W8A8_FEW_ROWS, rows <= W8A8_SOME_ROWS
+    wanted = (W8A8_FEW_ROWS,) if few else (W8A8_SOME_ROWS,) if some else (128, 256) if rows > 128 else (128,)
     tiles = [
         W8A8Launch(W8A8Kernel.WIDE, consumers, tokens, height)
         for consumers, tokens in W8A8_TILES
-        if tokens == enough or (tokens == 128 and rows > 128)
-        for height in range(64 * consumers, 64 * (consumers - 1), -16)
+        if tokens in wanted
+        for height in range(W8A8_FEW_HEIGHT if few else 64 * consumers, 64 * (consumers - 1), -16)
     ]
     return min(tiles, key=lambda tile: _w8a8_clocks(tile, rows, columns, depth, chip))
 
 
 def _w8a8_clocks(tile: W8A8Launch, rows: int, columns: int, depth: int, chip: Chip) -> float:
     """About how many a product takes. A stage is 128 of the depth: its weights come from memory, once for all tiles
-    with these rows; those and half of the rows of x, which two blocks share, through the L2; tensor cores multiply 32
-    of the depth, 64 rows of the weight and as many of x as a tile may have in half as many clocks."""
+    with these rows; those and half of the rows of x, which two blocks share, through the L2."""
     along_x = over(rows, tile.tokens)
     pairs = along_x * over(columns, 2 * tile.height)
     tokens = over(rows, along_x)
     stage = max(
-        128 * tile.height / (MEMORY_RATE * along_x),
-        128 * (tile.height + tokens / 2) / L2_RATE,
-        2 * tile.tokens * tile.consumers,
+        128 * tile.height / (CODE_RATE * along_x),
+        128 * (tile.height + tokens / 2) / CODE_L2_RATE,
+        TOKEN_CLOCKS * tile.tokens * tile.consumers,
+        STAGE_CLOCKS,
     )
-    return over(pairs, chip.multiprocessors // 2) * (over(depth, 128) * stage + TILE_CLOCKS + 4 * tile.tokens)
+    at_once = chip.multiprocessors // (1 if tile.tokens <= W8A8_FEW_ROWS else 2)
+    rounds = over(pairs, at_once)
+    return rounds * (over(depth, 128) * stage + TILE_CLOCKS + TILE_TOKEN_CLOCKS * tile.tokens)
 
 
 def library(rows: int, columns: int, depth: int, form: Form) -> Launch:

@@ -6,7 +6,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from octavo_kernels.choice import L2_RATE, MEMORY_RATE, OLDEST, RECENT, Chip, Ending, over
+from octavo_kernels.choice import NARROW_COLUMNS, OLDEST, RECENT, Chip, Ending, over
 from octavo_kernels.coded import STRIP_ROWS, Bricks
 
 
@@ -35,10 +35,6 @@ class CodedLaunch(NamedTuple):
 CODED = True
 """Whether weights of codes are laid out for the kernels in csrc/cuda/coded/."""
 
-WIDE = False
-"""Whether products take wide tiles. They have not run on a GPU yet: this becomes True when
-tests/kernels/test_cuda_coded_wide.py has passed on one."""
-
 CODED_FEW_ROWS, CODED_ANY_FEW_ROWS = 16, 8  # on Hopper, where blocks can share the depth; on other chips
 CODED_FEW_SCALES = 1  # of a brick, with more than eight rows
 CODED_NARROW_ROWS = 32  # from there on wide tiles
@@ -49,9 +45,13 @@ CODED_STRIPS, CODED_CLUSTERS, CODED_LEAST_BRICKS = 8, (8, 4, 2), 4  # of a block
 
 WIDE_TILES = ((2, 64), (2, 128), (3, 128), (2, 192), (2, 256))  # consumers, tokens
 WIDE_CLUSTERS = (1, 2, 4)
-# Clocks: of a warp that turns a stage's codes into numbers; before the first products; of the end of a tile, with what
-# a row of it takes, alone and where pairs add up each other's sums.
-UNPACK_CLOCKS, WIDE_START, WIDE_END, WIDE_ROW, SHARED_END, SHARED_ROW = 200, 1500, 400, 6, 4000, 8
+# Bytes a clock that a multiprocessor gets of what is read once, and out of the L2, from data sheets.
+MEMORY_RATE, L2_RATE = 19, 26
+# Of the clusters that there are multiprocessors for, as many start at once: in a GPC some are left over.
+WIDE_ROOM = 0.94
+# Clocks: of a consumer's stage, and for each row of x in it; of a tile's beginning and end; of the end where pairs add
+# up each other's sums, and for each of its sums of a thread.
+WIDE_STAGE, WIDE_TOKEN, WIDE_END, SHARED_END, SHARED_ROW = 230, 1.4, 2000, 8000, 9
 
 
 def choose_coded(
@@ -77,7 +77,7 @@ def choose_coded(
         return CodedLaunch(CodedKernel.FEW)
     if normed:
         return None
-    wide = WIDE and chip.hopper and not uniform and in_eights and columns % 8 == 0
+    wide = chip.hopper and not uniform and in_eights and columns % 8 == 0
     if wide and CODED_NARROW_ROWS < rows <= CODED_WIDE_ROWS:
         return _wide(rows, columns, depth, bricks, gated, chip)
     if chip.hopper and (uniform or rows <= CODED_TILE_ROWS):
@@ -86,11 +86,20 @@ def choose_coded(
     return None if gated or uniform else CodedLaunch(CodedKernel.MATRIX)
 
 
+def prefers_copy(rows: int, columns: int, bricks: Bricks, chip: Chip) -> bool:
+    """Whether a copy of the weight in 16 bits, if there is one, is multiplied sooner than the codes."""
+    wide = chip.hopper and columns > NARROW_COLUMNS
+    return rows > (CODED_NARROW_ROWS if wide else _few_rows(bricks, chip))
+
+
+def _few_rows(bricks: Bricks, chip: Chip) -> int:
+    return CODED_FEW_ROWS if chip.major >= OLDEST and bricks.scales <= CODED_FEW_SCALES else CODED_ANY_FEW_ROWS
+
+
 def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) -> bool:
     """Whether x, or a cluster's share of it, fits into shared memory beside the sums of a unit, as coded_few.cu lays it
     out."""
-    most = CODED_FEW_ROWS if chip.major >= OLDEST and bricks.scales <= CODED_FEW_SCALES else CODED_ANY_FEW_ROWS
-    if not 0 < rows <= most or depth % 8 or (normed and (rows > 1 or depth > 8192)):
+    if not 0 < rows <= _few_rows(bricks, chip) or depth % 8 or (normed and (rows > 1 or depth > 8192)):
         return False
     tokens, blocks = 8 if rows <= 8 else 16, CODED_CLUSTERS[0] if chip.major >= OLDEST else 1
     held, whole = (over(over(depth, bricks.depth), n) * bricks.depth * 2 + 16 for n in (blocks, 1))
@@ -123,23 +132,20 @@ def _wide_clocks(
     launch: CodedLaunch, rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip
 ) -> float:
     """About how many a product takes. A stage is 64 of the depth: its weights come from memory, once for all tiles with
-    these rows; those and half of the rows of x, which two blocks share, through the L2; tensor cores multiply 16 of the
-    depth, 64 rows of the weight and as many of x as a tile may have in half as many clocks."""
+    these rows; those and half of the rows of x, which two blocks share, through the L2. Consumers take turns at the
+    tensor cores, and what one unpacks meanwhile hides only in part behind the other's products."""
     along_x = over(rows, launch.tokens)
     tokens = over(over(rows, along_x), 16) * 16
     weights = 64 * launch.consumers * (4096 // bricks.depth + 4 * over(64 * bricks.scales, bricks.depth))
     stage = max(
-        2 * launch.tokens * launch.consumers,
-        UNPACK_CLOCKS * launch.consumers,
+        launch.consumers * (WIDE_STAGE + WIDE_TOKEN * launch.tokens),
         weights / (MEMORY_RATE * along_x),
         (weights + 64 * tokens) / L2_RATE,
     )
     halves = 2 if gated else 1
     strips = over(columns, STRIP_ROWS) // halves
     pairs = along_x * over(strips, 2 * 4 * launch.consumers // halves)
-    rounds = over(pairs, chip.multiprocessors // (2 * launch.cluster))
-    if launch.cluster == 1:
-        end = WIDE_END + WIDE_ROW * launch.tokens
-    else:
-        end = SHARED_END + SHARED_ROW * launch.tokens * launch.consumers
-    return WIDE_START + rounds * (over(over(depth, 64), launch.cluster) * stage + end)
+    clusters = chip.multiprocessors / (2 * launch.cluster) * (WIDE_ROOM if launch.cluster > 1 else 1)
+    end = SHARED_END + SHARED_ROW * launch.tokens * launch.consumers if launch.cluster > 1 else 0
+    rounds = over(pairs, max(1, int(clusters)))
+    return rounds * (over(over(depth, 64), launch.cluster) * stage + WIDE_END + end)

@@ -37,7 +37,7 @@ from octavo_kernels.cache import (
 )
 from octavo_kernels.linear import gated_linear, linear
 from octavo_kernels.norm import layer_norm, rms_norm
-from octavo_kernels.quantised import pack, quantised_gated_linear, quantised_linear
+from octavo_kernels.quantised import copy_of, pack, quantised_gated_linear, quantised_linear, takes_copy
 from octavo_kernels.sampling import logprobs, pack_samples, sample
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "block_bytes",
     "check_block_size",
     "copy_blocks",
+    "copy_of",
     "cpu_level",
     "empty_cache",
     "gated_linear",
@@ -68,6 +69,7 @@ __all__ = [
     "sample",
     "set_num_threads",
     "swap_blocks",
+    "takes_copy",
     "write_kv",
 ]
 

@@ -9,7 +9,8 @@ from octavo_kernels import coded_cuda, cuda, quantised_cpu, reference, w8a8
 from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.call import check, check_devices, float_type, output, rows_of
 from octavo_kernels.coded import CodedWeight
-from octavo_kernels.linear import linear
+from octavo_kernels.coded_choice import prefers_copy
+from octavo_kernels.linear import gated_linear, linear
 from octavo_kernels.norm import check_norm, normed_rows
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.weights import Activations, PackedWeight, QuantisedWeight, dequantise
@@ -37,11 +38,15 @@ def quantised_linear(
     norm: RmsNorm | None = None,
     normed: Tensor | None = None,
     uniform: bool = False,
+    copy: Tensor | None = None,
 ) -> Tensor:
     """`linear` with a quantised weight: `x[T, depth]` to `[T, columns]` in the type of x.
 
     Sums are exact where both sides are integers, else float32. `norm` and `normed` as in `linear`, and so is `uniform`.
+    `copy`, what `copy_of` gives, is multiplied in the weight's place where that is faster, unless `uniform`.
     """
+    if copy is not None and not uniform and _prefers_copy(x, weight):
+        return linear(x, copy, bias, out, residual, norm, normed)
     rows = _check(x, weight, bias, norm)
     if residual is not None:
         check("residual", residual, x.dtype, (rows, weight.columns))
@@ -74,8 +79,11 @@ def quantised_gated_linear(
     norm: RmsNorm | None = None,
     normed: Tensor | None = None,
     uniform: bool = False,
+    copy: Tensor | None = None,
 ) -> Tensor:
-    """`act_and_mul(quantised_linear(x, weight, bias), kind)`; arguments as in `gated_linear`."""
+    """`act_and_mul(quantised_linear(x, weight, bias), kind)`; arguments as in `gated_linear` and there."""
+    if copy is not None and not uniform and _prefers_copy(x, weight):
+        return gated_linear(x, copy, kind, bias, out, scratch, norm, normed)
     if weight.columns % 2:
         raise ValueError(f"weight must have an even number of rows, not {weight.columns}")
     rows = _check(x, weight, bias, norm)
@@ -88,6 +96,28 @@ def quantised_gated_linear(
         return out
     product = quantised_linear(x, weight, bias, scratch, None, norm, normed, uniform)
     return act_and_mul(product, kind, out=out)
+
+
+def takes_copy(weight: PackedWeight) -> bool:
+    """Whether some products with it are faster with a copy in 16 bits: those of many rows with weights of codes."""
+    return isinstance(weight, CodedWeight)
+
+
+def copy_of(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+    """`[columns, depth]`: each element is that of the weight, rounded to `dtype`."""
+    if not isinstance(weight, CodedWeight):
+        raise TypeError("only a weight of codes on a GPU is copied")
+    in_order = coded_cuda.dequantise(weight, dtype)
+    if weight.order is None:
+        return in_order
+    copy = torch.empty_like(in_order)
+    copy[:, weight.order.long()] = in_order
+    return copy
+
+
+def _prefers_copy(x: Tensor, weight: PackedWeight) -> bool:
+    assert isinstance(weight, CodedWeight)
+    return prefers_copy(len(x), weight.columns, weight.bricks, cuda.chip(x.device))
 
 
 def _check(x: Tensor, weight: PackedWeight, bias: Tensor | None, norm: RmsNorm | None) -> int:

@@ -9,7 +9,7 @@ import torch
 from octavo_kernels import coded_choice, ops
 from octavo_kernels.choice import Chip, Ending
 from octavo_kernels.coded import Bricks, CodedWeight, bricks_of, lay_out
-from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch, choose_coded
+from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch, choose_coded, prefers_copy
 from octavo_kernels.weights import PER_BYTE, Activations, Codes, QuantisedWeight, Scheme, values
 
 from .coded_weights import FORM_NAMES, FORMS, random_weight
@@ -117,11 +117,6 @@ def test_a_scheme_without_kernels_is_refused():
         lay_out(random_weight(Codes.INT4, 48, 16, 96))
 
 
-@pytest.fixture(autouse=True)
-def wide_tiles_are_tried(monkeypatch):
-    monkeypatch.setattr(coded_choice, "WIDE", True)
-
-
 def test_weights_on_the_cpu_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(coded_choice, "CODED", True)
     assert not isinstance(ops.pack(random_weight(Codes.INT4, 128, 16, 128)), CodedWeight)
@@ -145,7 +140,7 @@ G128 = Bricks(128, 1)
         (32, 6144, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 32, 4)),
         (33, 6144, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 64, 4)),
         (256, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 256, 1, 2)),
-        (64, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 64, 4, 2)),
+        (64, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 128, 4, 3)),
         (300, 28672, 4096, HOPPER, {"in_eights": False}, CodedLaunch(CodedKernel.TILES, 128, 1)),
         (300, 28676, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 128, 1)),
         (4097, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.MATRIX)),
@@ -160,6 +155,16 @@ G128 = Bricks(128, 1)
 )
 def test_choice(rows, columns, depth, chip, options, expected):
     assert choose_coded(rows, columns, depth, G128, Ending.PLAIN, chip, **options) == expected
+
+
+def test_many_rows_meet_a_copy_of_the_weight():
+    """A narrow weight is too small for tiles: a library's kernels are sooner done with it."""
+    fewest = {
+        (H, c): next(n for n in range(1, 99) if prefers_copy(n, c, G128, H))
+        for H in (HOPPER, AMPERE)
+        for c in (4096, 28672)
+    }
+    assert fewest == {(HOPPER, 4096): 17, (HOPPER, 28672): 33, (AMPERE, 4096): 9, (AMPERE, 28672): 9}
 
 
 def test_a_gate_needs_whole_strips_on_both_sides():
@@ -199,9 +204,9 @@ def test_a_gate_has_the_tiles_of_the_product_in_front_of_it():
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)])
-def test_a_decoders_products_find_work_for_most_of_the_chip(columns, depth):
+def test_a_decoders_products_find_work_for_half_of_the_chip(columns, depth):
     for rows in (64, 128, 256, 512):
         launch = choose_coded(rows, columns, depth, G128, Ending.PLAIN, HOPPER)
         assert launch is not None
         pairs = -(-rows // launch.tokens) * -(-columns // (128 * launch.consumers)) * launch.cluster
-        assert pairs >= 0.7 * HOPPER.multiprocessors / 2
+        assert pairs >= 32

@@ -26,7 +26,6 @@ SIZES = [(1024, 1024), (16, 128), (8, 64), (40, 136), (264, 1032), (100, 102), (
 def coded(monkeypatch):
     """The kernels under test, whether or not they are the default yet."""
     monkeypatch.setattr(coded_choice, "CODED", True)
-    monkeypatch.setattr(coded_choice, "WIDE", True)
 
 
 def pack(weight):
@@ -121,6 +120,27 @@ def test_codes_in_another_order_meet_their_columns(dtype, rows):
     assert_product(got, x, exact, bias, residual, rounded_weight=True)
     normed = ops.rms_norm(x, norm.weight, norm.eps)
     assert torch.equal(ops.quantised_linear(x, weight, norm=norm), ops.quantised_linear(normed, weight))
+
+
+@pytest.mark.parametrize("order", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 17, 33, 300])
+@pytest.mark.parametrize("columns", [1024, 6144])
+def test_products_of_many_rows_are_those_of_the_copy(columns, rows, order):
+    weight, exact = make(Codes.INT4, 128, columns, 1024, zeros=True, order=order)
+    x, bias, residual = rows_of(rows, columns, 1024, torch.bfloat16)
+    copy = ops.copy_of(weight, x.dtype)
+    assert torch.equal(copy, exact.to(x.dtype))
+    norm = RmsNorm(torch.rand(1024, device="cuda").to(x.dtype), 1e-5)
+    got = ops.quantised_linear(x, weight, bias, residual=residual, norm=norm, copy=copy)
+    gate = ops.quantised_gated_linear(x, weight, "silu", norm=norm, copy=copy)
+    if rows > (32 if columns > 4224 else 16):
+        assert torch.equal(got, ops.linear(x, copy, bias, residual=residual, norm=norm))
+        assert torch.equal(gate, ops.gated_linear(x, copy, "silu", norm=norm))
+    else:
+        assert torch.equal(got, ops.quantised_linear(x, weight, bias, residual=residual, norm=norm))
+        assert torch.equal(gate, ops.quantised_gated_linear(x, weight, "silu", norm=norm))
+    uniform = ops.quantised_linear(x, weight, uniform=True)
+    assert torch.equal(ops.quantised_linear(x, weight, uniform=True, copy=copy), uniform)
 
 
 @pytest.mark.parametrize(("width", "depth"), [(16, 128), (512, 1024), (80, 9216), (24, 256), (14336, 512)])

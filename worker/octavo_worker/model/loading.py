@@ -30,6 +30,7 @@ from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights, Wei
 from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.config import DecoderConfig, decoder_config, reject
 from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
+from octavo_worker.model.cuda.copies import keep_copies
 from octavo_worker.model.cuda.memory import room_for_cache
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
@@ -52,6 +53,8 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
         torch.set_num_threads(options.threads)
         ops.set_num_threads(options.threads)
     model, wanted_len = load_model(options)
+    if isinstance(model, Decoder) and model.device.type == "cuda":
+        keep_copies(model.layers.linears, room_for_cache(options, model, wanted_len), _asked(options, model))
     cache = cache_config(options, model, wanted_len)
     readable = cache.num_host_blocks - 1 if cache.num_host_blocks and reads_host(model.device) else 0
     capacity = Capacity(cache.num_blocks - 1, options.block_size, readable, model.window)
@@ -74,11 +77,26 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
 
 def cache_config(options: ModelOptions, model: CausalModel, max_model_len: int) -> CacheConfig:
     """The KV cache that the options ask for and the device has room for. Block 0 of either pool is never used."""
-    dtype = ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
-    block_bytes = ops.block_bytes(model.num_layers, model.num_kv_heads, options.block_size, model.head_dim, dtype)
+    block_bytes = _block_bytes(options, model)
     num_blocks = pool_size(options, model, block_bytes, max_model_len)
     host_blocks = options.host_cache_bytes // block_bytes
+    dtype = _cache_dtype(options, model)
     return CacheConfig(num_blocks, options.block_size, host_blocks + 1 if host_blocks else 0, dtype)
+
+
+def _cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
+    return ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
+
+
+def _block_bytes(options: ModelOptions, model: CausalModel) -> int:
+    heads, dtype = model.num_kv_heads, _cache_dtype(options, model)
+    return ops.block_bytes(model.num_layers, heads, options.block_size, model.head_dim, dtype)
+
+
+def _asked(options: ModelOptions, model: CausalModel) -> int | None:
+    """Bytes of a KV cache whose size the options name."""
+    blocks = options.num_blocks
+    return options.kv_cache_bytes if blocks is None else blocks * _block_bytes(options, model)
 
 
 def choose_device(name: str) -> torch.device:

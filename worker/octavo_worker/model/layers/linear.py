@@ -27,6 +27,14 @@ class Linear(ABC):
     def nbytes(self) -> int:
         """Of its weights: what a product reads."""
 
+    @property
+    def copy_bytes(self) -> int:
+        """What `keep_copy` takes; 0: it does nothing."""
+        return 0
+
+    def keep_copy(self) -> None:  # noqa: B027 (most kinds have nothing to copy)
+        """Keeps the weights in 16 bits as well, for products of many rows, which are faster so."""
+
     @abstractmethod
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """The product, plus the bias, plus `residual` (which may be `out`)."""

@@ -26,6 +26,14 @@ class Parts(Linear):
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
+    @property
+    def copy_bytes(self) -> int:
+        return sum(part.copy_bytes for part in self.parts)
+
+    def keep_copy(self) -> None:
+        for part in self.parts:
+            part.keep_copy()
+
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         rows, columns = x.materialise(), list(self.columns)
         if out is None:

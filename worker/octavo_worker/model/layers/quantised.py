@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from octavo_kernels import ops
@@ -13,13 +14,15 @@ from octavo_worker.model.layers.linear import Linear, Products
 from octavo_worker.model.layers.norm import Input
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Quantised(Linear):
-    """A packed weight, and `bias[columns]` in the type of the activations."""
+    """A packed weight, and `bias[columns]` in `dtype`, that of the activations."""
 
     weight: PackedWeight
     bias: Tensor | None
     products: Products
+    dtype: torch.dtype
+    copy: Tensor | None = None
 
     @property
     def forms(self) -> frozenset[str]:
@@ -29,13 +32,26 @@ class Quantised(Linear):
     def nbytes(self) -> int:
         return self.weight.nbytes
 
+    @property
+    def copy_bytes(self) -> int:
+        copied = not self.products.uniform and self.dtype.itemsize == 2 and ops.takes_copy(self.weight)
+        return self.weight.columns * self.weight.depth * 2 if copied else 0
+
+    def keep_copy(self) -> None:
+        if self.copy_bytes:
+            self.copy = ops.copy_of(self.weight, self.dtype)
+
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         uniform = self.products.uniform
-        return ops.quantised_linear(x.rows, self.weight, self.bias, out, residual, x.norm, x.normed, uniform)
+        return ops.quantised_linear(
+            x.rows, self.weight, self.bias, out, residual, x.norm, x.normed, uniform, self.copy
+        )  # fmt: skip
 
     def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
         uniform = self.products.uniform
-        return ops.quantised_gated_linear(x.rows, self.weight, kind, self.bias, out, scratch, x.norm, x.normed, uniform)
+        return ops.quantised_gated_linear(
+            x.rows, self.weight, kind, self.bias, out, scratch, x.norm, x.normed, uniform, self.copy
+        )
 
 
 def form_of(scheme: Scheme, depth: int) -> str:

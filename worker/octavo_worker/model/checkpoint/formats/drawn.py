@@ -32,4 +32,4 @@ class DrawnFormat:
         assert scheme is not None
         bias = reader.bias(matrix.names, matrix.rows) if matrix.biased else None
         weight = self.source.quantised(scheme, sum(matrix.rows), matrix.depth)
-        return Quantised(ops.pack(weight), bias, reader.products)
+        return Quantised(ops.pack(weight), bias, reader.products, reader.dtype)

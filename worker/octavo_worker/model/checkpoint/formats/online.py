@@ -41,4 +41,4 @@ class OnlineFormat:
         read_parts(matrix, reader, weight)
         bias = reader.bias(matrix.names, matrix.rows) if matrix.biased else None
         reader.source.wait()
-        return Quantised(ops.pack(quantised(weight, self._kind)), bias, reader.products)
+        return Quantised(ops.pack(quantised(weight, self._kind)), bias, reader.products, reader.dtype)

@@ -148,7 +148,7 @@ def _quantised(weight: QuantisedWeight, parts: Sequence[Part], biased: bool, rea
     if not biased:
         _skip_zero_bias(parts, reader)
     try:
-        return Quantised(ops.pack(weight), bias, reader.products)
+        return Quantised(ops.pack(weight), bias, reader.products, reader.dtype)
     except ValueError as error:
         name = parts[0].name
         raise UnsupportedModel(f"no kernel computes with {name}: {error}; give another checkpoint.") from error
