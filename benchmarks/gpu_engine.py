@@ -3,8 +3,9 @@
 usage: python benchmarks/gpu_engine.py [--models llama-8b,...] [--workloads ...] [--resume] [--vllm-path FOLDER]
            [--engines octavo-w4a16,vllm-w4a16,octavo-fp8,vllm-fp8]
 
-Behind a dash stands the form of the weights: `w4a16`, four bits in groups of 128, as a config.json states them;
-`fp8` or `int8`, which each engine makes of 16 bits while it loads. octavo is compared with vLLM in the same form.
+Behind a dash stands the form of the weights: `w4a16`, four bits in groups of 128, and `fp8blocks`, FP8 in blocks of
+128 x 128, as a config.json states them; `fp8` or `int8`, which each engine makes of 16 bits while it loads. octavo is
+compared with vLLM in the same form.
 
 A GPU holds one engine at a time: for each model each engine starts in a process of its own, runs every workload once
 shortened and then with an empty prefix cache (--rounds times if a run takes less than --short seconds, else once), and
@@ -31,7 +32,17 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.files import model_folder
 
 ENGINES = ("octavo", "vllm")
-FORMS = ("", "-w4a16", "-fp8", "-int8")
+FORMS = ("", "-w4a16", "-fp8", "-fp8blocks", "-int8")
+STATED: dict[str, dict[str, Any]] = {
+    "w4a16": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+            "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}}},
+    },
+    "fp8blocks": {
+        "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+    },
+}  # fmt: skip
 TEMPERATURE = 1.0
 SETTINGS = ("device", "max_model_len", "gpu_memory", "swap_memory")
 
@@ -97,8 +108,8 @@ def counted(family: str, name: str) -> tuple[int, str]:
 def command(engine: str, model: Path, options: argparse.Namespace) -> list[str]:
     load_format = "dummy" if model.name in SHAPES else "auto"
     engine, _, form = engine.partition("-")
-    if form == "w4a16":
-        model = stated(model)
+    if form in STATED:
+        model = stated(model, form)
     if engine == "vllm":
         settings = (options.max_model_len, options.gpu_memory, options.family)
         return [
@@ -120,17 +131,12 @@ def command(engine: str, model: Path, options: argparse.Namespace) -> list[str]:
     return ["peers/octavo_engine.py", chosen.to_json(), options.family, str(TEMPERATURE)]
 
 
-def stated(model: Path) -> Path:
-    """A folder beside `model` whose config states weights in four bits, as compressed-tensors writes it."""
+def stated(model: Path, form: str) -> Path:
+    """A folder beside `model` whose config states weights in this form."""
     config = json.loads((model / "config.json").read_text())
-    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-        "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-    }  # fmt: skip
-    target = model.parent / "w4a16" / model.name
+    target = model.parent / form / model.name
     target.mkdir(parents=True, exist_ok=True)
-    (target / "config.json").write_text(json.dumps(config, indent=1))
+    (target / "config.json").write_text(json.dumps(config | {"quantization_config": STATED[form]}, indent=1))
     return target
 
 
