@@ -41,7 +41,8 @@ class EngineStats(Preemptions, array_like=True):
     `recomputed_tokens` had been computed before a preemption and were computed again, `restored_tokens` came back from
     CPU memory. `preemptions` is the sum of all reasons. Seconds: spent planning, launching, waiting for and committing
     steps, and with requests while nothing was computed (`idle_s`). Tokens that the steps computed: `decoded_tokens`,
-    one a sequence that decodes, and `prefilled_tokens` in chunks.
+    one a sequence that decodes, and `prefilled_tokens` in chunks; beside them `drafted_tokens`, guesses that were
+    verified, of which `accepted_tokens` were right.
     """
 
     running: int = 0
@@ -71,6 +72,8 @@ class EngineStats(Preemptions, array_like=True):
     idle_s: float = 0.0
     decoded_tokens: int = 0
     prefilled_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def total_blocks(self) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable
 from typing import Any
 
 from engine_driver import Driver, expected_beams, expected_tokens, make_request
 from fake_runner import FakeRunner, score
+from proposers import AnswerBook
 
+from octavo_worker.engine.drafts import Speculation
 from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
 from octavo_worker.messages import AddRequest, BeamOptions
@@ -93,9 +96,11 @@ def run_workload(
     deadline_rate: float = 0.0,
     context: int = CONTEXT,
     longest_prefix: int = 60,
+    speculation: Speculation | None = None,
     **memory: Any,
 ) -> Driver:
-    """A step takes a second of the clock that deadlines go by; the timer goes on by 10 ms whenever it is read."""
+    """A step takes a second of the clock that deadlines go by; the timer goes on by 10 ms whenever it is read. An
+    `AnswerBook` of the speculation learns what will be said."""
     rng, now, ticks = random.Random(seed), 0.0, itertools.count()
     driver = Driver.create(
         usable_blocks + 1,
@@ -108,6 +113,7 @@ def run_workload(
         token_budget=rng.choice([1, 24, max_running + 24, max_running + 248]),
         max_running=max_running,
         watermark=rng.choice([0.0, 0.1]),
+        speculation=speculation,
     )
     prefixes = [[rng.randrange(50) for _ in range(rng.randint(20, longest_prefix))] for _ in range(3)]
     requests = {
@@ -122,6 +128,8 @@ def run_workload(
         )
         for i in range(count)
     }
+    if speculation is not None and isinstance(speculation.proposer, AnswerBook):
+        teach(speculation.proposer, requests.values(), max_model_len=context, window=driver.runner.window)
     arriving, aborted = list(requests.values()), set[tuple[str, int]]()
     while arriving or driver.busy:
         for _ in range(rng.choice([0, 0, 1, 3])):
@@ -137,6 +145,14 @@ def run_workload(
         assert driver.scheduler.kv.host.pool.used == driver.scheduler.kv.host.pool.quarantined == 0
     check_tokens(driver, requests, aborted)
     return driver
+
+
+def teach(book: AnswerBook, requests: Iterable[AddRequest], **options: int) -> None:
+    """Tell a book what the fake model will say."""
+    for request in requests:
+        if request.sampling.beam is None:
+            answers = [expected_tokens(request, given.index, **options) for given in request.sequences]
+            book.answers.setdefault(tuple(request.prompt), []).extend(answers)
 
 
 def abort_some(driver: Driver, rng: random.Random, requests: dict[str, AddRequest]) -> set[tuple[str, int]]:

@@ -225,6 +225,14 @@ class RequestFailed(Message):
     param: str | None = None
 
 
+class DraftsVerified(Message):
+    """Engine to agent: a step has verified `drafted` guessed tokens of a request; `accepted` of them were right."""
+
+    id: str
+    drafted: int
+    accepted: int
+
+
 class StepOutput(Message):
     """Engine to agent, once a step."""
 
@@ -234,6 +242,7 @@ class StepOutput(Message):
     stats: EngineStats
     resumed: list[RequestResumed] = []
     progress: list[BeamProgress] = []
+    verified: list[DraftsVerified] = []
 
 
 class MemoryReport(Message):

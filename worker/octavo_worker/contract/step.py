@@ -78,9 +78,10 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     """Compute `tokens` of one sequence at positions `start`, `start + 1`, ...
 
     `samples` lists what to sample: nothing for a chunk that does not reach the end of the prompt, one for an ordinary
-    decode, several when parallel sequences leave a prompt together or when tokens are verified. `sample_rows[i]` is the
+    decode, several when parallel sequences leave a prompt together or when drafts are verified. `sample_rows[i]` is the
     place among `tokens` of the one whose logits `samples[i]` reads, in ascending order; without `sample_rows` all read
-    the last one's. A sample's position is the one after its row's.
+    the last one's. A sample's position is the one after its row's. A decode with drafts has them behind its token, and
+    a sample of each row.
 
     The first entries of `block_table`, as many as `start + len(tokens)` tokens take, are the sequence's blocks.
     Leading entries may be the null block: nothing reads them, they lie left of the sliding window. Or they are blocks
@@ -113,6 +114,11 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        """The tokens of a decode that its samples verify."""
+        return self.tokens[1:] if self.sample_rows else ()
 
     @property
     def rows(self) -> Sequence[int]:
@@ -284,6 +290,17 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Measured when a model is loaded that is to verify drafts: (rows, seconds) of `plain` steps, in which each decode
+    computes one token, and of `ragged` ones, in which some compute several. No step may have more than `most_samples`
+    then (None: as many as it has rows)."""
+
+    plain: Sequence[tuple[int, float]]
+    ragged: Sequence[tuple[int, float]]
+    most_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SharedReading:
     """A runner whose attention reads leading blocks that sequences have in common once for all of them, in units of
     `unit_blocks`, and gains by it from `least_tokens` tokens on that are not read again. Sequences are decodes and ends
@@ -302,9 +319,10 @@ class ModelRunner(Protocol):
     names the type of the KV cache, `quantization` the schemes of quantised weights (empty: none is), `numerics` what
     decides how the runner rounds. No plan has more tokens of prompts
     than `token_budget`. `window`: tokens that a query sees in every layer, 0 if some layer sees all. `reads_host`:
-    whether block tables may have host blocks. `speeds` is None if they were not measured, `shared_reading` if leading
-    blocks are read once for each sequence. `asynchronous` says that `launch` returns before the step is computed. Only
-    then does the engine run one step ahead, and only such a runner meets steps that follow others.
+    whether block tables may have host blocks. `speeds` and `step_seconds` are None if they were not measured,
+    `shared_reading` if leading blocks are read once for each sequence. `asynchronous` says that `launch` returns before
+    the step is computed. Only then does the engine run one step ahead, and only such a runner meets steps that follow
+    others.
     """
 
     num_blocks: int
@@ -320,6 +338,7 @@ class ModelRunner(Protocol):
     window: int
     reads_host: bool
     speeds: Speeds | None
+    step_seconds: StepSeconds | None
     shared_reading: SharedReading | None
     asynchronous: bool
 

@@ -181,6 +181,8 @@ class BatchManager:
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
         self.kv.free(sequence)
+        if sequence.guesses is not None:
+            sequence.guesses.close()
         sequence.state = State.FINISHED
 
     def promote(self, request: Request) -> bool:

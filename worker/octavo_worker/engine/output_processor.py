@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from math import isnan
 
-from octavo_worker.contract.step import Sampled, SequenceResult, SequenceStep, StepPlan, StepResult
+from octavo_worker.contract.step import Sampled, SequenceResult, SequenceStep, StepResult
 from octavo_worker.engine.batch_manager import BatchManager
 from octavo_worker.engine.beams import Beams
+from octavo_worker.engine.drafts import count_accepted
 from octavo_worker.engine.grammar import GrammarError
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Sequence, State
+from octavo_worker.engine.step_in_flight import StepInFlight
 from octavo_worker.messages import TokenOutput
 
 
@@ -23,15 +26,19 @@ class OutputProcessor:
         self._requests = requests
         self._beams = Beams(batch, requests)
 
-    def take(self, plan: StepPlan, planned: list[Sequence], result: StepResult) -> None:
-        """`planned` are the sequences of the plan's steps, in their order."""
-        answers, decodes = result.sequences, plan.num_decodes
-        for sequence, answer in zip(planned[:decodes], answers[:decodes], strict=True):
+    def take(self, step: StepInFlight, result: StepResult) -> None:
+        plan, planned, answers = step.plan, step.sequences, result.sequences
+        decodes = plan.num_decodes
+        parts = zip(planned[:decodes], plan.sequences[:decodes], answers[:decodes], strict=True)
+        for sequence, part, answer in parts:
             if sequence.state is State.FINISHED:
                 continue
             if sequence.request.beam is not None:
                 if sequence.state is State.RUNNING:  # else it was preempted meanwhile and will be asked again
                     self._beams.offer(sequence, answer.samples[0])
+            elif part.drafts:
+                rows = step.masked_rows.get(sequence, len(answer.samples))
+                self._take_verified(sequence, part.drafts, answer.samples[:rows])
             else:
                 self._append(sequence, answer.samples[0])
         chunks = zip(planned[decodes:], plan.sequences[decodes:], answers[decodes:], strict=True)
@@ -60,6 +67,19 @@ class OutputProcessor:
             for spec, sampled in zip(step.samples, answer.samples, strict=True):
                 if (decoding := request.sequences.get(spec.index)) is not None:
                     self._append(decoding, sampled)
+
+    def _take_verified(self, sequence: Sequence, drafts: Tokens[int], samples: list[Sampled]) -> None:
+        """Take the tokens of a decode with drafts as if one step had given each: what comes behind an end is dropped.
+        `samples` are those of the rows that count, the first of all at least."""
+        accepted = count_accepted(drafts[: len(samples) - 1], [sampled.token for sampled in samples])
+        self._kv.rewind(sequence, len(drafts) - accepted)
+        self._requests.verify(sequence, len(drafts), accepted)
+        for sampled in samples[: accepted + 1]:
+            if sequence.length % self._block_size == 0:  # all its tokens are computed
+                self._kv.publish(sequence)
+            self._append(sequence, sampled)
+            if sequence.state is State.FINISHED:
+                break
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> None:
         """Report a new token, and what follows from it."""

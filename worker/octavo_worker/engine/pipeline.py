@@ -75,7 +75,7 @@ class Pipeline:
         return True
 
     def _launch(self) -> bool:
-        if not self._scheduler.can_plan:
+        if not self._scheduler.can_plan or self._scheduler.waits_for_drafts():
             return False
         ahead, began = not self.is_empty, time.perf_counter()
         plan = self._scheduler.plan()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.engine.batch_manager import Admission, BatchManager
+from octavo_worker.engine.draft_planner import DraftPlanner
 from octavo_worker.engine.policy import SchedulingPolicy
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Request, Sequence, State
@@ -26,6 +27,7 @@ class Planner:
        would take two steps beside a single decode. No sequence overtakes one that finds no slot or no blocks. Admission
        takes the blocks of all present tokens, not of the output to come; the policy may hold a request back until there
        is room to grow in.
+    3. Decodes get drafts, if there is speculation and no step is in flight.
 
     When a decode finds no block, the policy's victim is preempted with all its sequences: parallel samples and beams
     are preempted and restored as one gang. Samples that are alone in the batch shrink instead, from the last index on;
@@ -50,6 +52,7 @@ class Planner:
         policy: SchedulingPolicy,
         time_share: TimeShare,
         token_budget: int,
+        drafts: DraftPlanner | None = None,
     ) -> None:
         self._batch = batch
         self._policy = policy
@@ -60,6 +63,7 @@ class Planner:
         self._block_size = batch.kv.cache.block_size
         self._running = batch.running
         self._token_budget = token_budget
+        self._drafts = drafts
         self._sitting_out = False  # a sequence waits for blocks that the step in flight frees
 
     def plan(self, step: StepInFlight, *, ahead: bool) -> None:
@@ -74,6 +78,8 @@ class Planner:
             self._preempt_last(step)
             self._plan_prompts(step, least, admit=False)
         self._leave_prompts(step)
+        if self._drafts is not None and not ahead:
+            self._drafts.extend(step)
 
     # Decodes
 

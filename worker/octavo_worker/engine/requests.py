@@ -8,6 +8,7 @@ from collections.abc import Callable
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.admission import Limits, refusal, shortage
 from octavo_worker.engine.batch_manager import BatchManager
+from octavo_worker.engine.drafts import Guesses, Proposer
 from octavo_worker.engine.grammar import Matcher, Vocabulary
 from octavo_worker.engine.policy import SchedulingPolicy
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
@@ -15,6 +16,7 @@ from octavo_worker.engine.timers import Timers
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import (
     AddRequest,
+    DraftsVerified,
     EngineStats,
     FailureCode,
     Logprob,
@@ -29,7 +31,8 @@ from octavo_worker.messages import (
 class Requests:
     """Requests come in by `add` and end, with everything they hold, by `end`, `fail` or with their last sequence.
 
-    `output` collects the messages to the agent. `generated` counts tokens.
+    `output` collects the messages to the agent. `generated`, `drafted` and `accepted` count tokens. With a `proposer`
+    sequences have guesses, but beams.
     """
 
     def __init__(
@@ -38,13 +41,15 @@ class Requests:
         limits: Limits,
         policy: SchedulingPolicy,
         *,
+        proposer: Proposer | None = None,
         aging_s: float = 30.0,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits = limits
         self.output = StepOutput([], [], [], EngineStats())
-        self.generated = 0
+        self.generated = self.drafted = self.accepted = 0
+        self._proposer = proposer
         self._batch = batch
         self._policy = policy
         self._living: dict[str, Request] = {}
@@ -116,11 +121,16 @@ class Requests:
             outputs.append((fresh, []))
         pool, size = self._batch.kv.pool, self._batch.kv.cache.block_size
         follows = {given.index: matcher for given, matcher in zip(inputs, matchers, strict=bool(matchers))}
-        sequences = [
-            Sequence(request, indices, output, BlockTable(pool, size), follows.get(indices[0]))
-            for indices, output in outputs
-        ]
+        sequences = []
+        for indices, output in outputs:
+            matcher, guesses = follows.get(indices[0]), self._guesses(request, output)
+            sequences.append(Sequence(request, indices, output, BlockTable(pool, size), matcher, guesses))
         return sorted(sequences, key=by_order)
+
+    def _guesses(self, request: Request, output: list[int]) -> Guesses | None:
+        if self._proposer is None or request.beam is not None or request.rules.limit < 1:
+            return None
+        return Guesses(self._proposer.begin(request.prompt, output, request.salt))
 
     def score(self, request: Request, start: int, logprobs: list[Logprob]) -> None:
         """Take log-probabilities of the prompt's tokens from `start` + 1 on. The sequence that computes them begins at
@@ -140,6 +150,14 @@ class Requests:
         )
         request.prompt_scorer = request.prompt_logprobs = None
         self.output.started.append(started)
+
+    def verify(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """A step has verified drafts of a sequence."""
+        assert sequence.guesses is not None, "drafts of a sequence without guesses"
+        sequence.guesses.observe(drafted, accepted)
+        self.drafted += drafted
+        self.accepted += accepted
+        self.output.verified.append(DraftsVerified(sequence.request.id, drafted, accepted))
 
     # What is due
 

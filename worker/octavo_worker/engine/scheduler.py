@@ -12,6 +12,8 @@ from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.step import Masks, SharedReading, StepPlan, StepResult
 from octavo_worker.engine.admission import Limits
 from octavo_worker.engine.batch_manager import BatchManager
+from octavo_worker.engine.draft_planner import DraftPlanner
+from octavo_worker.engine.drafts import Speculation
 from octavo_worker.engine.grammar import Matcher
 from octavo_worker.engine.kv_cache_manager import KVCacheManager
 from octavo_worker.engine.masks import MaskFiller
@@ -43,9 +45,10 @@ class Scheduler:
     decides between requests: by priority unless told otherwise; `aging_s` are the seconds of waiting after which it may
     promote one. `policy` decides whether the memory of a preempted sequence moves to the host, or is given up and
     computed again, helped by what the prefix cache still holds. Admission keeps `watermark` of the pool free for
-    running sequences. With `shared_reading`, plans say which sequences have leading blocks in common. `clock` tells
-    seconds since the epoch, as deadlines are given; `timer` seconds that never go back. The ids of host blocks begin at
-    `first_host_block` (None: right after those of the device).
+    running sequences. With `shared_reading`, plans say which sequences have leading blocks in common; with
+    `speculation`, decodes may have drafts. `clock` tells seconds since the epoch, as deadlines are given; `timer`
+    seconds that never go back. The ids of host blocks begin at `first_host_block` (None: right after those of the
+    device).
 
     A step may be planned while the one before it is in flight, see `can_plan`; `in_flight` are those that have not
     ended, the oldest first. Blocks are published in the prefix cache when the step that fills them is planned, so equal
@@ -69,6 +72,7 @@ class Scheduler:
         policy: PreemptionPolicy | None = None,
         scheduling: SchedulingPolicy | None = None,
         shared_reading: SharedReading | None = None,
+        speculation: Speculation | None = None,
         aging_s: float = 30.0,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
@@ -88,9 +92,18 @@ class Scheduler:
         scheduling = scheduling or PriorityPolicy()
         reserve = math.ceil(watermark * self.pool.total)
         self._batch = BatchManager(self.kv, scheduling, max_running=max_running, watermark=reserve)
-        self._requests = Requests(self._batch, self.limits, scheduling, aging_s=aging_s, clock=clock, timer=timer)
+        self._requests = Requests(
+            self._batch,
+            self.limits,
+            scheduling,
+            proposer=None if speculation is None else speculation.proposer,
+            aging_s=aging_s,
+            clock=clock,
+            timer=timer,
+        )
         self._time_share = TimeShare(timer)
-        self._planner = Planner(self._batch, self._requests, scheduling, self._time_share, token_budget)
+        self._drafts = None if speculation is None else DraftPlanner(speculation, self.kv, vocab_size)
+        self._planner = Planner(self._batch, self._requests, scheduling, self._time_share, token_budget, self._drafts)
         self._outputs = OutputProcessor(self._batch, self._requests)
         self.mask_filler = MaskFiller(self._requests)
         self._shared_reads = shared_reading and SharedReads(shared_reading, block_size, first_host_block)
@@ -185,6 +198,8 @@ class Scheduler:
             host_free_blocks=0 if host is None else host.pool.free,
             cold_blocks=0 if host is None else host.cold_blocks,
             restored_tokens=counters.restored,
+            drafted_tokens=self._requests.drafted,
+            accepted_tokens=self._requests.accepted,
             **{decision.value: decisions[decision] for decision in Decision},
         )
 
@@ -200,8 +215,16 @@ class Scheduler:
 
     @property
     def can_plan(self) -> bool:
-        """Whether a step may be planned now: at most one is in flight."""
-        return len(self.in_flight) < 2
+        """Whether a step may be planned now: at most one is in flight, and it verifies no drafts."""
+        return not self.in_flight or (len(self.in_flight) == 1 and not self.in_flight[0].drafts)
+
+    def waits_for_drafts(self) -> bool:
+        """Whether the next step is better planned when the one in flight has ended: it should have drafts, which begin
+        with what that one chooses. It is all sequences or none: one that is left out of a plan alone would be in every
+        other step only."""
+        if self._drafts is None or len(self.in_flight) != 1:
+            return False
+        return self._drafts.is_due(self.in_flight[0], self._batch.running.decoding)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing is left to run. Plans end in their order with `commit`, or together with
@@ -240,7 +263,7 @@ class Scheduler:
         if step.time_slice is not None:
             self._time_share.end(step.time_slice)
         self._steps += 1
-        self._outputs.take(plan, step.sequences, result)
+        self._outputs.take(step, result)
 
     def abandon(self, plan: StepPlan, *, culprit: int | None = None, message: str = "") -> None:
         """Undo `plan`, the oldest in flight, which failed, and the one after it. All running sequences, and those
@@ -254,6 +277,7 @@ class Scheduler:
         self.in_flight.clear()
         for step in steps:
             self.kv.undo(step)
+            self._take_back_drafts(step)
         for request in dict.fromkeys(sequence.request for sequence in self._batch.running):
             self._batch.preempt(request.members(State.RUNNING))
         for step in steps:
@@ -261,6 +285,11 @@ class Scheduler:
                 self.kv.free(sequence)
         if culprit is not None and failed[culprit].request.sequences:
             self._requests.fail(failed[culprit].request, "step_failed", message)
+
+    def _take_back_drafts(self, step: StepInFlight) -> None:
+        for sequence, planned in zip(step.sequences, step.steps, strict=True):
+            if planned.drafts and sequence.state is State.RUNNING:
+                self.kv.rewind(sequence, len(planned.drafts))
 
     def _oldest(self, plan: StepPlan) -> StepInFlight:
         if not self.in_flight or self.in_flight[0].plan is not plan:

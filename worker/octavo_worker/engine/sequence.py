@@ -16,6 +16,7 @@ from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep
 from octavo_worker.decoding.beam import BeamSearch
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.beam_group import BeamGroup
+from octavo_worker.engine.drafts import Guesses
 from octavo_worker.engine.grammar import GrammarError, Matcher
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import AddRequest, EngineSampling, Logprob
@@ -132,7 +133,8 @@ class Sequence:
     counts the blocks that were offered to it. The table of a waiting sequence is empty, but a swapped one's lists the
     host blocks that hold its `computed` tokens. The table of an oversized one that runs begins with host blocks.
 
-    `output` only grows: a step that was planned refers to its beginning. A grammar's `matcher` has taken all of it.
+    `output` only grows: a step that was planned refers to its beginning. A grammar's `matcher` and the sequence's
+    `guesses` have taken all of it; None: it has no grammar, or is decoded without speculation.
     """
 
     __slots__ = (
@@ -141,6 +143,7 @@ class Sequence:
         "computed",
         "decodes",
         "digests",
+        "guesses",
         "indices",
         "matcher",
         "order",
@@ -162,6 +165,7 @@ class Sequence:
         output: list[int],
         table: BlockTable,
         matcher: Matcher | None = None,
+        guesses: Guesses | None = None,
     ) -> None:
         self.request = request
         self.indices = indices
@@ -171,6 +175,7 @@ class Sequence:
         self.output = output
         self.table = table
         self.matcher = matcher
+        self.guesses = guesses
         self.digests: list[bytes] = []
         self.computed = 0
         self.published = 0
@@ -230,6 +235,8 @@ class Sequence:
     def append(self, token: int) -> None:
         """Take a new token. Raises GrammarError if its grammar does not allow it."""
         self.output.append(token)
+        if self.guesses is not None:
+            self.guesses.append(token)
         if self.matcher is not None and not self.matcher.accept((token,)):
             raise GrammarError(f"token {token} was chosen, which the grammar does not allow")
 
@@ -262,6 +269,13 @@ class Sequence:
         self.sample = sample
         return step
 
+    def verify(self, decode: SequenceStep, drafts: Tokens[int]) -> SequenceStep:
+        """The `decode` that was planned last, with drafts behind its token. Their blocks are in the table."""
+        self.computed += len(drafts)
+        rows = tuple(range(1 + len(drafts)))
+        tokens = (*decode.tokens, *drafts)
+        return SequenceStep(tokens, decode.start, self.table.blocks, self.samples * len(rows), rows, self.run_id)
+
     def common(self, other: Sequence, limit: int) -> int:
         """How many of the first `limit` blocks this one holds and offers that hold the same for the `other`. A digest
         stands for all that comes before it, so few of them are compared."""
@@ -272,7 +286,8 @@ class Sequence:
     def fork(self, index: int) -> Sequence:
         """A running sibling that shares all computed tokens, but has no reference yet to those on the host."""
         matcher = None if self.matcher is None else self.matcher.copy()
-        child = Sequence(self.request, [index], list(self.output), self.table.fork(), matcher)
+        guesses = None if self.guesses is None else self.guesses.fork()
+        child = Sequence(self.request, [index], list(self.output), self.table.fork(), matcher, guesses)
         child.digests = list(self.digests)
         child.computed, child.published = self.computed, self.published
         child.state = State.RUNNING

@@ -10,10 +10,11 @@ Key = int | tuple[int, int]
 
 
 class SharedReads:
-    """Groups the decodes of each plan and the short ends of prompts: many of those come at once where a long beginning
-    is cached. When a sequence begins to decode or to end its prompt, those that the plan lacks are forgotten, whether
-    they have ended or sit out: what they share counts for nothing until they are back. So is an oversized sequence when
-    more of its blocks have gone to the host: other sequences will get those that it left."""
+    """Groups the decodes of each plan, unless they have too many drafts, and the short ends of prompts: many of those
+    come at once where a long beginning is cached. When a sequence begins to decode or to end its prompt, those that the
+    plan lacks are forgotten, whether they have ended or sit out: what they share counts for nothing until they are
+    back. So is an oversized sequence when more of its blocks have gone to the host: other sequences will get those that
+    it left."""
 
     def __init__(self, reading: SharedReading, block_size: int, first_host_block: int) -> None:
         self._reading, self._block_size = reading, block_size
@@ -23,9 +24,10 @@ class SharedReads:
 
     def group(self, steps: list[SequenceStep], num_decodes: int) -> tuple[list[int], list[int]]:
         """`groups` and `prefix_lens` of a plan; both are empty if none of its sequences are worth reading together."""
-        first = self._first_host_block
+        first, most = self._first_host_block, max(1, self._reading.most_queries)
         keys: list[Key | None] = [
-            step.run_id if step.block_table[0] < first else self._key(step) for step in steps[:num_decodes]
+            None if len(step.tokens) > most else step.run_id if step.block_table[0] < first else self._key(step)
+            for step in steps[:num_decodes]
         ]
         keys += [~step.run_id if self._joins(step) else None for step in steps[num_decodes:]]
         here = {key for key in keys if key is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from octavo_worker.contract.step import Launched, SequenceStep, StepPlan
@@ -16,10 +17,11 @@ _NOTHING = StepPlan((), 0)
 class StepInFlight:
     """What planning gathers, the plan that comes of it, and all that the engine notes until the step has ended.
 
-    `number` grows by one a step. `sequences` are those of `steps`, in their order. The step fills the `published`
-    blocks. The `evicted` sequences lost their memory when it was planned. They come back in a later step: what this one
-    copies to the host it does not copy back, and a token or scores of their prompt that the step before it still
-    computes are known then.
+    `number` grows by one a step. `sequences` are those of `steps`, in their order. `drafts` counts those of all of
+    them. Of a decode with drafts and a grammar, the first `masked_rows` were drawn by its masks; the others say nothing. The
+    step fills the `published` blocks. The `evicted` sequences lost their memory when it was planned. They come back in
+    a later step: what this one copies to the host it does not copy back, and a token or scores of their prompt that the
+    step before it still computes are known then.
 
     `plan` is the value that the runner gets, `launched` the runner's handle of it.
     """
@@ -28,10 +30,12 @@ class StepInFlight:
     steps: list[SequenceStep] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     num_decodes: int = 0
+    drafts: int = 0
     copies: list[tuple[int, int]] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     published: list[int] = field(default_factory=list)
+    masked_rows: dict[Sequence, int] = field(default_factory=dict)
     evicted: set[Sequence] = field(default_factory=set)
     plan: StepPlan = _NOTHING
     time_slice: TimeSlice | None = None  # None where no sequence is ever oversized
@@ -45,6 +49,11 @@ class StepInFlight:
     def add(self, sequence: Sequence, step: SequenceStep) -> None:
         self.steps.append(step)
         self.sequences.append(sequence)
+
+    def draft(self, place: int, drafts: Tokens[int]) -> None:
+        """Let the decode at `place` verify drafts, whose blocks are in its table."""
+        self.steps[place] = self.sequences[place].verify(self.steps[place], drafts)
+        self.drafts += len(drafts)
 
     def seal(self, groups: list[int], prefix_lens: list[int]) -> StepPlan:
         """Planning is over. Returns the plan."""

@@ -14,8 +14,8 @@ _ENGINE, _STEPS = 1, 2
 class StepRecord:
     """What a step did and when. Times of one clock in seconds: its planning began, it was planned, its launch returned,
     the engine began to wait for it, its result was there, the result was taken in. `ahead`: it was launched before the
-    end of the step before it. Then sequences that decoded, chunks of prompts and their tokens, blocks swapped and
-    copied."""
+    end of the step before it. Then sequences that decoded, drafts that they verified, chunks of prompts and their
+    tokens, blocks swapped and copied."""
 
     began: float = 0.0
     planned: float = 0.0
@@ -25,6 +25,7 @@ class StepRecord:
     committed: float = 0.0
     ahead: bool = False
     decodes: int = 0
+    drafts: int = 0
     chunks: int = 0
     prefilled: int = 0
     swapped_out: int = 0
@@ -34,6 +35,7 @@ class StepRecord:
     def count(self, plan: StepPlan) -> None:
         """Note what the step does."""
         self.decodes = plan.num_decodes
+        self.drafts = sum(len(step.drafts) for step in plan.sequences[: plan.num_decodes])
         self.chunks = len(plan.sequences) - plan.num_decodes
         self.prefilled = sum(len(step.tokens) for step in plan.sequences[plan.num_decodes :])
         self.swapped_out, self.swapped_in, self.copied = len(plan.swap_out), len(plan.swap_in), len(plan.copies)
@@ -68,6 +70,7 @@ def chrome_trace(log: StepLog) -> dict[str, Any]:
     for number, step in enumerate(log.steps):
         arguments = {
             "decodes": step.decodes,
+            "drafts": step.drafts,
             "prompt chunks": step.chunks,
             "prompt tokens": step.prefilled,
             "blocks swapped out": step.swapped_out,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.pools import empty_pools
-from octavo_worker.contract.step import Speeds, StepPlan
+from octavo_worker.contract.step import Speeds, StepPlan, StepSeconds
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.numerics import numerics
 from octavo_worker.model.sampler import Scores, on_device, score
@@ -86,6 +86,7 @@ class BaseRunner:
     """A model bound to one paged KV cache."""
 
     speeds: Speeds | None = None
+    step_seconds: StepSeconds | None = None
 
     def __init__(self, model: CausalModel, cache: CacheConfig, max_model_len: int, token_budget: int) -> None:
         self.model = model

@@ -1,13 +1,14 @@
-"""Drafts: tokens that are guessed, so that one step verifies several. The engine does not call this package yet.
+"""Drafts: tokens that are guessed, so that one step verifies several.
 
 How a step with drafts goes:
 
-1. Each decoding sequence has a `Drafter` of the engine's one `Proposer`, and an `Acceptance`. Tokens are appended to
-   the drafter when they are final: at commit, never at planning. So a drafter is asked only when no token of its
-   sequence is in flight, and the engine does not plan ahead while drafts are worth it.
-2. Once room is made for a decode's next token, `Drafter.propose` is asked for as many tokens as may follow before the
-   sequence's last one, and `choose_lengths` says how many of them are verified. Drafts take free blocks only. They are
-   cut where there are none, and by a grammar that does not allow them.
+1. Each sequence has `Guesses`: a `Drafter` of the engine's one `Proposer`, and an `Acceptance`. Tokens are appended
+   when they are final: at commit, never at planning. So drafts are planned only when no step is in flight, and the
+   engine does not plan ahead while drafts are worth it (`engine/draft_planner.py`).
+2. Once all else of a step is planned, `Guesses.propose` is asked for as many tokens as may follow before the sequence's
+   last one, and `choose_lengths` says how many of them are verified. Drafts take free blocks only. They are cut where
+   there are none, where a token ends its sequence, and by a grammar that does not allow them. What a grammar forces is
+   proposed before anything else.
 3. The step's tokens are the sequence's last one and the drafts, each with its sampled row. `count_accepted` compares.
    Accepted tokens and the one after them are taken as if steps had given them one by one: stop rules may end the
    sequence at any of them, and what comes after that is dropped.
@@ -20,18 +21,22 @@ or does without one.
 
 from octavo_worker.engine.drafts.acceptance import Acceptance, expected_tokens
 from octavo_worker.engine.drafts.costs import RowTimes, StepCosts
+from octavo_worker.engine.drafts.guesses import Guesses
 from octavo_worker.engine.drafts.lengths import choose_lengths
 from octavo_worker.engine.drafts.ngram import NgramProposer
 from octavo_worker.engine.drafts.proposer import Drafter, Proposer
+from octavo_worker.engine.drafts.speculation import Speculation
 from octavo_worker.engine.drafts.suffix import SuffixProposer
 from octavo_worker.engine.drafts.verification import count_accepted
 
 __all__ = [
     "Acceptance",
     "Drafter",
+    "Guesses",
     "NgramProposer",
     "Proposer",
     "RowTimes",
+    "Speculation",
     "StepCosts",
     "SuffixProposer",
     "choose_lengths",

@@ -41,6 +41,15 @@ class StepCosts:
     plain: RowTimes
     ragged: RowTimes
 
+    def may_pay(self, decodes: int, others: int, most: int) -> bool:
+        """Whether up to `most` drafts would give more tokens a second than a step without any, if all were right."""
+        room = min(most, self.ragged.most_rows - decodes - others)
+        drafts = np.arange(1, max(1, room + 1))
+        if not len(drafts):
+            return False
+        best = np.max((decodes + drafts) / self.ragged.seconds(decodes + others + drafts))
+        return bool(best > decodes / self.without_drafts(decodes, others))
+
     def without_drafts(self, decodes: int, others: int) -> float:
         """Seconds of a step of so many decodes and `others`, rows of prompts."""
         return float((self.ragged if others else self.plain).seconds(decodes + others))

@@ -68,6 +68,12 @@ class Matcher:
         """How many of these tokens `accept` would take."""
         return self.copy().accept(tokens)
 
+    def forced(self) -> Sequence[int]:
+        """Tokens that must come next, because nothing else is allowed, as far as the library looks for them."""
+        if not self._begun or self.is_finished:
+            return ()
+        return tuple(self._library.compute_ff_tokens())
+
     def fill(self, row: Row) -> None:
         """Write what may follow into a mask: int32, `Vocabulary.words` long, contiguous. It is never empty: a state
         that nothing can follow is an error."""

@@ -1,0 +1,133 @@
+"""Which drafts a step verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
+from functools import lru_cache
+
+from octavo_worker.engine.drafts import Speculation, choose_lengths
+from octavo_worker.engine.grammar import GrammarError, Matcher
+from octavo_worker.engine.kv_cache_manager import KVCacheManager
+from octavo_worker.engine.sequence import Sequence
+from octavo_worker.engine.step_in_flight import StepInFlight
+
+GRAIN = 32
+"""Estimates are rounded to so many steps where lengths are chosen: what was chosen once serves most steps after it."""
+REMEMBERED = 4096
+
+
+class DraftPlanner:
+    """Gives the decodes of a planned step drafts, as many as are expected to pay.
+
+    Drafts come last: all others of the step have what they need by then. They take free blocks and nothing else. A
+    decode without any is the plain one. None are behind a token that ends its sequence, or one that is not allowed.
+    """
+
+    def __init__(self, speculation: Speculation, kv: KVCacheManager, vocab_size: int) -> None:
+        self._speculation = speculation
+        self._kv = kv
+        self._vocab_size = vocab_size
+        self._may_pay = lru_cache(REMEMBERED)(self._compute_may_pay)
+        self._choose = lru_cache(REMEMBERED)(self._compute_choice)
+
+    def extend(self, step: StepInFlight) -> None:
+        """Add drafts to a step. No other is in flight: all tokens are known."""
+        decodes, others = step.num_decodes, _prompt_rows(step)
+        if not decodes or not self._may_pay(decodes, others):
+            return
+        members = step.sequences[:decodes]
+        offers = [self._offer(sequence) for sequence in members]
+        lengths = self._lengths(members, offers, others)
+        _rest(members, offers, lengths)
+        spare = self._speculation.most_samples
+        if spare is not None:
+            spare -= sum(len(planned.samples) for planned in step.steps)
+        for place, (sequence, offer, length) in enumerate(zip(members, offers, lengths, strict=True)):
+            if length and spare is not None:
+                length = min(length, spare)
+                spare -= length
+            if length and (count := self._reserve(sequence, length)):
+                step.draft(place, offer[:count])
+
+    def is_due(self, step: StepInFlight, decoding: Tokens[Sequence]) -> bool:
+        """Whether the step after the one in flight is better planned with drafts, once that has ended, than ahead of
+        its end without."""
+        if step.drafts:
+            return True
+        others = _prompt_rows(step)
+        if not decoding or not self._may_pay(len(decoding), others):
+            return False
+        offers = [self._offer(sequence, in_flight=1) for sequence in decoding]
+        lengths = self._lengths(decoding, offers, others)
+        if any(lengths):
+            return True
+        _rest(decoding, offers, lengths)
+        return False
+
+    def _offer(self, sequence: Sequence, in_flight: int = 0) -> Tokens[int]:
+        """What may follow the token that is planned last, but for `in_flight` tokens, which come before."""
+        guesses, request = sequence.guesses, sequence.request
+        if guesses is None:
+            return ()
+        most = min(self._speculation.most, request.final - sequence.computed - in_flight)
+        if most <= 0:
+            return ()
+        matcher = sequence.matcher
+        forced = () if matcher is None else matcher.forced()
+        drafts = guesses.propose(most + in_flight, forced)
+        stops, vocab_size = request.rules.stop_ids, self._vocab_size
+        end = next(
+            (at for at, token in enumerate(drafts) if token in stops or not 0 <= token < vocab_size), len(drafts)
+        )
+        if matcher is not None and end:
+            end = _allowed(matcher.copy(), drafts[:end])
+        return drafts[in_flight:end]
+
+    def _lengths(self, members: Iterable[Sequence], offers: list[Tokens[int]], others: int) -> Tokens[int]:
+        """How many of the offered drafts are worth verifying."""
+        offered = tuple(map(len, offers))
+        if not any(offered):
+            return (0,) * len(offers)
+        estimates = tuple(
+            round(GRAIN * sequence.guesses.estimate) if offer and sequence.guesses is not None else 0
+            for sequence, offer in zip(members, offers, strict=True)
+        )
+        return self._choose(offered, estimates, others)
+
+    def _reserve(self, sequence: Sequence, count: int) -> int:
+        """Take free blocks for up to `count` drafts behind the planned token. Returns for how many there are."""
+        table = sequence.table
+        room = (len(table.blocks) + self._kv.pool.available) * table.block_size - sequence.computed
+        count = min(count, room)
+        table.reserve(sequence.computed + count)
+        return count
+
+    def _compute_choice(self, offered: tuple[int, ...], estimates: tuple[int, ...], others: int) -> list[int]:
+        acceptances = [estimate / GRAIN for estimate in estimates]
+        return choose_lengths(offered, acceptances, self._speculation.costs, others=others)
+
+    def _compute_may_pay(self, decodes: int, others: int) -> bool:
+        return self._speculation.costs.may_pay(decodes, others, decodes * self._speculation.most)
+
+
+def _rest(members: Iterable[Sequence], offers: list[Tokens[int]], lengths: Tokens[int]) -> None:
+    """Guesses that are not tried lose some of what they learned."""
+    for sequence, offer, length in zip(members, offers, lengths, strict=True):
+        if offer and not length and sequence.guesses is not None:
+            sequence.guesses.rest()
+
+
+def _prompt_rows(step: StepInFlight) -> int:
+    return sum(len(chunk.tokens) for chunk in step.steps[step.num_decodes :])
+
+
+def _allowed(matcher: Matcher, drafts: Tokens[int]) -> int:
+    """How many drafts a grammar allows, but for one with which its text is complete."""
+    try:
+        for count, draft in enumerate(drafts):
+            if not matcher.accept((draft,)) or matcher.is_finished:
+                return count
+    except GrammarError:
+        return 0
+    return len(drafts)
