@@ -31,6 +31,7 @@ from octavo_worker.contract.step import (
     StepError,
     StepPlan,
     StepResult,
+    StepSeconds,
 )
 from octavo_worker.messages import Logprob
 
@@ -42,6 +43,7 @@ class FakeRunner:
     """Executes plans on a fake KV array and checks that they keep the contract of `octavo_worker.contract.step`."""
 
     shared_reading = None
+    step_seconds = StepSeconds([(1, 1.0)], [(4096, 1.0)])  # whatever is computed
     asynchronous = False
     kv_dtype = "bfloat16"
     quantization = ""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octavo.connection import default_url
+
+PROPOSERS = ("off", "ngram", "suffix")
 
 
 class WorkerSettings(BaseSettings):
@@ -63,6 +65,12 @@ class WorkerSettings(BaseSettings):
     scheduling: Literal["priority", "fcfs"] = Field(
         "priority", description="Order inside a worker: class, deadline, arrival; `fcfs` is arrival alone."
     )
+    speculate: str = Field(
+        "off",
+        description="Guess tokens and verify several a step, by what the text said before: `ngram`, or `suffix`: "
+        "earlier answers of the tenant, too. Answers are the same.",
+    )
+    speculate_most: int = Field(8, gt=0, description="Most guessed tokens of a sequence in one step.")
     longrope: Literal["auto", "short", "long"] = Field(
         "auto",
         description="Factors of LongRoPE for all sequences; `auto`: long if the context is more than the original one.",
@@ -89,3 +97,10 @@ class WorkerSettings(BaseSettings):
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="`text`, `json`, or `auto`: text on a terminal, JSON elsewhere."
     )
+
+    @field_validator("speculate")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value not in PROPOSERS:
+            raise ValueError(f"{value!r} is no way to guess tokens: use {', '.join(PROPOSERS[:-1])} or {PROPOSERS[-1]}")
+        return value

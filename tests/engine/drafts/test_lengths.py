@@ -99,9 +99,9 @@ def test_no_sequences_and_no_guesses_are_fine() -> None:
     assert choose_lengths([0, 0], [0.5, 0.5], costs) == [0, 0]
 
 
-def test_times_are_those_of_the_next_size_and_never_fall() -> None:
-    times = RowTimes([(16, 3.0), (4, 2.0), (8, 1.5), (1, 1.0)])
-    assert times.seconds([1, 2, 4, 5, 8, 9, 16, 32]).tolist() == [1.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 6.0]
+def test_times_grow_evenly_between_sizes_and_never_fall() -> None:
+    times = RowTimes([(16, 3.0), (5, 2.0), (8, 1.5), (1, 1.0)])
+    assert times.seconds([1, 3, 5, 6, 8, 12, 16, 32]).tolist() == [1.0, 1.25, 1.5, 1.5, 1.5, 2.25, 3.0, 6.0]
     assert times.most_rows == 16
 
 

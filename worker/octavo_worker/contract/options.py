@@ -28,11 +28,13 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     decodes. With `overlap` steps are launched one ahead where the device computes asynchronously; with
     `cuda_graphs` decode steps are replayed as one. `host_cache_bytes` of CPU memory hold preempted sequences and
     what is left of those longer than the cache; `preemption` "swap" and "recompute" overrule what is cheaper;
-    `scheduling` is the policy of the engine's queue. `threads` None leaves the choice to torch. `kv_dtype` "auto"
-    keeps K and V in the model's dtype. `quantization` turns a checkpoint in floating point into that form as it is
-    read; "auto" takes the weights as they are. `seed` makes dummy weights reproducible. `check_integrity` verifies all
-    block accounting whenever the engine falls idle. `deterministic` makes a GPU compute each sequence with the same
-    bits whatever else is in the batch and however its prompt is cut; on a CPU that is always so.
+    `scheduling` is the policy of the engine's queue. `speculate` names what guesses tokens ("off": nothing does), of
+    which a step verifies up to `speculate_most` for each sequence. `threads` None leaves the choice to torch.
+    `kv_dtype` "auto" keeps K and V in the model's dtype. `quantization` turns a checkpoint in floating point into that
+    form as it is read; "auto" takes the weights as they are. `seed` makes dummy weights reproducible.
+    `check_integrity` verifies all block accounting whenever the engine falls idle. `deterministic` makes a GPU compute
+    each sequence with the same bits whatever else is in the batch and however its prompt is cut; on a CPU that is
+    always so.
     """
 
     model: str
@@ -54,6 +56,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     host_cache_bytes: int = 0
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     scheduling: Literal["priority", "fcfs"] = "priority"
+    speculate: str = "off"
+    speculate_most: int = 8
     threads: int | None = None
     seed: int = 0
     check_integrity: bool = False

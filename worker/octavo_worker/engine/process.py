@@ -11,6 +11,7 @@ from collections.abc import Callable
 from octavo_worker.channel import EngineChannel
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
+from octavo_worker.engine.drafts import NgramProposer, Proposer, RowTimes, Speculation, StepCosts, SuffixProposer
 from octavo_worker.engine.grammar import Compiler, GrammarError, Preparation, Vocabulary
 from octavo_worker.engine.loop import EngineLoop
 from octavo_worker.engine.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
@@ -20,6 +21,8 @@ from octavo_worker.memory.cost import CostModel, PreemptionPolicy
 from octavo_worker.messages import Refused
 
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"priority": PriorityPolicy, "fcfs": FcfsPolicy}
+
+PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
 
 
 def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner], options: ModelOptions) -> None:
@@ -73,7 +76,19 @@ def scheduler_for(runner: ModelRunner, options: ModelOptions, *, num_blocks: int
         policy=preemption_policy(options, runner),
         scheduling=POLICIES[options.scheduling](),
         shared_reading=runner.shared_reading,
+        speculation=speculation_for(runner, options),
     )
+
+
+def speculation_for(runner: ModelRunner, options: ModelOptions) -> Speculation | None:
+    """None without speculation. `ValueError` for a way to guess that is not known."""
+    seconds = runner.step_seconds
+    if options.speculate == "off" or seconds is None:
+        return None
+    if options.speculate not in PROPOSERS:
+        raise ValueError(f"speculate is {options.speculate!r}: use off, {' or '.join(PROPOSERS)}")
+    costs = StepCosts(RowTimes(seconds.plain), RowTimes(seconds.ragged))
+    return Speculation(PROPOSERS[options.speculate](), costs, options.speculate_most, seconds.most_samples)
 
 
 def preemption_policy(options: ModelOptions, runner: ModelRunner) -> PreemptionPolicy:

@@ -38,7 +38,7 @@ from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.longrope import fix_factors, original_length, takes_long_factors
 from octavo_worker.model.runner import PagedRunner
-from octavo_worker.model.speeds import measure_speeds
+from octavo_worker.model.speeds import measure_speeds, measure_steps
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
         runner = PagedRunner(model, cache, max_model_len, budget)
     if cache.num_host_blocks:
         runner.speeds = measure_speeds(runner)
+    if options.speculate != "off":
+        runner.step_seconds = measure_steps(runner, options.max_running, options.speculate_most)
     return runner
 
 

@@ -1,10 +1,13 @@
-"""The speeds that decide what a preemption costs, measured once when a model is loaded."""
+"""The speeds that decide what a preemption costs and whether drafts pay, measured once when a model is loaded."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from math import inf
 
-from octavo_worker.contract.step import SequenceStep, Speeds, StepPlan
+from octavo_worker.contract.step import SampleSpec, SequenceStep, Speeds, StepPlan, StepSeconds
+from octavo_worker.messages import EngineSampling
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.runner import PagedRunner
 
@@ -12,6 +15,10 @@ SHORTEST_PROMPT = 64
 BUSY_SECONDS = 0.03
 COPIED_BLOCKS = 32
 RUNS = 3
+STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+STEPS_SECONDS = 0.2
+"""No larger steps are timed after this: one that takes so long is limited by its rows, not by what begins it."""
+SAMPLE = SampleSpec(EngineSampling(seed=0, max_tokens=1), 0, (), ())
 
 
 def measure_speeds(runner: PagedRunner | CudaRunner) -> Speeds:
@@ -22,6 +29,47 @@ def measure_speeds(runner: PagedRunner | CudaRunner) -> Speeds:
     back = [(host, block) for block, host in out]
     copying = _seconds(runner, StepPlan([], 0, swap_out=out, swap_in=back))
     return Speeds(block_bytes, link=2 * blocks * block_bytes / copying, prefill=_prefill(runner))
+
+
+def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_drafts: int) -> StepSeconds:
+    """Times steps of one token a sequence and of up to `most_drafts` more, on a cache that is not in use yet. All sizes
+    twice: what else the machine does at one moment must not make a size look slow."""
+    width = min(1 + most_drafts, runner.max_model_len)
+    longest = min(max_running * width, runner.num_blocks - 1, runner.most_samples or max_running * width)
+    plain, ragged = dict[int, float](), dict[int, float]()
+    began, sizes = time.perf_counter(), [rows for rows in STEP_ROWS if rows <= longest]
+    for rows in (1, *sizes, *sizes):
+        if rows not in plain and time.perf_counter() - began > STEPS_SECONDS:
+            continue
+        ones, wide = [1] * min(rows, max_running), [width] * (rows // width) + [rows % width] * (rows % width > 0)
+        plain[rows] = min(plain.get(rows, inf), _decoding_seconds(runner, _decodes(runner, ones)))
+        ragged[rows] = min(ragged.get(rows, inf), _seconds(runner, _decodes(runner, wide)))
+    return StepSeconds(list(plain.items()), list(ragged.items()), runner.most_samples)
+
+
+def _decodes(runner: PagedRunner | CudaRunner, queries: Sequence[int]) -> StepPlan:
+    """A step of decodes with so many tokens each, all of which are sampled, in blocks of their own."""
+    steps, block = [], 1
+    for count in queries:
+        table = range(block, block + -(-count // runner.block_size))
+        rows = tuple(range(count)) if count > 1 else ()
+        steps.append(SequenceStep([0] * count, 0, list(table), (SAMPLE,) * count, rows))
+        block = table.stop
+    return StepPlan(steps, len(steps))
+
+
+def _decoding_seconds(runner: PagedRunner | CudaRunner, plan: StepPlan) -> float:
+    """Of a step that is launched while the one before it runs, where the engine does so."""
+    if not runner.asynchronous:
+        return _seconds(runner, plan)
+    runner.launch(plan).result()
+    began, before = time.perf_counter(), runner.launch(plan)
+    for _ in range(RUNS):
+        behind = runner.launch(plan)
+        before.result()
+        before = behind
+    before.result()
+    return max((time.perf_counter() - began) / (1 + RUNS), 1e-9)
 
 
 def _prefill(runner: PagedRunner | CudaRunner) -> float:

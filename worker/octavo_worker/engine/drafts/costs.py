@@ -10,16 +10,15 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class RowTimes:
-    """Measured (rows, seconds). A step takes as long as the next larger one that was measured: steps are padded to the
-    sizes of CUDA graphs. Past the largest one, time grows as rows do. No step takes less time than a smaller one: what
-    was measured otherwise is noise."""
+    """Measured (rows, seconds). Between two sizes, time grows evenly; past the largest one, as rows do. No step takes
+    longer than a larger one: what was measured otherwise is noise, which only ever adds."""
 
     def __init__(self, measured: Iterable[tuple[int, float]]) -> None:
         points = sorted(measured)
         if not points or points[0][0] < 1 or min(seconds for _, seconds in points) <= 0.0:
             raise ValueError("times of steps are needed: (rows, seconds), one or more of each")
         self._rows = np.array([rows for rows, _ in points])
-        self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in points]))
+        self._seconds = np.minimum.accumulate([seconds for _, seconds in reversed(points)])[::-1]
 
     @property
     def most_rows(self) -> int:
@@ -28,9 +27,8 @@ class RowTimes:
 
     def seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
         wanted = np.asarray(rows)
-        places = np.minimum(np.searchsorted(self._rows, wanted), len(self._rows) - 1)
         beyond = np.maximum(1.0, wanted / self.most_rows)
-        return np.asarray(self._seconds[places] * beyond, np.float64)
+        return np.asarray(np.interp(wanted, self._rows, self._seconds) * beyond, np.float64)
 
 
 @dataclass(frozen=True, slots=True)
