@@ -75,7 +75,7 @@ class DraftPlanner:
             return ()
         matcher = sequence.matcher
         forced = () if matcher is None else matcher.forced()
-        drafts = guesses.propose(most + in_flight, forced)
+        drafts = guesses.propose(most + in_flight, forced)[: most + in_flight]
         stops, vocab_size = request.rules.stop_ids, self._vocab_size
         end = next(
             (at for at, token in enumerate(drafts) if token in stops or not 0 <= token < vocab_size), len(drafts)
