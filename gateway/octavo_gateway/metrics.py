@@ -61,6 +61,8 @@ _WORKER_COUNTERS = {
     "steps": "octavo_engine_steps",
     "decoded_tokens": "octavo_engine_tokens_decoded",
     "prefilled_tokens": "octavo_engine_tokens_prefilled",
+    "drafted_tokens": "octavo_spec_decode_num_draft_tokens",
+    "accepted_tokens": "octavo_spec_decode_num_accepted_tokens",
     "preemptions": "octavo_num_preemptions",
     "recomputed_tokens": "octavo_tokens_recomputed",
     "restored_tokens": "octavo_tokens_restored",

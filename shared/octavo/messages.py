@@ -46,7 +46,8 @@ class Usage(QueueMessage, frozen=True):
     """Tokens of a finished job. `completion_tokens` equals the tokens stored in its stream.
 
     `cached_tokens` of the prompt were found in the prefix cache. Of the tokens that preemptions took from the job,
-    `recomputed_tokens` were computed again and `restored_tokens` came back from CPU memory.
+    `recomputed_tokens` were computed again and `restored_tokens` came back from CPU memory. `drafted_tokens` were
+    guessed and verified, `accepted_tokens` of them were right; they count since the job's last owner took it.
     """
 
     prompt_tokens: int = 0
@@ -54,6 +55,8 @@ class Usage(QueueMessage, frozen=True):
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     restored_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class TopLogprob(QueueMessage, frozen=True):

@@ -90,7 +90,7 @@ def decode_entry(data: bytes) -> Chunk | Terminal:
 
 def encode_result(terminal: Terminal, chunks: Iterable[Chunk]) -> bytes:
     """The compact result: the end and all chunks in stream order, runs of one sequence merged."""
-    return _encode("r", terminal, [_known_before(chunk) for chunk in merge(chunks)])
+    return _encode("r", _known_before(terminal), [_known_before(chunk) for chunk in merge(chunks)])
 
 
 def decode_result(data: bytes) -> tuple[Terminal, tuple[Chunk, ...]]:
@@ -228,9 +228,15 @@ def merge(chunks: Iterable[Chunk]) -> list[Chunk]:
     return [run[0] if len(run) == 1 else _joined(run) for run in runs]
 
 
-def _known_before(chunk: Chunk) -> Chunk | tuple[Any, ...]:
-    """Without a format that it has not, which readers of earlier versions would refuse."""
-    return chunk if chunk.format is not None else msgspec.structs.astuple(chunk)[:-1]
+def _known_before(message: QueueMessage) -> tuple[Any, ...]:
+    """Its fields without those at the end that it has not, which readers of earlier versions would refuse: the format
+    of a chunk, drafts in a usage."""
+    fields = msgspec.structs.astuple(message)
+    if isinstance(message, Chunk):
+        return fields if message.format is not None else fields[:-1]
+    if isinstance(message, Usage):
+        return fields if message.drafted_tokens else fields[:-2]
+    return tuple(_known_before(field) if isinstance(field, Usage) else field for field in fields)
 
 
 def _joined(run: Sequence[Chunk]) -> Chunk:
@@ -246,7 +252,7 @@ def _joined(run: Sequence[Chunk]) -> Chunk:
 
 
 def _encode_message(kind: str, message: QueueMessage) -> bytes:
-    fields = msgspec.structs.astuple(message)
+    fields = _known_before(message)
     end = len(fields)
     while end and fields[end - 1] is None:
         end -= 1

@@ -22,9 +22,15 @@ from octavo.server import EmbeddedServer
 JOBS = 200
 # with room for all jobs at once, the worker that is not killed could take every one, or end them before the kill
 FLAGS = {"model": "demo", "num_blocks": 2048, "max_running": 16, "threads": 1, "token_budget": 512}
-KINDS = {"cpu": {"device": "cpu"}, "cpu-int8": {"device": "cpu", "kv_dtype": "int8"}, "cuda": {"device": "cuda"}}
+KINDS: dict[str, dict[str, object]] = {
+    "cpu": {"device": "cpu"},
+    "cpu-int8": {"device": "cpu", "kv_dtype": "int8"},
+    "cpu-drafts": {"device": "cpu", "speculate": "suffix"},
+    "cuda": {"device": "cuda"},
+    "cuda-drafts": {"device": "cuda", "speculate": "suffix"},
+}
 # a GPU would end the jobs of the others while they are submitted
-TIMES_AS_LONG = {"cpu": 1, "cpu-int8": 1, "cuda": 8}
+TIMES_AS_LONG = {"cpu": 1, "cuda": 8}
 
 Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
 
@@ -55,7 +61,8 @@ def answers(results: list[Result]) -> Answers:
 
 @dataclass
 class Scene:
-    """Two real workers, the queue they serve, how long its jobs are, and what they answered undisturbed."""
+    """Two real workers, the queue they serve, how long its jobs are, and what they answered undisturbed; with drafts:
+    what another worker answered without."""
 
     queue: Queue
     workers: list[WorkerProcess]
@@ -63,12 +70,20 @@ class Scene:
     undisturbed: Answers
 
 
-@pytest.fixture(scope="module", params=["cpu", "cpu-int8", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    scope="module", params=[pytest.param(kind, marks=[pytest.mark.gpu] * kind.startswith("cuda")) for kind in KINDS]
+)
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     flags = {**FLAGS, **KINDS[request.param]}
     folder = tmp_path_factory.mktemp("killed")
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("OCTAVO_DETERMINISTIC", "1")
+        queue, times_as_long = known_queue(connection), TIMES_AS_LONG[request.param.partition("-")[0]]
+        undisturbed: Answers | None = None
+        if "speculate" in flags:
+            with WorkerProcess(server.url, folder / "plain.log", **{**flags, "speculate": "off"}) as plain:
+                plain.wait_ready()
+                undisturbed = answers([queue.wait(job) for job in submit_all(queue, "plain", times_as_long)])
         workers = [
             stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **flags))
             for number in range(2)
@@ -79,11 +94,10 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             assert info is not None
             assert '"check_integrity":true' in " ".join(psutil.Process(worker.engine_pid).cmdline())
             assert info.stats.kv_dtype == flags.get("kv_dtype", "bfloat16")
-            assert info.numerics.endswith("deterministic") == (request.param == "cuda")
-        queue = known_queue(connection)
-        times_as_long = TIMES_AS_LONG[request.param]
-        undisturbed = [queue.wait(job) for job in submit_all(queue, "undisturbed", times_as_long)]
-        yield Scene(queue, workers, times_as_long, answers(undisturbed))
+            assert info.numerics.endswith("deterministic") == request.param.startswith("cuda")
+        results = [queue.wait(job) for job in submit_all(queue, "undisturbed", times_as_long)]
+        assert (sum(result.usage.accepted_tokens for result in results) > 100) == ("speculate" in flags)
+        yield Scene(queue, workers, times_as_long, undisturbed or answers(results))
 
 
 def in_progress(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> list[str]:

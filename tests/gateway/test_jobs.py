@@ -72,8 +72,8 @@ async def test_a_whole_stream(http, worker):
     (done,) = named(events, "done", "error")
     assert done is events[-1]
     assert (done.event, done.id, done.data["status"]) == ("done", f"{TOKENS}-1", "completed")
-    preempted = {"recomputed_tokens": 0, "restored_tokens": 0}
-    assert done.data["usage"] == {"prompt_tokens": 5, "completion_tokens": TOKENS, "cached_tokens": 1, **preempted}
+    none = dict.fromkeys(("recomputed_tokens", "restored_tokens", "drafted_tokens", "accepted_tokens"), 0)
+    assert done.data["usage"] == {"prompt_tokens": 5, "completion_tokens": TOKENS, "cached_tokens": 1, **none}
 
 
 async def test_headers_of_a_stream(http, worker):

@@ -32,6 +32,8 @@ LOAD = top.WorkerLoad(
     preemption_reasons={"swapped_out": 7},
     swapped=0,
     tokens_per_s=12345.0,
+    drafted_tokens=1_000_000,
+    accepted_tokens=999_999,
 )
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from octavo.cli.top import Reader
+import pytest
+from rich.console import Console
+
+from octavo.cli.top import Reader, Snapshot, _screen
 from octavo.client import AsyncClient
 from octavo.models import WorkerInfo
 
@@ -41,3 +44,21 @@ def test_only_tokens_between_two_readings_count() -> None:
     assert third["b"] == 0, "its beginning is unknown"
     assert fourth["a"] == 0
     assert fourth["b"] > 0
+
+
+def test_a_wide_terminal_shows_how_many_drafts_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {"drafted_tokens": 400, "accepted_tokens": 300}
+
+    class Drafting(Counts):
+        async def workers(self) -> list[WorkerInfo]:
+            return [WorkerInfo(id="a", model="demo", host="", pid=1, started_at=0, stats=stats)]
+
+    snapshot = asyncio.run(Reader(cast(AsyncClient, Drafting()), "", memory=False).read())
+    assert (snapshot.workers[0].drafted_tokens, snapshot.workers[0].accepted_tokens) == (400, 300)
+    assert isinstance(snapshot, Snapshot)
+    for width, shown in ((140, True), (80, False)):
+        console = Console(width=width)
+        with console.capture() as captured:
+            monkeypatch.setattr("octavo.cli.top.out", console)
+            console.print(_screen(snapshot))
+        assert ("75% right" in captured.get()) == shown

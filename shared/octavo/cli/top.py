@@ -44,6 +44,8 @@ class WorkerLoad:
     preemption_reasons: dict[str, int]  # which way each went, and why
     swapped: int  # sequences whose memory is on the host now
     tokens_per_s: float
+    drafted_tokens: int  # guessed and verified since the engine's start
+    accepted_tokens: int  # of those
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ def _load(worker: WorkerInfo, made_before: int | None, seconds: float) -> Worker
         preemption_reasons=stats.reasons(),
         swapped=stats.swapped,
         tokens_per_s=round(made / max(seconds, 1e-3), 1),
+        drafted_tokens=stats.drafted_tokens,
+        accepted_tokens=stats.accepted_tokens,
     )
 
 
@@ -162,7 +166,7 @@ def _worker_table(workers: list[WorkerLoad], is_wide: bool) -> Table:
     table.add_column("model", overflow="fold")
     for name in ("run", "wait", "KV", "cached", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("", "type", "preempted", "by swap") if is_wide else ():
+    for name in ("", "type", "preempted", "by swap", "drafts") if is_wide else ():
         table.add_column(name, no_wrap=True)
     for load in workers:
         counts = (str(load.running), str(load.waiting), f"{load.kv_used:.0%}", f"{load.kv_cached:.0%}")
@@ -170,6 +174,7 @@ def _worker_table(workers: list[WorkerLoad], is_wide: bool) -> Table:
         if is_wide:
             bar = ProgressBar(total=1.0, completed=load.kv_used, width=12)
             swapped = load.preemption_reasons["swapped_out"]
-            row += [bar, load.kv_dtype, str(load.preemptions), str(swapped)]
+            right = f"{load.accepted_tokens / load.drafted_tokens:.0%} right" if load.drafted_tokens else ""
+            row += [bar, load.kv_dtype, str(load.preemptions), str(swapped), right]
         table.add_row(*row)
     return table

@@ -49,13 +49,14 @@ STATS = {
     "recompute_cached": 1, "recompute_host_full": 1, "recompute_no_swap": 1, "recompute_no_choice": 1, "plan_s": 0.5,
     "launch_s": 0.25, "wait_s": 12.5, "commit_s": 0.75, "idle_s": 100.5, "decoded_tokens": 8000,
     "prefilled_tokens": 3800, "jobs": 4, "num_blocks": 100, "max_running": 256, "kv_dtype": "bfloat16",
-    "engine_pid": 4321,
+    "engine_pid": 4321, "drafted_tokens": 600, "accepted_tokens": 450,
 }  # fmt: skip
 LOGPROB = TokenLogprob(
     token_id=5, token=b"\xe2\x82", logprob=-0.5, top=(TopLogprob(token_id=6, token=b" a", logprob=-1.25),)
 )
 FIRST = TokenLogprob(token_id=1, token=b"<s>", logprob=None)
 USAGE = Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=2, recomputed_tokens=1, restored_tokens=4)
+WITH_DRAFTS = Usage(3, 5, 2, 1, 4, drafted_tokens=9, accepted_tokens=0)
 ERROR = JobError(code="invalid_token_id", message="token id 9 is not in the vocabulary", param="prompt")
 CHUNKS = (
     Chunk(token_ids=(7,), texts=(" one",)),
@@ -67,6 +68,7 @@ TERMINALS = (
     Terminal(status=JobStatus.COMPLETED, usage=USAGE),
     Terminal(status=JobStatus.FAILED, error=ERROR),
     Terminal(status=JobStatus.COMPLETED, usage=USAGE, prompt_logprobs=(FIRST, LOGPROB), prompt_token_ids=(1, 5)),
+    Terminal(status=JobStatus.COMPLETED, usage=WITH_DRAFTS),
 )
 REQUESTS = (
     JobRequest(model="demo", prompt="Once upon a time"),
@@ -130,9 +132,9 @@ def made_here() -> list[tuple[str, bytes, Any]]:
         *(("request", wire.encode_request(request), plain(request)) for request in REQUESTS),
         *(("entry", wire.encode_chunk(chunk), plain(chunk)) for chunk in CHUNKS),
         *(("entry", wire.encode_terminal(terminal), plain(terminal)) for terminal in TERMINALS),
-        ("result", wire.encode_result(TERMINALS[0], CHUNKS), [plain(TERMINALS[0]), plain(CHUNKS)]),
+        *(("result", wire.encode_result(end, CHUNKS), [plain(end), plain(CHUNKS)]) for end in TERMINALS[::3]),
         ("error", wire.encode_error(ERROR), plain(ERROR)),
-        ("usage", wire.encode_usage(USAGE), plain(USAGE)),
+        *(("usage", wire.encode_usage(usage), plain(usage)) for usage in (USAGE, WITH_DRAFTS)),
         ("metadata", wire.encode_metadata({"user": "é"}), {"user": "é"}),
         ("progress", wire.encode_progress(progress), plain(progress)),
         ("model", wire.encode_model(card), plain(card)),

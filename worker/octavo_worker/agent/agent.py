@@ -143,6 +143,9 @@ class Agent:
         for resumed in output.resumed:
             if (job := self._computed.get(resumed.id)) is not None:
                 job.resumed(resumed)
+        for verified in output.verified:
+            if (job := self._computed.get(verified.id)) is not None:
+                job.verified(verified)
         for token in output.tokens:
             if (job := self._computed.get(token.id)) is not None:
                 if job.accept(token):

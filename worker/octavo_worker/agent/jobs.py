@@ -19,6 +19,7 @@ from octavo_worker.messages import (
     HIGH,
     NORMAL,
     AddRequest,
+    DraftsVerified,
     EngineSampling,
     Logprob,
     RequestResumed,
@@ -72,6 +73,7 @@ class ActiveJob:
         self._placed = 0
         self._token_bytes: Callable[[int], bytes] = _no_bytes
         self._cached_tokens = self._recomputed_tokens = self._restored_tokens = 0
+        self._drafted_tokens = self._accepted_tokens = 0
         self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
     def begin(
@@ -199,6 +201,10 @@ class ActiveJob:
         self._recomputed_tokens += message.recomputed
         self._restored_tokens += message.restored
 
+    def verified(self, message: DraftsVerified) -> None:
+        self._drafted_tokens += message.drafted
+        self._accepted_tokens += message.accepted
+
     def accept(self, output: TokenOutput) -> bool:
         """Take one token. True if its sequence ended here, or takes another way, without the engine knowing: abort it
         there."""
@@ -276,6 +282,8 @@ class ActiveJob:
             cached_tokens=self._cached_tokens,
             recomputed_tokens=self._recomputed_tokens,
             restored_tokens=self._restored_tokens,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
         if self._ending is not None:
             status, error = self._ending
