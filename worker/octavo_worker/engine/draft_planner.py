@@ -33,7 +33,7 @@ class DraftPlanner:
 
     def extend(self, step: StepInFlight) -> None:
         """Add drafts to a step. No other is in flight: all tokens are known."""
-        decodes, others = step.num_decodes, _prompt_rows(step)
+        decodes, others = step.num_decodes, step.prompt_rows
         if not decodes or not self._may_pay(decodes, others):
             return
         members = step.sequences[:decodes]
@@ -50,12 +50,9 @@ class DraftPlanner:
             if length and (count := self._reserve(sequence, length)):
                 step.draft(place, offer[:count])
 
-    def is_due(self, step: StepInFlight, decoding: Tokens[Sequence]) -> bool:
-        """Whether the step after the one in flight is better planned with drafts, once that has ended, than ahead of
-        its end without."""
-        if step.drafts:
-            return True
-        others = _prompt_rows(step)
+    def is_due(self, decoding: Tokens[Sequence], others: int) -> bool:
+        """Whether the step after the one in flight, of these decodes and about so many rows of prompts, is better
+        planned with drafts, once that has ended, than ahead of its end without."""
         if not decoding or not self._may_pay(len(decoding), others):
             return False
         offers = [self._offer(sequence, in_flight=1) for sequence in decoding]
@@ -116,10 +113,6 @@ def _rest(members: Iterable[Sequence], offers: list[Tokens[int]], lengths: Token
     for sequence, offer, length in zip(members, offers, lengths, strict=True):
         if offer and not length and sequence.guesses is not None:
             sequence.guesses.rest()
-
-
-def _prompt_rows(step: StepInFlight) -> int:
-    return sum(len(chunk.tokens) for chunk in step.steps[step.num_decodes :])
 
 
 def _allowed(matcher: Matcher, drafts: Tokens[int]) -> int:

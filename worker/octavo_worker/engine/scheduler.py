@@ -224,7 +224,9 @@ class Scheduler:
         other step only."""
         if self._drafts is None or len(self.in_flight) != 1:
             return False
-        return self._drafts.is_due(self.in_flight[0], self._batch.running.decoding)
+        running = self._batch.running
+        others = self.in_flight[0].prompt_rows if running.prefilling or len(self._batch.waiting) else 0
+        return self._drafts.is_due(running.decoding, others)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing is left to run. Plans end in their order with `commit`, or together with

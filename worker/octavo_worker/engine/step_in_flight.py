@@ -46,6 +46,10 @@ class StepInFlight:
     def is_empty(self) -> bool:
         return not (self.steps or self.swap_out or self.swap_in)
 
+    @property
+    def prompt_rows(self) -> int:
+        return sum(len(chunk.tokens) for chunk in self.steps[self.num_decodes :])
+
     def add(self, sequence: Sequence, step: SequenceStep) -> None:
         self.steps.append(step)
         self.sequences.append(sequence)
