@@ -45,7 +45,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> StepShapes:
     """A chunk a sequence, whatever kernels are there."""
     monkeypatch.setattr(module, "chunk_count", lambda contexts, queries, heads_per_kv: len(contexts))
     monkeypatch.setattr(module, "only_prompts", lambda contexts, queries, heads_per_kv: bool((queries > 16).all()))
-    return StepShapes(64, 300, prompts=True, chunks=20, heads_per_kv=4, block_size=16, block_bytes=1 << 20)
+    return StepShapes(64, 300, samples=192, prompts=True, chunks=20, heads_per_kv=4, block_size=16, block_bytes=1 << 20)
 
 
 def sizes(queries: list[int], decodes: int, **options: Any) -> StepSizes:
@@ -65,6 +65,35 @@ def test_decodes_with_several_tokens_or_samples_are_padded_as_prompts_are(shapes
     assert shapes.of(sizes([1, 3], 2, samples=6)) == PromptShape(16, 32, 20)
 
 
+def test_decodes_that_verify_drafts_sample_every_token(shapes: StepShapes) -> None:
+    assert shapes.of(sizes([4], 1, samples=4)) == PromptShape(1, 16, 20, drafts=True)
+    assert shapes.of(sizes([1, 3, 4], 3, samples=8)) == PromptShape(4, 16, 20, drafts=True)
+    assert shapes.of(sizes([3] * 64, 64, samples=192)) == PromptShape(64, 192, 64, drafts=True)
+    assert PromptShape(4, 16, 20, drafts=True).samples == 16
+    assert PromptShape(4, 16, 20).samples == 4
+
+
+def test_drafts_beside_prompts_are_padded_where_there_are_graphs_with_so_many_samples(shapes: StepShapes) -> None:
+    assert shapes.of(sizes([4, 30], 1, samples=5)) == PromptShape(16, 48, 20)
+    assert isinstance(shapes.of(sizes([4] * 20 + [30], 20, samples=81)), RaggedShape)
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 3, 8])
+def test_all_steps_of_drafts_alone_have_a_shape_that_was_foreseen(shapes: StepShapes, drafts: int) -> None:
+    """None else: each is a graph to capture."""
+    found = set()
+    for count in range(1, 65 if drafts else 1):
+        for rows in range(count + 1, min(count * (1 + drafts), 192) + 1):
+            queries = [1 + (rows - count) // count] * count
+            for extra in range((rows - count) % count):
+                queries[extra] += 1
+            shape = shapes.of(sizes(queries, count, samples=rows))
+            if isinstance(shape, PromptShape):
+                assert shape.drafts
+                found.add((shape.sequences, shape.tokens))
+    assert sorted(found) == shapes.verifying(drafts)
+
+
 def test_what_is_long_or_scored_or_staged_is_not_padded(shapes: StepShapes) -> None:
     assert shapes.of(sizes([1, 280], 1)) == RaggedShape(20, prompts_only=False, is_staged=False)
     assert shapes.of(sizes([40], 0, is_scored=True)) == RaggedShape(20, prompts_only=True, is_staged=False)
@@ -78,6 +107,6 @@ def test_room_for_chunks_only_grows(shapes: StepShapes) -> None:
 
 
 def test_more_than_there_is_room_for_is_refused(shapes: StepShapes) -> None:
-    for step in (sizes([301], 0), sizes([65], 1, samples=65)):
-        with pytest.raises(ValueError, match="room for 300 tokens and 64 samples"):
+    for step in (sizes([301], 0), sizes([193], 1, samples=193)):
+        with pytest.raises(ValueError, match="room for 300 tokens and 192 samples"):
             shapes.of(step)

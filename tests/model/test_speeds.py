@@ -9,7 +9,7 @@ import torch
 
 from octavo_worker.contract.step import StepPlan
 from octavo_worker.model import speeds
-from octavo_worker.model.speeds import measure_speeds
+from octavo_worker.model.speeds import measure_speeds, measure_steps
 
 
 @dataclass
@@ -27,6 +27,10 @@ class Machine:
     num_host_blocks: int = 50
     first_host_block: int = 200
     max_model_len: int = 4096
+    most_samples: int | None = None
+    asynchronous: bool = False
+    hiccup: int = -1  # the launch that takes ten times as long
+    launches: int = 0
 
     @property
     def kv_cache(self) -> torch.Tensor:
@@ -35,6 +39,8 @@ class Machine:
     def launch(self, plan: StepPlan) -> Machine:
         tokens = sum(len(sequence.tokens) for sequence in plan.sequences)
         self.longest = max(self.longest, tokens)
+        self.now += 10 * self.step * (self.launches == self.hiccup)
+        self.launches += 1
         copies = len(plan.swap_out) + len(plan.swap_in)
         self.now += (self.step + self.token * tokens if tokens else 0) + self.byte * copies * 2048
         return self
@@ -71,3 +77,31 @@ def test_a_small_memory_is_measured_with_what_fits(monkeypatch: pytest.MonkeyPat
     assert machine.longest == 32
     assert measured.prefill > 0
     assert measured.link == pytest.approx(1 / machine.byte)
+
+
+@pytest.mark.parametrize("hiccup", range(-1, 40, 4))
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_steps_are_timed_by_their_rows(asynchronous: bool, hiccup: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(step=1e-3, token=1e-5, byte=0.0, asynchronous=asynchronous, hiccup=hiccup, num_blocks=999)
+    monkeypatch.setattr(speeds, "time", machine)
+    measured = measure_steps(machine, 64, 7)  # type: ignore[arg-type]
+    assert [rows for rows, _ in measured.plain] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    for rows, seconds in (*measured.plain[:7], *measured.ragged):
+        assert seconds == pytest.approx(1e-3 + 1e-5 * rows)
+    assert machine.now < 0.5
+
+
+def test_a_slow_model_is_timed_for_no_longer_than_it_takes_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(step=1e-2, token=2e-1, byte=0.0)
+    monkeypatch.setattr(speeds, "time", machine)
+    measured = measure_steps(machine, 64, 7)  # type: ignore[arg-type]
+    assert [rows for rows, _ in measured.ragged] == [1]
+
+
+def test_steps_are_no_larger_than_memory_and_runner_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limits in ({"num_blocks": 20}, {"most_samples": 17}, {"max_model_len": 3}):
+        machine = Machine(step=1e-3, token=1e-5, byte=0.0, **limits)
+        monkeypatch.setattr(speeds, "time", machine)
+        measured = measure_steps(machine, 8, 7)  # type: ignore[arg-type]
+        assert measured.most_samples == limits.get("most_samples")
+        assert measured.ragged[-1][0] == 16

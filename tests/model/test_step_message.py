@@ -110,7 +110,7 @@ def random_plans(seed: int, steps: int) -> Iterator[StepPlan]:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_device_sees_what_the_plan_says(seed: int) -> None:
     packer = make_packer(first_host_block=FIRST_HOST_BLOCK)
-    device, message = Device(), np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    device, message = Device(), np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
     host_steps = several = 0
     for plan in random_plans(seed, 60):
         steps, packed = plan.sequences, packer.pack(plan, message)
@@ -145,7 +145,7 @@ def test_the_device_sees_what_the_plan_says(seed: int) -> None:
 
 def test_a_decode_sends_one_block_however_long_the_context() -> None:
     packer = make_packer()
-    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    message = np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
     run = Run(1, random.Random(1))
     run.is_oversized = False
     first = len(packer.pack(StepPlan([run.step(150, 1)], 0), message).words)
@@ -154,7 +154,7 @@ def test_a_decode_sends_one_block_however_long_the_context() -> None:
 
 def test_only_what_went_to_the_host_and_what_is_behind_it_is_sent_again() -> None:
     packer = make_packer(first_host_block=FIRST_HOST_BLOCK)
-    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    message = np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
 
     def decode(start: int, on_host: int) -> int:
         table = [FIRST_HOST_BLOCK + 1 + n for n in range(on_host)] + list(range(on_host, 10))
@@ -167,7 +167,7 @@ def test_only_what_went_to_the_host_and_what_is_behind_it_is_sent_again() -> Non
 
 def test_parallel_samples_of_one_prompt_have_their_indices() -> None:
     packer, device = make_packer(), Device()
-    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    message = np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
     steps = [Run(1, random.Random(1)).step(3, 0), Run(2, random.Random(2)).step(4, 3)]
     packer.pack(StepPlan(steps, 0), message)
     got = device.unpack(message, 2)
@@ -177,7 +177,7 @@ def test_parallel_samples_of_one_prompt_have_their_indices() -> None:
 
 def test_padding_is_written_nowhere() -> None:
     packer, device = make_packer(), Device()
-    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    message = np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
     packer.pack(StepPlan([Run(1, random.Random(1)).step(1, 1)], 1), message)
     got = device.unpack(message, 4)
     assert got.slots[:4].tolist()[1:] == [-1, -1, -1]
@@ -188,7 +188,7 @@ def test_padding_is_written_nowhere() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_sample_without_a_token_reads_no_embedding_before_the_first(device: str) -> None:
-    there, message = Device(device), np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    there, message = Device(device), np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
     there.sampled[:2] = torch.tensor([-1, 9])
     steps = [SequenceStep([-1], 4, [1], run_id=1, follows=0), SequenceStep([-1], 7, [2], run_id=2, follows=1)]
     packed = make_packer().pack(StepPlan(steps, 2), message)
@@ -200,7 +200,7 @@ def test_a_token_outside_the_vocabulary_blames_its_sequence(token: int) -> None:
     packer = make_packer()
     steps = [SequenceStep([3], 0, [1]), SequenceStep([2, token], 0, [2])]
     with pytest.raises(StepError) as caught:
-        packer.pack(StepPlan(steps, 0), np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32))
+        packer.pack(StepPlan(steps, 0), np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32))
     assert caught.value.sequence == 1
 
 
@@ -217,7 +217,7 @@ def penalised(output: list[int]) -> SampleSpec:
 
 def test_samples_that_ask_for_more_come_with_their_rows() -> None:
     """Three of a decode whose first token the device alone knows, behind a decode that asks for nothing."""
-    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    message = np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
     plain = SampleSpec(EngineSampling(seed=2, max_tokens=9), 0, [7], [])
     steps = [
         SequenceStep([5, 6], 1, [1], [plain] * 2, (0, 1), run_id=1),
@@ -233,7 +233,7 @@ def test_samples_that_ask_for_more_come_with_their_rows() -> None:
 def test_what_is_packed_again_or_elsewhere_is_the_same() -> None:
     """Nothing but the plan goes into the message, and nothing but the packed step to other ranks."""
     packers = [make_packer(first_host_block=FIRST_HOST_BLOCK) for _ in range(2)]
-    message = [np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32) for _ in range(2)]
+    message = [np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32) for _ in range(2)]
     for plan in random_plans(3, 40):
         one = packers[0].pack(plan, message[0])
         other = packers[1].pack(pickle.loads(pickle.dumps(plan)), message[1])
@@ -256,7 +256,7 @@ def test_a_plan_of_swaps_alone_has_no_message() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_kernel_reads_messages_as_the_cpu_does(seed: int) -> None:
     packer = make_packer()
-    message = np.zeros(Packer.capacity(SAMPLES, TOKENS, BLOCKS), np.int32)
+    message = np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
     cpu, gpu = Device("cpu"), Device("cuda")
     for plan in random_plans(seed, 60):
         steps, packed = plan.sequences, packer.pack(plan, message)

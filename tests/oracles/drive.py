@@ -42,8 +42,8 @@ class Engine:
             max_model_len=runner.max_model_len,
             vocab_size=runner.vocab_size,
             token_budget=token_budget,
-            max_running=64,
             **{
+                "max_running": 64,
                 "first_host_block": runner.first_host_block,
                 "window": runner.window,
                 "reads_host": runner.reads_host,

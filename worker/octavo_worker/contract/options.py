@@ -12,6 +12,9 @@ TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
 """Prompt tokens of one step by device: on a few CPU cores already 512 delay a running sequence's next token noticeably,
 a GPU is only busy with thousands."""
 
+MOST_DRAFTED = 512
+"""Samples of a step with drafts: with more rows, a GPU computes for longer than it reads weights, and none can pay."""
+
 
 LongRope = Literal["auto", "short", "long"]
 OnlineQuantization = Literal["fp8", "int8", "int4"]
@@ -72,6 +75,16 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_cache_bytes = None if kv_memory is None else round(kv_memory * GIB)
         sizes = {"kv_cache_bytes": kv_cache_bytes, "host_cache_bytes": round(swap_memory * GIB)}
         return cls(**(named | sizes | {"model": model}))
+
+    @property
+    def drafts(self) -> int:
+        """Of each sequence in a step, at most."""
+        return 0 if self.speculate == "off" else self.speculate_most
+
+    @property
+    def most_samples(self) -> int:
+        """That a step has room for: those of all sequences, each with its drafts as far as these may pay."""
+        return max(self.max_running, min(self.max_running * (1 + self.drafts), MOST_DRAFTED))
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -65,15 +65,23 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
     budget = token_budget(options, model.device)
     runner: PagedRunner | CudaRunner
     if model.device.type == "cuda":
-        graphs, most = options.cuda_graphs, options.max_running
-        runner = CudaRunner(model, cache, max_model_len, budget, max_running=most, graphs=graphs)
+        runner = CudaRunner(
+            model,
+            cache,
+            max_model_len,
+            budget,
+            max_running=options.max_running,
+            most_samples=options.most_samples,
+            drafts=options.drafts,
+            graphs=options.cuda_graphs,
+        )
         runner.warm_up()
     else:
         runner = PagedRunner(model, cache, max_model_len, budget)
     if cache.num_host_blocks:
         runner.speeds = measure_speeds(runner)
-    if options.speculate != "off":
-        runner.step_seconds = measure_steps(runner, options.max_running, options.speculate_most)
+    if options.drafts:
+        runner.step_seconds = measure_steps(runner, options.max_running, options.drafts)
     return runner
 
 
@@ -175,7 +183,7 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     if isinstance(form, QuantisedFormat) and isinstance(source, RandomWeights):
         form = DrawnFormat(form.method, source)
     layers = build_layers(described, Reader(source, dtype, device, products), form)
-    rows = token_budget(options, device) + options.max_running  # tokens, or rows to sample or score: some twice
+    rows = token_budget(options, device) + options.most_samples  # tokens, or rows to sample or score: some twice
     decoder = Decoder(described, layers, rows, uniform=uniform)
     decoder.factors = chosen.factors
     return decoder, chosen.context

@@ -32,8 +32,8 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
     """Logits of a full batch in the model's dtype and in float32, in a graph and outside of one; partial results of
     attention; block tables; the copies of host blocks; and a constant for the rest."""
-    logits = 2 * options.max_running * model.vocab_size * (model.dtype.itemsize + 4)
+    logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
     partial = AttentionPlans.scratch_bytes(model, options.max_running, max_model_len)
-    tables = 2 * options.max_running * -(-max_model_len // options.block_size) * 4
+    tables = (options.max_running + options.most_samples) * -(-max_model_len // options.block_size) * 4
     staged = STAGE_BYTES if options.host_cache_bytes else 0
     return logits + partial + tables + staged + WORKSPACE

@@ -78,9 +78,9 @@ class Packer:
         self._is_special = np.zeros(rows, bool)
 
     @staticmethod
-    def capacity(rows: int, tokens: int, blocks: int) -> int:
-        """Words of the longest message: `rows` sequences and samples, `blocks` blocks each, `tokens` tokens."""
-        return HEADER_WORDS + rows * (SEQUENCE_WORDS + SAMPLE_WORDS + blocks) + tokens
+    def capacity(rows: int, samples: int, tokens: int, blocks: int) -> int:
+        """Words of the longest message: `rows` sequences of `blocks` blocks each, `samples` and `tokens`."""
+        return HEADER_WORDS + rows * (SEQUENCE_WORDS + blocks) + samples * SAMPLE_WORDS + tokens
 
     def pack(self, plan: StepPlan, message: np.ndarray) -> PackedStep:
         """Writes the message into `message` (int32). Raises `StepError` for a token id outside the vocabulary."""

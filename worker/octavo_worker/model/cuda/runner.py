@@ -105,7 +105,8 @@ class CudaRunner(BaseRunner):
     A plan is packed first: what is executed is a `PackedStep`, which needs nothing else of it. At most two steps may be
     in flight. A decode step is a message, one replay of a CUDA graph, and the answer's copy back; every other step, and
     with `graphs` False each, launches its kernels one by one. Only `Launched.result` waits for the device. Host blocks
-    lie in pinned memory, which attention reads over the link.
+    lie in pinned memory, which attention reads over the link. Decodes may verify up to `drafts` drafts
+    each, as far as a step has no more than `most_samples` samples (None: as many as sequences).
     """
 
     asynchronous = True
@@ -118,19 +119,22 @@ class CudaRunner(BaseRunner):
         token_budget: int,
         *,
         max_running: int,
+        most_samples: int | None = None,
+        drafts: int = 0,
         graphs: bool = True,
     ) -> None:
         super().__init__(model, cache, max_model_len, token_budget)
-        self.max_running = max_running
+        self.max_running, self._drafts = max_running, drafts
         device, blocks = model.device, -(-max_model_len // cache.block_size)
-        tokens = token_budget + max_running  # the most in a step: of prompts, and one of each decode
-        words = Packer.capacity(max_running, tokens, blocks)
+        self.most_samples = samples = most_samples or max_running
+        tokens = token_budget + samples  # the most in a step: of prompts, and of decodes
+        words = Packer.capacity(max_running, samples, tokens, blocks)
         self.shared_reading = _shared_reading(model, cache.block_size, self.kv_cache.dtype)
-        self._mailbox = Mailbox(words, max_running)
+        self._mailbox = Mailbox(words, samples)
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
         self._tables = torch.zeros((max_running, blocks), dtype=torch.int32, device=device)
-        self._sampled = torch.zeros(max_running, dtype=torch.int64, device=device)
-        self._inputs = StepInputs.allocate(max_running, tokens, blocks, device)
+        self._sampled = torch.zeros(samples, dtype=torch.int64, device=device)
+        self._inputs = StepInputs.allocate(samples, tokens, blocks, device)
         self._swap = SwapStreams(self.kv_cache, self.host_cache, self.first_host_block)
         self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
         self._stream = torch.cuda.Stream(device)
@@ -139,6 +143,7 @@ class CudaRunner(BaseRunner):
         self._shapes = StepShapes(
             max_running,
             tokens,
+            samples=samples,
             prompts=bool(model.is_capturable),
             chunks=self._plans.chunks,
             heads_per_kv=max(1, model.num_heads // model.num_kv_heads),
@@ -185,6 +190,8 @@ class CudaRunner(BaseRunner):
             for sequences, tokens in product(*self._shapes.prompts):
                 if sequences <= tokens:
                     self._capture(PromptShape(sequences, tokens, self._plans.chunks))
+            for sequences, tokens in self._shapes.verifying(self._drafts):
+                self._capture(PromptShape(sequences, tokens, self._plans.chunks, drafts=True))
             self._stream.synchronize()
 
     def _execute(self, packed: PackedStep, slot: Slot) -> LaunchedStep:
@@ -273,10 +280,13 @@ class CudaRunner(BaseRunner):
         i.token_ids[:tokens].zero_()  # the padding belongs to no sequence
         i.positions[:tokens].zero_()
         i.slots[:tokens].fill_(-1)
+        if shape.drafts:
+            i.sample_rows[: shape.samples].zero_()
+            i.samples[: shape.samples].zero_()
         unpack_step(self._message, self._tables, self._sampled, i, shape.sequences, self.block_size)
         batch = self._batch(shape.sequences, tokens)
         batch.plans = self._plans.for_step(batch)
-        logits = self.model.logits(self.model.forward(batch, i.sample_rows[: shape.sequences]))
+        logits = self.model.logits(self.model.forward(batch, i.sample_rows[: shape.samples]))
         self._sample(logits)
         return logits
 

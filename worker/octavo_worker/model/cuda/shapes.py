@@ -28,11 +28,17 @@ class DecodeShape:
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """What a step with prompts is padded to, and for how many chunks of keys its attention plans have room."""
+    """What a step with prompts or drafts is padded to, and for how many chunks of keys its attention plans have room.
+    It samples a row for each of its sequences, or, if it has `drafts`, that of every token."""
 
     sequences: int
     tokens: int
     chunks: int
+    drafts: bool = False
+
+    @property
+    def samples(self) -> int:
+        return self.tokens if self.drafts else self.sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +76,8 @@ class StepSizes:
 
 
 class StepShapes:
-    """The shapes of the steps of one runner, of at most `sequences`, as many samples, and `tokens`. The room for
-    `chunks` only grows, and with it all prompt shapes change.
+    """The shapes of the steps of one runner, of at most `sequences`, `samples` and `tokens`. The room for `chunks` only
+    grows, and with it all prompt shapes change.
 
     `block_bytes` are those of one layer. Without `prompts` no step with prompts is padded.
     """
@@ -81,6 +87,7 @@ class StepShapes:
         sequences: int,
         tokens: int,
         *,
+        samples: int,
         prompts: bool,
         chunks: int,
         heads_per_kv: int,
@@ -89,29 +96,43 @@ class StepShapes:
     ) -> None:
         self.decodes = batch_sizes(sequences)
         self.prompts = prompt_sizes(sequences, tokens if prompts else 0)
-        self._most_tokens = tokens
+        self._most_tokens, self._most_samples = tokens, samples
         self._chunks = chunks
         self._heads_per_kv = heads_per_kv
         self._block_size, self._block_bytes = block_size, block_bytes
 
     def of(self, step: StepSizes) -> Shape:
         """Raises `ValueError` for a step that the runner has no room for."""
-        if step.tokens > self._most_tokens or step.samples > self.decodes[-1]:
-            most = f"{self._most_tokens} tokens and {self.decodes[-1]} samples"
+        if step.tokens > self._most_tokens or step.samples > self._most_samples:
+            most = f"{self._most_tokens} tokens and {self._most_samples} samples"
             raise ValueError(f"a step of {step.tokens} tokens and {step.samples} samples: there is room for {most}")
         if step.decodes == step.sequences == step.tokens == step.samples:
             return DecodeShape(self.decodes[bisect_left(self.decodes, step.sequences)], step.is_shared)
         is_staged = self._is_staged(step)
         sizes, tokens = self.prompts
-        padded = sizes[bisect_left(sizes, max(step.sequences, step.samples))]
+        drafts = step.decodes == step.sequences and step.tokens == step.samples  # every row is sampled
+        fewest = step.sequences if drafts else max(step.sequences, step.samples)
+        padded = sizes[min(bisect_left(sizes, fewest), len(sizes) - 1)]
         padding = padded - step.sequences  # a token and a chunk each
         fit = bisect_left(tokens, step.tokens + padding)
-        is_padded = fit < len(tokens) and not step.is_scored and not is_staged
+        has_room = fit < len(tokens) and (tokens[fit] <= self._most_samples if drafts else fewest <= padded)
+        is_padded = has_room and not step.is_scored and not is_staged
         chunks = chunk_count(step.contexts, step.queries, self._heads_per_kv)
         self._chunks = max(self._chunks, chunks + (padding if is_padded else 0))
         if is_padded:
-            return PromptShape(padded, tokens[fit], self._chunks)
+            return PromptShape(padded, tokens[fit], self._chunks, drafts)
         return RaggedShape(self._chunks, only_prompts(step.contexts, step.queries, self._heads_per_kv), is_staged)
+
+    def verifying(self, drafts: int) -> list[tuple[int, int]]:
+        """(sequences, tokens) of the steps to come of decodes alone with up to `drafts` drafts each."""
+        sizes, lengths = self.prompts
+        found = set[tuple[int, int]]()
+        for count in range(1, sizes[-1] + 1 if drafts else 1):
+            padded = sizes[bisect_left(sizes, count)]
+            most = min(count * (1 + drafts), self._most_samples) + padded - count
+            fits = range(bisect_left(lengths, padded + 1), bisect_left(lengths, most) + 1)
+            found.update((padded, lengths[fit]) for fit in fits if fit < len(lengths))
+        return sorted(shape for shape in found if shape[1] <= self._most_samples)
 
     def _is_staged(self, step: StepSizes) -> bool:
         """Whether many queries of a sequence read what lies on the host, and it fits."""

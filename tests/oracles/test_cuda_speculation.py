@@ -1,0 +1,162 @@
+"""Drafts on a GPU: with `--deterministic` tokens and bits are those without; else what follows differs only where the
+model hardly cares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from proposers import AnswerBook, speculate
+from transformers import AutoModelForCausalLM
+
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import ModelRunner
+from octavo_worker.engine.drafts import NgramProposer, Proposer, SuffixProposer
+from octavo_worker.engine.process import scheduler_for
+from octavo_worker.memory.cost import PreemptionPolicy
+from octavo_worker.messages import AddRequest
+from octavo_worker.model import load_runner
+from octavo_worker.model.cuda.runner import CudaRunner
+from octavo_worker.model.cuda.shapes import PromptShape
+
+from .drive import Answers, Engine, request
+from .test_cuda import VOCAB, options, random_requests
+from .test_cuda_deterministic import MODELS, assert_same
+
+pytestmark = pytest.mark.gpu
+
+MOST = 7
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp(request.param)
+    AutoModelForCausalLM.from_config(MODELS[request.param], dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def drafting(folder: Path, **more: object) -> ModelOptions:
+    return options(folder, **{"deterministic": True, "speculate": "ngram", "speculate_most": MOST, **more})
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> ModelRunner:
+    return load_runner(drafting(folder))
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[AddRequest]:
+    return random_requests(96)
+
+
+@pytest.fixture(scope="module")
+def plain(runner: ModelRunner, requests: list[AddRequest]) -> Answers:
+    return Engine(runner).run(requests)
+
+
+def told(answers: Answers, requests: list[AddRequest], right: float | None) -> AnswerBook:
+    return AnswerBook({tuple(asked.prompt): answers.tokens[asked.id].values() for asked in requests}, right)
+
+
+PROPOSERS: dict[str, Callable[[Answers, list[AddRequest]], Proposer]] = {
+    "never right": lambda answers, requests: told(answers, requests, 0.0),
+    "right by chance": lambda answers, requests: told(answers, requests, 0.6),
+    "always right": lambda answers, requests: told(answers, requests, 1.0),
+    "garbage": lambda answers, requests: told(answers, requests, None),
+    "ngram": lambda *_: NgramProposer(least=1),
+    "suffix": lambda *_: SuffixProposer(least=1),
+}
+
+
+def drafted(runner: ModelRunner, proposer: Proposer, **more: object) -> Engine:
+    most = runner.most_samples  # type: ignore[attr-defined]
+    return Engine(runner, speculation=speculate(proposer, MOST, most_samples=most), **more)
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_no_bit_tells_of_drafts(runner: ModelRunner, requests: list[AddRequest], plain: Answers, proposer: str) -> None:
+    answers = drafted(runner, PROPOSERS[proposer](plain, requests)).run(requests)
+    assert answers.stats.drafted_tokens > 50
+    assert_same(answers, plain)
+
+
+def test_who_knows_all_is_never_wrong(runner: ModelRunner) -> None:
+    asked = [
+        request(str(i), [5 + i, 9, 30 + i], max_tokens=1 + 6 * (MOST + 1), temperature=0.9, seed=i) for i in range(8)
+    ]
+    plain = Engine(runner).run(asked)
+    answers = drafted(runner, told(plain, asked, 1.0)).run(asked)
+    assert_same(answers, plain)
+    assert answers.stats.drafted_tokens == answers.stats.accepted_tokens
+    assert answers.stats.steps < 12
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_preemption_changes_nothing(runner: ModelRunner, requests: list[AddRequest], plain: Answers, mode: str) -> None:
+    policy = PreemptionPolicy(mode)  # type: ignore[arg-type]
+    hosts = runner.num_host_blocks
+    engine = drafted(runner, told(plain, requests, 0.7), num_blocks=60, num_host_blocks=hosts, policy=policy)
+    answers = engine.run(requests)
+    assert answers.stats.preemptions > 0
+    assert_same(answers, plain)
+
+
+def test_kernel_by_kernel_as_in_graphs(folder: Path, requests: list[AddRequest], plain: Answers) -> None:
+    eager = load_runner(drafting(folder, cuda_graphs=False))
+    assert_same(drafted(eager, told(plain, requests, 0.7)).run(requests), plain)
+
+
+def test_few_sequences_have_room_for_many_rows(folder: Path) -> None:
+    few = load_runner(drafting(folder, max_running=2))
+    assert isinstance(few, CudaRunner)
+    assert few.most_samples == 2 * (1 + MOST)
+    asked = [request(str(i), [5 + i, 9, 30 + i], max_tokens=60, temperature=0.9, seed=i) for i in range(6)]
+    plain = Engine(few, max_running=2).run(asked)
+    answers = drafted(few, told(plain, asked, 0.8), max_running=2).run(asked)
+    assert answers.stats.accepted_tokens > 50
+    assert_same(answers, plain)
+
+
+def test_all_graphs_of_drafts_alone_are_captured_at_the_start(folder: Path) -> None:
+    runner = load_runner(drafting(folder))
+    assert isinstance(runner, CudaRunner)
+    assert runner._graphs is not None
+    before = {shape for shape in runner._graphs._captured if isinstance(shape, PromptShape) and shape.drafts}
+    assert before
+    asked = [request(str(i), [5 + i, 9, 30 + i], max_tokens=60, seed=i) for i in range(20)]
+    plain = Engine(runner).run(asked)
+    drafted(runner, told(plain, asked, 0.8)).run(asked)
+    after = {shape for shape in runner._graphs._captured if isinstance(shape, PromptShape) and shape.drafts}
+    assert after == before or {shape.chunks for shape in after} != {shape.chunks for shape in before}
+
+
+def test_steps_are_timed_and_drafts_chosen_by_the_times(runner: ModelRunner) -> None:
+    seconds = runner.step_seconds
+    assert seconds is not None
+    assert seconds.ragged[-1][0] > 32
+    assert all(0.0 < taken < 1.0 for _, taken in (*seconds.plain, *seconds.ragged))
+    scheduler = scheduler_for(runner, ModelOptions(model="", speculate="suffix", speculate_most=MOST, max_running=64))
+    assert scheduler._drafts is not None
+
+
+def test_without_determinism_nearly_all_that_is_known_is_right(folder: Path) -> None:
+    """Rows of a step with drafts are those of another kernel than rows of plain decodes: two tokens that are about as
+    likely may change places, and what follows is another text."""
+    runner = load_runner(drafting(folder, deterministic=False))
+    asked = [request(str(i), [5 + i % 90, 9, 30 + i % 70, i], max_tokens=40, logprobs=2, seed=i) for i in range(32)]
+    plain = Engine(runner).run(asked)
+    answers = drafted(runner, told(plain, asked, 1.0)).run(asked)
+    assert answers.stats.accepted_tokens > 0.7 * 32 * 30
+    for one in asked:
+        pairs = zip(answers.tokens[one.id][0], plain.tokens[one.id][0], strict=True)
+        first = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+        if first is not None:
+            best = plain.logprobs[one.id][0][first].top
+            assert best[0][1] - best[1][1] < 0.2, "the two most likely tokens are not about as likely"
+
+
+def test_vocabulary_is_that_of_the_tests(runner: ModelRunner) -> None:
+    assert runner.vocab_size == VOCAB
