@@ -116,20 +116,11 @@ def run_workload(
         speculation=speculation,
     )
     prefixes = [[rng.randrange(50) for _ in range(rng.randint(20, longest_prefix))] for _ in range(3)]
-    requests = {
-        str(i): random_request(
-            rng,
-            str(i),
-            prefixes,
-            context=context,
-            window=driver.runner.window,
-            beam_rate=beam_rate,
-            deadline_rate=deadline_rate,
-        )
-        for i in range(count)
-    }
+    window = driver.runner.window
+    options = {"context": context, "window": window, "beam_rate": beam_rate, "deadline_rate": deadline_rate}
+    requests = {str(i): random_request(rng, str(i), prefixes, **options) for i in range(count)}
     if speculation is not None and isinstance(speculation.proposer, AnswerBook):
-        teach(speculation.proposer, requests.values(), max_model_len=context, window=driver.runner.window)
+        teach(speculation.proposer, requests.values(), max_model_len=context, window=window)
     arriving, aborted = list(requests.values()), set[tuple[str, int]]()
     while arriving or driver.busy:
         for _ in range(rng.choice([0, 0, 1, 3])):

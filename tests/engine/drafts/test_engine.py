@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from drafted_runs import book, drive
 from engine_driver import Driver, assert_complete, expected_beams, expected_tokens, make_request, prompt
-from fake_runner import DelayedRunner, FailingRunner, FakeRunner, score, value_of
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from fake_runner import DelayedRunner, FakeRunner, value_of
 from proposers import FREE, AnswerBook, speculate
-from workloads import MixedPolicy, run_workload, teach
 
-from octavo_worker.contract.step import SharedReading, StepPlan
+from octavo_worker.contract.step import StepPlan
 from octavo_worker.engine.drafts import NgramProposer, Proposer, RowTimes, StepCosts, SuffixProposer
-from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions, DraftsVerified
 
 DEVICES = pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
 DEAR = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(512, 1000.0)]))
-
-
-def book(*requests: AddRequest, right: float | None = 1.0, **options: int) -> AnswerBook:
-    found = AnswerBook({}, right)
-    teach(found, requests, **options)
-    return found
-
-
-def drive(*requests: AddRequest, blocks: int = 60, **options: Any) -> Driver:
-    """To the end of all requests."""
-    driver = Driver.create(blocks + 1, 4, **options)
-    for request in requests:
-        driver.add(request)
-    driver.run()
-    driver.runner.close()
-    return driver
 
 
 # How fast
@@ -45,7 +25,7 @@ def drive(*requests: AddRequest, blocks: int = 60, **options: Any) -> Driver:
 
 @DEVICES
 @pytest.mark.parametrize("most", [1, 3, 7])
-def test_who_knows_all_gets_the_most_tokens_a_step(most: int, device: type[FakeRunner]) -> None:
+def test_a_book_that_knows_all_gets_the_most_tokens_a_step(most: int, device: type[FakeRunner]) -> None:
     request = make_request("a", prompt(9), max_tokens=1 + 5 * (most + 1))
     driver = drive(request, device=device, speculation=speculate(book(request), most))
     assert_complete(driver, request)
@@ -55,7 +35,7 @@ def test_who_knows_all_gets_the_most_tokens_a_step(most: int, device: type[FakeR
 
 
 @DEVICES
-def test_who_knows_nothing_costs_no_token(device: type[FakeRunner]) -> None:
+def test_a_book_that_knows_nothing_costs_no_token(device: type[FakeRunner]) -> None:
     request = make_request("a", prompt(9), max_tokens=20)
     driver = drive(request, device=device, speculation=speculate(book(request, right=0.0)))
     assert_complete(driver, request)
@@ -212,79 +192,7 @@ def test_drafts_that_are_no_tokens_are_not_computed() -> None:
     assert driver.failed == {}
 
 
-# Memory
-
-
-def test_drafts_take_free_blocks_only() -> None:
-    """The pool has exactly the blocks of both texts: drafts that need one more wait, and nobody is preempted."""
-    requests = [make_request(str(i), prompt(8, 50 * i), max_tokens=25) for i in range(2)]
-    for right in (0.5, 1.0):
-        driver = drive(*requests, blocks=16, speculation=speculate(book(*requests, right=right), 7))
-        assert_complete(driver, *requests)
-        assert driver.scheduler.stats().preemptions == 0
-        assert driver.scheduler.stats().accepted_tokens > 10
-
-
-@DEVICES
-def test_full_blocks_are_found_by_others_as_without_drafts(device: type[FakeRunner]) -> None:
-    for most in range(1, 7):
-        first = make_request("a", range(9), max_tokens=12)
-        driver = Driver.create(61, 4, device=device, speculation=speculate(book(first), most))
-        driver.add(first)
-        driver.run()
-        driver.add(make_request("b", [*range(9), *expected_tokens(first, 0), 5], max_tokens=2))
-        driver.run()
-        driver.runner.close()
-        assert driver.started["b"].cached_tokens == 20
-
-
-def test_others_share_a_block_as_soon_as_accepted_tokens_fill_it() -> None:
-    first = make_request("a", range(9), max_tokens=30)
-    driver = Driver.create(61, 4, speculation=speculate(book(first), 5))
-    driver.add(first)
-    while len(driver.tokens["a", 0]) < 20:
-        driver.step()
-    text = [*range(9), *driver.tokens["a", 0]]
-    driver.add(make_request("b", text, max_tokens=2))
-    driver.run()
-    assert driver.started["b"].cached_tokens == (len(text) - 1) // 4 * 4
-
-
-def test_no_wrong_draft_is_ever_found_by_others() -> None:
-    """Those who look up what was guessed, and is not what was said, compute it themselves."""
-    request = make_request("a", range(8), max_tokens=40)
-    whole = expected_tokens(request, 0)
-    wrong = AnswerBook({tuple(request.prompt): [whole]}, right=0.6, seed=1)
-    driver = Driver.create(90, 4, device=DelayedRunner, speculation=speculate(wrong, 6))
-    driver.add(request)
-    others = []
-    while driver.busy:
-        driver.step()
-        said = driver.tokens["a", 0]
-        if len(said) in range(4, 36, 4) and len(others) < 8:
-            text = [*range(8), *said, *(token ^ 1 for token in whole[len(said) : len(said) + 8])]
-            others.append(make_request(f"b{len(others)}", text, max_tokens=3))
-            driver.add(others[-1])
-    driver.runner.close()
-    assert_complete(driver, request, *others)
-
-
-class SharingRunner(DelayedRunner):
-    shared_reading = SharedReading(unit_blocks=2, least_tokens=8, most_queries=3)
-
-
-@pytest.mark.parametrize("most", [2, 5])
-def test_what_sequences_share_is_read_once_with_drafts_up_to_as_many_as_the_kernel_takes(most: int) -> None:
-    requests = [make_request(str(i), [*prompt(40), 500 + i], max_tokens=24) for i in range(4)]
-    reading = SharingRunner.shared_reading
-    speculation = speculate(book(*requests, right=0.8), most)
-    driver = drive(*requests, device=SharingRunner, shared_reading=reading, speculation=speculation)
-    assert_complete(driver, *requests)
-    assert (driver.runner.grouped_plans > 3) == (1 + most <= 3)
-    assert driver.scheduler.stats().accepted_tokens > 10
-
-
-# Who is beside
+# What is beside
 
 
 @DEVICES
@@ -368,91 +276,3 @@ def test_no_step_has_more_samples_than_the_runner_takes() -> None:
     story = launched(*requests, speculation=speculate(book(*requests), 5, most_samples=9))
     counts = [sum(len(step.samples) for step in plan.sequences) for plan, *_ in story]
     assert max(counts) == 9
-
-
-# Everything at once
-
-MEMORIES: dict[str, dict[str, Any]] = {
-    "ample": {"usable_blocks": 400},
-    "tight": {"usable_blocks": 60},
-    "swap": {"usable_blocks": 60, "host_blocks": 80, "policy": PreemptionPolicy("swap")},
-    "recompute": {"usable_blocks": 60, "host_blocks": 80, "policy": PreemptionPolicy("recompute")},
-    "sliding": {"usable_blocks": 60, "window": 13},
-    "oversized": {"usable_blocks": 40, "host_blocks": 200, "reads_host": True},
-}
-
-
-@pytest.mark.parametrize("right", [0.0, 0.5, 1.0, None])
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("device", [FakeRunner, DelayedRunner, FailingRunner])
-def test_no_token_tells_of_drafts(device: type[FakeRunner], memory: str, right: float | None) -> None:
-    """Preemptions of both kinds, aborts, deadlines, samples, beams, takeovers, failed steps, and drafts."""
-    proposer, preemptions = AnswerBook({}, right, seed=5), 0
-    for seed in range(2):
-        driver = run_workload(
-            seed,
-            block_size=4,
-            device=device,
-            deadline_rate=0.1,
-            speculation=speculate(proposer, 1 + 4 * seed),
-            **MEMORIES[memory],
-        )
-        assert driver.scheduler.stats().drafted_tokens > 0
-        preemptions += driver.scheduler.stats().preemptions
-    assert proposer.begun == proposer.closed > 0
-    assert preemptions > 0 or memory == "ample"
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 2**32),
-    right=st.sampled_from([0.0, 0.5, 0.8, 1.0, None]),
-    most=st.integers(1, 9),
-    block_size=st.sampled_from([1, 2, 4, 16]),
-    tokens=st.sampled_from([240, 400, 2000]),
-    hosts=st.sampled_from([0, 400]),
-    reads_host=st.booleans(),
-    window=st.sampled_from([0, 0, 9]),
-    device=st.sampled_from([FakeRunner, DelayedRunner, FailingRunner]),
-    most_samples=st.sampled_from([None, 12]),
-)
-def test_any_workload_with_any_guesses(
-    seed: int,
-    right: float | None,
-    most: int,
-    block_size: int,
-    tokens: int,
-    hosts: int,
-    reads_host: bool,
-    window: int,
-    device: type[FakeRunner],
-    most_samples: int | None,
-) -> None:
-
-    proposer = AnswerBook({}, right, seed)
-    run_workload(
-        seed,
-        usable_blocks=tokens // block_size,
-        block_size=block_size,
-        host_blocks=hosts // block_size,
-        reads_host=reads_host and hosts > 0,
-        window=window,
-        policy=MixedPolicy(random.Random(seed)),
-        count=12,
-        device=device,
-        deadline_rate=0.1,
-        speculation=speculate(proposer, most, most_samples=most_samples),
-    )
-    assert proposer.begun == proposer.closed
-
-
-@DEVICES
-def test_log_probabilities_come_with_their_tokens(device: type[FakeRunner]) -> None:
-    request = make_request("a", prompt(9), max_tokens=30, logprobs=0)
-    driver = Driver.create(60, 4, device=device, speculation=speculate(book(request, right=0.7), 4))
-    driver.add(request)
-    tokens, found = expected_tokens(request, 0), []
-    while driver.busy:
-        found += [token.logprob.logprob for token in driver.step().tokens if token.logprob is not None]
-    driver.runner.close()
-    assert found == [score([*prompt(9), *tokens[:i]], tokens[i]) for i in range(30)]

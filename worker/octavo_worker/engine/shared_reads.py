@@ -24,9 +24,9 @@ class SharedReads:
 
     def group(self, steps: list[SequenceStep], num_decodes: int) -> tuple[list[int], list[int]]:
         """`groups` and `prefix_lens` of a plan; both are empty if none of its sequences are worth reading together."""
-        first, most = self._first_host_block, max(1, self._reading.most_queries)
+        first = self._first_host_block
         keys: list[Key | None] = [
-            None if len(step.tokens) > most else step.run_id if step.block_table[0] < first else self._key(step)
+            step.run_id if step.block_table[0] < first and not step.sample_rows else self._key(step)
             for step in steps[:num_decodes]
         ]
         keys += [~step.run_id if self._joins(step) else None for step in steps[num_decodes:]]
@@ -43,8 +43,11 @@ class SharedReads:
         place = {number: at for at, number in enumerate(present)} | {-1: -1}
         return [place[number] for number in numbers] if present else [], [prefix_lens[number] for number in present]
 
-    def _key(self, step: SequenceStep) -> Key:
-        return step.run_id, count_host_blocks(step.block_table, self._first_host_block)
+    def _key(self, step: SequenceStep) -> Key | None:
+        if len(step.tokens) > max(1, self._reading.most_queries):
+            return None
+        hosts = count_host_blocks(step.block_table, self._first_host_block)
+        return (step.run_id, hosts) if hosts else step.run_id
 
     def _joins(self, prompt: SequenceStep) -> bool:
         few = len(prompt.tokens) <= self._reading.most_queries

@@ -10,7 +10,7 @@ from octavo_worker.engine.drafts.proposer import Proposer
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Who proposes, what steps cost, and the bounds: `most` drafts of a sequence in a step, `most_samples` samples of
+    """A proposer, what steps cost, and the bounds: `most` drafts of a sequence in a step, `most_samples` samples of
     all sequences (None: as many as a step has rows)."""
 
     proposer: Proposer
