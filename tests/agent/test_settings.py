@@ -29,6 +29,12 @@ def test_no_amount_is_infinite(name):
         WorkerSettings(**{name: float("inf")})
 
 
+@pytest.mark.parametrize("value", ["on", "draft", "eagle:folder", "NGRAM"])
+def test_a_way_to_guess_that_is_not_known_is_refused_in_words(value):
+    with pytest.raises(ValidationError, match=f"'{value}' is no way to guess tokens: use off, ngram or suffix"):
+        WorkerSettings(speculate=value)
+
+
 async def test_a_name_that_no_job_can_ask_for():
     with pytest.raises(WorkerFailed, match="--served-name"):
         await serve(WorkerSettings(served_name="My Model"), engine_command=ENGINE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from cli_driver import Cli
 from engine_driver import expected_beams, make_request
@@ -91,6 +93,25 @@ def test_preempted_jobs_say_what_was_restored_or_recomputed(queue: Queue, start_
         assert list(result.token_ids) == expected(list(prompt), 200)
     assert sum(result.usage.restored_tokens for result in results) > 0
     assert sum(result.usage.recomputed_tokens for result in results) == 0
+
+
+@pytest.mark.parametrize("speculate", ["ngram", "suffix"])
+def test_jobs_say_what_was_guessed_and_what_was_right(queue: Queue, start_worker, tmp_path, speculate: str):
+    """The text goes round; a stop string ends one job, and nothing behind it is told of."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps([40, 41, 42, 43, 44] * 30))
+    worker = start_worker(f"step_seconds=0.001,script={script}", speculate=speculate, speculate_most=4)
+    jobs = [queue.submit((i, 30 + i), sampling=sampling(100, n=1 + i % 2)) for i in range(4)]
+    for i, job in enumerate(jobs):
+        result = queue.wait(job)
+        assert [list(s.token_ids) for s in result.sequences] == [([40, 41, 42, 43, 44] * 30)[:100]] * (1 + i % 2)
+        assert 50 * (1 + i % 2) < result.usage.accepted_tokens <= result.usage.drafted_tokens
+    whole = queue.wait(jobs[0]).text
+    stopped = queue.wait(queue.submit((7, 8), sampling=sampling(100, stop=[whole[70:74]])))
+    assert stopped.text == whole[: whole.index(whole[70:74])]
+    plain = start_worker(f"step_seconds=0.001,script={script}", served_name="plain").wait_ready()
+    eventually(lambda: worker.info() is not None and worker.info().stats.accepted_tokens > 200)
+    assert plain.info().stats.drafted_tokens == 0
 
 
 def test_text_prompts_and_messages_are_tokenised_without_control_tokens_of_users(queue: Queue, start_worker, tokenizer):

@@ -22,6 +22,8 @@ def main() -> None:
         num_blocks=settings.num_blocks,
         host_cache_bytes=round(settings.swap_memory * 2**30),
         preemption=settings.preemption,
+        speculate=settings.speculate,
+        speculate_most=settings.speculate_most,
         max_running=64,
         token_budget=512,
         max_model_len=1024,
