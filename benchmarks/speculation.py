@@ -25,8 +25,8 @@ from tokenizers import Tokenizer
 
 from octavo.structured import Grammar
 from octavo_worker.bench.report import report, write
+from octavo_worker.bench.scripted import ScriptedRunner
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.contract.step import Launched, Masks, ModelRunner, StepPlan, StepResult
 from octavo_worker.engine.grammar import Compiler, Vocabulary
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import scheduler_for
@@ -70,36 +70,6 @@ def edited() -> str:
     return text
 
 
-class Told:
-    """A step whose samples are those of a script."""
-
-    def __init__(self, launched: Launched, plan: StepPlan, script: list[int]) -> None:
-        self._launched, self._plan, self._script = launched, plan, script
-
-    def choose(self, masks: Masks) -> None:
-        self._launched.choose(masks)
-
-    def result(self) -> StepResult:
-        result = self._launched.result()
-        for step, answer in zip(self._plan.sequences, result.sequences, strict=True):
-            for spec, row, sampled in zip(step.samples, step.rows, answer.samples, strict=True):
-                sampled.token = self._script[step.start + row + 1 - len(spec.prompt)]
-        return result
-
-
-class Scripted:
-    """The runner of a model that says what a script has. It computes every step in full."""
-
-    def __init__(self, runner: ModelRunner, script: list[int]) -> None:
-        self._runner, self._script = runner, script
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def launch(self, plan: StepPlan) -> Told:
-        return Told(self._runner.launch(plan), plan, self._script)
-
-
 class Bench:
     """One loaded model. A run has a scheduler of its own: nothing is known of the runs before, but in the second half
     of a run `suffix` knows the first half of its jobs."""
@@ -118,7 +88,7 @@ class Bench:
         runner, tokens = self.runner, self._tokens
         if load == "edit":
             script = self._ids(edited())
-            runner, tokens = Scripted(runner, [*script, 0]), len(script)
+            runner, tokens = ScriptedRunner(runner, dict.fromkeys(range(batch), script)), len(script)
         scheduler = scheduler_for(runner, replace(self._options, speculate=speculate))
         pipeline = Pipeline(runner, scheduler)
         for number in range(batch):

@@ -60,8 +60,15 @@ def preparation_for(runner: ModelRunner, options: ModelOptions) -> Preparation:
     return Preparation(Compiler(vocabulary))
 
 
-def scheduler_for(runner: ModelRunner, options: ModelOptions, *, num_blocks: int | None = None) -> Scheduler:
-    """A scheduler over the memory of this runner, or over its first `num_blocks` blocks."""
+def scheduler_for(
+    runner: ModelRunner,
+    options: ModelOptions,
+    *,
+    num_blocks: int | None = None,
+    speculation: Speculation | None = None,
+) -> Scheduler:
+    """A scheduler over the memory of this runner, or over its first `num_blocks` blocks, with the `speculation` of the
+    options, or another."""
     return Scheduler(
         num_blocks=num_blocks or runner.num_blocks,
         block_size=runner.block_size,
@@ -76,7 +83,7 @@ def scheduler_for(runner: ModelRunner, options: ModelOptions, *, num_blocks: int
         policy=preemption_policy(options, runner),
         scheduling=POLICIES[options.scheduling](),
         shared_reading=runner.shared_reading,
-        speculation=speculation_for(runner, options),
+        speculation=speculation or speculation_for(runner, options),
     )
 
 
