@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 from math import prod
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_worker.engine.drafts import Acceptance, count_accepted, expected_tokens
+from octavo_worker.engine.drafts import Acceptance, Guesses, count_accepted, expected_tokens
 from octavo_worker.engine.drafts.acceptance import PRIOR
 
 tokens = st.lists(st.integers(0, 3), max_size=8)
@@ -63,16 +64,67 @@ def test_what_is_seen_for_long_replaces_the_prior(accepted: int, least: float, m
     assert least <= acceptance.estimate <= most
 
 
-def test_what_was_seen_fades_where_nothing_is_tried() -> None:
-    acceptance = Acceptance()
+class Script:
+    """A drafter that says what it is told to, and more than it is asked for."""
+
+    def __init__(self) -> None:
+        self.says: list[int] = []
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """It learns nothing."""
+
+    def propose(self, most: int) -> Sequence[int]:
+        return [*self.says, *[99] * most]
+
+    def fork(self) -> Script:
+        return self
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def test_guesses_that_are_not_tried_show_how_good_they_are() -> None:
+    script = Script()
+    guesses = Guesses(script)
+    script.says = [5]
+    for estimate, token in ((1.0, 5), (0.0, 6)):
+        for _ in range(90):
+            assert guesses.propose(1) == [5]
+            guesses.append(token)
+        assert guesses.estimate == pytest.approx(estimate, abs=0.02)
+
+
+def test_a_guess_counts_as_far_as_the_text_agrees_and_once() -> None:
+    script = Script()
+    script.says = [1, 2, 3, 4]
+    guesses, same = Guesses(script), Acceptance()
+    assert guesses.propose(4) == [1, 2, 3, 4]
+    twin = guesses.fork()
+    for token in (1, 2, 9, 4):
+        guesses.append(token)
+    for right in (1, 1, 0):
+        same.observe(1, right)
+    assert guesses.estimate == same.estimate
+    twin.observe(4, 2)
+    for token in (1, 2, 9):
+        twin.append(token)
+    verified = Acceptance()
+    verified.observe(4, 2)
+    assert twin.estimate == verified.estimate
+
+
+def test_what_is_forced_goes_first_and_has_an_estimate_of_its_own() -> None:
+    script = Script()
+    script.says = [1]
+    guesses = Guesses(script)
     for _ in range(50):
-        acceptance.observe(4, 0)
-    before = acceptance.estimate
-    for _ in range(5000):
-        acceptance.rest()
-        assert acceptance.estimate > before or acceptance.estimate == pytest.approx(PRIOR)
-        before = acceptance.estimate
-    assert before == pytest.approx(PRIOR)
+        guesses.propose(1)
+        guesses.append(7)
+    assert guesses.estimate < 0.1
+    assert guesses.propose(2, (7, 8, 9)) == (7, 8)
+    assert guesses.estimate > 0.9
+    guesses.propose(1)
+    assert guesses.estimate < 0.1
 
 
 def test_a_step_without_drafts_says_nothing() -> None:

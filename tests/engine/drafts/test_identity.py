@@ -125,7 +125,7 @@ def test_proposers_and_chosen_lengths_change_no_token(
             drafts = drafter.propose(most)
             (length,) = choose_lengths([len(drafts)], [acceptance.estimate], COSTS)
             said = speculation.step(drafts[:length])
-            acceptance.observe(length, len(said) - 1) if length else acceptance.rest()
+            acceptance.observe(length, len(said) - 1)
             drafter.append(said)
         drafter.close()
         assert speculation.output == decode(model, prompt, len(speculation.output))

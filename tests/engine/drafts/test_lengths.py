@@ -121,7 +121,7 @@ def test_hopeless_drafts_cost_less_than_a_fiftieth(slower: float, sequences: int
         lengths = choose_lengths([8] * sequences, [each.estimate for each in estimates], costs)
         spent += costs.ragged.seconds(sequences + sum(lengths)) if any(lengths) else costs.plain.seconds(sequences)
         for each, drafted in zip(estimates, lengths, strict=True):
-            each.observe(drafted, 0) if drafted else each.rest()
+            each.observe(drafted or 1, 0)
     assert steps * costs.plain.seconds(sequences) / spent > 0.98
 
 
@@ -135,6 +135,6 @@ def test_choice_and_estimate_together_come_near_the_best_fixed_length(acceptance
         accepted = next((place for place, right in enumerate(rights) if not right), length)
         said += accepted + 1
         spent += float(costs.ragged.seconds(1 + length)) if length else costs.without_drafts(1, 0)
-        estimate.observe(length, accepted) if length else estimate.rest()
+        estimate.observe(length, accepted) if length else estimate.observe(1, int(rng.random() < acceptance))
     best = max(rate([length], [acceptance], costs, 0) for length in range(9))
     assert said / spent > 0.95 * best

@@ -39,7 +39,6 @@ class DraftPlanner:
         members = step.sequences[:decodes]
         offers = [self._offer(sequence) for sequence in members]
         lengths = self._lengths(members, offers, others)
-        _rest(members, offers, lengths)
         spare = self._speculation.most_samples
         if spare is not None:
             spare -= sum(len(planned.samples) for planned in step.steps)
@@ -56,11 +55,7 @@ class DraftPlanner:
         if not decoding or not self._may_pay(len(decoding), others):
             return False
         offers = [self._offer(sequence, in_flight=1) for sequence in decoding]
-        lengths = self._lengths(decoding, offers, others)
-        if any(lengths):
-            return True
-        _rest(decoding, offers, lengths)
-        return False
+        return any(self._lengths(decoding, offers, others))
 
     def _offer(self, sequence: Sequence, in_flight: int = 0) -> Tokens[int]:
         """What may follow the token that is planned last, but for `in_flight` tokens, which come before."""
@@ -72,7 +67,7 @@ class DraftPlanner:
             return ()
         matcher = sequence.matcher
         forced = () if matcher is None else matcher.forced()
-        drafts = guesses.propose(most + in_flight, forced)[: most + in_flight]
+        drafts = guesses.propose(most + in_flight, forced)
         stops, vocab_size = request.rules.stop_ids, self._vocab_size
         end = next(
             (at for at, token in enumerate(drafts) if token in stops or not 0 <= token < vocab_size), len(drafts)
@@ -106,13 +101,6 @@ class DraftPlanner:
 
     def _compute_may_pay(self, decodes: int, others: int) -> bool:
         return self._speculation.costs.may_pay(decodes, others, decodes * self._speculation.most)
-
-
-def _rest(members: Iterable[Sequence], offers: list[Tokens[int]], lengths: Tokens[int]) -> None:
-    """Guesses that are not tried lose some of what they learned."""
-    for sequence, offer, length in zip(members, offers, lengths, strict=True):
-        if offer and not length and sequence.guesses is not None:
-            sequence.guesses.rest()
 
 
 def _allowed(matcher: Matcher, drafts: Tokens[int]) -> int:

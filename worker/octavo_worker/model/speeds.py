@@ -16,7 +16,8 @@ BUSY_SECONDS = 0.03
 COPIED_BLOCKS = 32
 RUNS = 3
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-STEPS_SECONDS = 0.2
+SWEEPS = 4
+SWEEP_SECONDS = 0.1
 """No larger steps are timed after this: one that takes so long is limited by its rows, not by what begins it."""
 SAMPLE = SampleSpec(EngineSampling(seed=0, max_tokens=1), 0, (), ())
 
@@ -33,17 +34,17 @@ def measure_speeds(runner: PagedRunner | CudaRunner) -> Speeds:
 
 def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_drafts: int) -> StepSeconds:
     """Times steps of one token a sequence and of up to `most_drafts` more, on a cache that is not in use yet. All sizes
-    twice: what else the machine does at one moment must not make a size look slow."""
+    in turns, some times: what else the machine does at one moment must not make a size look slow."""
     width = min(1 + most_drafts, runner.max_model_len)
     longest = min(max_running * width, runner.num_blocks - 1, runner.most_samples or max_running * width)
     plain, ragged = dict[int, float](), dict[int, float]()
     began, sizes = time.perf_counter(), [rows for rows in STEP_ROWS if rows <= longest]
-    for rows in (1, *sizes, *sizes):
-        if rows not in plain and time.perf_counter() - began > STEPS_SECONDS:
+    for rows in (1, 1, *sizes * SWEEPS):
+        if rows not in plain and time.perf_counter() - began > SWEEP_SECONDS:
             continue
         ones, wide = [1] * min(rows, max_running), [width] * (rows // width) + [rows % width] * (rows % width > 0)
         plain[rows] = min(plain.get(rows, inf), _decoding_seconds(runner, _decodes(runner, ones)))
-        ragged[rows] = min(ragged.get(rows, inf), _seconds(runner, _decodes(runner, wide)))
+        ragged[rows] = min(ragged.get(rows, inf), _seconds(runner, _decodes(runner, wide), runs=1))
     return StepSeconds(list(plain.items()), list(ragged.items()), runner.most_samples)
 
 
@@ -61,7 +62,7 @@ def _decodes(runner: PagedRunner | CudaRunner, queries: Sequence[int]) -> StepPl
 def _decoding_seconds(runner: PagedRunner | CudaRunner, plan: StepPlan) -> float:
     """Of a step that is launched while the one before it runs, where the engine does so."""
     if not runner.asynchronous:
-        return _seconds(runner, plan)
+        return _seconds(runner, plan, runs=1)
     runner.launch(plan).result()
     began, before = time.perf_counter(), runner.launch(plan)
     for _ in range(RUNS):
@@ -85,11 +86,11 @@ def _prefill(runner: PagedRunner | CudaRunner) -> float:
     return tokens / seconds
 
 
-def _seconds(runner: PagedRunner | CudaRunner, plan: StepPlan) -> float:
+def _seconds(runner: PagedRunner | CudaRunner, plan: StepPlan, runs: int = RUNS) -> float:
     """The least of some runs: the first also pays for first touches of pages and code, others for what else the machine
     does."""
     seconds = []
-    for _ in range(RUNS):
+    for _ in range(runs):
         began = time.perf_counter()
         runner.launch(plan).result()
         seconds.append(time.perf_counter() - began)

@@ -7,9 +7,6 @@ PRIOR_TRIALS = 2.0
 """As many trials as the prior is worth."""
 KEPT = 0.95
 """Part of the evidence, prior included, that outlasts a step with drafts: about the last twenty count."""
-FADED = 0.005
-"""Part of the evidence that gives way to the prior in a step without: what was wrong is tried again some day. Tries in
-vain cost less than a hundredth of the time, whatever a try costs: a dearer one takes longer to look worth it."""
 
 
 def expected_tokens(acceptance: float, drafts: int) -> float:
@@ -23,10 +20,9 @@ def expected_tokens(acceptance: float, drafts: int) -> float:
 class Acceptance:
     """The estimate for one sequence: a mean of what was seen, the latest most of all, which begins with a prior."""
 
-    __slots__ = ("_hits", "_prior", "_trials")
+    __slots__ = ("_hits", "_trials")
 
     def __init__(self, prior: float = PRIOR) -> None:
-        self._prior = prior
         self._hits = prior * PRIOR_TRIALS
         self._trials = PRIOR_TRIALS
 
@@ -43,12 +39,7 @@ class Acceptance:
             self._hits = KEPT * self._hits + accepted
             self._trials = KEPT * self._trials + min(accepted + 1, drafted)
 
-    def rest(self) -> None:
-        """A step verified no drafts of the sequence although there was a guess."""
-        self._hits += FADED * (self._prior * PRIOR_TRIALS - self._hits)
-        self._trials += FADED * (PRIOR_TRIALS - self._trials)
-
     def fork(self) -> Acceptance:
-        twin = Acceptance(self._prior)
+        twin = Acceptance()
         twin._hits, twin._trials = self._hits, self._trials
         return twin

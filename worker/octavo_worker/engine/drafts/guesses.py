@@ -12,27 +12,31 @@ CERTAIN = 0.98
 
 
 class Guesses:
-    """Proposes the tokens of one sequence, and knows how often that was right. Tokens that a grammar forces go before
-    those of the drafter, and have an estimate of their own."""
+    """Proposes the tokens of one sequence, and knows how often that was right, whether they were verified as drafts or
+    left to plain decoding: so it is noticed when they begin to be right. Tokens that a grammar forces go before those
+    of the drafter, and have an estimate of their own."""
 
-    __slots__ = ("_acceptance", "_drafter", "_forced", "_latest")
+    __slots__ = ("_acceptance", "_drafter", "_forced", "_latest", "_untried")
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self._acceptance = self._latest = Acceptance()
         self._forced = Acceptance(CERTAIN)
+        self._untried: Sequence[int] = ()  # of the latest proposal, as far as the text agrees with it
 
     def append(self, token: int) -> None:
         """The output has grown by a token."""
+        if self._untried:
+            is_right = self._untried[0] == token
+            self._latest.observe(1, int(is_right))
+            self._untried = self._untried[1:] if is_right else ()
         self._drafter.append((token,))
 
     def propose(self, most: int, forced: Sequence[int] = ()) -> Sequence[int]:
-        """Up to `most` tokens that may follow. `estimate`, `observe` and `rest` are about these from now on."""
-        if forced:
-            self._latest = self._forced
-            return forced[:most]
-        self._latest = self._acceptance
-        return self._drafter.propose(most)
+        """Up to `most` tokens that may follow. `estimate` and `observe` are about these from now on."""
+        self._latest = self._forced if forced else self._acceptance
+        self._untried = (forced or self._drafter.propose(most))[:most]
+        return self._untried
 
     @property
     def estimate(self) -> float:
@@ -40,18 +44,15 @@ class Guesses:
         return self._latest.estimate
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """What became of `drafted` tokens of the latest proposal."""
+        """What became of `drafted` tokens of the latest proposal. Called before they are appended."""
+        self._untried = ()
         self._latest.observe(drafted, accepted)
-
-    def rest(self) -> None:
-        """Nothing of the latest proposal was tried."""
-        self._latest.rest()
 
     def fork(self) -> Guesses:
         """Those of a sequence that has said the same so far."""
         twin = Guesses(self._drafter.fork())
         twin._acceptance = twin._latest = self._acceptance.fork()
-        twin._forced = self._forced.fork()
+        twin._forced, twin._untried = self._forced.fork(), self._untried
         return twin
 
     def close(self) -> None:
