@@ -251,3 +251,23 @@ def test_slow_masks_behind_drafts_are_no_reason_to_give_up(monkeypatch: pytest.M
     assert driver.failed == {}
     assert driver.tokens["a", 0] == TOKENS
     assert now > 1.0
+
+
+def test_a_request_with_a_slow_mask_gets_no_drafts_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, masks = 0.0, 0
+    fill = Matcher.fill
+
+    def slow_once(self: Matcher, row: Any) -> None:
+        nonlocal now, masks
+        masks += 1
+        now += 0.3 * (masks == 1)
+        fill(self, row)
+
+    monkeypatch.setattr(Matcher, "fill", slow_once)
+    request = followed("a", DIGITS)
+    driver = Driver.create(300, 4, runner={"vocab_size": VOCAB}, speculation=speculate(Troubled(), 6))
+    monkeypatch.setattr(driver.scheduler.mask_filler, "_clock", lambda: now)
+    driver.add(request, matchers_of(request))
+    driver.run()
+    assert driver.tokens["a", 0] == TOKENS
+    assert driver.scheduler.stats().drafted_tokens == 0

@@ -60,7 +60,7 @@ class DraftPlanner:
     def _offer(self, sequence: Sequence, in_flight: int = 0) -> Tokens[int]:
         """What may follow the token that is planned last, but for `in_flight` tokens, which come before."""
         guesses, request = sequence.guesses, sequence.request
-        if guesses is None:
+        if guesses is None or request.slow_masks:  # a mask behind a draft would be as slow as those that count
             return ()
         most = min(self._speculation.most, request.final - sequence.computed - in_flight)
         if most <= 0:
