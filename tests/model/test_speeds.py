@@ -95,7 +95,8 @@ def test_a_slow_model_is_timed_for_no_longer_than_it_takes_to_know(monkeypatch: 
     machine = Machine(step=1e-2, token=2e-1, byte=0.0)
     monkeypatch.setattr(speeds, "time", machine)
     measured = measure_steps(machine, 64, 7)  # type: ignore[arg-type]
-    assert [rows for rows, _ in measured.ragged] == [1]
+    assert [rows for rows, _ in measured.ragged] == [1, 8]
+    assert machine.now < 5, "four steps"
 
 
 def test_steps_are_no_larger_than_memory_and_runner_allow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,23 @@ def test_guesses_that_are_not_tried_show_how_good_they_are() -> None:
         assert guesses.estimate == pytest.approx(estimate, abs=0.02)
 
 
+def test_guesses_that_do_not_pay_are_asked_for_seldom() -> None:
+    script = Script()
+    script.says = [5]
+    guesses, asked = Guesses(script), 0
+    for _ in range(200):
+        if guesses.may_pay(0.7):
+            asked += 1
+            guesses.propose(1)
+        guesses.append(6)
+    assert asked == 25
+    for _ in range(400):
+        if guesses.may_pay(0.7):
+            guesses.propose(1)
+        guesses.append(5)
+    assert guesses.may_pay(0.7), "it is noticed that they are right"
+
+
 def test_a_guess_counts_as_far_as_the_text_agrees_and_once() -> None:
     script = Script()
     script.says = [1, 2, 3, 4]

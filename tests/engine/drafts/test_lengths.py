@@ -93,6 +93,16 @@ def test_no_step_is_planned_that_was_not_measured() -> None:
     assert choose_lengths([8], [0.9], costs, others=300) == [0]
 
 
+@given(batches, costs, st.integers(0, 5))
+def test_none_pays_below_the_least_acceptance(batch: list[tuple[int, float]], costs: StepCosts, others: int) -> None:
+    offered, acceptances = [k for k, _ in batch], [a for _, a in batch]
+    least = costs.least_acceptance(len(batch), others, sum(offered))
+    if any(choose_lengths(offered, acceptances, costs, others=others)):
+        assert max(a for k, a in batch if k) > least
+    if sum(offered) and costs.ragged.most_rows > len(batch) + others and least < 0.99:
+        assert any(choose_lengths(offered, [1.0] * len(batch), costs, others=others))
+
+
 def test_no_sequences_and_no_guesses_are_fine() -> None:
     costs = StepCosts(linear(4, 0), linear(4, 0))
     assert choose_lengths([], [], costs) == []

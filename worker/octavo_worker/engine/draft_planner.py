@@ -28,16 +28,16 @@ class DraftPlanner:
         self._speculation = speculation
         self._kv = kv
         self._vocab_size = vocab_size
-        self._may_pay = lru_cache(REMEMBERED)(self._compute_may_pay)
+        self._least = lru_cache(REMEMBERED)(self._compute_least)
         self._choose = lru_cache(REMEMBERED)(self._compute_choice)
 
     def extend(self, step: StepInFlight) -> None:
         """Add drafts to a step. No other is in flight: all tokens are known."""
         decodes, others = step.num_decodes, step.prompt_rows
-        if not decodes or not self._may_pay(decodes, others):
+        if not decodes or (least := self._least(decodes, others)) >= 1.0:
             return
         members = step.sequences[:decodes]
-        offers = [self._offer(sequence) for sequence in members]
+        offers = [self._offer(sequence, least) for sequence in members]
         lengths = self._lengths(members, offers, others)
         spare = self._speculation.most_samples
         if spare is not None:
@@ -52,13 +52,14 @@ class DraftPlanner:
     def is_due(self, decoding: Tokens[Sequence], others: int) -> bool:
         """Whether the step after the one in flight, of these decodes and about so many rows of prompts, is better
         planned with drafts, once that has ended, than ahead of its end without."""
-        if not decoding or not self._may_pay(len(decoding), others):
+        if not decoding or (least := self._least(len(decoding), others)) >= 1.0:
             return False
-        offers = [self._offer(sequence, in_flight=1) for sequence in decoding]
+        offers = [self._offer(sequence, least, in_flight=1) for sequence in decoding]
         return any(self._lengths(decoding, offers, others))
 
-    def _offer(self, sequence: Sequence, in_flight: int = 0) -> Tokens[int]:
-        """What may follow the token that is planned last, but for `in_flight` tokens, which come before."""
+    def _offer(self, sequence: Sequence, least: float, in_flight: int = 0) -> Tokens[int]:
+        """What may follow the token that is planned last, but for `in_flight` tokens, which come before. Nothing where
+        it is not likely to be right with more than the `least` probability that pays."""
         guesses, request = sequence.guesses, sequence.request
         if guesses is None or request.slow_masks:  # a mask behind a draft would be as slow as those that count
             return ()
@@ -67,6 +68,8 @@ class DraftPlanner:
             return ()
         matcher = sequence.matcher
         forced = () if matcher is None else matcher.forced()
+        if not forced and not guesses.may_pay(least):
+            return ()
         drafts = guesses.propose(most + in_flight, forced)
         stops, vocab_size = request.rules.stop_ids, self._vocab_size
         end = next(
@@ -99,8 +102,8 @@ class DraftPlanner:
         acceptances = [estimate / GRAIN for estimate in estimates]
         return choose_lengths(offered, acceptances, self._speculation.costs, others=others)
 
-    def _compute_may_pay(self, decodes: int, others: int) -> bool:
-        return self._speculation.costs.may_pay(decodes, others, decodes * self._speculation.most)
+    def _compute_least(self, decodes: int, others: int) -> float:
+        return self._speculation.costs.least_acceptance(decodes, others, decodes * self._speculation.most)
 
 
 def _allowed(matcher: Matcher, drafts: Tokens[int]) -> int:

@@ -16,9 +16,10 @@ BUSY_SECONDS = 0.03
 COPIED_BLOCKS = 32
 RUNS = 3
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+STEP_ROWS_AT_LEAST = (1, 8)
 SWEEPS = 4
 SWEEP_SECONDS = 0.1
-"""No larger steps are timed after this: one that takes so long is limited by its rows, not by what begins it."""
+"""No further sizes are timed after this: a step that takes so long is limited by its rows, not by what begins it."""
 SAMPLE = SampleSpec(EngineSampling(seed=0, max_tokens=1), 0, (), ())
 
 
@@ -39,13 +40,15 @@ def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_draft
     longest = min(max_running * width, runner.num_blocks - 1, runner.most_samples or max_running * width)
     plain, ragged = dict[int, float](), dict[int, float]()
     began, sizes = time.perf_counter(), [rows for rows in STEP_ROWS if rows <= longest]
-    for rows in (1, 1, *sizes * SWEEPS):
-        if rows not in plain and time.perf_counter() - began > SWEEP_SECONDS:
+    for rows in (*(rows for rows in STEP_ROWS_AT_LEAST if rows <= longest), *sizes * SWEEPS):
+        is_new = rows not in plain
+        limit = inf if is_new and rows in STEP_ROWS_AT_LEAST else SWEEP_SECONDS if is_new else SWEEPS * SWEEP_SECONDS
+        if time.perf_counter() - began > limit:
             continue
         ones, wide = [1] * min(rows, max_running), [width] * (rows // width) + [rows % width] * (rows % width > 0)
         plain[rows] = min(plain.get(rows, inf), _decoding_seconds(runner, _decodes(runner, ones)))
         ragged[rows] = min(ragged.get(rows, inf), _seconds(runner, _decodes(runner, wide), runs=1))
-    return StepSeconds(list(plain.items()), list(ragged.items()), runner.most_samples)
+    return StepSeconds(sorted(plain.items()), sorted(ragged.items()), runner.most_samples)
 
 
 def _decodes(runner: PagedRunner | CudaRunner, queries: Sequence[int]) -> StepPlan:

@@ -39,14 +39,15 @@ class StepCosts:
     plain: RowTimes
     ragged: RowTimes
 
-    def may_pay(self, decodes: int, others: int, most: int) -> bool:
-        """Whether up to `most` drafts would give more tokens a second than a step without any, if all were right."""
+    def least_acceptance(self, decodes: int, others: int, most: int) -> float:
+        """The probability that the likeliest of up to `most` drafts must exceed, or no number of them gives more tokens
+        per second than a step without: each is worth no more than that one. 1 or more: none can pay."""
         room = min(most, self.ragged.most_rows - decodes - others)
         drafts = np.arange(1, max(1, room + 1))
         if not len(drafts):
-            return False
-        best = np.max((decodes + drafts) / self.ragged.seconds(decodes + others + drafts))
-        return bool(best > decodes / self.without_drafts(decodes, others))
+            return 1.0
+        slower = self.ragged.seconds(decodes + others + drafts) / self.without_drafts(decodes, others)
+        return float(np.min(decodes * (slower - 1.0) / drafts))
 
     def without_drafts(self, decodes: int, others: int) -> float:
         """Seconds of a step of so many decodes and `others`, rows of prompts."""

@@ -9,6 +9,8 @@ from octavo_worker.engine.drafts.proposer import Drafter
 
 CERTAIN = 0.98
 """How likely a token is that a grammar forces, until it was seen."""
+SELDOM = 8
+"""Of so many tokens, one is guessed that is not expected to be right: that may have changed."""
 
 
 class Guesses:
@@ -16,12 +18,13 @@ class Guesses:
     left to plain decoding: so it is noticed when they begin to be right. Tokens that a grammar forces go before those
     of the drafter, and have an estimate of their own."""
 
-    __slots__ = ("_acceptance", "_drafter", "_forced", "_latest", "_untried")
+    __slots__ = ("_acceptance", "_drafter", "_forced", "_latest", "_length", "_untried")
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self._acceptance = self._latest = Acceptance()
         self._forced = Acceptance(CERTAIN)
+        self._length = 0  # tokens since it began
         self._untried: Sequence[int] = ()  # of the latest proposal, as far as the text agrees with it
 
     def append(self, token: int) -> None:
@@ -30,7 +33,12 @@ class Guesses:
             is_right = self._untried[0] == token
             self._latest.observe(1, int(is_right))
             self._untried = self._untried[1:] if is_right else ()
+        self._length += 1
         self._drafter.append((token,))
+
+    def may_pay(self, least: float) -> bool:
+        """Whether it is worth asking the drafter where drafts pay that are right with more than this probability."""
+        return self._acceptance.estimate > least or self._length % SELDOM == 0
 
     def propose(self, most: int, forced: Sequence[int] = ()) -> Sequence[int]:
         """Up to `most` tokens that may follow. `estimate` and `observe` are about these from now on."""
@@ -52,7 +60,7 @@ class Guesses:
         """Those of a sequence that has said the same so far."""
         twin = Guesses(self._drafter.fork())
         twin._acceptance = twin._latest = self._acceptance.fork()
-        twin._forced, twin._untried = self._forced.fork(), self._untried
+        twin._forced, twin._untried, twin._length = self._forced.fork(), self._untried, self._length
         return twin
 
     def close(self) -> None:
