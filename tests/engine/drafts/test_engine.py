@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,9 @@ from engine_driver import Driver, assert_complete, expected_beams, expected_toke
 from fake_runner import DelayedRunner, FakeRunner, value_of
 from proposers import FREE, AnswerBook, speculate
 
-from octavo_worker.contract.step import StepPlan
+from octavo_worker.contract.step import Sampled, SequenceStep, StepPlan
 from octavo_worker.engine.drafts import NgramProposer, Proposer, RowTimes, StepCosts, SuffixProposer
-from octavo_worker.messages import AddRequest, BeamOptions, DraftsVerified
+from octavo_worker.messages import AddRequest, BeamOptions, DraftsVerified, Logprob
 
 DEVICES = pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
 DEAR = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(512, 1000.0)]))
@@ -183,6 +184,24 @@ def test_no_token_is_stopped_by_before_its_time() -> None:
         )
         driver = drive(request, speculation=speculate(book(request), 5))
         assert_complete(driver, request)
+
+
+class Overflowing(FakeRunner):
+    """The score of the seventh token is not a number."""
+
+    def _sample(self, step: SequenceStep, number: int, history: list[int], barred: set[int]) -> Sampled:
+        sampled = super()._sample(step, number, history, barred)
+        if len(step.output_at(number)) == 6:
+            sampled.logprob = Logprob(math.nan)
+        return sampled
+
+
+@pytest.mark.parametrize("most", range(1, 9))
+def test_a_failure_amid_a_window_ends_the_request_there(most: int) -> None:
+    request = make_request("a", prompt(9), max_tokens=30, logprobs=0)
+    driver = drive(request, device=Overflowing, speculation=speculate(book(request), most))
+    assert driver.failed["a"].code == "invalid_logits"
+    assert driver.tokens["a", 0] == expected_tokens(request, 0)[:6]
 
 
 def test_drafts_that_are_no_tokens_are_not_computed() -> None:
