@@ -5,7 +5,8 @@
     [--out benchmarks/results/structured.json]
 
 Random weights, one runner, the kinds of runs in turns; medians. `ratio` is tokens per second by those of the batch
-without grammars, `mask_p99_us` the processor time of a mask. The grammar is a long array of records, so that a row
+without grammars, `mask_p99_us` the processor time of a mask, `step_masks_p99_us` the time of all of a step. The grammar
+is a long array of records, so that a row
 runs to its limit; it is compiled before the clock runs. `--vocabulary` is a tokenizer.json, or a tekken.json as the
 package mistral-common has it: a made-up one would say nothing, as its shape decides what masks cost. The bundled
 model has its own. `--vocab-size` gives shapes another head than theirs.
@@ -22,6 +23,8 @@ import time
 from array import array
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from octavo.structured import Grammar
 from octavo_worker.bench.report import percentile, report, write
@@ -87,7 +90,7 @@ class Bench:
         self._compiler.compile(GRAMMAR)
 
     def run(self, batch: int, constrained: int) -> tuple[float, list[float]]:
-        """Tokens a second, and the seconds of each mask. `constrained` rows have a grammar."""
+        """Tokens a second, and the seconds of each step's masks. `constrained` rows have a grammar."""
         scheduler = scheduler_for(self._runner, self._options)
         pipeline = Pipeline(self._runner, scheduler, ahead=self._options.overlap)
         scheduler.mask_filler.log = masks = []
@@ -105,9 +108,23 @@ class Bench:
         assert generated == batch * self._tokens, "a row ended early"
         return generated / seconds, masks
 
+    def masks(self) -> list[float]:
+        """The processor's seconds of masks, one after the other, along random texts."""
+        taken, random = [], np.random.default_rng(0)
+        for _ in range(16):
+            matcher = self._compiler.compile(GRAMMAR)
+            row = np.zeros(matcher.words, np.int32)
+            for _ in range(self._tokens):
+                began = time.thread_time()
+                matcher.fill(row)
+                taken.append(time.thread_time() - began)
+                bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+                matcher.accept((int(random.choice(np.flatnonzero(bits))),))
+        return taken
+
 
 def rows(bench: Bench, batches: list[int], shares: list[float], rounds: int) -> list[dict[str, Any]]:
-    found = []
+    found, masks = [], bench.masks()
     for batch in batches:
         runs: dict[float, list[tuple[float, list[float]]]] = {share: [] for share in (0.0, *shares)}
         for share in runs:
@@ -117,14 +134,14 @@ def rows(bench: Bench, batches: list[int], shares: list[float], rounds: int) -> 
                 taken.append(bench.run(batch, round(share * batch)))
         without = statistics.median(speed for speed, _ in runs[0.0])
         for share, taken in runs.items():
-            masks = [seconds for _, log in taken for seconds in log]
+            steps = [seconds for _, log in taken for seconds in log]
             row: dict[str, Any] = {"batch": batch, "constrained": share}
             row["tokens_per_s"] = round(statistics.median(speed for speed, _ in taken), 1)
             row["ratio"] = round(row["tokens_per_s"] / without, 3)
-            if masks:
-                row["mask_mean_us"] = round(1e6 * statistics.mean(masks), 1)
-                row["mask_p99_us"] = round(1e6 * percentile(masks, 0.99), 1)
-                row["mask_max_us"] = round(1e6 * max(masks), 1)
+            for name, seconds in (("mask", masks), ("step_masks", steps)) if steps else ():
+                row[f"{name}_mean_us"] = round(1e6 * statistics.mean(seconds), 1)
+                row[f"{name}_p99_us"] = round(1e6 * percentile(seconds, 0.99), 1)
+                row[f"{name}_max_us"] = round(1e6 * max(seconds), 1)
             print(row)
             found.append(row)
     return found

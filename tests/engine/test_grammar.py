@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from octavo.grammar import Grammar, GrammarError
-from octavo_worker.engine.grammar import Compiler, Matcher, Vocabulary
+from octavo_worker.engine.grammar import Compiler, Matcher, Together, Vocabulary
 from octavo_worker.files import model_folder
 
 FOLDER = model_folder("demo")
@@ -262,6 +262,30 @@ def test_before_the_grammar_begins_all_may_come_but_a_stop_token(compiler: Compi
     assert set(allowed(matcher.mask())) == STOPS
 
 
+@UNHURRIED
+@given(st.lists(st.tuples(grammars(), st.integers(0, 2**32), st.integers(0, 30)), min_size=1, max_size=9), st.data())
+def test_masks_that_are_computed_together_are_those_one_by_one(
+    compiler: Compiler, drawn: list[tuple[Grammar, int, int]], data: st.DataObject
+) -> None:
+    matchers = []
+    for grammar, seed, steps in drawn:
+        tokens = walk(compiler.compile(grammar), STOPS, seed=seed, limit=steps)
+        matchers.append(compiler.compile(grammar))
+        matchers[-1].accept(tokens)
+    places = data.draw(st.permutations(range(len(matchers) + 2)))[: len(matchers)]
+    rows = np.zeros((len(matchers) + 2, matchers[0].words), np.int32)
+    assert Together(2).fill(matchers, places, rows) == [None] * len(matchers)
+    for matcher, place in zip(matchers, places, strict=True):
+        assert np.array_equal(rows[place], matcher.mask())
+    assert not rows[[place for place in range(len(rows)) if place not in places]].any()
+
+
+def test_rows_of_the_wrong_shape_are_refused(compiler: Compiler) -> None:
+    matcher = compiler.compile(Grammar("regex", "ab"))
+    with pytest.raises(ValueError, match="contiguous rows"):
+        Together(2).fill([matcher], [0], np.zeros((1, matcher.words + 1), np.int32))
+
+
 def test_a_row_of_the_wrong_shape_is_refused(compiler: Compiler) -> None:
     matcher = compiler.compile(Grammar("json_object"))
     words = compiler.vocabulary.words
@@ -290,3 +314,7 @@ def test_a_state_that_nothing_can_follow_is_an_error() -> None:
     matcher.accept(ids("a"))
     with pytest.raises(GrammarError):
         matcher.mask()
+    fine = Compiler(vocabulary, limit_s=600, check=unchecked).compile(Grammar("regex", "ab"))
+    first, second = Together(2).fill([matcher, fine], [0, 1], np.zeros((2, fine.words), np.int32))
+    assert isinstance(first, GrammarError)
+    assert second is None

@@ -95,15 +95,19 @@ def test_they_run_ahead_like_any_other() -> None:
 
 
 @UNHURRIED
-@given(st.lists(st.tuples(SCHEMAS, st.integers(1, 3), st.booleans()), min_size=1, max_size=6), st.integers(0, 2**32))
-def test_every_finished_output_validates(drawn: list[tuple[Any, int, bool]], seed: int) -> None:
+@given(
+    st.lists(st.tuples(SCHEMAS, st.integers(1, 3), st.booleans()), min_size=1, max_size=6),
+    st.integers(0, 2**32),
+    st.sampled_from([1, 2]),
+)
+def test_every_finished_output_validates(drawn: list[tuple[Any, int, bool]], seed: int, threads: int) -> None:
     requests = [
         followed(str(i), schema(value), 50 * i, n=n, seed=seed + i, max_tokens=300)
         if constrained
         else make_request(str(i), prompt(7, 50 * i), n=n, seed=seed + i, max_tokens=30)
         for i, (value, n, constrained) in enumerate(drawn)
     ]
-    with driven(usable_blocks=2000) as driver:
+    with driven(usable_blocks=2000, mask_threads=threads) as driver:
         add(driver, *requests)
         driver.run()
         check(driver, *requests)
@@ -317,6 +321,44 @@ def test_masks_that_take_too_long_cost_their_request_alone(monkeypatch: pytest.M
         assert (failed.code, failed.param) == ("grammar_too_slow", "grammar")
         assert len(driver.tokens["slow", 0]) == 1
         check(driver, requests[1])
+
+
+def test_masks_that_take_too_long_together_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the one that is to blame is found, and a busy machine fails nobody."""
+    requests = [followed(name, DIGITS, 100 * at) for at, name in enumerate(("slow", "a", "b", "c", "late"))]
+    with driven(mask_threads=2) as driver:
+        *early, late = requests
+        add(driver, *early)
+        now = 0.0
+        filler, slow = driver.scheduler.mask_filler, matcher_of(driver, "slow")
+        fill, together, counts = slow.fill, filler._together.fill, []
+
+        def clock() -> float:
+            return now
+
+        def take_long(row: Any) -> None:
+            nonlocal now
+            now += 0.3
+            fill(row)
+
+        def take_long_together(matchers: Any, places: Any, rows: Any) -> Any:
+            nonlocal now
+            now += 0.3 * (slow in matchers)
+            counts.append(len(matchers))
+            return together(matchers, places, rows)
+
+        monkeypatch.setattr(filler, "_clock", clock)
+        monkeypatch.setattr(filler, "_timer", clock)
+        monkeypatch.setattr(slow, "fill", take_long)
+        monkeypatch.setattr(filler._together, "fill", take_long_together)
+        driver.step()
+        add(driver, late)
+        driver.run()
+        assert counts == [4]
+        assert driver.failed.keys() == {"slow"}
+        assert driver.failed["slow"].code == "grammar_too_slow"
+        assert len(driver.tokens["slow", 0]) == 2
+        check(driver, *requests[1:])
 
 
 def test_a_grammar_that_runs_into_the_librarys_limits_costs_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo_worker.contract.step import Masks, SequenceStep
-from octavo_worker.engine.grammar import GrammarError, Matcher
+from octavo_worker.engine.grammar import GrammarError, Matcher, Together
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.step_in_flight import StepInFlight
@@ -17,17 +18,42 @@ from octavo_worker.engine.step_in_flight import StepInFlight
 SLOW_S = 0.25
 """A request with two masks that took longer is given up: all others wait for each."""
 _TOO_SLOW = "the grammar takes too long to follow: make it simpler"
+WORTH_IT = 4  # masks that other threads are woken for
+
+
+@dataclass(slots=True, eq=False)
+class _Masked:
+    """A sequence with masked samples: the place of the first one among all, and the row of its mask. `filled` counts
+    those that have one, from the first on."""
+
+    place: int
+    row: int
+    sequence: Sequence
+    planned: SequenceStep
+    matcher: Matcher
+    filled: int = 0
 
 
 class MaskFiller:
-    """Fills the masks of steps, and gives up requests whose grammar cannot be followed. `clock` tells the seconds that
-    this thread has computed: a busy machine is no fault of a grammar. Those of each mask are kept in `log` while there
-    is one."""
+    """Fills the masks of steps, and gives up requests whose grammar cannot be followed.
 
-    def __init__(self, requests: Requests, clock: Callable[[], float] = time.thread_time) -> None:
+    With several `threads`, masks are computed together. `clock` tells the seconds that this thread has computed: a busy
+    machine is no fault of a grammar. If masks that were computed together took too long, those of their requests are
+    computed one by one from then on, by that clock. `timer` tells seconds. Those of each step are kept in `log` while
+    there is one.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        threads: int = 1,
+        clock: Callable[[], float] = time.thread_time,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.log: list[float] | None = None
         self._requests = requests
-        self._clock = clock
+        self._together = Together(threads) if threads > 1 else None
+        self._clock, self._timer = clock, timer
 
     def fill(self, step: StepInFlight) -> Masks:
         """The masks of a step whose predecessors have been committed; none for sequences that have ended. Of decodes
@@ -35,26 +61,52 @@ class MaskFiller:
         wanted = list(_masked(step))
         if not wanted:
             return Masks.none()
-        words = max(matcher.words for *_, matcher in wanted)
-        rows = np.zeros((sum(len(planned.samples) for _, _, planned, _ in wanted), words), np.int32)
-        places: list[int] = []
-        for place, sequence, planned, matcher in wanted:
-            filled = self._fill_all(rows[len(places) :], sequence, planned, matcher)
-            places += range(place, place + filled)
-            if planned.drafts:
-                step.masked_rows[sequence] = filled
-        return Masks(places, rows[: len(places)])
+        began = self._timer()
+        last = wanted[-1]
+        rows = np.zeros((last.row + len(last.planned.samples), last.matcher.words), np.int32)
+        known = self._fill_together(wanted, rows)
+        for masked in wanted:
+            masked.filled = self._fill_all(rows, masked, known)
+            if masked.planned.drafts:
+                step.masked_rows[masked.sequence] = masked.filled
+        if self.log is not None:
+            self.log.append(self._timer() - began)
+        places = [masked.place + i for masked in wanted for i in range(masked.filled)]
+        if len(places) < len(rows):
+            rows = rows[[masked.row + i for masked in wanted for i in range(masked.filled)]]
+        return Masks(places, rows)
 
-    def _fill_all(self, rows: NDArray[np.int32], sequence: Sequence, planned: SequenceStep, matcher: Matcher) -> int:
-        """Fill the masks of a sequence's samples, and say how many: none after one that fails its request."""
-        if planned.drafts:
-            if sequence.state is State.FINISHED or not self._fill(rows[0], sequence, matcher):
+    def _fill_together(self, wanted: list[_Masked], rows: NDArray[np.int32]) -> dict[Sequence, GrammarError | None]:
+        """Fill the first mask of each sequence, where that is worth it, and say whose and with which errors."""
+        group = [masked for masked in wanted if not masked.sequence.request.suspected]
+        if self._together is None or len(group) < WORTH_IT:
+            return {}
+        began = self._timer()
+        errors = self._together.fill([masked.matcher for masked in group], [masked.row for masked in group], rows)
+        if self._timer() - began > SLOW_S:
+            for masked in group:
+                masked.sequence.request.suspected = True
+        return {masked.sequence: error for masked, error in zip(group, errors, strict=True)}
+
+    def _fill_all(self, rows: NDArray[np.int32], masked: _Masked, known: dict[Sequence, GrammarError | None]) -> int:
+        """Fill the masks of a sequence's samples but for one that is `known`, and say how many there are: none after
+        one that fails its request."""
+        sequence, planned, first = masked.sequence, masked.planned, rows[masked.row]
+        if sequence.state is State.FINISHED:
+            return 0
+        if sequence not in known:
+            if not self._fill(first, sequence, masked.matcher):
                 return 0
-            return 1 + self._look_ahead(rows[1:], sequence, planned, matcher.copy())
-        filled = 0
-        while filled < len(planned.samples) and sequence.state is not State.FINISHED:
-            filled += self._fill(rows[filled], sequence, matcher)
-        return filled
+        elif (error := known[sequence]) is not None:
+            self._requests.fail(sequence.request, "invalid_grammar", error.message, "grammar")
+            return 0
+        else:
+            _bar_stops(first, sequence)
+        behind = rows[masked.row + 1 : masked.row + len(planned.samples)]
+        if planned.drafts:
+            return 1 + self._look_ahead(behind, sequence, planned, masked.matcher.copy())
+        behind[:] = first  # samples that leave a prompt together
+        return len(planned.samples)
 
     def _fill(self, row: NDArray[np.int32], sequence: Sequence, matcher: Matcher) -> bool:
         request = sequence.request
@@ -86,26 +138,30 @@ class MaskFiller:
 
     def _compute(self, row: NDArray[np.int32], sequence: Sequence, matcher: Matcher, drafts: int = 0) -> float:
         """Fill a mask behind so many drafts. Returns the seconds that it took."""
-        request, began = sequence.request, self._clock()
+        began = self._clock()
         matcher.fill(row)
         seconds = self._clock() - began
-        if self.log is not None:
-            self.log.append(seconds)
-        is_early = len(sequence.output) + drafts < request.rules.min_tokens
-        _bar(row, request.barred_early if is_early else request.barred)
+        _bar_stops(row, sequence, drafts)
         return seconds
 
 
-def _masked(step: StepInFlight) -> Iterable[tuple[int, Sequence, SequenceStep, Matcher]]:
-    """(place of its first sample among all, sequence, its part of the step, matcher) of each sequence with masked
-    samples that has not ended. Samples that leave a prompt together belong to forks by now, whose matchers have taken
-    as little as that of the first."""
-    place = 0
+def _masked(step: StepInFlight) -> Iterable[_Masked]:
+    """Sequences that have not ended. Samples that leave a prompt together belong to forks by now, whose matchers have
+    taken as little as that of the first."""
+    place = row = 0
     for sequence, planned in zip(step.sequences, step.steps, strict=True):
         is_masked = bool(planned.samples) and planned.samples[0].masked
         if is_masked and sequence.matcher is not None and sequence.state is not State.FINISHED:
-            yield place, sequence, planned, sequence.matcher
+            yield _Masked(place, row, sequence, planned, sequence.matcher)
+            row += len(planned.samples)
         place += len(planned.samples)
+
+
+def _bar_stops(row: NDArray[np.int32], sequence: Sequence, drafts: int = 0) -> None:
+    """Behind so many drafts."""
+    request = sequence.request
+    is_early = len(sequence.output) + drafts < request.rules.min_tokens
+    _bar(row, request.barred_early if is_early else request.barred)
 
 
 def _bar(row: NDArray[np.int32], barred: NDArray[np.int32] | None) -> None:

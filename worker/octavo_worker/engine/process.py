@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import socket
 import time
@@ -23,6 +24,9 @@ from octavo_worker.messages import Refused
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"priority": PriorityPolicy, "fcfs": FcfsPolicy}
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
+
+MASK_THREADS = 8
+"""Threads that compute masks at most, beside a device that computes by itself."""
 
 
 def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner], options: ModelOptions) -> None:
@@ -84,6 +88,7 @@ def scheduler_for(
         scheduling=POLICIES[options.scheduling](),
         shared_reading=runner.shared_reading,
         speculation=speculation or speculation_for(runner, options),
+        mask_threads=min(MASK_THREADS, len(os.sched_getaffinity(0))) if runner.asynchronous else 1,
     )
 
 

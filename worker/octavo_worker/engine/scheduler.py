@@ -45,10 +45,10 @@ class Scheduler:
     decides between requests: by priority unless told otherwise; `aging_s` are the seconds of waiting after which it may
     promote one. `policy` decides whether the memory of a preempted sequence moves to the host, or is given up and
     computed again, helped by what the prefix cache still holds. Admission keeps `watermark` of the pool free for
-    running sequences. With `shared_reading`, plans say which sequences have leading blocks in common; with
-    `speculation`, decodes may have drafts. `clock` tells seconds since the epoch, as deadlines are given; `timer`
-    seconds that never go back. The ids of host blocks begin at `first_host_block` (None: right after those of the
-    device).
+    running sequences. Masks of grammars are computed by `mask_threads`. With `shared_reading`, plans say which
+    sequences have leading blocks in common; with `speculation`, decodes may have drafts. `clock` tells seconds since
+    the epoch, as deadlines are given; `timer` seconds that never go back. The ids of host blocks begin at
+    `first_host_block` (None: right after those of the device).
 
     A step may be planned while the one before it is in flight, see `can_plan`; `in_flight` are those that have not
     ended, the oldest first. Blocks are published in the prefix cache when the step that fills them is planned, so equal
@@ -73,6 +73,7 @@ class Scheduler:
         scheduling: SchedulingPolicy | None = None,
         shared_reading: SharedReading | None = None,
         speculation: Speculation | None = None,
+        mask_threads: int = 1,
         aging_s: float = 30.0,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
@@ -105,7 +106,7 @@ class Scheduler:
         self._drafts = None if speculation is None else DraftPlanner(speculation, self.kv, vocab_size)
         self._planner = Planner(self._batch, self._requests, scheduling, self._time_share, token_budget, self._drafts)
         self._outputs = OutputProcessor(self._batch, self._requests)
-        self.mask_filler = MaskFiller(self._requests)
+        self.mask_filler = MaskFiller(self._requests, mask_threads)
         self._shared_reads = shared_reading and SharedReads(shared_reading, block_size, first_host_block)
         self.in_flight: deque[StepInFlight] = deque()
         self._steps = 0

@@ -48,7 +48,8 @@ class Request:
     not planned ahead of its own step in flight.
 
     With a grammar, `barred` are the stop tokens that it ignores and `barred_early` those that may not come before
-    `min_tokens`, as masks; None: there are none. `slow_masks` counts masks that took too long.
+    `min_tokens`, as masks; None: there are none. `slow_masks` counts masks that took too long; it is `suspected` if
+    others were computed together with its own when all of them did.
     """
 
     __slots__ = (
@@ -78,6 +79,7 @@ class Request:
         "sequences",
         "slow_masks",
         "started",
+        "suspected",
     )
 
     def __init__(self, message: AddRequest, rules: StopRules, arrival: int, room: int, arrived: float) -> None:
@@ -104,6 +106,7 @@ class Request:
         self.barred: NDArray[np.int32] | None = None
         self.barred_early: NDArray[np.int32] | None = None
         self.slow_masks = 0
+        self.suspected = False
         self.oversized = False  # more than the device's memory holds: the rest of it is kept on the host
         self.started = False
         self.cached_tokens: int | None = None

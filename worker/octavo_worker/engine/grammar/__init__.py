@@ -2,8 +2,8 @@
 
 from octavo.grammar import GrammarError
 from octavo_worker.engine.grammar.compiler import Compilation, Compiler
-from octavo_worker.engine.grammar.matcher import Matcher
+from octavo_worker.engine.grammar.matcher import Matcher, Together
 from octavo_worker.engine.grammar.preparation import Preparation
 from octavo_worker.engine.grammar.vocabulary import Vocabulary
 
-__all__ = ["Compilation", "Compiler", "GrammarError", "Matcher", "Preparation", "Vocabulary"]
+__all__ = ["Compilation", "Compiler", "GrammarError", "Matcher", "Preparation", "Together", "Vocabulary"]

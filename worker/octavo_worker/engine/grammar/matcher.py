@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLExecutor, LLMatcher
+from numpy.typing import NDArray
 
 from octavo.grammar import Grammar, GrammarError, refused
 from octavo_worker.engine.grammar.vocabulary import Row, Vocabulary
@@ -79,15 +80,25 @@ class Matcher:
         that nothing can follow is an error."""
         if row.dtype != np.int32 or row.shape != (self._vocabulary.words,) or not row.flags.c_contiguous:
             raise ValueError(f"a mask is a contiguous row of {self._vocabulary.words} int32: {row.shape} {row.dtype}")
+        if self._is_inside:
+            self._library.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._complete(row)
+
+    @property
+    def _is_inside(self) -> bool:
+        """Whether the library says what may follow."""
+        return self._begun and not self._closed
+
+    def _complete(self, row: Row) -> None:
+        """Make a mask of what the library has written, if it was asked."""
         if not self._begun:
             row[:] = self._vocabulary.unconstrained
         elif self._closed:
             row[:] = self._vocabulary.stops
         else:
-            self._library.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             self._check()
             if not self._library.is_accepting():
-                row &= ~self._vocabulary.stops  # the library allows one that has a text wherever the text may come
+                row &= self._vocabulary.texts  # the library allows a stop token that has a text wherever that may come
             if not row.any():
                 raise GrammarError(f"no token can follow the {self.taken} tokens so far")
 
@@ -141,3 +152,31 @@ class Matcher:
     def _check(self) -> None:
         if self._library.is_error():
             raise refused(self._grammar, self._library.get_error())
+
+
+class Together:
+    """Fills the masks of several matchers at a time, in so many threads of the library."""
+
+    def __init__(self, threads: int) -> None:
+        self._executor = LLExecutor(threads)
+
+    def fill(
+        self, matchers: Sequence[Matcher], places: Sequence[int], rows: NDArray[np.int32]
+    ) -> list[GrammarError | None]:
+        """`Matcher.fill` of each matcher into the row at its place in `rows[R, words]`, contiguous. Returns the
+        errors."""
+        words = matchers[0].words
+        if rows.dtype != np.int32 or rows.shape[1:] != (words,) or not rows.flags.c_contiguous:
+            raise ValueError(f"masks are contiguous rows of {words} int32: {rows.shape} {rows.dtype}")
+        pairs = list(zip(matchers, places, strict=True))
+        if inside := [(matcher._library, place) for matcher, place in pairs if matcher._is_inside]:
+            self._executor.unsafe_compute_mask_ptr(inside, rows.ctypes.data, rows.strides[0], len(rows))
+        return [_error(matcher, rows[place]) for matcher, place in pairs]
+
+
+def _error(matcher: Matcher, row: Row) -> GrammarError | None:
+    try:
+        matcher._complete(row)
+    except GrammarError as error:
+        return error
+    return None

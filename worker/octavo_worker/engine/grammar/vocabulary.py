@@ -38,6 +38,7 @@ class Vocabulary:
         except ValueError as error:
             raise GrammarError(f"no grammar can be followed with this tokenizer: {error}") from None
         self.stops = self.mask(self.stop_ids)
+        self.texts = ~self.stops
         self.unconstrained = self.mask({token for token in ids if token < rows} - self.stop_ids)
 
     @classmethod
