@@ -6,10 +6,9 @@
 
 Random weights, one runner, the kinds of runs in turns; medians. `ratio` is tokens per second by those of the batch
 without grammars, `mask_p99_us` the processor time of a mask, `step_masks_p99_us` the time of all of a step. The grammar
-is a long array of records, so that a row
-runs to its limit; it is compiled before the clock runs. `--vocabulary` is a tokenizer.json, or a tekken.json as the
-package mistral-common has it: a made-up one would say nothing, as its shape decides what masks cost. The bundled
-model has its own. `--vocab-size` gives shapes another head than theirs.
+is a long array of records, so that a row runs to its limit; it is compiled before the clock runs. `--vocabulary` is a
+tokenizer.json, or a tekken.json as the package mistral-common has it: a made-up one would say nothing, as its shape
+decides what masks cost. The bundled model has its own. `--vocab-size` gives shapes another head than theirs.
 """
 
 from __future__ import annotations
