@@ -1,20 +1,18 @@
 // `octavo_kernels._cuda`: the operations of `_cpu`, plus a stream. octavo_kernels has checked what comes here.
-#include "bindings.h"
+#include "module.h"
 
 #include <pybind11/numpy.h>
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
 #include "attention/plan.h"
 #include "cache/args.h"
-#include "cache/mapped_pool.h"
-#include "coded/args.h"
 #include "device/step.h"
 #include "linear/args.h"
-#include "w8a8/w8a8.h"
 #include "sampling/args.h"
+#if !OCTAVO_HIP
+#include "cache/mapped_pool.h"
+#endif
 
 namespace octavo {
 
@@ -25,28 +23,6 @@ struct PlanUse {
   bool history_ready;  // see AttentionArgs
 };
 inline auto fields(PlanUse& x) { return std::tie(x.sequences, x.groups, x.decodes, x.extends, x.history_ready); }
-inline auto fields(LinearTile& x) { return std::tie(x.consumers, x.columns, x.tall); }
-inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster); }
-
-inline auto fields(CodedRows& x) { return std::tie(x.codes, x.stride, x.scales, x.scales_stride); }
-inline auto fields(W8A8Launch& x) { return std::tie(x.kernel, x.consumers, x.tokens, x.height); }
-inline auto fields(CodedMatrix& x) {
-  return std::tie(x.kind, x.group, x.codes, x.scales, x.zeros, x.columns, x.depth);
-}
-inline auto fields(CodedTile& x) { return std::tie(x.tokens, x.cluster); }
-inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.cluster); }
-
-// What a gated product ends in; a norm of x that it begins with.
-struct Gate {
-  bool gated;
-  Activation kind;
-};
-struct Norm {
-  const void* weight;
-  float eps, offset;
-};
-inline auto fields(Gate& x) { return std::tie(x.gated, x.kind); }
-inline auto fields(Norm& x) { return std::tie(x.weight, x.eps, x.offset); }
 
 // Where a step's inputs are unpacked to.
 struct StepPlaces {
@@ -66,28 +42,6 @@ namespace py = pybind11;
 using namespace octavo;
 
 namespace {
-
-cudaStream_t stream_at(Address stream) { return reinterpret_cast<cudaStream_t>(stream); }
-
-void check(const char* operation, cudaError_t error) {
-  if (error == cudaSuccess) return;
-  const std::string message = std::string(operation) + ": ";
-  if (error == cudaErrorInvalidValue) throw std::invalid_argument(message + "no CUDA kernel for these types and sizes");
-  throw std::runtime_error(message + cudaGetErrorString(error));
-}
-
-// Whether it was launched: cudaErrorNotSupported means that it was not, and nothing else was.
-bool launched(const char* operation, cudaError_t error) {
-  if (error != cudaErrorNotSupported) check(operation, error);
-  return error == cudaSuccess;
-}
-
-// The kernels load and store 16 bytes at a time.
-void aligned(const char* name, const void* data, int64_t row_bytes = 0) {
-  if (reinterpret_cast<Address>(data) % 16 != 0 || row_bytes % 16 != 0)
-    throw std::invalid_argument(std::string(name) + " must start at a multiple of 16 bytes, and so must its rows");
-}
-void aligned(const char* name, const Rows& rows, size_t item) { aligned(name, rows.data, rows.stride * int64_t(item)); }
 
 // Each kernel says by cudaErrorInvalidValue what it does not take, and launches nothing then.
 cudaError_t write(const WriteArgs& a, cudaStream_t stream) {
@@ -134,22 +88,6 @@ NormArgs norm_args(int dtype, const Rows& x, const Rows& residual, Address weigh
   return norm_of(Dtype(dtype), x, residual, at<void>(weight), at<void>(bias), out, rows, width, eps, offset);
 }
 
-// Of a product with a weight of codes, all but how it is launched.
-CodedArgs coded_args(int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual, const Rows& out,
-                     int rows, const Gate& gate, const Norm& norm) {
-  aligned("codes", weight.codes), aligned("scales", weight.scales), aligned("zeros", weight.zeros);
-  CodedArgs a{};
-  a.dtype = Dtype(dtype);
-  a.x = x.data, a.x_stride = x.stride;
-  a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
-  a.out = out.data, a.out_stride = out.stride;
-  a.rows = rows, a.columns = weight.columns, a.depth = weight.depth;
-  a.gated = gate.gated, a.activation = gate.kind;
-  a.norm = norm.weight, a.eps = norm.eps, a.offset = norm.offset;
-  a.matrix = weight;
-  return a;
-}
-
 // A launch as Python calls it: what `arguments` takes, then the stream.
 template <class Args, class... Parameters>
 auto launching(const char* operation, Args (*arguments)(Parameters...), cudaError_t (*launch)(const Args&, cudaStream_t)) {
@@ -182,11 +120,13 @@ void define_attention(py::module_& m) {
     check("plan_attention", plan_attention(a, stream_at(stream)));
   });
   m.def("paged_attention", launching("paged_attention", attention_args, attend));
+#if !OCTAVO_HIP
   m.def("decode_step", [](const py::tuple& write, const py::tuple& attention, Address stream) {
     DecodeStepArgs a{from_tuple(rope_write_args, write), from_tuple(attention_args, attention), nullptr};
     a.arrivals = attention[7].cast<const AttentionPlan*>()->arrivals();
     return launched("decode_step", decode_step(a, stream_at(stream)));
   });
+#endif
   m.def("copy_blocks", [](Address cache, int64_t block_bytes, Address pairs, int64_t count, Address stream) {
     check("copy_blocks", copy_blocks(at<void>(cache), block_bytes, at<int64_t>(pairs), count, stream_at(stream)));
   });
@@ -215,70 +155,6 @@ void define_layers(py::module_& m) {
     check("activation",
           activation({Dtype(dtype), Activation(kind), gated, x.data, x.stride, out.data, out.stride, rows, width},
                      stream_at(stream)));
-  });
-  m.def("linear", [](int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out,
-                     int rows, int columns, int depth, const Gate& gate, const Norm& norm, Address counter,
-                     const LinearLaunch& launch, Address stream) {
-    LinearArgs a{};
-    a.dtype = Dtype(dtype);
-    a.x = x.data, a.x_stride = x.stride, a.weight = weight.data, a.weight_stride = weight.stride;
-    a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
-    a.out = out.data, a.out_stride = out.stride;
-    a.rows = rows, a.columns = columns, a.depth = depth;
-    a.gated = gate.gated, a.activation = gate.kind;
-    a.norm = norm.weight, a.eps = norm.eps, a.offset = norm.offset;
-    a.counter = at<unsigned>(counter);
-    return launched("linear", linear(a, launch, stream_at(stream)));
-  });
-}
-
-void define_w8a8(py::module_& m) {
-  m.def("quantise_rows", [](int dtype, int cells, bool in_blocks, const Rows& x, const Norm& norm, const CodedRows& out,
-                            int rows, int width, Address stream) {
-    const QuantiseArgs a{Dtype(dtype), Cells(cells), in_blocks, x.data, x.stride, norm.weight, norm.eps, norm.offset,
-                         out, rows, width};
-    check("quantise_rows", quantise_rows(a, stream_at(stream)));
-  });
-  m.def("w8a8_linear", [](int dtype, int cells, bool in_blocks, const CodedRows& x, const CodedRows& weight, Address bias,
-                          const Rows& residual, const Rows& out, int rows, int columns, int depth, const Gate& gate,
-                          const W8A8Launch& launch, Address stream) {
-    W8A8Args a{};
-    a.dtype = Dtype(dtype), a.cells = Cells(cells), a.in_blocks = in_blocks;
-    a.x = x, a.weight = weight, a.rows = rows, a.columns = columns, a.depth = depth;
-    a.gated = gate.gated, a.activation = gate.kind;
-    a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
-    a.out = out.data, a.out_stride = out.stride;
-    check("w8a8_linear", w8a8_linear(a, launch, stream_at(stream)));
-  });
-  m.def("w8a8_row", [](int dtype, int cells, Address x, const Norm& norm, const CodedRows& weight, Address bias,
-                       Address residual, Address out, int columns, int depth, const Gate& gate, Address stream) {
-    const W8A8RowArgs a{Dtype(dtype), Cells(cells), at<void>(x), norm.weight, norm.eps, norm.offset, weight, columns, depth,
-                        gate.gated, gate.kind, at<void>(bias), at<void>(residual), at<void>(out)};
-    return launched("w8a8_row", w8a8_row(a, stream_at(stream)));
-  });
-}
-
-void define_codes(py::module_& m) {
-  m.def("coded_few", [](int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual,
-                        const Rows& out, int rows, const Gate& gate, const Norm& norm, Address stream) {
-    return launched("coded_few", coded_few(coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm),
-                                           stream_at(stream)));
-  });
-  m.def("coded_tiles", [](int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual,
-                          const Rows& out, int rows, const Gate& gate, const Norm& norm, const CodedTile& tile,
-                          Address stream) {
-    return launched("coded_tiles", coded_tiles(coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm), tile,
-                                               stream_at(stream)));
-  });
-  m.def("coded_wide", [](int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual,
-                         const Rows& out, int rows, const Gate& gate, const Norm& norm, const CodedWideTile& tile,
-                         Address stream) {
-    return launched("coded_wide", coded_wide(coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm), tile,
-                                             stream_at(stream)));
-  });
-  m.def("dequantise", [](int dtype, const CodedMatrix& weight, const Rows& out, Address stream) {
-    aligned("codes", weight.codes), aligned("scales", weight.scales), aligned("zeros", weight.zeros);
-    check("dequantise", dequantise({Dtype(dtype), weight, out.data, out.stride}, stream_at(stream)));
   });
 }
 
@@ -317,8 +193,21 @@ void define_sampling(py::module_& m) {
 
 using Counts = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 
+#if defined(__HIP_PLATFORM_AMD__)
+constexpr const char* kBuiltFor = "AMD";
+#else
+constexpr const char* kBuiltFor = "NVIDIA";
+#endif
+#if OCTAVO_HIP
+constexpr bool kTensorCores = false;
+#else
+constexpr bool kTensorCores = true;
+#endif
+
 // What the host knows of the kernels: nothing is launched.
 void define_host(py::module_& m) {
+  m.attr("built_for") = kBuiltFor;
+  m.attr("tensor_cores") = kTensorCores;
   m.attr("chunk_tokens") = kChunk;
   m.attr("header_words") = sizeof(PlanHeader) / 4;
   m.def("split_queries", [](int group) { return kSplitRows / group; });
@@ -332,7 +221,11 @@ void define_host(py::module_& m) {
   m.def("chip", [] {
     int device, major, multiprocessors, shared_per_block;
     check("chip", cudaGetDevice(&device));
+#if OCTAVO_HIP
+    major = 0;  // as `describe` says
+#else
     check("chip", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+#endif
     check("chip", cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
     check("chip", cudaDeviceGetAttribute(&shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 #if OCTAVO_HOPPER
@@ -360,10 +253,12 @@ void define_host(py::module_& m) {
       .def_property_readonly("list_bytes", &AttentionPlan::list_bytes)
       .def_property_readonly("partial_bytes", &AttentionPlan::partial_bytes)
       .def("place", [](AttentionPlan& plan, Address lists, Address partial) { plan.place(at<void>(lists), at<void>(partial)); });
+#if !OCTAVO_HIP
   py::class_<MappedPool>(m, "MappedPool")
       .def(py::init<int, std::size_t, std::size_t>())
       .def_property_readonly("address", &MappedPool::address)
       .def_static("granularity", &MappedPool::granularity);
+#endif
 }
 
 }  // namespace
@@ -371,8 +266,9 @@ void define_host(py::module_& m) {
 PYBIND11_MODULE(_cuda, m) {
   define_attention(m);
   define_layers(m);
-  define_codes(m);
-  define_w8a8(m);
+#if !OCTAVO_HIP
+  define_products(m);
+#endif
   define_sampling(m);
   define_host(m);
 }

@@ -29,8 +29,7 @@ __device__ inline void clear_values(uint32_t values, int rows, int low, int high
   constexpr int units = D / 8;
   for (int i = thread; i < rows * units; i += threads) {
     const int row = i / units;
-    if (row < low || row >= high)
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(values + i * 16), "r"(0) : "memory");
+    if (row < low || row >= high) clear16(values + i * 16);
   }
 #if OCTAVO_BULK_COPY
   fence_bulk();

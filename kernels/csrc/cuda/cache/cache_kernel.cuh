@@ -178,7 +178,7 @@ __device__ inline void write_heads(const WriteArgs& a, int part, int token, int 
   hold(ahead), hold(ring), hold(own), writer.weights.hold_all();
   auto position_of = [&](int at) { return writer.rotates() && at < tokens ? int(a.positions[at]) : 0; };
   int position = position_of(token);
-  auto stage = [&](int at) -> Ring& { return static_cast<Ring*>(__cvta_shared_to_generic(ring))[at]; };
+  auto stage = [&](int at) -> Ring& { return static_cast<Ring*>(shared_pointer(ring))[at]; };
   auto feed_units = [&](int at, int next) {
     if (next < tokens && writer.used) {
       copy_unit<U>(&stage(at).low[own], source);

@@ -88,15 +88,8 @@ __device__ inline void widen(i8, uint32_t cells, uint32_t& low, uint32_t& high) 
 template <bool by_turns>
 __device__ inline void widen(f8, uint32_t cells, uint32_t& low, uint32_t& high) {
   if (by_turns) cells = __byte_perm(cells, 0, 0x3120);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  asm("{\n"
-      ".reg .b16 first, second;\n"
-      "mov.b32 {first, second}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, first;\n"
-      "cvt.rn.f16x2.e4m3x2 %1, second;\n"
-      "}\n"
-      : "=r"(low), "=r"(high)
-      : "r"(cells));
+#if OCTAVO_WIDENS_F8
+  widen_f8(cells, low, high);
 #else
   // Exponent and fraction one place lower are those of a float16 that is 2^8 too small.
   const uint32_t factor = 0x5c005c00u;

@@ -25,14 +25,8 @@ __device__ inline void round_unit(const float (&x)[U], Unit<U>& unit) {
   for (int j = 0; j < U / 2; ++j) unit.at[j] = pack<T>(x[2 * j], x[2 * j + 1]);
 }
 
-// As one access; the compiler may take it apart where registers are few.
-__device__ inline void store_unit(void* to, const Unit<8>& x) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.at[0]), "r"(x.at[1]), "r"(x.at[2]), "r"(x.at[3])
-               : "memory");
-}
-__device__ inline void store_unit(void* to, const Unit<4>& x) {
-  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(x.at[0]), "r"(x.at[1]) : "memory");
-}
+__device__ inline void store_unit(void* to, const Unit<8>& x) { store_words(to, x.at[0], x.at[1], x.at[2], x.at[3]); }
+__device__ inline void store_unit(void* to, const Unit<4>& x) { store_words(to, x.at[0], x.at[1]); }
 
 // A thread takes two units of U elements of one head: two that rotate with each other, or the two that lie half a head
 // apart. Where a head's threads are no power of two, some idle.

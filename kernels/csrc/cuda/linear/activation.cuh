@@ -8,9 +8,7 @@ namespace octavo {
 
 // x / (1 + exp(-x)), within a few units in the last place: a division proper takes longer than all the rest.
 __device__ inline float silu(float x) {
-  float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + fast_exp2(-kLog2e * x)));
-  return x * inverse;
+  return x * fast_inverse(1.0f + fast_exp2(-kLog2e * x));
 }
 
 template <Activation kind>

@@ -76,7 +76,7 @@ __device__ inline int parts() { return int(gridDim.x); }
 __device__ inline void row_sync() {
 #if OCTAVO_BULK_COPY
   if (parts() > 1) {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_meet();
     return;
   }
 #endif
@@ -86,16 +86,7 @@ __device__ inline void row_sync() {
 // What lies at the address `mine` of shared memory in block `other` of the row.
 __device__ inline uint4 read(const uint4* mine, int other) {
 #if OCTAVO_BULK_COPY
-  if (parts() > 1) {
-    uint32_t address;
-    uint4 v;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(mine)), "r"(other));
-    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
-  }
+  if (parts() > 1) return load_words_of(other, mine);
 #endif
   return *mine;
 }

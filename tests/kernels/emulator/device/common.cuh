@@ -106,6 +106,8 @@ float2 unpack(uint32_t word) {
   std::memcpy(pair, &word, 4);
   return {to_float(pair[0]), to_float(pair[1])};
 }
+inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_inverse(float x) { return 1.0f / x; }
 template <class T, int N>
 struct Elements {
   T at[N];
