@@ -33,11 +33,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what needs a GPU where there is none or the kernels were built without nvcc, what needs the CUDA
-    compiler unless it is asked for, and what needs a program that is not there."""
+    """Deselects what needs a GPU where there is none or the kernels were built for another, or not for all that a test
+    needs, what needs the CUDA compiler unless it is asked for, and what needs a program that is not there."""
     conditions = {
         "gpu": _has_gpu,
+        "plain": lambda: _has_gpu() and not _is_whole(),
+        "beyond_plain": lambda: _has_gpu() and _is_whole(),
         "nvcc": lambda: "nvcc" in config.option.markexpr,
+        "hip": lambda: _has_program("hipcc"),
         "node": lambda: _has_program("node"),
         "go": lambda: _has_program("go"),
         "npm": lambda: (Path(__file__).parent / "support" / "node" / "node_modules").exists(),
@@ -59,6 +62,12 @@ def _has_gpu() -> bool:
     from octavo_kernels import cuda
 
     return torch.cuda.is_available() and cuda.available()
+
+
+def _is_whole() -> bool:
+    from octavo_kernels import cuda
+
+    return cuda.has_tensor_cores()
 
 
 @pytest.fixture(scope="session")

@@ -102,6 +102,7 @@ class Chip(NamedTuple):
 
 
 OLDEST = 9  # the first chips with bulk copies and clusters
+TENSOR_CORES = 8  # the first whose tensor cores take bfloat16; to a build without such kernels every chip is of major 0
 FEW_ROWS = 32  # up to which a row's bits do not depend on the number of rows, unless it is alone
 SOME_ROWS = 64  # of one consumer
 
@@ -193,7 +194,7 @@ def choose_w8a8(
 def _w8a8(
     rows: int, columns: int, depth: int, form: Form, chip: Chip, normed: bool, uniform: bool
 ) -> W8A8Launch | None:
-    if uniform and form is not Form.INT8 and not chip.hopper:
+    if chip.major < TENSOR_CORES or (uniform and form is not Form.INT8 and not chip.hopper):
         return None
     by_row = form is Form.INT8 or (form is Form.FP8 and not uniform)
     if rows == 1 and by_row and chip.major >= OLDEST and depth <= (ROW_NORMED if normed else ROW_DEPTH):

@@ -9,14 +9,12 @@ from torch import Tensor
 
 from octavo_kernels import coded_choice, cuda
 from octavo_kernels.activation import Gate, act_and_mul, code_of
-from octavo_kernels.choice import Ending
+from octavo_kernels.choice import TENSOR_CORES, Ending
 from octavo_kernels.coded import CodedWeight, bricks_of, lay_out
 from octavo_kernels.coded_choice import CodedKernel, CodedLaunch
 from octavo_kernels.norm import normed_rows
 from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
 from octavo_kernels.weights import QuantisedWeight, Scheme
-
-OLDEST = 8  # the first chips with tensor cores for bfloat16
 
 
 def takes(weight: QuantisedWeight) -> bool:
@@ -28,7 +26,7 @@ def knows(scheme: Scheme, depth: int, device: torch.device) -> bool:
     """Whether there are kernels for such a weight on a GPU."""
     if not coded_choice.CODED or not cuda.available() or bricks_of(scheme, depth) is None:
         return False
-    return cuda.chip(device).major >= OLDEST
+    return cuda.chip(device).major >= TENSOR_CORES
 
 
 def pack(weight: QuantisedWeight) -> CodedWeight:

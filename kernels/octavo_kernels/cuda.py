@@ -4,6 +4,9 @@ Kernels take what those for the CPU take, with block sizes that are powers of tw
 for bfloat16 and float16 with `TENSOR_CORE_HEAD_DIMS` and a cache of the same type, and over a cache in eight bits with
 head dims 64, 128 and 256; everything else takes slower kernels that compute in float32. Nothing here synchronises with
 the device: every launch can be captured in a CUDA graph.
+
+A build for AMD (`OCTAVO_HIP`) has the slower kernels alone, and torch computes products. Torch names AMD's devices and
+streams as it names NVIDIA's, and so does this module.
 """
 
 from __future__ import annotations
@@ -22,10 +25,20 @@ from octavo_kernels import choice
 from octavo_kernels.choice import Alignment, Chip, Ending, Form, Kernel, Launch
 from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
 
-try:
-    compiled: Any = importlib.import_module("octavo_kernels._cuda")
-except ImportError:  # built without nvcc
-    compiled = None
+
+def _module() -> Any:
+    """None where it was not built, or for other GPUs than those of this torch."""
+    try:
+        module = importlib.import_module("octavo_kernels._cuda")
+    except ImportError:
+        return None
+    return module if (module.built_for == "AMD") == (torch.version.hip is not None) else None
+
+
+compiled: Any = _module()
+BUILD_STEP = "install it where nvcc is on the PATH"
+if torch.version.hip is not None:
+    BUILD_STEP = "install it with CMAKE_ARGS=-DOCTAVO_HIP=gfx942, or what this chip is (kernels/README.md)"
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +49,32 @@ NO_GATE, NO_NORM = (False, 0), (0, 0.0, 0.0)
 
 
 def available() -> bool:
-    """Whether this build has CUDA kernels."""
+    """Whether this build has kernels for the GPUs of this torch."""
     return compiled is not None
+
+
+def has_tensor_cores() -> bool:
+    """Whether this build has the kernels that use them: attention's fast ones, all products, a decode step in one."""
+    return compiled is not None and bool(compiled.tensor_cores)
+
+
+def captures_graphs() -> bool:
+    """Whether graphs of these launches were shown to work on the GPUs of this torch: on AMD's they were never tried."""
+    return torch.version.hip is None
 
 
 def run(operation: str, device: torch.device, *arguments: object) -> Any:
     """Launches an operation of the module on the current stream of `device`. Returns what the operation says of it."""
     if compiled is None:
         raise RuntimeError(
-            f"a tensor is on {device}, but this build of octavo-kernels has no CUDA kernels: "
-            "install it where nvcc is on the PATH"
+            f"a tensor is on {device}, but this build of octavo-kernels has no kernels for it: {BUILD_STEP}"
         )
     launch = getattr(compiled, operation, None)
     if launch is None:
-        raise NotImplementedError(f"{operation} has no CUDA kernel yet: call it with tensors on the CPU")
+        kind = "" if compiled.tensor_cores else "plain "
+        raise NotImplementedError(
+            f"{operation} is not among the {kind}kernels for {compiled.built_for}: call it with tensors on the CPU"
+        )
     return _launch(launch, device, *arguments)
 
 
@@ -96,7 +121,7 @@ def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
     """By torch's libraries, which read a weight no sooner than the kernel that writes it has ended."""
     rows, depth = x.shape
     library = choice.library(rows, weight.shape[0], depth, FORMS[x.dtype]).kernel
-    with _cublaslt() if library is Kernel.CUBLASLT else nullcontext():
+    with _cublaslt() if library is Kernel.CUBLASLT and torch.version.hip is None else nullcontext():
         if residual is not None and bias is not None:
             torch.addmm(residual, x, weight.t(), out=out).add_(bias)
         elif (addend := residual if bias is None else bias) is not None:
@@ -190,13 +215,16 @@ def _cublaslt() -> Iterator[None]:
 
 def decode_step(device: torch.device, write: tuple[object, ...], attention: tuple[object, ...]) -> bool:
     """Launches what `rope_write_kv` and `paged_attention` with these arguments would; returns whether it did."""
-    return bool(_launch(compiled.decode_step, device, write, attention))
+    return has_tensor_cores() and bool(_launch(compiled.decode_step, device, write, attention))
 
 
 @cache
 def mapping_granularity(device: torch.device) -> int | None:
     """Bytes of which both parts of `mapped_memory` are multiples; None where the driver or the system maps no memory of
-    the host behind the device's, which a trial tells."""
+    the host behind the device's, which a trial tells, and in a build without that."""
+    if not hasattr(compiled, "MappedPool"):
+        log.info("kernels on %s do not read the host's memory: this build maps none", device)
+        return None
     try:
         with torch.cuda.device(device):
             granularity: int = compiled.MappedPool.granularity(torch.cuda.current_device())
@@ -236,4 +264,5 @@ def check_cache(block_size: int) -> None:
 def reads_prefixes_once(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> bool:
     """Whether sequences with equal leading blocks can be grouped (`AttentionPlan.update`): the tensor cores' kernels
     do that, and only where the cache has the type of the data."""
-    return dtype == cache_dtype and dtype.itemsize == 2 and head_dim in TENSOR_CORE_HEAD_DIMS
+    fits = dtype == cache_dtype and dtype.itemsize == 2 and head_dim in TENSOR_CORE_HEAD_DIMS
+    return fits and has_tensor_cores()

@@ -13,6 +13,7 @@ from octavo_kernels.coded_choice import CodedKernel, choose_coded
 from octavo_kernels.weights import Scheme
 
 LIBRARIES = {Kernel.CUBLAS: "cuBLAS", Kernel.CUBLASLT: "cuBLASLt"}
+AMD_LIBRARIES = dict.fromkeys(LIBRARIES, "hipBLAS")
 
 
 class Way(NamedTuple):
@@ -55,4 +56,5 @@ def _dense(columns: int, depth: int, dtype: torch.dtype, device: torch.device, g
     form, chip = cuda.FORMS[dtype], cuda.chip(device)
     launch = choice.choose(1, columns, depth, form, Ending.GATE if gated else Ending.PLAIN, chip)
     kernel = (launch or choice.library(1, columns, depth, form)).kernel
-    return LIBRARIES.get(kernel, kernel.name.lower())
+    libraries = LIBRARIES if torch.version.hip is None else AMD_LIBRARIES
+    return libraries.get(kernel, kernel.name.lower())

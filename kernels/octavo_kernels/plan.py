@@ -49,7 +49,7 @@ class AttentionPlan:
         device: torch.device | str = "cuda",
     ) -> None:
         if not cuda.available():
-            raise RuntimeError("this build of octavo-kernels has no CUDA kernels: install it where nvcc is on the PATH")
+            raise RuntimeError(f"this build of octavo-kernels has no kernels for GPUs: {cuda.BUILD_STEP}")
         self.heads, self.kv_heads, self.head_dim, self.window = heads, kv_heads, head_dim, sliding_window
         self.sequences = sequences
         self._lists = cuda.compiled.AttentionPlan(

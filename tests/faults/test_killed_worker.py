@@ -70,9 +70,11 @@ class Scene:
     undisturbed: Answers
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(kind, marks=[pytest.mark.gpu] * kind.startswith("cuda")) for kind in KINDS]
-)
+def kind_of(name: str) -> Any:
+    return pytest.param(name, marks=[pytest.mark.gpu, pytest.mark.beyond_plain] if name.startswith("cuda") else [])
+
+
+@pytest.fixture(scope="module", params=map(kind_of, KINDS))
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     flags = {**FLAGS, **KINDS[request.param]}
     folder = tmp_path_factory.mktemp("killed")

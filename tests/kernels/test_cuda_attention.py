@@ -42,6 +42,7 @@ def test_prompts_of_many_tiles(gpu_batch, dtype, head_dim):
     check(gpu_batch(lengths, heads=16, kv_heads=8, dtype=dtype, head_dim=head_dim))
 
 
+@pytest.mark.beyond_plain
 @pytest.mark.parametrize(
     ("lengths", "alone"),
     [([(40, 900), (700, 700), (65, 2000)], True), ([(40, 900), (8, 700)], False), ([(40, 900), (64, 1200)], False)],
@@ -66,6 +67,7 @@ def test_sliding_window_over_many_tiles(gpu_batch, window, head_dim):
     check(gpu_batch([(700, 1500), (129, 400), (64, 1000)], heads=8, head_dim=head_dim), sliding_window=window)
 
 
+@pytest.mark.beyond_plain
 @pytest.mark.parametrize("head_dim", [96, 128])
 def test_layers_share_a_plan(gpu_batch, head_dim):
     """What blocks draw their work from is as it was when a call ends."""
@@ -239,9 +241,8 @@ def test_a_prompt_cut_into_chunks_gives_the_same_bits(gpu_batch):
     assert_tail_as_in_whole(gpu_batch([(300, 700)]), last_queries=100)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (16, 1), (10, 2), (9, 1)])
-def test_few_queries_after_a_long_context(gpu_batch, heads, kv_heads):
-    """They are split along their keys: right, and with the bits of decoding one token after the other."""
+def few_queries_after_a_long_context(heads, kv_heads):
+    """The most queries that are split along their keys, the least tokens before them, and sequences on either side."""
     most, limit = split_queries(heads // kv_heads), chunk_tokens() * 2
     lengths = [
         (5, 2000),
@@ -252,8 +253,21 @@ def test_few_queries_after_a_long_context(gpu_batch, heads, kv_heads):
         (6, 4096),
         (17, 1536),
     ]
+    return most, limit, lengths
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (16, 1), (10, 2), (9, 1)])
+def test_few_queries_after_a_long_context_are_split(gpu_batch, heads, kv_heads):
+    _, _, lengths = few_queries_after_a_long_context(heads, kv_heads)
+    check(gpu_batch([(n, c) for n, c in lengths if n > 0], heads=heads, kv_heads=kv_heads, head_dim=128))
+
+
+@pytest.mark.beyond_plain
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (16, 1), (10, 2), (9, 1)])
+def test_few_queries_after_a_long_context_have_the_bits_of_decodes(gpu_batch, heads, kv_heads):
+    """One token after the other; plain kernels add up the keys of a single query in another order."""
+    most, limit, lengths = few_queries_after_a_long_context(heads, kv_heads)
     batch = gpu_batch([(n, c) for n, c in lengths if n > 0], heads=heads, kv_heads=kv_heads, head_dim=128)
-    check(batch)
     together = batch.attend()
     for i, (queries, context) in enumerate(lengths):
         if queries > most or context - queries < limit:

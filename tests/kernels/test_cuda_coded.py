@@ -12,7 +12,7 @@ from octavo_kernels.weights import Codes, dequantise
 from .coded_weights import FORM_NAMES, FORMS, ROW, random_weight
 from .conftest import assert_a_graph_computes_the_same
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
 HALF = [torch.bfloat16, torch.float16]
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-23}

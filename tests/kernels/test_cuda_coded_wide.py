@@ -10,7 +10,7 @@ from octavo_kernels.weights import Codes, dequantise
 from .coded_weights import FORM_NAMES, FORMS, random_weight
 from .test_cuda_coded import ROUNDING, pack, rows_of
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
 HALF = [torch.bfloat16, torch.float16]
 LAUNCHES = [

@@ -6,7 +6,7 @@ import torch
 from octavo_kernels import ops
 from octavo_kernels.plan import AttentionPlan
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
 HALF = [torch.bfloat16, torch.float16]
 BLOCK = 16

@@ -204,7 +204,7 @@ def test_copy_blocks():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="no CUDA kernel for these types and sizes"):
+    with pytest.raises(ValueError, match="no GPU kernel for these types and sizes"):
         ops.rms_norm(torch.zeros(2, 16, device="cuda").bfloat16()[:, :12], torch.zeros(12, device="cuda").bfloat16(),
                      out=torch.zeros(2, 16, device="cuda").bfloat16()[:, :12])  # fmt: skip
     with pytest.raises(ValueError, match=r"^weight is on cpu, but x is on cuda"):

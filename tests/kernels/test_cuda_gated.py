@@ -7,7 +7,7 @@ from octavo_kernels import cuda, ops, reference
 
 from .conftest import assert_a_graph_computes_the_same
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
 HALF = [torch.bfloat16, torch.float16]
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}

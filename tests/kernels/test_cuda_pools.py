@@ -10,7 +10,7 @@ import torch
 from octavo_kernels import ops
 from octavo_kernels.pools import Pools, empty_pools, reads_host
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
 CUDA = torch.device("cuda")
 BLOCK, BLOCKS, LAYERS, HEADS, KV_HEADS = 16, 80, 3, 8, 2

@@ -7,7 +7,7 @@ from torch import Tensor
 from octavo_kernels import cuda, ops, reference
 from octavo_kernels.plan import AttentionPlan, chunk_count, chunk_tokens, split_queries
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
 
 class Grouped:

@@ -207,6 +207,7 @@ def test_eight_bits_are_swapped_and_copied_as_others(folder: Path, mode: str) ->
     lose_nothing(load_runner(options(folder, kv_dtype="int8")), mode, random_requests(100))
 
 
+@pytest.mark.beyond_plain
 def test_reading_a_shared_prefix_once_changes_nothing(runner: ModelRunner) -> None:
     rng = random.Random(6)
     prefix = [rng.randrange(VOCAB) for _ in range(1100)]

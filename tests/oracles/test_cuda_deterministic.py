@@ -18,7 +18,7 @@ from octavo_worker.model import load_runner
 from .drive import Answers, Engine, request
 from .test_cuda import COMMON, CONFIGS, VOCAB, options, random_requests
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
 SLIDING = MistralConfig(**COMMON, sliding_window=100)
 MODELS = {**CONFIGS, "sliding": SLIDING}

@@ -22,7 +22,7 @@ from .drive import Engine, request
 from .test_cuda import CONFIGS, options
 from .test_sliding import prompt
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
 BLOCKS = 8  # 128 tokens; the prompts are of 280
 

@@ -66,7 +66,7 @@ def test_10_000_requests_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.beyond_plain)])
 def test_10_000_requests_on_a_gpu(deterministic: bool) -> None:
     options = ModelOptions(
         model="demo", device="cuda", num_blocks=257, host_cache_bytes=16 << 20, max_running=64, max_model_len=256,

@@ -33,7 +33,10 @@ PATTERN = "[0-9]{2}[a-z ]{30}"
 WORDS = Grammar("choice", '["yes", "yesterday", "no"]')
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.beyond_plain])
+
+
+@pytest.fixture(scope="module", params=["cpu", GPU])
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
     options = ModelOptions(
         model="demo", device=request.param, num_blocks=400, host_cache_bytes=8 << 20, max_running=64, deterministic=True

@@ -15,7 +15,7 @@ inline cudaStream_t stream_at(Address stream) { return reinterpret_cast<cudaStre
 inline void check(const char* operation, cudaError_t error) {
   if (error == cudaSuccess) return;
   const std::string message = std::string(operation) + ": ";
-  if (error == cudaErrorInvalidValue) throw std::invalid_argument(message + "no CUDA kernel for these types and sizes");
+  if (error == cudaErrorInvalidValue) throw std::invalid_argument(message + "no GPU kernel for these types and sizes");
   throw std::runtime_error(message + cudaGetErrorString(error));
 }
 

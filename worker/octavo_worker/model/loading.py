@@ -65,6 +65,9 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
     budget = token_budget(options, model.device)
     runner: PagedRunner | CudaRunner
     if model.device.type == "cuda":
+        graphs = options.cuda_graphs and cuda.captures_graphs()
+        if options.cuda_graphs and not graphs:
+            log.info("steps launch their kernels one by one: graphs on %s were never tried", cuda.compiled.built_for)
         runner = CudaRunner(
             model,
             cache,
@@ -73,7 +76,7 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
             max_running=options.max_running,
             most_samples=options.most_samples,
             drafts=options.drafts,
-            graphs=options.cuda_graphs,
+            graphs=graphs,
         )
         runner.warm_up()
     else:
@@ -110,10 +113,11 @@ def _asked(options: ModelOptions, model: CausalModel) -> int | None:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device named, or for "auto" a GPU that torch and the kernels can use, else the CPU."""
+    """The device named, or for "auto" a GPU that torch and the kernels can use, else the CPU. To torch AMD's are
+    "cuda", too."""
     usable = torch.cuda.is_available() and cuda.available()
     if name == "cuda" and not usable:
-        missing = "the kernels were built without nvcc" if torch.cuda.is_available() else "torch sees no GPU"
+        missing = "the kernels were not built for this GPU" if torch.cuda.is_available() else "torch sees no GPU"
         raise ModelError(f"--device cuda: {missing}; give --device cpu, or see kernels/README.md.")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and usable) else "cpu")
 
