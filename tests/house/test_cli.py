@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -195,6 +197,18 @@ def test_doctor_names_the_next_step_when_there_is_no_server() -> None:
     found = diagnose("redis://:secret@127.0.0.1:1", code=1)["redis"]
     assert found["state"] == "error"
     assert "octavo up" in found["next_step"]
+
+
+@pytest.mark.parametrize(("built_for", "said"), [("AMD", ["builds for AMD, untested on a card"]), ("NVIDIA", [])])
+def test_doctor_tells_what_a_build_for_amd_is_worth(
+    built_for: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "octavo_kernels._cuda", SimpleNamespace(built_for=built_for))
+    result = CliRunner().invoke(build_app(), ["doctor", "--json", "--redis-url", "redis://127.0.0.1:1"])
+    findings = [finding for finding in json.loads(result.stdout)["findings"] if finding["name"] == "kernels"]
+    assert findings[0]["state"] == "ok"
+    assert [finding["found"] for finding in findings[1:]] == said
+    assert all(finding["state"] == "warning" for finding in findings[1:])
 
 
 def test_doctor_asks_for_patience_while_the_server_loads(tmp_path: Path) -> None:

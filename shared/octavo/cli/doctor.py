@@ -118,7 +118,19 @@ def _kernels() -> list[Finding]:
         step = "only workers need them: pip install ./kernels (needs a C++ compiler and Python.h)"
         return [Finding("kernels", "warning", "not installed", step)]
     level = importlib.import_module("octavo_kernels._cpu").level()
-    return [Finding("kernels", "ok", f"built; CPU instructions in use: {level}")]
+    return [Finding("kernels", "ok", f"built; CPU instructions in use: {level}"), *_kernels_for_amd()]
+
+
+def _kernels_for_amd() -> list[Finding]:
+    """What a build of the GPU kernels for AMD is worth."""
+    try:
+        module = importlib.import_module("octavo_kernels._cuda")
+    except ImportError:  # built without
+        return []
+    if module.built_for != "AMD":
+        return []
+    step = "compare its answers with those of --device cpu first; kernels/README.md says what was run"
+    return [Finding("kernels", "warning", "builds for AMD, untested on a card", step)]
 
 
 def _redis(url: str) -> list[Finding]:
