@@ -18,13 +18,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).parent / "data/compiled.json"
 CUDA = ("*.cu", "*.cuh", "*.h", "*.cpp", "CMakeLists.txt")
-TESTS = ("compiled.py", "emulated.py", "emulator/*", "test_codes.py", "test_cuda_build.py", "test_emulated.py")
+TESTS = (
+    "compiled.py", "emulated.py", "emulator/*", "plain_build.py", "test_codes.py", "test_cuda_build.py",
+    "test_emulated.py",
+)  # fmt: skip
 
 
 def sources() -> list[Path]:
     """All that the result depends on, but for the compiler."""
     csrc = ROOT / "kernels/csrc"
-    found = {path for pattern in CUDA for path in (csrc / "cuda").rglob(pattern)}
+    found = {path for part in ("cuda", "hip") for pattern in CUDA for path in (csrc / part).rglob(pattern)}
     found |= {*csrc.glob("*.h"), ROOT / "kernels/CMakeLists.txt"}
     found |= {path for pattern in TESTS for path in Path(__file__).parent.glob(pattern) if path.is_file()}
     return sorted(found)

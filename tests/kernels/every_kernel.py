@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import cycle, product
 
-import numpy as np
 import torch
 from coded_weights import FORMS, random_weight
+from step_words import step_message
 from torch import Tensor
 
 from octavo_kernels import choice, coded_choice, coded_cuda, cuda, ops, pools, step, w8a8
@@ -337,17 +337,7 @@ def sample() -> None:
 
 
 def inputs() -> None:
-    header, record, drawn = np.zeros(1, step.HEADER), np.zeros(2, step.SEQUENCE), np.zeros(2, step.SAMPLE)
-    record["row"], record["context"], record["queries"], record["query_start"] = [1, 0], [20, 3], [1, 3], [0, 1]
-    record["blocks"], record["group"], drawn["row"], drawn["top_p"] = [2, 1], -1, [0, 3], 1.0
-    lengths = [part.nbytes // 4 for part in (header, record)]
-    header["sequences"], header["tokens"], header["samples"] = 2, 4, 2
-    header["sequence_at"], header["token_at"] = lengths[0], sum(lengths)
-    header["sample_at"] = sum(lengths) + 4
-    block_at = sum(lengths) + 4 + drawn.nbytes // 4
-    record["block_at"] = [block_at, block_at + 2]
-    parts = [header.view("<i4"), record.view("<i4"), [~0, 5, 6, 7], drawn.view("<i4"), [3, 4, 2]]
-    words = torch.from_numpy(np.concatenate(parts).astype(np.int32)).pin_memory()
+    words = torch.from_numpy(step_message()).pin_memory()
     message = torch.empty_like(words, device="cuda")
     step.carry(words, message)
     places = step.StepInputs.allocate(4, 16, 3, torch.device("cuda"))

@@ -53,7 +53,8 @@ def configure(folder: Path, *options: str) -> str:
 
 
 def build(folder: Path) -> str:
-    return run(sys.executable, "-m", "cmake", "--build", folder, "--target", "_cuda", "-j2")
+    """Returns its commands, and what the compilers said."""
+    return run(sys.executable, "-m", "cmake", "--build", folder, "--target", "_cuda", "-j2", "-v")
 
 
 def offered(folder: Path) -> tuple[str, bool, set[str]]:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pybind11
 import pytest
 
+from . import plain_build
+
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
 
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -108,3 +110,15 @@ def test_kernels_fit_chips_whose_multiprocessors_hold_fewer_threads(build: Path,
     """Those beside attention, which takes minutes; `make kernels` builds all for every chip."""
     done = compile_like(build, f"{kernel}.cu", architecture="86")
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_plain_kernels_compile_for_nvidia_too(request: pytest.FixtureRequest) -> None:
+    """Without PTX, to try on an NVIDIA GPU what AMD's runs."""
+    folder = request.config.cache.mkdir("plain_build")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = plain_build.configure(folder, "-DOCTAVO_HIP=nvcc", "-DCMAKE_CUDA_ARCHITECTURES=90-real")
+        assert "plain kernels by nvcc (90-real)" in said
+        plain_build.build(folder)
+        offered = plain_build.offered(folder / "csrc/hip")
+    assert offered == ("NVIDIA", False, plain_build.OPERATIONS | plain_build.HOST)

@@ -31,7 +31,7 @@ struct Barrier {
 struct Meeting {
   int arrived = 0;
   uint64_t generation = 0;
-  void* given[128] = {};
+  void* given[1024] = {};
 };
 // Matrix products of a warpgroup: begun, and in groups that have been committed.
 struct Products {
@@ -45,7 +45,7 @@ struct Block {
   Index index;
   std::map<uint32_t, Barrier> barriers;
   std::map<int, Meeting> named;
-  std::vector<Meeting> warps, warpgroups;
+  std::vector<Meeting> warps, waves, warpgroups;
   std::vector<Products> products;  // of each warpgroup
   std::vector<Block*> cluster;
 };
@@ -59,6 +59,7 @@ struct Fiber {
   uint64_t meetings = 0;
 };
 
+constexpr int kStack = 65536;
 inline Fiber* current = nullptr;
 inline ucontext_t scheduler;
 inline Index block_size, grid_size;
@@ -78,7 +79,7 @@ inline void fail(const char* what) {
 template <class F>
 void meet(Meeting& m, int place, int count, void* given, F&& together) {
   const uint64_t generation = m.generation;
-  m.given[place % 128] = given;
+  m.given[place] = given;
   if (++m.arrived == count) {
     together(m);
     m.arrived = 0, ++m.generation, steps_without_progress = 0;
@@ -126,10 +127,10 @@ inline void fiber_main() {
 }
 
 // One cluster's blocks side by side; clusters one after the other.
-inline void launch(int grid, int threads, int shared_bytes, int cluster, std::function<void()> kernel) {
-  grid_size = {grid, 1, 1}, block_size = {threads, 1, 1};
-  if (grid % cluster) fail("a grid of part of a cluster");
-  for (int first = 0; first < grid; first += cluster) {
+inline void launch(Index grid, int threads, int shared_bytes, int cluster, std::function<void()> kernel) {
+  grid_size = grid, block_size = {threads, 1, 1};
+  if (grid.x % cluster || grid.z > 1) fail("a grid of part of a cluster, or of three dimensions");
+  for (int first = 0; first < grid.x * grid.y; first += cluster) {
     std::vector<Block> blocks(cluster);
     std::vector<std::unique_ptr<Fiber>> fibers;
     cluster_threads = cluster * threads, cluster_meeting = {};
@@ -139,17 +140,17 @@ inline void launch(int grid, int threads, int shared_bytes, int cluster, std::fu
       block.memory.reset(new char[shared_bytes + 2048]);
       std::memset(block.memory.get(), 0xff, shared_bytes + 2048);
       block.shared = block.memory.get() + (-reinterpret_cast<uintptr_t>(block.memory.get()) & 127);
-      block.bytes = shared_bytes, block.rank = b, block.index = {first + b, 0, 0};
-      block.warps.resize(threads / 32), block.warpgroups.resize((threads + 127) / 128);
+      block.bytes = shared_bytes, block.rank = b, block.index = {(first + b) % grid.x, first / grid.x, 0};
+      block.warps.resize((threads + 31) / 32), block.waves.resize((threads + 63) / 64), block.warpgroups.resize((threads + 127) / 128);
       block.products.resize(block.warpgroups.size());
       for (Block& other : blocks) block.cluster.push_back(&other);
       for (int t = 0; t < threads; ++t) {
         fibers.push_back(std::make_unique<Fiber>());
         Fiber& f = *fibers.back();
         f.block = &block, f.thread = {t, 0, 0};
-        f.stack.reset(new char[65536]);
+        f.stack.reset(new char[kStack]);
         getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.get(), f.context.uc_stack.ss_size = 65536, f.context.uc_link = nullptr;
+        f.context.uc_stack.ss_sp = f.stack.get(), f.context.uc_stack.ss_size = kStack, f.context.uc_link = nullptr;
         makecontext(&f.context, fiber_main, 0);
       }
     }

@@ -300,7 +300,7 @@ cudaError_t clusters_at_once(void (*)(Parameters...), const Launch& how, int& cl
 template <class... Parameters, class... Arguments>
 cudaError_t launch_after(void (*kernel)(Parameters...), const Launch& how, cudaStream_t, const Arguments&... arguments) {
   if (how.shared_bytes > 232448) return cudaErrorInvalidValue;
-  emulator::launch(int(how.grid.x), how.threads, how.shared_bytes, how.cluster, [&] { kernel(arguments...); });
+  emulator::launch({int(how.grid.x), 1, 1}, how.threads, how.shared_bytes, how.cluster, [&] { kernel(arguments...); });
   return cudaSuccess;
 }
 
