@@ -86,7 +86,7 @@ struct PlanHeader {
 };
 
 // A block of one layer holds, for each KV head, K [block_size][head_dim] and V [block_size][head_dim]. Inside a row the
-// 16-byte units are permuted (`swizzle` in common.cuh), so a slice copied as it is lies free of bank conflicts in shared
+// 16-byte units are permuted (`swizzle` in elements.cuh), so a slice copied as it is lies free of bank conflicts in shared
 // memory.
 struct AttentionArgs : AttentionOperands {
   PlanHeader* header;

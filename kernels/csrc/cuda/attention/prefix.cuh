@@ -26,18 +26,21 @@ __device__ inline bool leaves_without_tiles(const AttentionArgs& a) {
   if (blockIdx.x == 0) wait_for_previous_kernel();
   return true;
 }
+#if OCTAVO_BULK_COPY
+__device__ inline void add_tiles_left(const AttentionArgs& a, int tiles) { add_released(&a.header->tiles_left, tiles); }
+#endif
 // Of one thread of the prefix kernel, before the decode kernel may begin: so many will be ended. Also before the kernel's
 // wait: all blocks of the fold before have heard of the end of theirs when they let the next kernel begin.
 __device__ inline void begin_tiles([[maybe_unused]] const AttentionArgs& a, [[maybe_unused]] int tiles) {
 #if OCTAVO_BULK_COPY
-  add_released(&a.header->tiles_left, tiles);
+  add_tiles_left(a, tiles);
   __threadfence();
 #endif
 }
 // Of one thread of those that have written the results of so many.
 __device__ inline void end_tiles([[maybe_unused]] const AttentionArgs& a, [[maybe_unused]] int tiles) {
 #if OCTAVO_BULK_COPY
-  add_released(&a.header->tiles_left, -tiles);
+  add_tiles_left(a, -tiles);
 #endif
 }
 __device__ inline void wait_for_tiles([[maybe_unused]] const AttentionArgs& a) {
