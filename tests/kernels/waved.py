@@ -38,8 +38,8 @@ CHANGES = (
     (r"(\w+)<<<(.+?)>>>\(", r"waves::launching(\1, \2)("),
     (r"^  extern __shared__ float4 (\w+)\[\];", r"  float4* const \1 = waves::dynamic_shared();"),
     (r"^extern __shared__ float4 (\w+)\[\];", r"static waves::DynamicShared \1;"),
-    (r"return .*\(SharedByte\*\)\(p\).*;", "return waves::shared_address(p);"),
-    (r"return .*\(SharedByte\*\)\(uint32_t.*;", "return waves::shared_pointer(address);"),
+    (r"return .*\(SharedByte\*\)\(p\)\);", "return waves::shared_address(p);"),
+    (r"return .*\(SharedByte\*\)\(SharedPlace\(address\)\)\);", "return waves::shared_pointer(address);"),
 )
 
 

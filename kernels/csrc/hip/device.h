@@ -5,6 +5,8 @@
 #include <hip/hip_fp16.h>
 #include <hip/hip_runtime.h>
 
+#include <type_traits>
+
 #include "hip/floats.h"
 #include "hip/runtime.h"
 
@@ -61,11 +63,13 @@ __device__ inline void __syncwarp() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
+// Addresses of shared memory have 32 bits; the compiler looks at this for the host, too, where they do not.
 using SharedByte = __attribute__((address_space(3))) char;
-__device__ inline size_t __cvta_generic_to_shared(const void* p) {
-  return uint32_t(reinterpret_cast<uintptr_t>((SharedByte*)(p)));
-}
-__device__ inline void* __cvta_shared_to_generic(size_t address) { return (void*)((SharedByte*)(uint32_t(address))); }
+using SharedPlace = std::conditional_t<sizeof(SharedByte*) == 4, uint32_t, uint64_t>;
+__device__ inline size_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<SharedPlace>((SharedByte*)(p)); }
+__device__ inline void* __cvta_shared_to_generic(size_t address) { return (void*)((SharedByte*)(SharedPlace(address))); }
+
+__device__ inline void __trap() { __builtin_trap(); }
 
 // HIP's is the chip's approximation.
 __device__ inline float __frcp_rn(float x) { return 1.0f / x; }

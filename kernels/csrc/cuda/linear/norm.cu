@@ -9,9 +9,9 @@ enum class Kind { rms, layer };
 
 // How many of the largest blocks a multiprocessor holds: those of smaller chips before Hopper have room for 1,536 threads.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900
-constexpr int kBlocks = 1;
+[[maybe_unused]] constexpr int kBlocks = 1;
 #else
-constexpr int kBlocks = 2;
+[[maybe_unused]] constexpr int kBlocks = 2;
 #endif
 
 // A thread holds V vectors of 16 bytes. What bounds this is how many bytes are on their way and how many instructions a

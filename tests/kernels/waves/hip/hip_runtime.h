@@ -95,7 +95,6 @@ A atomicMin(A* to, B x) {
   const A before = *to;
   return *to = min(before, A(x)), before;
 }
-inline void __trap() { emulator::fail("the kernel trapped"); }
 
 namespace waves {
 
