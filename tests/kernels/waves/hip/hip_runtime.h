@@ -39,13 +39,14 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-template <class A, class B>
-std::common_type_t<A, B> max(A a, B b) {
-  return std::common_type_t<A, B>(a) < std::common_type_t<A, B>(b) ? b : a;
+// Of one type: HIP takes two types for numbers in double precision.
+template <class T>
+T max(T a, T b) {
+  return a < b ? b : a;
 }
-template <class A, class B>
-std::common_type_t<A, B> min(A a, B b) {
-  return std::common_type_t<A, B>(b) < std::common_type_t<A, B>(a) ? b : a;
+template <class T>
+T min(T a, T b) {
+  return b < a ? b : a;
 }
 
 inline float __uint_as_float(uint32_t bits) {
@@ -88,12 +89,12 @@ A atomicAdd(A* to, B x) {
 template <class A, class B>
 A atomicMax(A* to, B x) {
   const A before = *to;
-  return *to = max(before, A(x)), before;
+  return *to = max<A>(before, x), before;
 }
 template <class A, class B>
 A atomicMin(A* to, B x) {
   const A before = *to;
-  return *to = min(before, A(x)), before;
+  return *to = min<A>(before, x), before;
 }
 
 namespace waves {
