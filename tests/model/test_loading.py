@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import BloomConfig, LlamaConfig, MambaConfig, MistralConfig, PreTrainedConfig, T5Config
 
+from octavo_kernels import cuda
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import ModelError, UnsupportedModel, load_runner
-from octavo_worker.model.loading import choose_dtype
+from octavo_worker.model.loading import choose_device, choose_dtype
 
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # K and V, layers, KV heads, head size, tokens, float32
 
@@ -156,3 +158,21 @@ def test_without_a_host_pool_nothing_is_measured(tmp_path: Path) -> None:
 
 def test_a_host_pool_without_room_for_a_block_is_none(tmp_path: Path) -> None:
     assert load_runner(dummy(folder_of(tmp_path), num_blocks=30, host_cache_bytes=BLOCK_BYTES - 1)).num_host_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("sees", "built", "auto"), [(True, True, "cuda"), (True, False, "cpu"), (False, True, "cpu"), (False, False, "cpu")]
+)
+def test_auto_takes_a_gpu_that_torch_and_the_kernels_can_use(
+    sees: bool, built: bool, auto: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also AMD's: its GPUs are torch's "cuda", and a module that was built for others is none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: sees)
+    monkeypatch.setattr(cuda, "compiled", SimpleNamespace() if built else None)
+    assert choose_device("auto").type == auto
+    assert choose_device("cpu").type == "cpu"
+    if auto == "cuda":
+        assert choose_device("cuda").type == "cuda"
+    else:
+        with pytest.raises(ModelError, match="not built for this GPU" if sees else "torch sees no GPU"):
+            choose_device("cuda")
