@@ -38,7 +38,7 @@ class DraftPlanner:
             return
         members = step.sequences[:decodes]
         offers = [self._offer(sequence, least) for sequence in members]
-        lengths = self._lengths(members, offers, others)
+        lengths = self._lengths(members, offers, others, least)
         spare = self._speculation.most_samples
         if spare is not None:
             spare -= sum(len(planned.samples) for planned in step.steps)
@@ -55,7 +55,7 @@ class DraftPlanner:
         if not decoding or (least := self._least(len(decoding), others)) >= 1.0:
             return False
         offers = [self._offer(sequence, least, in_flight=1) for sequence in decoding]
-        return any(self._lengths(decoding, offers, others))
+        return any(self._lengths(decoding, offers, others, least))
 
     def _offer(self, sequence: Sequence, least: float, in_flight: int = 0) -> Tokens[int]:
         """What may follow the token that is planned last, but for `in_flight` tokens, which come before. Nothing where
@@ -71,24 +71,29 @@ class DraftPlanner:
         if not forced and not guesses.may_pay(least):
             return ()
         drafts = guesses.propose(most + in_flight, forced)
-        stops, vocab_size = request.rules.stop_ids, self._vocab_size
-        end = next(
-            (at for at, token in enumerate(drafts) if token in stops or not 0 <= token < vocab_size), len(drafts)
-        )
+        end = self._end(drafts, request.rules.stop_ids)
         if matcher is not None and end:
             end = _allowed(matcher.copy(), drafts[:end])
         return drafts[in_flight:end]
 
-    def _lengths(self, members: Iterable[Sequence], offers: list[Tokens[int]], others: int) -> Tokens[int]:
+    def _end(self, drafts: Tokens[int], stops: frozenset[int]) -> int:
+        """How many drafts there are before one that ends the sequence or is no token."""
+        size = self._vocab_size
+        if not drafts or (stops.isdisjoint(drafts) and min(drafts) >= 0 and max(drafts) < size):
+            return len(drafts)
+        return next((at for at, token in enumerate(drafts) if token in stops or not 0 <= token < size), len(drafts))
+
+    def _lengths(
+        self, members: Iterable[Sequence], offers: list[Tokens[int]], others: int, least: float
+    ) -> Tokens[int]:
         """How many of the offered drafts are worth verifying."""
-        offered = tuple(map(len, offers))
+        offered, estimates = [0] * len(offers), [0] * len(offers)
+        for place, (sequence, offer) in enumerate(zip(members, offers, strict=True)):
+            if offer and sequence.guesses is not None and sequence.guesses.estimate > least:
+                offered[place], estimates[place] = len(offer), round(GRAIN * sequence.guesses.estimate)
         if not any(offered):
-            return (0,) * len(offers)
-        estimates = tuple(
-            round(GRAIN * sequence.guesses.estimate) if offer and sequence.guesses is not None else 0
-            for sequence, offer in zip(members, offers, strict=True)
-        )
-        return self._choose(offered, estimates, others)
+            return offered
+        return self._choose(tuple(offered), tuple(estimates), others)
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
         """Take free blocks for up to `count` drafts behind the planned token. Returns for how many there are."""

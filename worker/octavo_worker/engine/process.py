@@ -24,6 +24,9 @@ from octavo_worker.messages import Refused
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"priority": PriorityPolicy, "fcfs": FcfsPolicy}
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
+OVERHEAD = 1.05
+"""Times by which a step with drafts is reckoned to take longer: planning them and taking them in costs something, too,
+and what gains less is not worth a guess."""
 
 MASK_THREADS = 8
 """Threads that compute masks at most, beside a device that computes by itself."""
@@ -99,7 +102,8 @@ def speculation_for(runner: ModelRunner, options: ModelOptions) -> Speculation |
         return None
     if options.speculate not in PROPOSERS:
         raise ValueError(f"speculate is {options.speculate!r}: use off, {' or '.join(PROPOSERS)}")
-    costs = StepCosts(RowTimes(seconds.plain), RowTimes(seconds.ragged))
+    ragged = [(rows, OVERHEAD * taken) for rows, taken in seconds.ragged]
+    costs = StepCosts(RowTimes(seconds.plain), RowTimes(ragged))
     return Speculation(PROPOSERS[options.speculate](), costs, options.speculate_most, seconds.most_samples)
 
 

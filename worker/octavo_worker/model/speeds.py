@@ -41,13 +41,17 @@ def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_draft
     plain, ragged = dict[int, float](), dict[int, float]()
     began, sizes = time.perf_counter(), [rows for rows in STEP_ROWS if rows <= longest]
     for rows in (*(rows for rows in STEP_ROWS_AT_LEAST if rows <= longest), *sizes * SWEEPS):
-        is_new = rows not in plain
+        is_new = rows not in ragged
         limit = inf if is_new and rows in STEP_ROWS_AT_LEAST else SWEEP_SECONDS if is_new else SWEEPS * SWEEP_SECONDS
         if time.perf_counter() - began > limit:
             continue
-        ones, wide = [1] * min(rows, max_running), [width] * (rows // width) + [rows % width] * (rows % width > 0)
-        plain[rows] = min(plain.get(rows, inf), _decoding_seconds(runner, _decodes(runner, ones)))
+        wide = [width] * (rows // width) + [rows % width] * (rows % width > 0)
         ragged[rows] = min(ragged.get(rows, inf), _seconds(runner, _decodes(runner, wide), runs=1))
+        if rows <= max_running:
+            plain[rows] = min(plain.get(rows, inf), _decoding_seconds(runner, _decodes(runner, [1] * rows)))
+    if not runner.asynchronous:  # rows cost the same either way: what differs is noise
+        ragged = {rows: min(taken, plain.get(rows, inf)) for rows, taken in ragged.items()}
+        plain = {rows: ragged[rows] for rows in plain}
     return StepSeconds(sorted(plain.items()), sorted(ragged.items()), runner.most_samples)
 
 

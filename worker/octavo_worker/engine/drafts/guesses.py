@@ -18,12 +18,13 @@ class Guesses:
     left to plain decoding: so it is noticed when they begin to be right. Tokens that a grammar forces go before those
     of the drafter, and have an estimate of their own."""
 
-    __slots__ = ("_acceptance", "_drafter", "_forced", "_latest", "_length", "_untried")
+    __slots__ = ("_acceptance", "_drafter", "_forced", "_latest", "_length", "_new", "_untried")
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self._acceptance = self._latest = Acceptance()
         self._forced = Acceptance(CERTAIN)
+        self._new: list[int] = []  # tokens that the drafter has not seen: it is told when it is asked
         self._length = 0  # tokens since it began
         self._untried: Sequence[int] = ()  # of the latest proposal, as far as the text agrees with it
 
@@ -34,7 +35,7 @@ class Guesses:
             self._latest.observe(1, int(is_right))
             self._untried = self._untried[1:] if is_right else ()
         self._length += 1
-        self._drafter.append((token,))
+        self._new.append(token)
 
     def may_pay(self, least: float) -> bool:
         """Whether it is worth asking the drafter where drafts pay that are right with more than this probability."""
@@ -43,8 +44,15 @@ class Guesses:
     def propose(self, most: int, forced: Sequence[int] = ()) -> Sequence[int]:
         """Up to `most` tokens that may follow. `estimate` and `observe` are about these from now on."""
         self._latest = self._forced if forced else self._acceptance
-        self._untried = (forced or self._drafter.propose(most))[:most]
+        self._untried = (forced or self._told().propose(most))[:most]
         return self._untried
+
+    def _told(self) -> Drafter:
+        """The drafter, which has seen all tokens."""
+        if self._new:
+            self._drafter.append(self._new)
+            self._new = []
+        return self._drafter
 
     @property
     def estimate(self) -> float:
@@ -58,11 +66,11 @@ class Guesses:
 
     def fork(self) -> Guesses:
         """Those of a sequence that has said the same so far."""
-        twin = Guesses(self._drafter.fork())
+        twin = Guesses(self._told().fork())
         twin._acceptance = twin._latest = self._acceptance.fork()
         twin._forced, twin._untried, twin._length = self._forced.fork(), self._untried, self._length
         return twin
 
     def close(self) -> None:
         """The sequence has ended."""
-        self._drafter.close()
+        self._told().close()

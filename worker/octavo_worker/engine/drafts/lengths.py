@@ -22,19 +22,19 @@ def choose_lengths(
     the most valuable ones, and those of a sequence are in order: numbers from none to all are compared.
     """
     decodes = len(offered)
-    longest = max(offered, default=0)
     room = costs.ragged.most_rows - decodes - others
-    if not longest or room <= 0:
-        return [0] * decodes
-    numbers = np.arange(1, longest + 1)
-    values = np.asarray(acceptances, np.float64)[:, None] ** numbers
-    owners, places = np.nonzero(numbers <= np.asarray(offered)[:, None])
-    values = values[owners, places]
-    order = np.argsort(-values, kind="stable")[:room]
-    tokens = decodes + np.cumsum(values[order])
-    rates = tokens / costs.ragged.seconds(decodes + others + np.arange(1, len(order) + 1))
-    best = int(np.argmax(rates))
-    if rates[best] <= decodes / costs.without_drafts(decodes, others):
-        return [0] * decodes
-    chosen: list[int] = np.bincount(owners[order[: best + 1]], minlength=decodes).tolist()
+    values = sorted(
+        (-(acceptance**place), owner)
+        for owner, (count, acceptance) in enumerate(zip(offered, acceptances, strict=True))
+        for place in range(1, count + 1)
+    )[: max(0, room)]
+    seconds = costs.ragged.seconds(decodes + others + np.arange(1, len(values) + 1)).tolist()
+    tokens, best, chosen = float(decodes), 0, [0] * decodes
+    highest = decodes / costs.without_drafts(decodes, others) if values else 0.0
+    for number, ((value, _), taken) in enumerate(zip(values, seconds, strict=True), 1):
+        tokens -= value
+        if tokens / taken > highest:
+            highest, best = tokens / taken, number
+    for _, owner in values[:best]:
+        chosen[owner] += 1
     return chosen
