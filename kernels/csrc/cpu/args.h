@@ -108,6 +108,32 @@ struct SampleArgs {
   int64_t stride, rows, vocab;
   const StepSample* samples;  // [rows]
   int64_t* tokens;
+  // Of a part of each row: the token of its first column, a multiple of 4; the smallest scaled logit that survives the
+  // filters of the whole row; room for what the chosen tokens reach. Null: the row is whole.
+  int64_t first;
+  const float* floors;  // [rows]
+  float* reached;       // [rows]
+};
+
+// exp(z - top) in units of 2^-40, of scaled logits z.
+struct MassArgs {
+  const float* scaled;
+  int64_t stride, rows, columns;
+  const float* tops;  // [rows]
+  int64_t* masses;    // [rows, columns]
+};
+
+// The sum of what each rank has, in their order, plus the residual.
+struct SumArgs {
+  Dtype dtype;
+  const char* parts;  // [ranks][rows, width]
+  int64_t part_bytes;
+  int ranks;
+  const void* residual;
+  int64_t residual_stride;
+  void* out;
+  int64_t out_stride;
+  int64_t rows, width;
 };
 
 struct AdjustArgs {
@@ -151,6 +177,8 @@ struct Kernels {
   void (*activation)(const ActivationArgs&, int64_t row_begin, int64_t row_end);
   void (*sample)(const SampleArgs&, int64_t row, void* scratch);
   void (*logprobs)(const LogprobArgs&, int64_t row);
+  void (*masses)(const MassArgs&, int64_t row);
+  void (*sum)(const SumArgs&, int64_t row_begin, int64_t row_end);
 };
 
 // Bytes of scratch that `Kernels::sample` needs.

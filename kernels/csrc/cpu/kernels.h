@@ -14,7 +14,8 @@ namespace {
 
 constexpr Kernels level_kernels() {
   return {write,  attention_rows, attention_scratch, attention_partial, attention, attention_merge, linear_plan,
-          linear_pack, linear, quantised_plan, quantised_pack, quantised, rms_norm, layer_norm, activation, sample, logprobs};
+          linear_pack, linear, quantised_plan, quantised_pack, quantised, rms_norm, layer_norm, activation, sample, logprobs,
+          masses, sum};
 }
 
 }  // namespace

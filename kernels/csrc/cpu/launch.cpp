@@ -184,6 +184,16 @@ void launch_logprobs(const LogprobArgs& a) {
   parallel_for(a.rows, [&](int64_t row) { k.logprobs(a, row); });
 }
 
+void launch_masses(const MassArgs& a) {
+  const Kernels& k = kernels();
+  parallel_for(a.rows, [&](int64_t row) { k.masses(a, row); });
+}
+
+void launch_sum(const SumArgs& a) {
+  const Kernels& k = kernels();
+  parallel_ranges(a.rows, rows_per_task(a.width), [&](int64_t begin, int64_t end) { k.sum(a, begin, end); });
+}
+
 void launch_copy(char* cache, int64_t block_bytes, const int64_t* pairs, int64_t n) {
   parallel_for(n, [&](int64_t i) {
     memcpy(cache + pairs[2 * i + 1] * block_bytes, cache + pairs[2 * i] * block_bytes, size_t(block_bytes));

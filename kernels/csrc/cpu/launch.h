@@ -19,6 +19,8 @@ void launch_activation(const ActivationArgs& a);
 void launch_adjust(const AdjustArgs& a);
 void launch_sample(const SampleArgs& a);
 void launch_logprobs(const LogprobArgs& a);
+void launch_masses(const MassArgs& a);
+void launch_sum(const SumArgs& a);
 void launch_copy(char* cache, int64_t block_bytes, const int64_t* pairs, int64_t n);
 
 }  // namespace octavo

@@ -6,6 +6,7 @@
 #include "../layouts.h"
 #include "launch.h"
 #include "levels.h"
+#include "shared_count.h"
 #include "thread_pool.h"
 
 namespace py = pybind11;
@@ -89,7 +90,24 @@ void activation(int dtype, int kind, bool gated, const Rows& x, const Rows& out,
 }
 
 void sample(const Rows& logits, int64_t rows, int64_t vocab, Address samples, Address tokens) {
-  launch_sample({static_cast<float*>(logits.data), logits.stride, rows, vocab, at<StepSample>(samples), at<int64_t>(tokens)});
+  launch_sample({static_cast<float*>(logits.data), logits.stride, rows, vocab, at<StepSample>(samples), at<int64_t>(tokens),
+                 0, nullptr, nullptr});
+}
+
+void sample_part(const Rows& logits, int64_t rows, int64_t vocab, Address samples, int64_t first, Address floors,
+                 Address tokens, Address reached) {
+  launch_sample({static_cast<float*>(logits.data), logits.stride, rows, vocab, at<StepSample>(samples), at<int64_t>(tokens),
+                 first, at<float>(floors), at<float>(reached)});
+}
+
+void masses(const Rows& scaled, int64_t rows, int64_t columns, Address tops, Address out) {
+  launch_masses({static_cast<float*>(scaled.data), scaled.stride, rows, columns, at<float>(tops), at<int64_t>(out)});
+}
+
+void sum_parts(int dtype, Address parts, int64_t part_bytes, int ranks, const Rows& residual, const Rows& out, int64_t rows,
+               int64_t width) {
+  launch_sum({Dtype(dtype), at<char>(parts), part_bytes, ranks, residual.data, residual.stride, out.data, out.stride, rows,
+              width});
 }
 
 void adjust(const Rows& logits, int64_t rows, int64_t vocab, Address message, Address latest, const Rows& allowed) {
@@ -120,6 +138,14 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("layer_norm", &layer_norm, free);
   m.def("activation", &activation, free);
   m.def("sample", &sample, free);
+  m.def("sample_part", &sample_part, free);
+  m.def("masses", &masses, free);
+  m.def("sum_parts", &sum_parts, free);
+  m.def("post_count", [](Address count, uint32_t value) { post(at<SharedCount>(count), value); }, free);
+  m.def("read_count", [](Address count) { return read(at<SharedCount>(count)); });
+  m.def("await_count", [](Address count, uint32_t value, int64_t spin_us, int64_t sleep_ms) {
+    return await(at<SharedCount>(count), value, spin_us, sleep_ms);
+  }, free);
   m.def("adjust", &adjust, free);
   m.def("logprobs", &logprobs, free);
   m.def("copy_blocks", &copy_blocks, free);

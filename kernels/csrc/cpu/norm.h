@@ -79,6 +79,24 @@ void layer_norm_typed(const NormArgs& a, int64_t begin, int64_t end) {
   }
 }
 
+template <class T>
+void sum_typed(const SumArgs& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* residual = a.residual ? static_cast<const T*>(a.residual) + row * a.residual_stride : nullptr;
+    T* out = static_cast<T*>(a.out) + row * a.out_stride;
+    for_vectors(a.width, [&](int64_t i, int n) {
+      Vec sum = vset(0.0f);
+      for (int rank = 0; rank < a.ranks; ++rank)
+        sum = sum + load_some(reinterpret_cast<const T*>(a.parts + rank * a.part_bytes) + row * a.width + i, n);
+      if (residual) sum = sum + load_some(residual + i, n);
+      store_some(out + i, sum, n);
+    });
+  }
+}
+
+void sum(const SumArgs& a, int64_t begin, int64_t end) {
+  with_dtype(a.dtype, [&](auto tag) { sum_typed<decltype(tag)>(a, begin, end); });
+}
 void rms_norm(const NormArgs& a, int64_t begin, int64_t end) {
   with_dtype(a.dtype, [&](auto tag) { rms_norm_typed<decltype(tag)>(a, begin, end); });
 }

@@ -54,10 +54,10 @@ struct ArgMax {
 
 inline UVec lane_indices(uint32_t base) { return uadd(uset(base), round_to_int(viota())); }
 
-int64_t arg_max(const float* p, int64_t n) {
+ArgMax arg_max(const float* p, int64_t n) {
   ArgMax best;
   for (int64_t i = 0; i < n; i += W) best.add(load_logits(p + i, n - i), lane_indices(uint32_t(i)));
-  return best.index();
+  return best;
 }
 
 // Tokens fall into bins by distance from the maximum. The bin is a monotone function of z, so a threshold is found by
@@ -187,7 +187,7 @@ inline float filter_floor(const Row& row, int32_t top_k, float top_p, float min_
   return floor;
 }
 
-inline int64_t gumbel_max(const Row& row, float floor, const NoiseKey& key) {
+inline ArgMax gumbel_max(const Row& row, float floor, const NoiseKey& key, uint32_t first) {
   ArgMax best;
   float lead = -kInfinity;
   const Vec temperature = vset(row.temperature), bar = vset(floor);
@@ -203,25 +203,39 @@ inline int64_t gumbel_max(const Row& row, float floor, const NoiseKey& key) {
     // No noise could lift these tokens to the best one so far.
     if (!(most > -kInfinity) || most + kMaxNoise < lead) continue;
     Vec g[4];
-    noise(key, uint32_t(i), g);
+    noise(key, first + uint32_t(i), g);
     for (int j = 0; j < 4; ++j) best.add(z[j] + g[j], lane_indices(uint32_t(i + j * W)));
     lead = best.value();
   }
-  return best.index();
+  return best;
+}
+
+inline ArgMax choose(const SampleArgs& a, int64_t r, void* scratch) {
+  const float* logits = a.logits + r * a.stride;
+  const StepSample& s = a.samples[r];
+  if (!(s.temperature > 0.0f)) return arg_max(logits, a.vocab);
+  auto* bins = static_cast<uint64_t*>(scratch);
+  Row row = {logits, a.vocab, s.temperature, 0.0f, bins, reinterpret_cast<float*>(bins + kSampleBins)};
+  NoiseKey key = {s.seed_low, s.seed_high, uint32_t(s.position), uint32_t(s.index)};
+  if (a.floors) return gumbel_max(row, a.floors[r], key, uint32_t(a.first));
+  row.top = row_max(logits, a.vocab) / row.temperature;
+  return gumbel_max(row, filter_floor(row, s.top_k, s.top_p, s.min_p), key, uint32_t(a.first));
 }
 
 void sample(const SampleArgs& a, int64_t r, void* scratch) {
-  const float* logits = a.logits + r * a.stride;
-  const StepSample& s = a.samples[r];
-  if (!(s.temperature > 0.0f)) {
-    a.tokens[r] = arg_max(logits, a.vocab);
-    return;
+  const ArgMax best = choose(a, r, scratch);
+  const int64_t index = best.index();
+  a.tokens[r] = index < 0 ? -1 : index + a.first;
+  if (a.reached) a.reached[r] = best.value();
+}
+
+void masses(const MassArgs& a, int64_t r) {
+  const float* scaled = a.scaled + r * a.stride;
+  int64_t* out = a.masses + r * a.columns;
+  for (int64_t i = 0; i < a.columns; i += W) {
+    const Mass mass(load_logits(scaled + i, a.columns - i), a.tops[r]);
+    for (int64_t j = 0; j < W && i + j < a.columns; ++j) out[i + j] = int64_t(mass.lane[j]);
   }
-  auto* bins = static_cast<uint64_t*>(scratch);
-  Row row = {logits, a.vocab, s.temperature, 0.0f, bins, reinterpret_cast<float*>(bins + kSampleBins)};
-  row.top = row_max(logits, a.vocab) / row.temperature;
-  NoiseKey key = {s.seed_low, s.seed_high, uint32_t(s.position), uint32_t(s.index)};
-  a.tokens[r] = gumbel_max(row, filter_floor(row, s.top_k, s.top_p, s.min_p), key);
 }
 
 // Keeps the `top` best (value, lowest id first) in a sorted array.

@@ -1,0 +1,82 @@
+"""Where processes that compute one model meet, over memory of the CPU that they share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import _cpu
+from octavo_kernels.call import check, float_type, run
+from octavo_kernels.operands import rows_at
+
+COUNT_BYTES = 64
+"""Of a shared count: a cache line, zero at first."""
+SPIN_US = 30
+"""For so long a count is looked at before the thread sleeps: about what ranks that compute alike differ by."""
+
+
+def sum_parts(parts: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
+    """`parts[ranks, T, N]`, each dense, added up in their order, then `residual[T, N]` (which may be `out`), in
+    float32, into `out[T, N]`. On the CPU only."""
+    dtype = float_type("parts", parts)
+    ranks, rows, width = parts.shape
+    check("out", out, parts.dtype, (rows, width))
+    if residual is not None:
+        check("residual", residual, parts.dtype, (rows, width))
+    if rows and (parts.stride(2) != 1 or (rows > 1 and parts.stride(1) != width)):
+        raise ValueError(f"each of parts must be contiguous; their strides are {parts.stride()}")
+    run(
+        "sum_parts", {"parts": parts, "out": out, "residual": residual},
+        dtype, parts.data_ptr(), parts.stride(0) * parts.itemsize, ranks, rows_at(residual), rows_at(out), rows, width,
+    )  # fmt: skip
+    return out
+
+
+def post(count: int, value: int) -> None:
+    """Counts up to `value`, modulo 2^32, the number at the address `count`: for all that await it, what this thread
+    wrote before is there."""
+    _cpu.post_count(count, value)
+
+
+def posted(count: int) -> int:
+    return int(_cpu.read_count(count))
+
+
+def arrives(count: int, value: int, sleep_ms: int) -> bool:
+    """Waits until the number at the address `count` has come to `value`, modulo 2^32, but not much longer than
+    `sleep_ms`. Returns whether it has."""
+    return bool(_cpu.await_count(count, value, SPIN_US, sleep_ms))
+
+
+def sample_part(logits: Tensor, samples: Tensor, first: int, floors: Tensor) -> tuple[Tensor, Tensor]:
+    """As `ops.sample` of a part of the rows: `logits[B, n]` (float32) are those of the tokens from `first` on, a
+    multiple of 4. The filters of the whole rows are `floors[B]`, the least of the logits over temperature that survive.
+    Returns the tokens, int64 `[B]`, and what each reaches: its scaled logit plus noise, or at temperature 0 its logit;
+    minus infinity where there is none. The token of a whole row is that of the part that reaches most, of the first of
+    them among equals. On the CPU only."""
+    rows, columns = logits.shape
+    check("logits", logits, torch.float32, (rows, None))
+    check("samples", samples, torch.int32, (rows, None))
+    check("floors", floors, torch.float32, (rows,))
+    if first % 4:
+        raise ValueError(f"first must be a multiple of 4, not {first}")
+    tokens, reached = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+    run(
+        "sample_part", {"logits": logits, "samples": samples, "floors": floors},
+        rows_at(logits), rows, columns, samples.data_ptr(), first, floors.data_ptr(), tokens.data_ptr(),
+        reached.data_ptr(),
+    )  # fmt: skip
+    return tokens, reached
+
+
+def masses(scaled: Tensor, tops: Tensor) -> Tensor:
+    """What the filters of `ops.sample` sum: exp(`scaled[B, n]` - `tops[B]`) in units of 2^-40, int64 `[B, n]`. On the
+    CPU only."""
+    rows, columns = scaled.shape
+    check("scaled", scaled, torch.float32, (rows, None))
+    check("tops", tops, torch.float32, (rows,))
+    made = torch.empty((rows, columns), dtype=torch.int64)
+    run(
+        "masses", {"scaled": scaled, "tops": tops}, rows_at(scaled), rows, columns, tops.data_ptr(), made.data_ptr()
+    )  # fmt: skip
+    return made
