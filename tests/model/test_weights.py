@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import DenseFormat, Reader
-from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights, WeightSource
+from octavo_worker.model.checkpoint.source import Checkpoint, Cut, RandomWeights, WeightSource
 from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.errors import CheckpointError
@@ -181,7 +181,7 @@ def test_a_head_is_compared_with_the_embedding_once_both_have_been_read(tmp_path
     """A streamed checkpoint's reads end with `finish`."""
 
     class Late(Checkpoint):
-        def read(self, name: str, target: torch.Tensor, transposed: bool = False) -> None:
+        def read(self, name: str, target: torch.Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
             target.zero_()
             reads.append((name, target, transposed))
 

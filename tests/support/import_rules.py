@@ -115,14 +115,17 @@ RULES = [
         f"{WORKER}/agent",
         (
             *("octavo", "redis", "msgspec", "pydantic", "tokenizers", "jinja2"),
-            *worker("channel", "messages", "settings", "files"),
+            *worker("channel", "messages", "settings", "files", "lifetime"),
             *worker("contract.options", "decoding.sampling", "decoding.text"),
         ),
         but_not=COMMANDS,
     ),
     Rule(f"{WORKER}/channel.py", ("msgspec", "octavo_worker.messages")),
     Rule(f"{WORKER}/messages.py", ("msgspec", "octavo.stats", "octavo.structured")),
-    Rule(f"{WORKER}/engine_process.py", ("torch", *worker("contract.options", "engine.process", "model"))),
+    Rule(f"{WORKER}/lifetime.py"),
+    Rule(f"{WORKER}/rank_processes.py", worker("contract.options", "lifetime")),
+    Rule(f"{WORKER}/rank_process.py", worker("contract.options", "engine.process", "model.parallel")),
+    Rule(f"{WORKER}/engine_process.py", ("torch", *worker("contract", "engine.process", "model", "rank_processes"))),
     Rule(
         f"{WORKER}/engine",
         ("numpy", *worker("channel", "messages", "files", "contract", "memory", "decoding.beam", "decoding.stop")),
@@ -144,8 +147,8 @@ RULES = [
     Rule(
         f"{WORKER}/model",
         (
-            *("octavo_kernels", "torch", "numpy", "transformers", "safetensors", "psutil"),
-            *worker("contract", "messages", "files"),
+            *("octavo_kernels", "torch", "numpy", "transformers", "safetensors", "psutil", "msgspec"),
+            *worker("contract", "messages", "files", "rank_processes"),
         ),
     ),
     Rule(

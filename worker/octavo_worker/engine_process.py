@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.process import ignore_signals, serve
+from octavo_worker.rank_processes import Ranks, die_as
 
 
 def wake_device(options: ModelOptions) -> None:
@@ -31,6 +33,18 @@ def wake_device(options: ModelOptions) -> None:
         threading.Thread(target=wake, name="wake-device").start()
 
 
+def load(options: ModelOptions) -> ModelRunner:
+    """The model's runner. Its further ranks import and load while this process does, which ends as soon as one does."""
+    ranks = None
+    if options.tensor_parallel > 1:
+        ranks = Ranks.start(options)
+        ranks.watch(die_as)
+    wake_device(options)  # brings torch: not before the arguments are known to be good
+    from octavo_worker.model import load_runner
+
+    return load_runner(options, ranks)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m octavo_worker.engine_process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited file descriptor of a connected socket")
@@ -38,10 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     ignore_signals()
     faulthandler.enable()
-    wake_device(arguments.options)  # brings torch: not before the arguments are known to be good
-    from octavo_worker.model import load_runner
-
-    serve(socket.socket(fileno=arguments.fd), load_runner, arguments.options)
+    serve(socket.socket(fileno=arguments.fd), load, arguments.options)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,14 @@ class WorkerSettings(BaseSettings):
         True,
         description="Launch a step while the one before it runs; on CUDA only, a CPU gains nothing.",
     )
-    threads: int | None = Field(None, gt=0, description="CPU threads of the engine; by default one a core.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=16, description="Processes that compute the model together, each with a part of every matrix."
+    )
+    threads: int | None = Field(
+        None,
+        gt=0,
+        description="CPU threads of the engine, or of each of its ranks; by default one a core, shared by all.",
+    )
     seed: int = Field(0, description="Seed of random weights (--load-format dummy); jobs have their own seeds.")
     lease: float = Field(4.0, ge=0.2, le=300, description="Seconds after which a silent worker loses its jobs.")
     grace: float = Field(20.0, ge=0, description="Seconds that running jobs get to finish after SIGTERM.")

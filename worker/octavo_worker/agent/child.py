@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from octavo_worker.channel import AgentChannel
+from octavo_worker.lifetime import die_with
 from octavo_worker.messages import ToAgent, ToEngine
 
-_PR_SET_PDEATHSIG = 1
 _LAST_LINES = 20
 _LINE_LIMIT = 1 << 20
 _EXIT_S = 1.0  # longer takes only one that writes its memory down: its jobs need not wait for that
@@ -50,7 +49,7 @@ class EngineProcess:
                 stdin=DEVNULL,
                 stderr=PIPE,
                 pass_fds=(theirs.fileno(),),
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=die_with(os.getpid()),
                 start_new_session=True,
                 limit=_LINE_LIMIT,
             )
@@ -137,17 +136,3 @@ def _is_stopped(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     return False
-
-
-def _die_with(parent: int) -> Callable[[], None] | None:
-    """What the child runs before exec. PDEATHSIG follows the thread that forks: start engines from the main thread."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)  # loaded here: between fork and exec only plain calls are safe
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the call above
-            os._exit(1)
-
-    return prepare

@@ -14,7 +14,9 @@ from octavo_kernels.pools import empty_pools
 from octavo_worker.contract.step import Speeds, StepPlan, StepSeconds
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.numerics import numerics
-from octavo_worker.model.sampler import Scores, on_device, score
+from octavo_worker.model.parallel.group import Group
+from octavo_worker.model.parallel.sampling import SplitRows
+from octavo_worker.model.sampler import Scores, WholeRows, on_device
 
 PROMPT_ROWS = 128  # logits of a large vocabulary are megabytes a row
 
@@ -27,8 +29,10 @@ class CausalModel(Protocol):
     the query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA
     graphs; None: only a trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone.
     `forms`: those of quantised weights, in words. `factors`: those of LongRoPE, short or long; empty: it has none.
+    With a `group` heads are those of one of its ranks, and so are the tokens of `logits`.
     """
 
+    group: Group | None
     forms: frozenset[str]
     uniform: bool
     factors: str
@@ -113,7 +117,9 @@ class BaseRunner:
             forms=model.forms,
             uniform=model.uniform,
             factors=model.factors,
+            ranks=1 if model.group is None else model.group.rank.count,
         )
+        self.rows = WholeRows(model.vocab_size) if model.group is None else SplitRows(model.group, model.vocab_size)
         model.bind(pools.blocks, cache.block_size, max_model_len)
 
     def _score_prompts(self, features: Tensor, parts: Sequence[PromptScores]) -> list[tuple[int, Scores]]:
@@ -125,7 +131,8 @@ class BaseRunner:
                 targets = on_device(part.targets[first : first + PROMPT_ROWS], torch.int64, self.model.device)
                 logits = self.model.logits(features[at : at + len(targets)])
                 at += len(targets)
-                scores.append((part.sequence, score(logits, targets, [part.count] * len(targets)).to_host()))
+                found = self.rows.score(logits, targets, [part.count] * len(targets))
+                scores.append((part.sequence, found.to_host()))
         return scores
 
 

@@ -13,6 +13,7 @@ from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import AddNorm, Input
+from octavo_worker.model.parallel.group import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,22 @@ class Decoder:
 
     `bind` attaches the cache and fixes the longest position; then `forward` turns a batch into the final hidden states
     of the rows asked for, and `logits` those into logits. A `uniform` decoder takes products and attention on a GPU
-    whose rows do not depend on what else is in the batch.
+    whose rows do not depend on what else is in the batch. With a `group` it is one rank's part: `config` and `layers`
+    have its heads, and `logits` are those of its tokens.
     """
 
     is_capturable = True
 
-    def __init__(self, config: DecoderConfig, layers: DecoderLayers, token_budget: int, *, uniform: bool) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layers: DecoderLayers,
+        token_budget: int,
+        *,
+        uniform: bool,
+        group: Group | None = None,
+    ) -> None:
+        self.group = group
         self.config = config
         self.layers = layers
         self.uniform = uniform

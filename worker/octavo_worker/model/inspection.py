@@ -19,7 +19,7 @@ from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import Format, Matrix, OnlineFormat, QuantisedFormat, Reader
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.formats.stored import UNUSED, Method, Part, Stored, check_headers, check_shape
-from octavo_worker.model.checkpoint.source import Checkpoint
+from octavo_worker.model.checkpoint.source import Checkpoint, Cut
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.linear import Dense, Linear, Products
 from octavo_worker.model.layers.norm import Input
@@ -86,8 +86,8 @@ def inspect(options: ModelOptions) -> Inspection:
 class Headers(Checkpoint):
     """A checkpoint of which the headers are read only."""
 
-    def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
-        self._check(name, target, transposed)
+    def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
+        self._check(name, target, transposed, cut)
         self.unread.discard(name)
 
 
@@ -157,7 +157,7 @@ def _stretch(part: Part, stored: Stored | None, matrix: Matrix, reader: Reader) 
         return Stretch(part.rows, part.depth, None)
     places = check_headers(part, stored)
     if matrix.biased:
-        reader.bias(matrix.names, matrix.rows)
+        reader.bias(matrix)
     for ending in (*places, *UNUSED, "bias"):
         reader.source.skip(f"{part.name}.{ending}")
     return Stretch(part.rows, part.depth, stored.scheme, any("zero" in ending for ending in places))

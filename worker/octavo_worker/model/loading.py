@@ -15,7 +15,7 @@ from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions, OnlineQuantization
 from octavo_worker.files import model_folder
 from octavo_worker.model.base_runner import CacheConfig, CausalModel
-from octavo_worker.model.checkpoint.build import build_layers
+from octavo_worker.model.checkpoint.build import Split, build_layers
 from octavo_worker.model.checkpoint.formats import (
     DenseFormat,
     DrawnFormat,
@@ -37,8 +37,11 @@ from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.longrope import fix_factors, original_length, takes_long_factors
+from octavo_worker.model.parallel.leader import Leader, Member, Sizes
+from octavo_worker.model.parallel.shards import Rank, Shards, check_divisible
 from octavo_worker.model.runner import PagedRunner
 from octavo_worker.model.speeds import measure_speeds, measure_steps
+from octavo_worker.rank_processes import Ranks
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +50,14 @@ DEFAULT_CACHE_BYTES = 1 << 30
 DEFAULT_CACHE_SHARE = 0.25  # of the memory available
 
 
-def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
-    """Loads the model and allocates its KV cache. Raises `ModelError` with the next step to take."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-        ops.set_num_threads(options.threads)
-    model, wanted_len = load_model(options)
+def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunner | CudaRunner:
+    """Loads the model and allocates its KV cache. A model on several ranks has its further ones in `ranks`, which are
+    started here if they were not before. Raises `ModelError` or `RanksFailed` with the next step to take."""
+    set_threads(options)
+    if options.tensor_parallel > 1 and ranks is None:
+        ranks = Ranks.start(options)
+    member = None if ranks is None else Member(Rank(0, options.tensor_parallel), ranks.memory)
+    model, wanted_len = load_model(options, member=member)
     if isinstance(model, Decoder) and model.device.type == "cuda":
         keep_copies(model.layers.linears, room_for_cache(options, model, wanted_len), _asked(options, model))
     cache = cache_config(options, model, wanted_len)
@@ -80,7 +85,12 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
         )
         runner.warm_up()
     else:
-        runner = PagedRunner(model, cache, max_model_len, budget)
+        leader = None
+        if ranks is not None:
+            assert model.group is not None
+            leader = Leader(ranks, model.group)
+            leader.begin(Sizes(cache.num_blocks, cache.num_host_blocks, max_model_len))
+        runner = PagedRunner(model, cache, max_model_len, budget, leader)
     if cache.num_host_blocks:
         runner.speeds = measure_speeds(runner)
     if options.drafts:
@@ -88,22 +98,35 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
     return runner
 
 
+def set_threads(options: ModelOptions) -> None:
+    """As given, else one a core, of which ranks have equal shares: threads that spin for one core halve their speed."""
+    threads = options.threads
+    if threads is None and options.tensor_parallel > 1:
+        threads = max(1, ops.num_threads() // options.tensor_parallel)
+    if threads:
+        torch.set_num_threads(threads)
+        ops.set_num_threads(threads)
+
+
 def cache_config(options: ModelOptions, model: CausalModel, max_model_len: int) -> CacheConfig:
-    """The KV cache that the options ask for and the device has room for. Block 0 of either pool is never used."""
+    """The KV cache that the options ask for and the device has room for. Block 0 of either pool is never used. Ranks
+    share what is asked for: each has its heads of every block."""
     block_bytes = _block_bytes(options, model)
     num_blocks = pool_size(options, model, block_bytes, max_model_len)
     host_blocks = options.host_cache_bytes // block_bytes
-    dtype = _cache_dtype(options, model)
+    dtype = cache_dtype(options, model)
     return CacheConfig(num_blocks, options.block_size, host_blocks + 1 if host_blocks else 0, dtype)
 
 
-def _cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
+def cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
     return ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
 
 
 def _block_bytes(options: ModelOptions, model: CausalModel) -> int:
-    heads, dtype = model.num_kv_heads, _cache_dtype(options, model)
-    return ops.block_bytes(model.num_layers, heads, options.block_size, model.head_dim, dtype)
+    """Of all ranks together."""
+    heads, dtype = model.num_kv_heads, cache_dtype(options, model)
+    ranks = 1 if model.group is None else model.group.rank.count
+    return ranks * ops.block_bytes(model.num_layers, heads, options.block_size, model.head_dim, dtype)
 
 
 def _asked(options: ModelOptions, model: CausalModel) -> int | None:
@@ -163,12 +186,17 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
         form = online_format(options.quantization, form, described, config.model_type, folder)
     if options.deterministic and device.type == "cuda":
         check_uniform(device, config, described)
+    if options.tensor_parallel > 1:
+        check_ranks(options.tensor_parallel, device, described, config.model_type)
     factors = "" if original is None else "long" if is_long else "short"
     return Choices(folder, config, form, dtype, device, described, context, factors, original)
 
 
-def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalModel, int]:
-    """The model and its context length. Without `decoders` every model takes the transformers route."""
+def load_model(
+    options: ModelOptions, *, decoders: bool = True, member: Member | None = None
+) -> tuple[CausalModel, int]:
+    """The model and its context length. Without `decoders` every model takes the transformers route. A `member` of
+    several ranks loads its part."""
     chosen = choose(options, decoders=decoders)
     folder, described, device, dtype = chosen.folder, chosen.described, chosen.device, chosen.dtype
     if described is None:
@@ -186,9 +214,13 @@ def load_model(options: ModelOptions, *, decoders: bool = True) -> tuple[CausalM
     source, form = weight_source(options, described, folder, device), chosen.form
     if isinstance(form, QuantisedFormat) and isinstance(source, RandomWeights):
         form = DrawnFormat(form.method, source)
-    layers = build_layers(described, Reader(source, dtype, device, products), form)
     rows = token_budget(options, device) + options.most_samples  # tokens, or rows to sample or score: some twice
-    decoder = Decoder(described, layers, rows, uniform=uniform)
+    reader, held, group, split = Reader(source, dtype, device, products), described, None, None
+    if member is not None:
+        group, shards = member.join(described, rows, dtype), Shards(described, member.rank)
+        held, split = shards.config, Split(shards, group)
+    layers = build_layers(described, reader, form, split)
+    decoder = Decoder(held, layers, rows, uniform=uniform, group=group)
     decoder.factors = chosen.factors
     return decoder, chosen.context
 
@@ -236,6 +268,20 @@ def check_uniform(device: torch.device, config: ModelConfig, described: DecoderC
             f"--deterministic covers the models of octavo's own decoder on a GPU, not {config.model_type!r}; leave it "
             "off, or give --device cpu."
         )
+
+
+def check_ranks(ranks: int, device: torch.device, described: DecoderConfig | None, family: str) -> None:
+    """Raises `ModelError` if a model cannot be computed by so many ranks on this device."""
+    if described is None:
+        raise UnsupportedModel(
+            f"--tensor-parallel covers the models of octavo's own decoder, not {family!r}, which runs on its "
+            "transformers code; leave it out."
+        )
+    check_divisible(described, ranks)
+    if device.type == "cuda":
+        if (gpus := torch.cuda.device_count()) < ranks:
+            raise ModelError(f"--tensor-parallel {ranks} needs as many GPUs, but there are {gpus}; give fewer ranks.")
+        raise ModelError("--tensor-parallel runs on CPUs; on GPUs start several workers: give --replicas instead.")
 
 
 def token_budget(options: ModelOptions, device: torch.device) -> int:

@@ -24,19 +24,33 @@ from octavo_worker.contract.step import (
 from octavo_worker.model.backing import Backing
 from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel, prompt_scores
 from octavo_worker.model.batch import ragged_batch
-from octavo_worker.model.sampler import sample
+from octavo_worker.model.parallel.leader import Leader
+from octavo_worker.model.parallel.sampling import SplitRows
+from octavo_worker.model.sampler import WholeRows
 
 
 class Computed:
     """A step whose logits are there, one row for each sample. `results` lack the samples until `choose`."""
 
-    def __init__(self, sequences: Sequence[SequenceStep], logits: Tensor | None) -> None:
+    def __init__(
+        self,
+        sequences: Sequence[SequenceStep],
+        logits: Tensor | None,
+        rows: WholeRows | SplitRows,
+        leader: Leader | None,
+    ) -> None:
         self.results = [SequenceResult([]) for _ in sequences]
         self._sequences = sequences
         self._logits = logits
+        self._rows, self._leader = rows, leader
+
+    def choose(self, masks: Masks) -> None:
+        if self._leader is not None:
+            self._leader.masks(masks)
+        self.choose_now(masks)
 
     @torch.inference_mode()
-    def choose(self, masks: Masks) -> None:
+    def choose_now(self, masks: Masks) -> None:
         """Choose all samples at once: each row is computed as if it were alone."""
         logits, self._logits = self._logits, None
         if logits is None:
@@ -44,11 +58,11 @@ class Computed:
         rows = [s.sample_row(number) for s in self._sequences for number in range(len(s.samples))]
         allowed = None
         if any(row.masked for row in rows):
-            words = np.full((len(rows), -(-logits.shape[1] // 32)), -1, np.int32)
+            words = np.full((len(rows), -(-self._rows.vocab_size // 32)), -1, np.int32)
             if len(masks.places):
                 words[list(masks.places)] = masks.words
             allowed = torch.from_numpy(words)
-        found = iter(sample(logits, rows, allowed=allowed).result())
+        found = iter(self._rows.sample(logits, rows, allowed).result())
         for result, step in zip(self.results, self._sequences, strict=True):
             result.samples = [next(found) for _ in step.samples]
 
@@ -57,19 +71,28 @@ class Computed:
 
 
 class PagedRunner(BaseRunner):
-    """Runs steps on the CPU. Both pools are one piece of memory, so attention reads a host block where it lies."""
+    """Runs steps on the CPU. Both pools are one piece of memory, so attention reads a host block where it lies. With a
+    `leader` it is rank 0 of several, which compute the same steps."""
 
     asynchronous = False
     shared_reading: SharedReading | None = None
 
     def __init__(
-        self, model: CausalModel, cache: CacheConfig, max_model_len: int, token_budget: int = TOKEN_BUDGET["cpu"]
+        self,
+        model: CausalModel,
+        cache: CacheConfig,
+        max_model_len: int,
+        token_budget: int = TOKEN_BUDGET["cpu"],
+        leader: Leader | None = None,
     ) -> None:
         super().__init__(model, cache, max_model_len, token_budget)
+        self._leader = leader
         self._backing = Backing(self.kv_cache)
 
     def launch(self, plan: StepPlan) -> Computed | Done:
         """Computes the step. It fails with a `StepError` for a sequence whose tokens the model cannot embed."""
+        if self._leader is not None:
+            self._leader.plan(plan, self.block_size)
         try:
             return self._compute(plan)
         except StepError as error:
@@ -97,11 +120,12 @@ class PagedRunner(BaseRunner):
         rows = sampled_rows + [row for part in scores for row in part.rows]
         every_token_once = not scores and len(rows) == len(batch.token_ids)
         features = self.model.forward(batch, None if every_token_once else torch.tensor(rows, dtype=torch.int64))
-        computed = Computed(plan.sequences, self._logits(features[: len(sampled_rows)], plan.sequences))
+        logits = self._logits(features[: len(sampled_rows)], plan.sequences)
+        computed = Computed(plan.sequences, logits, self.rows, self._leader)
         for place, found in self._score_prompts(features[len(sampled_rows) :], scores):
             computed.results[place].prompt_logprobs += found.result()
         if not plan.has_masked:
-            computed.choose(Masks.none())
+            computed.choose_now(Masks.none())
         return computed
 
     def _in_pools(self, pairs: Sequence[tuple[int, int]]) -> Tensor:

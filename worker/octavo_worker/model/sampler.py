@@ -137,6 +137,19 @@ def score(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Scores:
     return Scores(counts, *ops.logprobs(logits, tokens, min(max(counts), logits.shape[1])))
 
 
+@dataclass(frozen=True, slots=True)
+class WholeRows:
+    """How a model on one rank chooses."""
+
+    vocab_size: int
+
+    def sample(self, logits: Tensor, rows: Sequence[SampleRow], allowed: Tensor | None = None) -> Choice:
+        return sample(logits, rows, allowed=allowed)
+
+    def score(self, logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Scores:
+        return score(logits, tokens, counts)
+
+
 def _candidates(scores: Tensor, counts: Sequence[int]) -> Candidates:
     values, ids = torch.topk(scores, min(max(counts), scores.shape[1]), dim=-1)
     return Candidates(counts, ids, values)
@@ -147,19 +160,19 @@ def adjust_rows(
 ) -> None:
     """Bias, penalties, forbidden tokens and masks, as in vLLM, in place: one message to the device and one launch.
     `latest` and `allowed` as in `sample`."""
-    if not any(map(_adjusts, rows)):
+    if not any(map(adjusts, rows)):
         return
-    message = on_device(pack([_adjustment(row) for row in rows]), torch.int32, logits.device)
+    message = on_device(pack([adjustment_of(row) for row in rows]), torch.int32, logits.device)
     adjust(logits, message, latest, allowed)
 
 
-def _adjusts(row: SampleRow) -> bool:
+def adjusts(row: SampleRow) -> bool:
     p = row.params
     penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
     return bool(p.logit_bias or penalties or row.forbidden or row.masked)
 
 
-def _adjustment(row: SampleRow) -> Adjustment:
+def adjustment_of(row: SampleRow) -> Adjustment:
     p = row.params
     return Adjustment(
         bias=p.logit_bias or {},
@@ -175,15 +188,20 @@ def _adjustment(row: SampleRow) -> Adjustment:
 
 def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Greedy rows are sampled at temperature 0, which is far cheaper than torch's argmax."""
+    samples = samples_of(rows, logits.shape[1])
+    return ops.sample(logits, on_device(samples, torch.int32, logits.device))
+
+
+def samples_of(rows: Sequence[SampleRow], vocab_size: int) -> Tensor:
+    """How each row is sampled, as `ops.sample` reads it, on the CPU."""
     params = [row.params for row in rows]
-    samples = ops.pack_samples(
+    return ops.pack_samples(
         len(rows),
         seeds=[p.seed for p in params],
         indices=[row.index for row in rows],
         positions=[row.position for row in rows],
         temperature=[p.temperature for p in params],
-        top_k=[min(p.top_k, logits.shape[1]) for p in params],
+        top_k=[min(p.top_k, vocab_size) for p in params],
         top_p=[p.top_p for p in params],
         min_p=[p.min_p for p in params],
     )
-    return ops.sample(logits, on_device(samples, torch.int32, logits.device))

@@ -21,6 +21,7 @@ from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import common_window
 from octavo_worker.model.errors import NEXT, CheckpointError, UnsupportedModel
+from octavo_worker.model.parallel.group import Group
 from octavo_worker.model.substitutes import RowByRow, substitute
 
 NAME = "octavo_paged"
@@ -70,6 +71,7 @@ class TransformersModel:
     forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""
+    group: Group | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()

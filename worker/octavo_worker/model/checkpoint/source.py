@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -27,6 +27,24 @@ CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".output_scale", ".output_ze
 """Endings of what some checkpoints store for keys and values, and for the queries they meet."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a rank holds of a tensor of `shape`: ranges of its rows, one after the other, and of a matrix a range of its
+    columns."""
+
+    shape: tuple[int, ...]
+    rows: Sequence[range]
+    columns: range = range(0)
+
+    @property
+    def has_whole_rows(self) -> bool:
+        return len(self.shape) == 1 or len(self.columns) == self.shape[1]
+
+    def of(self, whole: Tensor) -> Tensor:
+        rows = torch.cat([whole[some.start : some.stop] for some in self.rows])
+        return rows if self.has_whole_rows else rows[:, self.columns.start : self.columns.stop]
+
+
 class WeightSource(Protocol):
     """Where tensors come from."""
 
@@ -38,9 +56,10 @@ class WeightSource(Protocol):
         """The tensors `name.*`, by what stands for the star; empty if there is none, or none has to be there."""
         ...
 
-    def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
-        """Fills `target` with a tensor, or with its transpose. The values may arrive as late as `wait`. Values are
-        converted between the types that weights are computed with; all others must be of the target's type."""
+    def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
+        """Fills `target` with a tensor, or with its transpose, or with a `cut` of either. The values may arrive as late
+        as `wait`. Values are converted between the types that weights are computed with; all others must be of the
+        target's type."""
         ...
 
     def skip(self, name: str) -> None:
@@ -104,14 +123,17 @@ class Checkpoint:
     def under(self, name: str) -> Mapping[str, Place]:
         return self._modules.get(name, {})
 
-    def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
-        self._check(name, target, transposed)
+    def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
+        self._check(name, target, transposed, cut)
         file = self.files[name]
         if file not in self.handles:
             self.handles[file] = safe_open(file, framework="pt")
+        self.unread.discard(name)
+        if cut is not None:
+            _read_cut(self.handles[file].get_slice(name), target, transposed, cut)
+            return
         tensor = self.handles[file].get_tensor(name)
         target.copy_(tensor.T if transposed else tensor)
-        self.unread.discard(name)
 
     def skip(self, name: str) -> None:
         self.unread.discard(name)
@@ -127,13 +149,13 @@ class Checkpoint:
             shown = ", ".join(surplus[:5]) + (f" and {len(surplus) - 5} more" if len(surplus) > 5 else "")
             raise CheckpointError(f"the checkpoint has tensors that its config.json has no place for: {shown}.")
 
-    def _check(self, name: str, target: Tensor, transposed: bool) -> None:
-        place = self.places.get(name)
+    def _check(self, name: str, target: Tensor, transposed: bool, cut: Cut | None) -> None:
+        place, wanted = self.places.get(name), tuple(target.shape) if cut is None else cut.shape
         if place is None:
             raise CheckpointError(f"tensor {name!r} is missing from the checkpoint; does config.json belong to it?")
         shape = place.shape[::-1] if transposed else place.shape
-        if shape != target.shape:
-            raise CheckpointError(f"tensor {name!r} has shape {shape}, but config.json says {tuple(target.shape)}.")
+        if shape != wanted:
+            raise CheckpointError(f"tensor {name!r} has shape {shape}, but config.json says {wanted}.")
         if place.dtype is not target.dtype and not (place.dtype in CONVERTED and target.dtype in CONVERTED):
             raise CheckpointError(
                 f"tensor {name!r} is stored as {place.kind}, but {KINDS[target.dtype]} belongs there; does config.json "
@@ -156,13 +178,15 @@ class RandomWeights:
     def under(self, name: str) -> Mapping[str, Place]:
         return {}  # only what every model has
 
-    def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
+    def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
+        """Draws a tensor as a whole, also to keep a cut of it: the model is the same for any number of ranks."""
         if target.dim() == 1:
             target.fill_(0.0 if name.endswith(".bias") else self.norm_scale)
         else:
-            dtype = torch.float32 if target.is_cpu else target.dtype
-            made = torch.empty(target.shape, dtype=dtype, device=target.device)
-            target.copy_(made.normal_(0.0, self.std, generator=self.generator))
+            dtype, shape = torch.float32 if target.is_cpu else target.dtype, target.shape if cut is None else cut.shape
+            made = torch.empty(shape, dtype=dtype, device=target.device)
+            made.normal_(0.0, self.std, generator=self.generator)
+            target.copy_(made if cut is None else cut.of(made))
 
     def quantised(self, scheme: Scheme, rows: int, depth: int) -> QuantisedWeight:
         """Codes of equal likelihood, of FP8 normal ones, with one scale, so that the values have the deviation of all
@@ -187,6 +211,16 @@ class RandomWeights:
 
     def finish(self, ignored: Iterable[str]) -> None:
         pass
+
+
+def _read_cut(stored: Any, target: Tensor, transposed: bool, cut: Cut) -> None:
+    """`stored` is a slice of safetensors: it reads no more than it is asked for."""
+    for rows, part in zip(cut.rows, target.split([len(rows) for rows in cut.rows]), strict=True):
+        some, columns = slice(rows.start, rows.stop), slice(cut.columns.start, cut.columns.stop)
+        if len(cut.shape) == 1:
+            part.copy_(stored[some])
+        else:
+            part.copy_(stored[columns, some].T if transposed else stored[some, columns])
 
 
 def _no_safetensors(folder: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo_worker.model.checkpoint.source import Checkpoint
+from octavo_worker.model.checkpoint.source import Checkpoint, Cut
 from octavo_worker.model.errors import CheckpointError
 
 PIECE = 16 << 20  # bytes; at this size a copy over the link is as fast as it gets
@@ -49,8 +49,8 @@ class StreamedCheckpoint(Checkpoint):
     """A checkpoint that threads read through pinned buffers, straight into tensors on a GPU: at nearly the speed of the
     link or of the disk, whichever is slower, and with no copy in pageable memory.
 
-    `read` returns at once; `wait` and `finish` return when all values have arrived. Tensors to convert or to transpose
-    are read as on a CPU.
+    `read` returns at once; `wait` and `finish` return when all values have arrived. Tensors to convert or to transpose,
+    and parts of rows, are read as on a CPU.
     """
 
     _descriptors: dict[Path, int] = field(default_factory=dict)
@@ -62,21 +62,28 @@ class StreamedCheckpoint(Checkpoint):
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(THREADS, thread_name_prefix="weights")
 
-    def read(self, name: str, target: Tensor, transposed: bool = False) -> None:
-        self._check(name, target, transposed)
+    def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
+        self._check(name, target, transposed, cut)
         place = self.places[name]
-        if place.dtype is not target.dtype or transposed or not target.is_contiguous():
-            super().read(name, target, transposed)
+        scattered = transposed or not target.is_contiguous() or not (cut is None or cut.has_whole_rows)
+        if place.dtype is not target.dtype or scattered:
+            super().read(name, target, transposed, cut)
             return
         self.unread.discard(name)
         self._prepare(target.device)
         # Work in flight on the current stream may still use or fill the target's memory.
         usable = torch.cuda.current_stream(target.device).record_event()
         file, octets = self._open(self.files[name]), target.view(-1).view(torch.uint8)
+        row_bytes = 0 if cut is None else (place.end - place.begin) // cut.shape[0]
+        stretches = [(0, len(octets))] if cut is None else [(r.start * row_bytes, len(r) * row_bytes) for r in cut.rows]
+        for (begin, _), part in zip(stretches, octets.split([length for _, length in stretches]), strict=True):
+            self._submit(file, place.begin + begin, part, usable)
+
+    def _submit(self, file: int, begin: int, octets: Tensor, usable: torch.cuda.Event) -> None:
         size = min(PIECE, max(LEAST, -(-len(octets) // THREADS)))
         for at in range(0, len(octets), size):
             piece = octets[at : at + size]
-            self._pieces.append(self._threads.submit(self._load, file, place.begin + at, piece, usable))
+            self._pieces.append(self._threads.submit(self._load, file, begin + at, piece, usable))
 
     def wait(self) -> None:
         for piece in self._pieces:

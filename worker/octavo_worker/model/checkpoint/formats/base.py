@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo_worker.model.checkpoint.header import Place
-from octavo_worker.model.checkpoint.source import WeightSource
+from octavo_worker.model.checkpoint.source import Cut, WeightSource
 from octavo_worker.model.layers.linear import Linear, Products
 
 
@@ -37,30 +38,66 @@ class Reader:
         self.source.read(name, tensor)
         return tensor
 
-    def bias(self, names: Sequence[str], rows: Sequence[int]) -> Tensor:
+    def bias(self, matrix: Matrix) -> Tensor:
         """The `.bias` of all parts, one after the other."""
-        whole = self.empty(sum(rows))
-        for name, part in zip(names, whole.split(list(rows)), strict=True):
-            self.source.read(f"{name}.bias", part)
+        whole = self.empty(sum(matrix.held_rows))
+        for part, target in zip(matrix.parts, whole.split(matrix.held_rows), strict=True):
+            self.source.read(f"{part.names[0]}.bias", target, cut=part.bias_cut)
         return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank holds of a matrix: of each of its parts ranges of the rows, one after the other, and a range of the
+    depth."""
+
+    rows: Sequence[Sequence[range]]
+    depth: range
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A matrix of the model: `names` of the parts that it is stacked from, without `.weight` and `.bias`, and the
-    `rows` of each. A `transposed` one is stored `[depth, rows]`."""
+    `rows` of each. A `transposed` one is stored `[depth, rows]`. Of a model on several ranks a Linear has what is
+    `held` of it."""
 
     names: Sequence[str]
     rows: Sequence[int]
     depth: int
     biased: bool = False
     transposed: bool = False
+    held: Held | None = None
 
     @property
     def parts(self) -> list[Matrix]:
         """Each part as a matrix of its own."""
-        pairs = zip(self.names, self.rows, strict=True)
-        return [Matrix([name], [rows], self.depth, self.biased, self.transposed) for name, rows in pairs]
+        held = [None] * len(self.names) if self.held is None else [Held([r], self.held.depth) for r in self.held.rows]
+        each = zip(self.names, self.rows, held, strict=True)
+        return [Matrix([name], [rows], self.depth, self.biased, self.transposed, part) for name, rows, part in each]
+
+    @property
+    def held_rows(self) -> list[int]:
+        """Of each part."""
+        return list(self.rows) if self.held is None else [sum(map(len, ranges)) for ranges in self.held.rows]
+
+    @property
+    def held_depth(self) -> int:
+        return self.depth if self.held is None else len(self.held.depth)
+
+    @property
+    def cut(self) -> Cut | None:
+        """What is held of all parts as one matrix; None: all of it."""
+        if self.held is None:
+            return None
+        starts = accumulate(self.rows, initial=0)
+        rows = [
+            range(at + r.start, at + r.stop) for at, part in zip(starts, self.held.rows, strict=False) for r in part
+        ]
+        return Cut((sum(self.rows), self.depth), rows, self.held.depth)
+
+    @property
+    def bias_cut(self) -> Cut | None:
+        return None if (cut := self.cut) is None else Cut(cut.shape[:1], cut.rows)
 
 
 class Format(Protocol):

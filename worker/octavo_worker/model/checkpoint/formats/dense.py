@@ -12,13 +12,13 @@ class DenseFormat:
     """One `.weight` in floating point a part."""
 
     def linear(self, matrix: Matrix, reader: Reader) -> Dense:
-        weight = reader.empty(sum(matrix.rows), matrix.depth)
+        weight = reader.empty(sum(matrix.held_rows), matrix.held_depth)
         read_parts(matrix, reader, weight)
-        bias = reader.bias(matrix.names, matrix.rows) if matrix.biased else None
+        bias = reader.bias(matrix) if matrix.biased else None
         return Dense(weight, bias, reader.products)
 
 
 def read_parts(matrix: Matrix, reader: Reader, weight: Tensor) -> None:
-    """Each part into its rows of `weight[columns, depth]`."""
-    for name, part in zip(matrix.names, weight.split(list(matrix.rows)), strict=True):
-        reader.source.read(f"{name}.weight", part, matrix.transposed)
+    """What is held of each part into its rows of `weight[columns, depth]`."""
+    for part, target in zip(matrix.parts, weight.split(matrix.held_rows), strict=True):
+        reader.source.read(f"{part.names[0]}.weight", target, matrix.transposed, part.cut)

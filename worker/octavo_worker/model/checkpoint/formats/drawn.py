@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo_kernels import ops
 from octavo_kernels.weights import Scheme
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
+from octavo_worker.model.checkpoint.formats.cuts import cut_weight
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.formats.stored import Method, check_shape
 from octavo_worker.model.checkpoint.source import RandomWeights
@@ -25,11 +26,12 @@ class DrawnFormat:
             return DenseFormat().linear(matrix, reader)
         check_shape(matrix)
         if any(scheme != schemes[0] for scheme in schemes):
-            return Parts([self.linear(part, reader) for part in matrix.parts], matrix.rows)
+            return Parts([self.linear(part, reader) for part in matrix.parts], matrix.held_rows)
         return self._drawn(matrix, schemes[0], reader)
 
     def _drawn(self, matrix: Matrix, scheme: Scheme | None, reader: Reader) -> Linear:
         assert scheme is not None
-        bias = reader.bias(matrix.names, matrix.rows) if matrix.biased else None
-        weight = self.source.quantised(scheme, sum(matrix.rows), matrix.depth)
+        bias = reader.bias(matrix) if matrix.biased else None
+        whole = self.source.quantised(scheme, sum(matrix.rows), matrix.depth)
+        weight = cut_weight(matrix.names[0], whole, matrix.cut)
         return Quantised(ops.pack(weight), bias, reader.products, reader.dtype)

@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
+from octavo_worker.model.checkpoint.formats.cuts import cut_weight
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.header import KINDS, Place
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
@@ -88,12 +89,15 @@ class QuantisedFormat:
             return DenseFormat().linear(matrix, reader)
         check_shape(matrix)
         if len(parts) > 1 and not all(forms):
-            return Parts([self.linear(part, reader) for part in matrix.parts], matrix.rows)
-        weights = read_weights([(part, form) for part, form in zip(parts, forms, strict=True) if form], reader)
+            return Parts([self.linear(part, reader) for part in matrix.parts], matrix.held_rows)
+        whole = read_weights([(part, form) for part, form in zip(parts, forms, strict=True) if form], reader)
+        weights = [cut_weight(part.names[0], each, part.cut) for part, each in zip(matrix.parts, whole, strict=True)]
         if all(_alike(weights[0], weight) for weight in weights):
-            return _quantised(stack(weights), parts, matrix.biased, reader)
-        apart = [_quantised(weight, [part], matrix.biased, reader) for weight, part in zip(weights, parts, strict=True)]
-        return Parts(apart, matrix.rows)
+            return _quantised(stack(weights), matrix, parts, reader)
+        apart = [
+            _quantised(*each, reader) for each in zip(weights, matrix.parts, [[part] for part in parts], strict=True)
+        ]
+        return Parts(apart, matrix.held_rows)
 
 
 def check_shape(matrix: Matrix) -> None:
@@ -143,9 +147,9 @@ def _alike(a: QuantisedWeight, b: QuantisedWeight) -> bool:
     return a.order is b.order or (a.order is not None and b.order is not None and torch.equal(a.order, b.order))
 
 
-def _quantised(weight: QuantisedWeight, parts: Sequence[Part], biased: bool, reader: Reader) -> Quantised:
-    bias = reader.bias([part.name for part in parts], [part.rows for part in parts]) if biased else None
-    if not biased:
+def _quantised(weight: QuantisedWeight, matrix: Matrix, parts: Sequence[Part], reader: Reader) -> Quantised:
+    bias = reader.bias(matrix) if matrix.biased else None
+    if not matrix.biased:
         _skip_zero_bias(parts, reader)
     try:
         return Quantised(ops.pack(weight), bias, reader.products, reader.dtype)

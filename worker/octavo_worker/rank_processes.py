@@ -1,0 +1,140 @@
+"""The further ranks of a model: child processes of the engine, and memory that they share with it.
+
+They begin to load before the engine's own imports are done, so nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.lifetime import die_with
+
+MOST_BYTES = 1 << 16  # of a message
+READY, REFUSED = b"ready", b"refused: "
+
+
+class RanksFailed(Exception):
+    """The ranks of a model do not come together; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankProcess:
+    """A rank and the socket to it, on which messages keep their borders."""
+
+    index: int
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+
+    def await_ready(self) -> None:
+        """Raises `RanksFailed` with its reason if it refuses, and if it dies."""
+        message = self.sock.recv(MOST_BYTES)
+        if not message:
+            status = self.process.wait()
+            raise RanksFailed(f"rank {self.index} ended while the model was loaded ({in_words(status)}).")
+        if message != READY:
+            raise RanksFailed(f"rank {self.index}: {message.removeprefix(REFUSED).decode()}")
+
+
+class Ranks:
+    """Ranks 1 and up of this process's model. They die with it, even if it is killed."""
+
+    def __init__(self, memory: int, processes: list[RankProcess]) -> None:
+        self.memory = memory
+        self.processes = processes
+        self._is_closing = False
+
+    @classmethod
+    def start(cls, options: ModelOptions) -> Self:
+        """Starts `options.tensor_parallel` - 1 processes. Raises `RanksFailed` where there is no memory to share."""
+        memory = _shared_memory()
+        return cls(memory, [_start(options, index, memory) for index in range(1, options.tensor_parallel)])
+
+    def send(self, message: bytes) -> None:
+        """To every rank; one that has died is noticed elsewhere."""
+        for each in self.processes:
+            with contextlib.suppress(ConnectionError):
+                each.sock.send(message)
+
+    def watch(self, lost: Callable[[RankProcess, int], None]) -> None:
+        """Calls `lost`, in a thread of its own, as soon as a rank ends, with its exit status."""
+        threading.Thread(target=self._watch, args=(lost,), name="ranks", daemon=True).start()
+
+    def _watch(self, lost: Callable[[RankProcess, int], None]) -> None:
+        poll, by_descriptor = select.poll(), {}
+        for each in self.processes:
+            descriptor = os.pidfd_open(each.process.pid)
+            by_descriptor[descriptor] = each
+            poll.register(descriptor, select.POLLIN)
+        ((descriptor, _), *_) = poll.poll()
+        if not self._is_closing:
+            lost(by_descriptor[descriptor], by_descriptor[descriptor].process.wait())
+
+    def close(self) -> None:
+        """Ends all ranks: they hold nothing that is worth keeping."""
+        self._is_closing = True
+        for each in self.processes:
+            each.process.kill()
+            each.process.wait()
+            each.sock.close()
+        os.close(self.memory)
+
+
+def die_as(rank: RankProcess, status: int) -> None:
+    """Ends this process as its rank ended: the agent tells what was killed from what failed, and shows the last words
+    of what failed, which are the rank's."""
+    if status < 0:
+        print(f"rank {rank.index} was {in_words(status)}: the engine ends, too", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(status or 1)
+
+
+def in_words(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+
+
+def reserve(memory: int, size: int) -> None:
+    """Gives the shared memory that size; every rank asks for the same. Raises `RanksFailed` if there is not as much."""
+    try:
+        os.posix_fallocate(memory, 0, size)
+    except OSError as error:
+        raise RanksFailed(
+            f"the ranks need {size >> 20} MiB of shared memory, which the system refuses ({error.strerror}); raise the "
+            "memory limit of the container, or leave --tensor-parallel out."
+        ) from error
+
+
+def _shared_memory() -> int:
+    """A descriptor. It needs no /dev/shm, which containers have little of, and vanishes with the last process."""
+    try:
+        return os.memfd_create("octavo-ranks")
+    except (AttributeError, OSError) as error:
+        raise RanksFailed(
+            f"this system gives no memory that processes share (memfd_create: {error}); leave --tensor-parallel out."
+        ) from error
+
+
+def _start(options: ModelOptions, index: int, memory: int) -> RankProcess:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "octavo_worker.rank_process"),
+                *("--rank", str(index), "--fd", str(theirs.fileno()), "--memory", str(memory)),
+                *("--options", options.to_json()),
+            ],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), memory),
+            preexec_fn=die_with(os.getpid()),
+        )
+    return RankProcess(index, process, ours)
