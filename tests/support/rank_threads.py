@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import torch
+
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import SequenceStep
+from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel
+from octavo_worker.model.batch import ragged_batch
+from octavo_worker.model.loading import load_model
 from octavo_worker.model.parallel.cpu_group import CpuGroup
+from octavo_worker.model.parallel.leader import Member
 from octavo_worker.model.parallel.memory import RankMemory
+from octavo_worker.model.parallel.sampling import SplitRows
 from octavo_worker.model.parallel.shards import Rank
 
 T = TypeVar("T")
@@ -28,3 +37,31 @@ def on_ranks(count: int, work: Callable[[CpuGroup], T], slot_bytes: int = 1 << 1
 
 def ranks_of(count: int) -> list[Rank]:
     return [Rank(index, count) for index in range(count)]
+
+
+def logits_on_ranks(options: ModelOptions, count: int, steps: Sequence[SequenceStep]) -> list[torch.Tensor]:
+    """Of every token of a step, as each rank gathers them."""
+    descriptor = os.memfd_create("ranks")
+
+    def work(rank: Rank) -> torch.Tensor:
+        model, _ = load_model(options, member=Member(rank, descriptor))
+        return _gathered(model, steps)
+
+    try:
+        with ThreadPoolExecutor(count - 1) as pool:
+            others = [pool.submit(work, rank) for rank in ranks_of(count)[1:]]
+            return [work(Rank(0, count)), *(other.result() for other in others)]
+    finally:
+        os.close(descriptor)
+
+
+def logits_alone(options: ModelOptions, steps: Sequence[SequenceStep]) -> torch.Tensor:
+    model, _ = load_model(options)
+    return _gathered(model, steps)
+
+
+@torch.inference_mode()
+def _gathered(model: CausalModel, steps: Sequence[SequenceStep]) -> torch.Tensor:
+    runner = BaseRunner(model, CacheConfig(33, 16), 384, 64)
+    logits = model.logits(model.forward(ragged_batch(steps, 16, model.vocab_size), None))
+    return (runner.rows.gather(logits) if isinstance(runner.rows, SplitRows) else logits).float()

@@ -1,0 +1,156 @@
+"""Ranks that each hold a part of a model compute the model, in every form of weights; what cannot be cut is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_threads import logits_alone, logits_on_ranks, ranks_of
+from transformers import GPTNeoXConfig, LlamaConfig, MixtralConfig, Olmo2Config, Phi3Config, PreTrainedConfig
+
+from octavo_kernels.weights import Codes, QuantisedWeight, Scheme, dequantise
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import SequenceStep
+from octavo_worker.model.checkpoint.formats.cuts import cut_weight
+from octavo_worker.model.checkpoint.source import Cut
+from octavo_worker.model.errors import UnsupportedModel
+from octavo_worker.model.loading import load_model
+from octavo_worker.model.parallel.shards import vocabulary_of
+
+DATA = Path(__file__).parent / "data" / "quantised"
+FOLDERS = sorted(path.parent for path in DATA.glob("*/config.json"))
+SMALL: dict[str, Any] = {
+    "vocab_size": 211, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": None,
+}  # fmt: skip
+REFUSED = {
+    "ct-fp8-block": "down_proj has groups of 128 columns, which 2 ranks would cut at column 104 of 208; give fewer",
+    "ct-w4a16-actorder-group": "o_proj has its columns in an order of their own .act-order",
+    "ct-w4a16-actorder-group-asym": "o_proj has its columns in an order of their own .act-order",
+    "gptq-4-desc-act": "o_proj has its columns in an order of their own .act-order",
+}
+CLOSE = 1e-5
+TURNED = 0.15
+"""Where rows of x become codes: each rank's part of a row has a scale of its own, a finer one than the whole row."""
+
+
+def steps(vocab: int) -> list[SequenceStep]:
+    rng = random.Random(vocab)
+    return [
+        SequenceStep([rng.randrange(vocab) for _ in range(37)], 0, [1, 2, 3]),
+        SequenceStep([rng.randrange(vocab) for _ in range(5)], 0, [4]),
+    ]
+
+
+def options(folder: Path, **more: Any) -> ModelOptions:
+    return ModelOptions(**{"model": str(folder), "device": "cpu", "dtype": "float32", "max_running": 8, **more})
+
+
+def saved(folder: Path, config: PreTrainedConfig) -> Path:
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_form_of_weights(folder: Path) -> None:
+    asked = options(folder)
+    if folder.name in REFUSED:
+        with pytest.raises(UnsupportedModel, match=REFUSED[folder.name]):
+            logits_on_ranks(asked, 2, steps(64))
+        return
+    alone = logits_alone(asked, steps(64))
+    first, second = logits_on_ranks(asked, 2, steps(64))
+    assert torch.equal(first, second)
+    error = (first - alone).abs()
+    assert error.max() < (TURNED if "w8a8" in folder.name else CLOSE)
+    assert error.max() > 0, "nothing was summed"
+
+
+DUMMIES: dict[str, tuple[PreTrainedConfig, int, dict[str, Any]]] = {
+    "llama": (LlamaConfig(**SMALL), 2, {}),
+    "biases": (LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True), 4, {}),
+    "copies of KV heads": (LlamaConfig(**SMALL), 4, {}),
+    "one KV head": (LlamaConfig(**{**SMALL, "num_key_value_heads": 1}), 2, {}),
+    "tied": (LlamaConfig(**SMALL, tie_word_embeddings=True), 2, {}),
+    "fused": (Phi3Config(**SMALL), 2, {}),
+    "online int8": (LlamaConfig(**SMALL), 2, {"quantization": "int8"}),
+    "online fp8": (LlamaConfig(**SMALL), 2, {"quantization": "fp8"}),
+    "online int4": (LlamaConfig(**{**SMALL, "intermediate_size": 256}), 2, {"quantization": "int4"}),
+}
+
+
+@pytest.mark.parametrize("name", DUMMIES)
+def test_dummy_weights_are_one_model_for_any_number_of_ranks(name: str, tmp_path: Path) -> None:
+    config, ranks, more = DUMMIES[name]
+    asked = options(saved(tmp_path, config), load_format="dummy", seed=3, **more)
+    alone = logits_alone(asked, steps(211))
+    found = logits_on_ranks(asked, ranks, steps(211))
+    assert all(torch.equal(each, found[0]) for each in found)
+    scale = alone.square().mean().sqrt()
+    assert (found[0] - alone).abs().max() < scale * (TURNED if name == "online int8" else CLOSE)
+
+
+def test_dummy_weights_of_a_quantised_config(tmp_path: Path) -> None:
+    """Codes are drawn as a whole, too."""
+    folder = saved(tmp_path, LlamaConfig(**{**SMALL, "intermediate_size": 128}))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    asked = options(folder, load_format="dummy")
+    alone = logits_alone(asked, steps(211))
+    for found in logits_on_ranks(asked, 2, steps(211)):
+        assert (found - alone).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "sentence"),
+    [
+        (
+            LlamaConfig(**SMALL),
+            3,
+            "8 attention heads and 2 heads of keys and values cannot be shared out among 3 ranks",
+        ),
+        (LlamaConfig(**{**SMALL, "intermediate_size": 90}), 4, "90 columns of the MLP cannot be shared out among 4"),
+        (
+            LlamaConfig(**{**SMALL, "num_key_value_heads": 8, "vocab_size": 60}),
+            8,
+            "a vocabulary of 60 tokens cannot be",
+        ),
+        (Olmo2Config(**SMALL), 2, "a norm over all heads of queries and of keys together, as in OLMo 2"),
+        (MixtralConfig(**SMALL), 2, "--tensor-parallel covers the models of octavo's own decoder, not 'mixtral'"),
+        (GPTNeoXConfig(hidden_size=64, num_attention_heads=4, intermediate_size=80), 2, "decoder, not 'gpt_neox'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_cut_is_refused(config: PreTrainedConfig, ranks: int, sentence: str, tmp_path: Path) -> None:
+    asked = options(saved(tmp_path, config), load_format="dummy", tensor_parallel=ranks)
+    with pytest.raises(UnsupportedModel, match=sentence) as refused:
+        load_model(asked)
+    assert "leave" in str(refused.value) or "give another --tensor-parallel" in str(refused.value)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 16])
+@pytest.mark.parametrize("size", [512, 997, 50_257, 128_256])
+def test_every_token_belongs_to_one_rank(size: int, ranks: int) -> None:
+    parts = [vocabulary_of(size, rank) for rank in ranks_of(ranks)]
+    assert [token for part in parts for token in part] == list(range(size))
+    assert all(part.start % 32 == 0 for part in parts if part)
+    assert all(len(part) == len(parts[0]) for part in parts[:-1])
+
+
+@pytest.mark.parametrize("codes", [Codes.INT4, Codes.FP8])
+@pytest.mark.parametrize("group", [16, 64])
+def test_a_cut_has_the_values_of_the_whole(codes: Codes, group: int) -> None:
+    per_byte = 2 if codes is Codes.INT4 else 1
+    stored = torch.randint(0, 120, (24, 64 // per_byte), dtype=torch.uint8)
+    zeros = torch.randint(0, 16, (64 // group, 24), dtype=torch.uint8) if codes is Codes.INT4 else None
+    kind = torch.uint8 if codes is Codes.INT4 else torch.float8_e4m3fn
+    weight = QuantisedWeight(Scheme(codes, group), stored.view(kind), torch.rand(64 // group, 24), zeros)
+    rows = [range(2, 5), range(11, 24)]
+    for columns in (range(64), range(32), range(32, 64)):
+        cut = Cut((24, 64), rows, columns)
+        assert torch.equal(dequantise(cut_weight("w", weight, cut)), cut.of(dequantise(weight)))
