@@ -17,7 +17,7 @@ MOST_RANKS = 16
 BOARD_SLOTS = 2
 BOARD_BYTES = 1 << 20
 SLICE_MS = 50
-HUNG_SLICES = 16
+HUNG_SLICES = 12
 """A rank that neither computes nor wants to for so many slices, while others wait for it, does not come any more."""
 
 _ARRIVED, _TAKEN = 0, MOST_RANKS * COUNT_BYTES

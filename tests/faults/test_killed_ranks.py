@@ -1,0 +1,122 @@
+"""A model on two ranks: whichever process is killed or stopped, its worker's engine ends, and every job goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import psutil
+import pytest
+import redis
+from queue_client import Queue, known_queue
+from waiting import eventually
+from worker_process import WorkerProcess
+
+from octavo.models import JobStatus, Result
+from octavo.server import EmbeddedServer
+
+JOBS = 40
+FLAGS = {
+    "model": "demo",
+    "device": "cpu",
+    "dtype": "float32",
+    "tensor_parallel": 2,
+    "threads": 1,
+    "num_blocks": 512,
+    "max_running": 16,
+    "swap_memory": 0.01,
+}
+
+Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
+
+
+def submit_all(queue: Queue, tenant: str) -> list[str]:
+    """Greedy and seeded, alone and in twos; for every tenant the same."""
+    return [
+        queue.submit(
+            f"KING RICHARD {number}:\nWhat say you, my lord of {'abcdefgh'[number % 8] * number}",
+            seed=number,
+            tenant=tenant,
+            sampling={
+                "max_tokens": 60 + number,
+                "temperature": (0.0, 0.9)[number % 2],
+                "top_p": 0.95,
+                "n": 2 if number % 10 == 3 else 1,
+            },
+        )
+        for number in range(JOBS)
+    ]
+
+
+def answers(results: list[Result]) -> Answers:
+    assert all(result.status is JobStatus.COMPLETED for result in results)
+    return [[(s.token_ids, s.text, s.finish_reason) for s in result.sequences] for result in results]
+
+
+@dataclass
+class Scene:
+    queue: Queue
+    workers: list[WorkerProcess]
+    undisturbed: Answers
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("ranks")
+    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
+        workers = [
+            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **FLAGS))
+            for number in range(2)
+        ]
+        for worker in workers:
+            info = worker.wait_ready().info()
+            assert info is not None
+            assert info.numerics.endswith(" tp2")
+        queue = known_queue(connection)
+        undisturbed = [queue.wait(job) for job in submit_all(queue, "undisturbed")]
+        yield Scene(queue, workers, answers(undisturbed))
+
+
+def processes(worker: WorkerProcess) -> list[psutil.Process]:
+    """The engine, which is rank 0, and rank 1, once the worker serves."""
+    found: list[psutil.Process] = []
+
+    def is_whole() -> bool:
+        info = worker.info()
+        if info is None or info.stats.free_blocks == 0 or not psutil.pid_exists(info.stats.engine_pid):
+            return False
+        engine = psutil.Process(info.stats.engine_pid)
+        found[:] = [engine, *engine.children()]
+        return len(found) == 2
+
+    eventually(is_whole)
+    return found
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_loss_of_a_rank_changes_no_byte_of_any_stream(scene: Scene, victim: int, number: signal.Signals) -> None:
+    queue, worker = scene.queue, scene.workers[0]
+    ranks, worker_id = processes(worker), worker.id
+    jobs = submit_all(queue, f"{victim} {number}")
+
+    def is_busy() -> bool:
+        states = queue.fields(jobs, "wid", "st", "n")
+        return sum((who, st) == (worker_id, "running") and int(n or 0) > 5 for who, st, n in states) >= 4
+
+    eventually(is_busy)
+    os.kill(ranks[victim].pid, number)
+    lost_at = time.monotonic()
+    eventually(lambda: all(map(is_gone, ranks)))
+    print(f"\n{number.name} of rank {victim}: both are gone after {time.monotonic() - lost_at:.2f} s")
+    assert answers([queue.wait(job) for job in jobs]) == scene.undisturbed
+    assert sum(int(queue.field(job, "crashes") or 0) for job in jobs) > 0, "nothing was hit"
+    assert not {process.pid for process in processes(worker)} & {process.pid for process in ranks}
