@@ -49,6 +49,21 @@ def test_without_a_gpu_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch)
     assert all("CUDA_VISIBLE_DEVICES" not in worker.environment for worker in workers)
 
 
+@pytest.mark.usefixtures("two_gpus")
+def test_ranks_of_a_worker_get_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,4,5,6")
+    workers = Service(replace(PLAN, tensor_parallel=2), "redis://localhost", None).workers
+    assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["0,1", "4,5", "0,1"]
+    assert {worker.environment["OCTAVO_TENSOR_PARALLEL"] for worker in workers} == {"2"}
+
+
+def test_ranks_share_their_worker_s_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_DEVICE", "cpu")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)))
+    workers = Service(replace(PLAN, tensor_parallel=2), "redis://localhost", None).workers
+    assert [worker.environment["OCTAVO_THREADS"] for worker in workers] == ["2", "2", "2"]
+
+
 def test_workers_may_all_be_elsewhere() -> None:
     assert Service(replace(PLAN, workers=0), "redis://localhost", None).workers == []
 

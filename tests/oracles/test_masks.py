@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -15,6 +16,7 @@ from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions, Grammar
 from octavo_worker.model import load_runner
+from octavo_worker.rank_processes import Ranks
 
 from .drive import Answers, Engine, request
 
@@ -36,14 +38,19 @@ WORDS = Grammar("choice", '["yes", "yesterday", "no"]')
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.beyond_plain])
 
 
-@pytest.fixture(scope="module", params=["cpu", GPU])
-def runner(request: pytest.FixtureRequest) -> ModelRunner:
+@pytest.fixture(scope="module", params=["cpu", "cpu ranks", GPU])
+def runner(request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
+    device, _, ranks = request.param.partition(" ")
     options = ModelOptions(
-        model="demo", device=request.param, num_blocks=400, host_cache_bytes=8 << 20, max_running=64, deterministic=True
-    )
-    runner = load_runner(options)
+        model="demo", device=device, num_blocks=400, host_cache_bytes=8 << 20, max_running=64, deterministic=True,
+        tensor_parallel=2 if ranks else 1,
+    )  # fmt: skip
+    others = Ranks.start(options) if ranks else None
+    runner = load_runner(options, others)
     assert runner.vocab_size == VOCAB
-    return runner
+    yield runner
+    if others is not None:
+        others.close()
 
 
 def free() -> list[AddRequest]:

@@ -108,7 +108,14 @@ RULES = [
     ),
     Rule(f"{WORKER}/__init__.py"),
     Rule(f"{WORKER}/__main__.py", worker("cli")),
-    Rule(f"{WORKER}/cli.py", ("typer", "octavo.logs", *PYDANTIC, *worker("agent", "settings"))),
+    Rule(f"{WORKER}/cli.py", ("typer", "octavo.logs", *PYDANTIC, *worker("agent", "settings", "replicas"))),
+    Rule(
+        f"{WORKER}/replicas.py",  # a part of a command, which keeps children as `octavo up` does
+        (
+            *(f"octavo.cli.{module}" for module in ("children", "console", "service", "service_log")),
+            *worker("settings"),
+        ),
+    ),
     Rule(f"{WORKER}/settings.py", ("octavo.connection", *PYDANTIC)),
     Rule(f"{WORKER}/files.py", ("huggingface_hub",)),
     Rule(

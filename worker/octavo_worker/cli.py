@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -48,6 +48,8 @@ def worker(**flags: Any) -> None:
             flag = "--" + str(problem["loc"][0]).lower().removeprefix("octavo_").replace("_", "-")
             typer.echo(printable(f"{flag}: {problem['msg']}"), err=True)
         raise typer.Exit(_BAD_USAGE) from None
+    if settings.replicas > 1 or settings.devices is not None:
+        _run_replicas(settings, flags)
     from octavo_worker.agent.logs import configure_logging
     from octavo_worker.agent.supervisor import WorkerFailed, serve  # after the flags are known to be good
 
@@ -57,6 +59,16 @@ def worker(**flags: Any) -> None:
     except WorkerFailed as failure:
         typer.echo(printable(f"octavo worker: {failure}"), err=True)
         sys.exit(1)
+
+
+def _run_replicas(settings: WorkerSettings, flags: dict[str, Any]) -> NoReturn:
+    from octavo_worker.replicas import ReplicasRefused, run_replicas
+
+    try:
+        sys.exit(run_replicas(settings, flags))
+    except ReplicasRefused as refused:
+        typer.echo(printable(str(refused)), err=True)
+        raise typer.Exit(_BAD_USAGE) from None
 
 
 def main() -> None:

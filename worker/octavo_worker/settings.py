@@ -85,6 +85,12 @@ class WorkerSettings(BaseSettings):
         True,
         description="Launch a step while the one before it runs; on CUDA only, a CPU gains nothing.",
     )
+    replicas: int = Field(
+        1, ge=1, description="Workers to run under this command, each on GPUs of its own, or with a share of the cores."
+    )
+    devices: str | None = Field(
+        None, description="GPUs to use, such as `0,1`: a worker on each, or on each --tensor-parallel of them."
+    )
     tensor_parallel: int = Field(
         1, ge=1, le=16, description="Processes that compute the model together, each with a part of every matrix."
     )

@@ -47,6 +47,7 @@ class Plan:
     port: int
     data_dir: Path | None
     environment: dict[str, str] = field(default_factory=dict)
+    tensor_parallel: int = 1
 
     @property
     def api_url(self) -> str:
@@ -65,8 +66,13 @@ class Service:
         if log is not None:
             shared["OCTAVO_LOG_FORMAT"] = log.format
         gateway = {"OCTAVO_HOST": plan.host, "OCTAVO_PORT": str(plan.port)}
-        worker = {"OCTAVO_MODEL": plan.model, "OCTAVO_THREADS": str(_threads(plan.workers))}
-        devices = gpus()
+        worker = {
+            "OCTAVO_MODEL": plan.model,
+            "OCTAVO_THREADS": str(_threads(plan.workers * plan.tensor_parallel)),
+            "OCTAVO_TENSOR_PARALLEL": str(plan.tensor_parallel),
+            **{"OCTAVO_REPLICAS": "1", "OCTAVO_DEVICES": ""},  # each is a child of this process
+        }
+        devices = device_groups(gpus(), plan.tensor_parallel)
         python = [sys.executable, "-m"]
         self.gateway = Child(
             "gateway", [*python, "octavo_gateway"], shared | gateway, log=log, on_exit=self._events.put
@@ -179,9 +185,15 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def _threads(workers: int) -> int:
-    """Threads of each worker's engine: the cores shared out, so that workers do not fight over them."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, workers))
+def device_groups(devices: list[str], ranks: int) -> list[str]:
+    """What each worker of so many ranks gets of the devices, as CUDA_VISIBLE_DEVICES names them. What is left over gets
+    none."""
+    return [",".join(devices[at : at + ranks]) for at in range(0, len(devices) - ranks + 1, ranks)]
+
+
+def _threads(processes: int) -> int:
+    """Threads of each process of an engine: the cores shared out, so that they do not fight over them."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, processes))
 
 
 def _stop_timeout_s() -> float:

@@ -17,8 +17,10 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 class ServiceLog:
     """Where a service says what happens."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, name: str = "up") -> None:
+        """`name` is what the service calls itself."""
         self._console = console
+        self._name = name
 
     @property
     def format(self) -> LogFormat:
@@ -30,7 +32,7 @@ class ServiceLog:
         if self._console.is_terminal:
             self._console.print(escape(event))
         else:
-            self._write(event, "up")
+            self._write(event, self._name)
 
     def child(self, name: str, line: str) -> None:
         """A line that a child wrote: an event in its form, or what an interpreter or a library said without asking."""

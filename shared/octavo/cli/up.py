@@ -10,7 +10,7 @@ import typer
 
 from octavo import local
 from octavo.cli.console import counted, err, fail
-from octavo.cli.service import Plan, gpus, service
+from octavo.cli.service import Plan, device_groups, gpus, service
 from octavo.cli.service_log import ServiceLog
 
 
@@ -19,6 +19,10 @@ def up(
     workers: Annotated[
         int | None, typer.Option(min=0, help=r"Worker processes. \[default: one a GPU, 2 where there is none]")
     ] = None,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(min=1, max=16, envvar="OCTAVO_TENSOR_PARALLEL", help="Processes that share a worker's model."),
+    ] = 1,
     host: Annotated[str, typer.Option(help="Address of the API; 0.0.0.0 for every interface.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the API.")] = 8000,
     data_dir: Annotated[
@@ -32,8 +36,9 @@ def up(
     """
     if (other := local.running()) is not None:
         raise fail(f"octavo is already up: {other.api_url} (process {other.pid}). Stop that one first.")
-    count = workers if workers is not None else len(gpus()) or 2
-    plan = Plan(model, count, host, port, data_dir or local.state_dir() / "server")
+    count = workers if workers is not None else len(device_groups(gpus(), tensor_parallel)) or 2
+    folder = data_dir or local.state_dir() / "server"
+    plan = Plan(model, count, host, port, folder, tensor_parallel=tensor_parallel)
     log = ServiceLog(err)
     log.say(f"starting {counted(count, 'worker')} with the model {model} ...")
     try:
