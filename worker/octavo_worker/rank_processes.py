@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -67,18 +66,15 @@ class Ranks:
                 each.sock.send(message)
 
     def watch(self, lost: Callable[[RankProcess, int], None]) -> None:
-        """Calls `lost`, in a thread of its own, as soon as a rank ends, with its exit status."""
-        threading.Thread(target=self._watch, args=(lost,), name="ranks", daemon=True).start()
+        """Calls `lost`, in another thread, as soon as a rank ends, with its exit status."""
 
-    def _watch(self, lost: Callable[[RankProcess, int], None]) -> None:
-        poll, by_descriptor = select.poll(), {}
+        def wait(rank: RankProcess) -> None:
+            status = rank.process.wait()
+            if not self._is_closing:
+                lost(rank, status)
+
         for each in self.processes:
-            descriptor = os.pidfd_open(each.process.pid)
-            by_descriptor[descriptor] = each
-            poll.register(descriptor, select.POLLIN)
-        ((descriptor, _), *_) = poll.poll()
-        if not self._is_closing:
-            lost(by_descriptor[descriptor], by_descriptor[descriptor].process.wait())
+            threading.Thread(target=wait, args=(each,), name=f"rank-{each.index}", daemon=True).start()
 
     def close(self) -> None:
         """Ends all ranks: they hold nothing that is worth keeping."""

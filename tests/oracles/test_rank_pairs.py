@@ -1,0 +1,102 @@
+"""Ranks beside all else that a worker may be told or asked: weights x cache, with each of them all kinds of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import msgspec
+import pytest
+from followed import END, text_of
+
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import ModelRunner, Sampled, SampleSpec, SequenceStep, StepPlan
+from octavo_worker.memory.cost import PreemptionPolicy
+from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling, Grammar
+from octavo_worker.model import load_runner
+from octavo_worker.rank_processes import Ranks
+
+from .drive import Answers, Engine, request
+
+WEIGHTS = ["auto", "fp8", "int8", "int4"]
+CACHES = ["auto", "int8", "fp8"]
+WORDS = Grammar("choice", '["yes", "yesterday", "no"]')
+
+
+@dataclass
+class Two:
+    """The bundled model on one rank and on two. Their tokens are equal unless rows of x become codes of 8 bits: each
+    rank's part of a row has a scale of its own."""
+
+    alone: ModelRunner
+    ranks: ModelRunner
+    equal: bool
+
+
+@pytest.fixture(scope="module", params=product(WEIGHTS, CACHES), ids=" ".join)
+def two(request: pytest.FixtureRequest) -> Iterator[Two]:
+    weights, cache = request.param
+    options = ModelOptions(
+        model="demo", device="cpu", dtype="float32", quantization=weights, kv_dtype=cache, num_blocks=300,
+        host_cache_bytes=4 << 20, threads=1, max_running=64,
+    )  # fmt: skip
+    on_two = msgspec.structs.replace(options, tensor_parallel=2)
+    others = Ranks.start(on_two)
+    ranks = load_runner(on_two, others)
+    yield Two(load_runner(options), ranks, equal=weights != "int8")
+    others.close()
+
+
+def requests() -> list[AddRequest]:
+    kinds: list[dict[str, Any]] = [
+        {"logprobs": 2},
+        {"temperature": 0.9, "top_p": 0.9},
+        {"n": 3, "temperature": 1.1, "top_k": 50, "min_p": 0.01},
+        {"n": 2, "beam": BeamOptions(3)},
+        {"grammar": WORDS, "temperature": 1.0, "stop_token_ids": [END]},
+        {"grammar": Grammar("regex", "[0-9]{3}[a-z ]{9}"), "n": 2, "beam": BeamOptions(3), "stop_token_ids": [END]},
+        {"grammar": Grammar("regex", "[a-f]{12}"), "logprobs": 1, "frequency_penalty": 0.6, "stop_token_ids": [END]},
+        {"prompt_logprobs": 1, "repetition_penalty": 1.2},
+    ]
+    return [request(str(i), [5 + i, *range(300, 320 + 9 * i)], seed=i, max_tokens=24, **k) for i, k in enumerate(kinds)]
+
+
+def test_all_kinds_of_requests(two: Two) -> None:
+    roomy = Engine(two.ranks).run(requests())
+    for asked in requests():
+        alone = Engine(two.ranks).run([asked])
+        assert alone.tokens[asked.id] == roomy.tokens[asked.id]
+        assert alone.logprobs[asked.id] == roomy.logprobs[asked.id]
+    policy = PreemptionPolicy("swap")
+    tight = Engine(two.ranks, num_blocks=24, num_host_blocks=two.ranks.num_host_blocks, policy=policy).run(requests())
+    assert tight.stats.preemptions > 0
+    assert (tight.tokens, tight.logprobs) == (roomy.tokens, roomy.logprobs)
+    obeys(roomy)
+    if two.equal:
+        assert roomy.tokens == Engine(two.alone).run(requests()).tokens
+
+
+def obeys(answers: Answers) -> None:
+    assert {text_of(tokens) for tokens in answers.tokens["4"].values()} <= {"yes", "yesterday", "no"}
+    assert all(text_of(tokens)[:12].strip("abcdef") == "" for tokens in answers.tokens["6"].values())
+
+
+def test_drafts(two: Two) -> None:
+    """Rows of one step are those of steps of one row, on two ranks as on one."""
+    prompt, params = list(range(7, 27)), EngineSampling(seed=5, max_tokens=9, temperature=0.9, top_p=0.9)
+
+    def rows(runner: ModelRunner) -> list[Sampled]:
+        spec = SampleSpec(params, 0, prompt[:17], [])
+        runner.launch(StepPlan([SequenceStep(prompt[:17], 0, [9, 3])], 0)).result()
+        step = SequenceStep(prompt[17:], 17, [9, 3], [spec] * 3, [0, 1, 2])
+        return runner.launch(StepPlan([step], 1)).result().sequences[0].samples
+
+    together = rows(two.ranks)
+    for at, wanted in enumerate(together, 17):
+        spec = SampleSpec(params, 0, prompt[:17], prompt[17:at])
+        step = SequenceStep([prompt[at]], at, [9, 3], [spec])
+        assert two.ranks.launch(StepPlan([step], 1)).result().sequences[0].samples == [wanted]
+    if two.equal:
+        assert rows(two.alone) == together
