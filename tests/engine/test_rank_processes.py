@@ -119,7 +119,9 @@ def test_a_system_without_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    with pytest.raises(RanksFailed, match="this system gives no memory that processes share .*leave --tensor-parallel"):
+    with pytest.raises(
+        RanksFailed, match=r"this system gives no memory that processes share .*leave --tensor-parallel"
+    ):
         Ranks.start(ModelOptions(model="demo", tensor_parallel=2))
 
 
@@ -133,6 +135,6 @@ def test_a_rank_that_goes_while_rank_0_loads_is_named() -> None:
 
 def test_a_rank_says_why_it_refuses(tmp_path: Path) -> None:
     ranks = Ranks.start(ModelOptions(model=str(tmp_path), device="cpu", tensor_parallel=2))
-    with pytest.raises(RanksFailed, match="rank 1: .*config.json"):
+    with pytest.raises(RanksFailed, match=r"rank 1: .*config\.json"):
         ranks.processes[0].await_ready()
     ranks.close()

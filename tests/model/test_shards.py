@@ -17,8 +17,9 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.checkpoint.formats.cuts import cut_weight
 from octavo_worker.model.checkpoint.source import Cut
-from octavo_worker.model.errors import UnsupportedModel
-from octavo_worker.model.loading import load_model
+from octavo_worker.model.config import decoder_config
+from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.loading import check_ranks, load_model
 from octavo_worker.model.parallel.shards import vocabulary_of
 
 DATA = Path(__file__).parent / "data" / "quantised"
@@ -131,6 +132,16 @@ def test_what_cannot_be_cut_is_refused(config: PreTrainedConfig, ranks: int, sen
     with pytest.raises(UnsupportedModel, match=sentence) as refused:
         load_model(asked)
     assert "leave" in str(refused.value) or "give another --tensor-parallel" in str(refused.value)
+
+
+def test_gpus_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = decoder_config(LlamaConfig(**SMALL))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ModelError, match="--tensor-parallel 2 needs as many GPUs, but there are 1; give fewer ranks"):
+        check_ranks(2, torch.device("cuda"), described, "llama")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ModelError, match="runs on CPUs; on GPUs start several workers: give --replicas instead"):
+        check_ranks(2, torch.device("cuda"), described, "llama")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])

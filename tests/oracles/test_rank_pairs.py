@@ -1,4 +1,4 @@
-"""Ranks beside all else that a worker may be told or asked: weights x cache, with each of them all kinds of requests."""
+"""Ranks beside all else that a worker may be told or asked: weights, caches, and all kinds of requests of each."""
 
 from __future__ import annotations
 
