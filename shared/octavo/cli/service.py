@@ -70,7 +70,8 @@ class Service:
             "OCTAVO_MODEL": plan.model,
             "OCTAVO_THREADS": str(_threads(plan.workers * plan.tensor_parallel)),
             "OCTAVO_TENSOR_PARALLEL": str(plan.tensor_parallel),
-            **{"OCTAVO_REPLICAS": "1", "OCTAVO_DEVICES": ""},  # each is a child of this process
+            "OCTAVO_REPLICAS": "1",  # each is a child of this process
+            "OCTAVO_DEVICES": "",
         }
         devices = device_groups(gpus(), plan.tensor_parallel)
         python = [sys.executable, "-m"]

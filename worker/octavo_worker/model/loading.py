@@ -125,8 +125,12 @@ def cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
 def _block_bytes(options: ModelOptions, model: CausalModel) -> int:
     """Of all ranks together."""
     heads, dtype = model.num_kv_heads, cache_dtype(options, model)
-    ranks = 1 if model.group is None else model.group.rank.count
-    return ranks * ops.block_bytes(model.num_layers, heads, options.block_size, model.head_dim, dtype)
+    part = ops.block_bytes(model.num_layers, heads, options.block_size, model.head_dim, dtype)
+    return part * _ranks(model)
+
+
+def _ranks(model: CausalModel) -> int:
+    return 1 if model.group is None else model.group.rank.count
 
 
 def _asked(options: ModelOptions, model: CausalModel) -> int | None:

@@ -28,6 +28,13 @@ class Summed(Linear):
     def nbytes(self) -> int:
         return self.part.nbytes
 
+    @property
+    def copy_bytes(self) -> int:
+        return self.part.copy_bytes
+
+    def keep_copy(self) -> None:
+        self.part.keep_copy()
+
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         rows = x.materialise()
         if out is None:
