@@ -150,6 +150,7 @@ def engine(
     interval_ms: Annotated[float, typer.Option(min=0, help="Requests arrive this far apart; 0: all at once.")] = 0.0,
     overlap: Overlap = True,
     deterministic: Deterministic = False,
+    tensor_parallel: Annotated[int, typer.Option(min=1, max=16, help="Processes that share the model.")] = 1,
     chrome_trace: ChromeTrace = None,
     out: Out = None,
     as_json: AsJson = False,
@@ -161,6 +162,7 @@ def engine(
 
     limits = {"num_blocks": num_blocks, "max_running": max_running, "swap_memory": swap_memory}
     modes = {"device": device.value, "overlap": overlap, "deterministic": deterministic}
+    modes["tensor_parallel"] = tensor_parallel
     types = {"dtype": dtype.value, "quantization": quantization.value, "kv_dtype": kv_dtype.value}
     rows, log = [], None
     with _options(model, threads, max_model_len, **limits, **modes, **types, token_budget=token_budget) as options:
