@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from pathlib import Path
+from threading import Thread, current_thread
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from transformers import GPTNeoXConfig, LlamaConfig, MixtralConfig, Olmo2Config,
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme, dequantise
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
+from octavo_worker.model.checkpoint.formats import Reader
 from octavo_worker.model.checkpoint.formats.cuts import cut_weight
 from octavo_worker.model.checkpoint.source import Cut
 from octavo_worker.model.config import decoder_config
@@ -69,6 +72,31 @@ def test_every_form_of_weights(folder: Path) -> None:
     error = (first - alone).abs()
     assert error.max() < (TURNED if "w8a8" in folder.name else CLOSE)
     assert error.max() > 0, "nothing was summed"
+
+
+WITH_GROUPS = ["gptq-4", "gptq-4-asym", "gptq-4-asym-v2", "gptq-4-channel", "gptq-8", "gptq-dynamic"]
+"""Their `g_idx` names the group of each column. What is cut by columns is read whole, as it may have another order."""
+
+
+@pytest.mark.parametrize("folder", [f for f in FOLDERS if f.name not in REFUSED], ids=lambda folder: folder.name)
+def test_a_rank_reads_its_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About half of the codes and scales, unless elements of some tensor lie on both sides of a border."""
+    read: dict[Thread, int] = defaultdict(int)
+    raw = Reader.raw
+
+    def counted(reader: Reader, *args: Any) -> torch.Tensor:
+        tensor = raw(reader, *args)
+        read[current_thread()] += tensor.nbytes
+        return tensor
+
+    monkeypatch.setattr(Reader, "raw", counted)
+    load_model(options(folder))
+    (whole,) = read.values()
+    read.clear()
+    logits_on_ranks(options(folder), 2, steps(64))
+    assert len(read) == 2
+    for each in read.values():
+        assert (each < 0.55 * whole) == (folder.name not in WITH_GROUPS), each / whole
 
 
 DUMMIES: dict[str, tuple[PreTrainedConfig, int, dict[str, Any]]] = {

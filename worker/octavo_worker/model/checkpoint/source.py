@@ -37,6 +37,12 @@ class Cut:
     columns: range = range(0)
 
     @property
+    def held(self) -> tuple[int, ...]:
+        """Its own shape."""
+        rows = sum(map(len, self.rows))
+        return (rows,) if len(self.shape) == 1 else (rows, len(self.columns))
+
+    @property
     def has_whole_rows(self) -> bool:
         return len(self.shape) == 1 or len(self.columns) == self.shape[1]
 

@@ -62,9 +62,9 @@ class AwqPart:
         rows, depth = self.part.rows, self.part.depth
         groups = -(-depth // self.scheme.group)
         return {
-            "qweight": Wanted([(depth, rows // 8)], [torch.int32]),
-            "qzeros": Wanted([(groups, rows // 8)], [torch.int32]),
-            "scales": Wanted([(groups, rows)], SCALES),
+            "qweight": Wanted([(depth, rows // 8)], [torch.int32], {"depth": 1, "rows": 8}),
+            "qzeros": Wanted([(groups, rows // 8)], [torch.int32], {"depth": self.scheme.group, "rows": 8}),
+            "scales": Wanted([(groups, rows)], SCALES, {"depth": self.scheme.group, "rows": 1}),
         }
 
     def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:

@@ -32,10 +32,11 @@ class Reader:
         self.source.read(name, tensor)
         return tensor
 
-    def raw(self, name: str, place: Place) -> Tensor:
-        """A tensor as it is stored. Its values are there once the source has been waited for."""
-        tensor = torch.empty(place.shape, dtype=place.dtype, device=self.device)
-        self.source.read(name, tensor)
+    def raw(self, name: str, place: Place, cut: Cut | None = None) -> Tensor:
+        """A tensor, or a cut of it, as it is stored. Its values are there once the source has been waited for."""
+        shape = place.shape if cut is None else cut.held
+        tensor = torch.empty(shape, dtype=place.dtype, device=self.device)
+        self.source.read(name, tensor, cut=cut)
         return tensor
 
     def bias(self, matrix: Matrix) -> Tensor:

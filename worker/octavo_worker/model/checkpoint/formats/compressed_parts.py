@@ -38,23 +38,26 @@ class PackedIntegers:
     @property
     def wanted(self) -> dict[str, Wanted]:
         rows, depth, a_word = self.part.rows, self.part.depth, 32 // self.bits
-        groups = -(-depth // self.group.scheme(depth).group)
+        size = self.group.scheme(depth).group
+        groups = -(-depth // size)
         wanted = {
-            "weight_packed": Wanted([(rows, -(-depth // a_word))], [torch.int32]),
-            "weight_scale": Wanted([(rows, groups)], SCALES),
+            "weight_packed": Wanted([(rows, -(-depth // a_word))], [torch.int32], {"rows": 1, "depth": a_word}),
+            "weight_scale": Wanted([(rows, groups)], SCALES, {"rows": 1, "depth": size}),
             "weight_shape": Wanted([(2,)], [torch.int64, torch.int32]),
         }
         if _has_zeros(self.part, self.group):
-            wanted["weight_zero_point"] = Wanted([(-(-rows // a_word), groups)], [torch.int32])
+            wanted["weight_zero_point"] = Wanted(
+                [(-(-rows // a_word), groups)], [torch.int32], {"rows": a_word, "depth": size}
+            )
         if "weight_g_idx" in self.part.found or self.group.act_order:
-            wanted["weight_g_idx"] = Wanted([(depth,)], [torch.int32])
+            wanted["weight_g_idx"] = Wanted([(depth,)], [torch.int32], {"groups": 1})
         return wanted
 
     def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         part = self.part
-        if (shape := raw["weight_shape"].tolist()) != [part.rows, part.depth]:
+        if (shape := raw["weight_shape"].tolist()) != list(part.whole):
             raise CheckpointError(
-                f"tensor '{part.name}.weight_shape' says {shape}, but config.json says {[part.rows, part.depth]}."
+                f"tensor '{part.name}.weight_shape' says {shape}, but config.json says {list(part.whole)}."
             )
         codes = raw.pop("weight_packed").view(torch.uint8)[:, : part.depth * self.bits // 8].contiguous()
         zeros = None
@@ -93,10 +96,13 @@ class EightBits:
             shapes.append((rows,))
         if self.group.rows == self.group.columns == ALL:
             shapes += SCALAR
-        codes = DTYPES[self.group.codes]
-        wanted = {"weight": Wanted([(rows, depth)], [codes]), "weight_scale": Wanted(shapes, SCALES)}
+        codes, axes = DTYPES[self.group.codes], {"rows": self.group.rows, "depth": self.group.columns}
+        wanted = {
+            "weight": Wanted([(rows, depth)], [codes], {"rows": 1, "depth": 1}),
+            "weight_scale": Wanted(shapes, SCALES, axes),
+        }
         if _has_zeros(self.part, self.group):
-            wanted["weight_zero_point"] = Wanted(shapes, [torch.int8])
+            wanted["weight_zero_point"] = Wanted(shapes, [torch.int8], axes)
         return wanted
 
     def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
@@ -127,12 +133,12 @@ class FourBitFloats:
     @property
     def wanted(self) -> dict[str, Wanted]:
         rows, depth = self.part.rows, self.part.depth
-        scales = [(rows, -(-depth // self.group.columns))]
-        wanted = {"weight_packed": Wanted([(rows, depth // 2)], [torch.uint8])}
+        scales, axes = [(rows, -(-depth // self.group.columns))], {"rows": 1, "depth": self.group.columns}
+        wanted = {"weight_packed": Wanted([(rows, depth // 2)], [torch.uint8], {"rows": 1, "depth": 2})}
         if self.group.columns == MXFP4:
-            return wanted | {"weight_scale": Wanted(scales, [torch.uint8, torch.float8_e8m0fnu])}
+            return wanted | {"weight_scale": Wanted(scales, [torch.uint8, torch.float8_e8m0fnu], axes)}
         return wanted | {
-            "weight_scale": Wanted(scales, [torch.float8_e4m3fn]),
+            "weight_scale": Wanted(scales, [torch.float8_e4m3fn], axes),
             "weight_global_scale": Wanted(SCALAR, [torch.float32]),
         }
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from octavo_kernels.weights import PER_BYTE, QuantisedWeight
+from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.checkpoint.source import Cut
 from octavo_worker.model.errors import UnsupportedModel
 
@@ -48,6 +51,35 @@ def cut_weight(name: str, weight: QuantisedWeight, cut: Cut | None) -> Quantised
         None if zeros is None else _columns(zeros, rows),
         weight.order,
     )
+
+
+def tensor_cuts(tensors: Mapping[str, tuple[Place, Mapping[str, int]]], cut: Cut) -> dict[str, Cut] | None:
+    """What `cut` takes of each tensor of a matrix, given with its axes (`stored.Wanted`); a tensor that is not in the
+    answer is taken whole. None: it begins or ends amid an element, or does not lie in one piece, and the whole matrix
+    has to be read."""
+    rows, depth = cut.shape
+    along = {"rows": (cut.rows, rows), "depth": ([cut.columns], depth)}
+    cuts = {}
+    for ending, (place, axes) in tensors.items():
+        if "groups" in axes and not cut.has_whole_rows:
+            return None
+        if not (axes.keys() & along.keys()) or not place.shape:
+            continue
+        ranges = [_elements(*along[axis], unit) for axis, unit in axes.items()][: len(place.shape)]
+        if any(each is None for each in ranges) or any(len(each or ()) != 1 for each in ranges[1:]):
+            return None
+        first, *second = [each for each in ranges if each is not None]
+        cuts[ending] = Cut(place.shape, first, *(each[0] for each in second))
+    return cuts
+
+
+def _elements(ranges: Sequence[range], total: int, unit: int) -> list[range] | None:
+    """Those that stand for so many rows or columns each, of `total`."""
+    if unit >= total:
+        return [range(1)]
+    if any(r.start % unit or (r.stop % unit and r.stop != total) for r in ranges):
+        return None
+    return [range(r.start // unit, -(-r.stop // unit)) for r in ranges]
 
 
 def _columns(values: Tensor, columns: Tensor) -> Tensor:

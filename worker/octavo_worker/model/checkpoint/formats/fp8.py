@@ -61,11 +61,12 @@ class Fp8Part:
     @property
     def wanted(self) -> dict[str, Wanted]:
         rows, depth = self.part.rows, self.part.depth
-        weight = Wanted([(rows, depth)], [torch.float8_e4m3fn])
+        weight = Wanted([(rows, depth)], [torch.float8_e4m3fn], {"rows": 1, "depth": 1})
         if self.block is None:
             return {"weight": weight, self._scale: Wanted(SCALAR, SCALES)}
-        shape = -(-rows // self.block[0]), -(-depth // self.block[1])
-        return {"weight": weight, self._scale: Wanted([shape], (*SCALES, torch.float8_e8m0fnu))}
+        high, wide = self.block
+        shape, axes = (-(-rows // high), -(-depth // wide)), {"rows": high, "depth": wide}
+        return {"weight": weight, self._scale: Wanted([shape], (*SCALES, torch.float8_e8m0fnu), axes)}
 
     @property
     def _scale(self) -> str:

@@ -99,12 +99,12 @@ class GptqPart:
         rows, depth, a_word = self.part.rows, self.part.depth, 32 // self.bits
         groups = -(-depth // self.scheme.group)
         wanted = {
-            "qweight": Wanted([(depth // a_word, rows)], [torch.int32]),
-            "qzeros": Wanted([(groups, rows // a_word)], [torch.int32]),
-            "scales": Wanted([(groups, rows)], SCALES),
+            "qweight": Wanted([(depth // a_word, rows)], [torch.int32], {"depth": a_word, "rows": 1}),
+            "qzeros": Wanted([(groups, rows // a_word)], [torch.int32], {"depth": self.scheme.group, "rows": a_word}),
+            "scales": Wanted([(groups, rows)], SCALES, {"depth": self.scheme.group, "rows": 1}),
         }
         if "g_idx" in self.part.found or (not self.is_sorted and groups > 1):
-            wanted["g_idx"] = Wanted([(depth,)], [torch.int32])
+            wanted["g_idx"] = Wanted([(depth,)], [torch.int32], {"groups": 1})
         return wanted
 
     def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
-from octavo_worker.model.checkpoint.formats.cuts import cut_weight
+from octavo_worker.model.checkpoint.formats.cuts import cut_weight, tensor_cuts
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.header import KINDS, Place
+from octavo_worker.model.checkpoint.source import Cut
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.parts import Parts
@@ -29,19 +31,28 @@ UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "activation_s
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A matrix `[rows, depth]` of a checkpoint and the tensors `name.*` that are `found` for it."""
+    """A matrix `[rows, depth]` of a checkpoint and the tensors `name.*` that are `found` for it. If it is a rank's part
+    of such a matrix, `of` are the rows and the depth of that."""
 
     name: str
     rows: int
     depth: int
     found: Mapping[str, Place]
+    of: tuple[int, int] | None = None
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        return self.of or (self.rows, self.depth)
 
 
 class Wanted(NamedTuple):
-    """A tensor that a form of storage has: in one of these shapes and of one of these types."""
+    """A tensor that a form of storage has: in one of these shapes and of one of these types. `axes` are what its
+    dimensions go along, "rows" or "depth", and how many of those an element stands for. Without axes it is of the
+    matrix as a whole; "groups" are those of all columns, which make sense together only."""
 
     shapes: Sequence[tuple[int, ...]]
     dtypes: Sequence[torch.dtype]
+    axes: Mapping[str, int] = MappingProxyType({})
 
 
 class Stored(Protocol):
@@ -90,14 +101,24 @@ class QuantisedFormat:
         check_shape(matrix)
         if len(parts) > 1 and not all(forms):
             return Parts([self.linear(part, reader) for part in matrix.parts], matrix.held_rows)
-        whole = read_weights([(part, form) for part, form in zip(parts, forms, strict=True) if form], reader)
-        weights = [cut_weight(part.names[0], each, part.cut) for part, each in zip(matrix.parts, whole, strict=True)]
+        stored = [(part, form) for part, form in zip(parts, forms, strict=True) if form]
+        taken = [self._taken(*each, held.cut) for each, held in zip(stored, matrix.parts, strict=True)]
+        weights = _canonical(taken, reader)
         if all(_alike(weights[0], weight) for weight in weights):
             return _quantised(stack(weights), matrix, parts, reader)
         apart = [
             _quantised(*each, reader) for each in zip(weights, matrix.parts, [[part] for part in parts], strict=True)
         ]
         return Parts(apart, matrix.held_rows)
+
+    def _taken(self, part: Part, form: Stored, cut: Cut | None) -> Taken:
+        """A cut is read where it begins and ends with elements of all tensors; else it is made of the whole matrix."""
+        places = check_headers(part, form)
+        if cut is None:
+            return Taken(part, form, places)
+        cuts = tensor_cuts({ending: (places[ending], form.wanted[ending].axes) for ending in places}, cut)
+        own = None if cuts is None else self.method.stored(cut_part(part, cut))
+        return Taken(part, form, places, left=cut) if cuts is None or own is None else Taken(part, own, places, cuts)
 
 
 def check_shape(matrix: Matrix) -> None:
@@ -109,13 +130,44 @@ def check_shape(matrix: Matrix) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What is read of a part, in which form: of each tensor its cut, or all of it; and what is `left` to be cut out of
+    the canonical form."""
+
+    part: Part
+    form: Stored
+    places: Mapping[str, Place]
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    left: Cut | None = None
+
+    def read(self, reader: Reader) -> dict[str, Tensor]:
+        raw = {}
+        for ending, place in self.places.items():
+            raw[ending] = reader.raw(f"{self.part.name}.{ending}", place, self.cuts.get(ending))
+        for ending in UNUSED:
+            reader.source.skip(f"{self.part.name}.{ending}")
+        return raw
+
+
+def cut_part(part: Part, cut: Cut) -> Part:
+    return Part(part.name, sum(map(len, cut.rows)), len(cut.columns), part.found, (part.rows, part.depth))
+
+
 def read_weights(forms: Sequence[tuple[Part, Stored]], reader: Reader) -> list[QuantisedWeight]:
     """The canonical form of each part. Raises `CheckpointError`, naming the tensor, for one that is missing or has
     another shape or type."""
-    raw = [_read(part, form, reader) for part, form in forms]
+    return _canonical([Taken(part, form, check_headers(part, form)) for part, form in forms], reader)
+
+
+def _canonical(parts: Sequence[Taken], reader: Reader) -> list[QuantisedWeight]:
+    raw = [part.read(reader) for part in parts]
     reader.source.wait()
-    weights = (form.weight(tensors) for (_, form), tensors in zip(forms, raw, strict=True))
-    return [replace(weight, zeros=None) if _is_symmetric(weight) else weight for weight in weights]
+    weights = []
+    for taken, tensors in zip(parts, raw, strict=True):
+        weight = cut_weight(taken.part.name, taken.form.weight(tensors), taken.left)
+        weights.append(replace(weight, zeros=None) if _is_symmetric(weight) else weight)
+    return weights
 
 
 def stack(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
@@ -185,11 +237,3 @@ def check_headers(part: Part, form: Stored) -> dict[str, Place]:
             raise CheckpointError(f"tensor {name!r} has shape {place.shape}, but the config makes it {shapes}.")
         places[ending] = place
     return places
-
-
-def _read(part: Part, form: Stored, reader: Reader) -> dict[str, Tensor]:
-    places = check_headers(part, form)
-    raw = {ending: reader.raw(f"{part.name}.{ending}", place) for ending, place in places.items()}
-    for ending in UNUSED:
-        reader.source.skip(f"{part.name}.{ending}")
-    return raw
