@@ -11,8 +11,9 @@ from octavo_kernels.operands import rows_at
 
 COUNT_BYTES = 64
 """Of a shared count: a cache line, zero at first."""
-SPIN_US = 30
-"""For so long a count is looked at before the thread sleeps: about what ranks that compute alike differ by."""
+SPIN_US, YIELD_US = 20, 300
+"""For so long a count is looked at, then in turn with whatever else wants the core, before the thread sleeps. Waking it
+takes longer than ranks that compute alike differ by."""
 
 
 def sum_parts(parts: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -45,7 +46,7 @@ def posted(count: int) -> int:
 def arrives(count: int, value: int, sleep_ms: int) -> bool:
     """Waits until the number at the address `count` has come to `value`, modulo 2^32, but not much longer than
     `sleep_ms`. Returns whether it has."""
-    return bool(_cpu.await_count(count, value, SPIN_US, sleep_ms))
+    return bool(_cpu.await_count(count, value, SPIN_US, YIELD_US, sleep_ms))
 
 
 def sample_part(logits: Tensor, samples: Tensor, first: int, floors: Tensor) -> tuple[Tensor, Tensor]:

@@ -143,8 +143,8 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("sum_parts", &sum_parts, free);
   m.def("post_count", [](Address count, uint32_t value) { post(at<SharedCount>(count), value); }, free);
   m.def("read_count", [](Address count) { return read(at<SharedCount>(count)); });
-  m.def("await_count", [](Address count, uint32_t value, int64_t spin_us, int64_t sleep_ms) {
-    return await(at<SharedCount>(count), value, spin_us, sleep_ms);
+  m.def("await_count", [](Address count, uint32_t value, int64_t spin_us, int64_t yield_us, int64_t sleep_ms) {
+    return await(at<SharedCount>(count), value, spin_us, yield_us, sleep_ms);
   }, free);
   m.def("adjust", &adjust, free);
   m.def("logprobs", &logprobs, free);

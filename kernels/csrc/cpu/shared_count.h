@@ -57,17 +57,23 @@ inline void post(SharedCount* count, uint32_t value) {
 
 inline uint32_t read(const SharedCount* count) { return count->value.load(std::memory_order_acquire); }
 
-// Whether the count has come to `value`, modulo 2^32: looks at it for a while, then sleeps until it changes or the time
-// is up. Processes may be as many as there are cores, so a long look would take the time of those it waits for.
-inline bool await(SharedCount* count, uint32_t value, int64_t spin_us, int64_t sleep_ms) {
+// Whether the count has come to `value`, modulo 2^32: looks at it for a while, then in turn with whatever else wants the
+// core, then sleeps until it changes or the time is up. Where more wants to run than there are cores, a long look would
+// take the time of what it waits for.
+inline bool await(SharedCount* count, uint32_t value, int64_t spin_us, int64_t yield_us, int64_t sleep_ms) {
   const auto began = Clock::now();
-  const auto spun = began + std::chrono::microseconds(spin_us), end = spun + std::chrono::milliseconds(sleep_ms);
+  const auto spun = began + std::chrono::microseconds(spin_us), yielded = spun + std::chrono::microseconds(yield_us);
+  const auto end = yielded + std::chrono::milliseconds(sleep_ms);
   do {
     for (int i = 0; i < 64; ++i) {
       if (has_come(read(count), value)) return true;
       pause_briefly();
     }
   } while (Clock::now() < spun);
+  while (Clock::now() < yielded) {
+    if (has_come(read(count), value)) return true;
+    std::this_thread::yield();
+  }
   for (auto now = Clock::now(); now < end; now = Clock::now()) {
     count->sleepers.fetch_add(1);
     const uint32_t seen = count->value.load();
