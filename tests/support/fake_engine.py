@@ -25,7 +25,8 @@ from fake_runner import FakeRunner
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import Launched, Sampled, SequenceStep, StepPlan
-from octavo_worker.engine.process import ignore_signals, serve
+from octavo_worker.engine.process import serve
+from octavo_worker.lifetime import ignore_signals
 
 
 class CrashingRunner(FakeRunner):

@@ -131,8 +131,11 @@ RULES = [
     Rule(f"{WORKER}/messages.py", ("msgspec", "octavo.stats", "octavo.structured")),
     Rule(f"{WORKER}/lifetime.py"),
     Rule(f"{WORKER}/rank_processes.py", worker("contract.options", "lifetime")),
-    Rule(f"{WORKER}/rank_process.py", worker("contract.options", "engine.process", "model.parallel")),
-    Rule(f"{WORKER}/engine_process.py", ("torch", *worker("contract", "engine.process", "model", "rank_processes"))),
+    Rule(f"{WORKER}/rank_process.py", worker("contract.options", "lifetime", "model.parallel")),
+    Rule(
+        f"{WORKER}/engine_process.py",
+        ("torch", *worker("contract", "engine.process", "lifetime", "model", "rank_processes")),
+    ),
     Rule(
         f"{WORKER}/engine",
         ("numpy", *worker("channel", "messages", "files", "contract", "memory", "decoding.beam", "decoding.stop")),

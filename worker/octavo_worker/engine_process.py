@@ -14,7 +14,8 @@ from contextlib import suppress
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
-from octavo_worker.engine.process import ignore_signals, serve
+from octavo_worker.engine.process import serve
+from octavo_worker.lifetime import ignore_signals
 from octavo_worker.rank_processes import Ranks, die_as
 
 

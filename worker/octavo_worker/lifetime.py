@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them."""
+"""How a worker's processes end: with the one that started them, and what their exit status says."""
 
 from __future__ import annotations
 
@@ -23,3 +23,15 @@ def die_with(parent: int) -> Callable[[], None] | None:
             os._exit(1)
 
     return prepare
+
+
+def ignore_signals() -> None:
+    """Leave the end to the agent: a Ctrl-C or a SIGTERM to the whole group must not cut short its orderly release of
+    jobs. The engine goes when its socket closes, so it cannot outlive the agent, nor can its ranks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def in_words(status: int) -> str:
+    """An exit status, negative for the signal that killed the process."""
+    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.engine.process import ignore_signals
+from octavo_worker.lifetime import ignore_signals
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -12,12 +12,13 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.lifetime import die_with
+from octavo_worker.lifetime import die_with, in_words
 
 MOST_BYTES = 1 << 16  # of a message
 READY, REFUSED = b"ready", b"refused: "
@@ -46,12 +47,15 @@ class RankProcess:
 
 
 class Ranks:
-    """Ranks 1 and up of this process's model. They die with it, even if it is killed."""
+    """Ranks 1 and up of this process's model. They die with it, even if it is killed, and when nothing refers to them
+    any more."""
 
     def __init__(self, memory: int, processes: list[RankProcess]) -> None:
         self.memory = memory
         self.processes = processes
         self._is_closing = False
+        self._end = weakref.finalize(self, _end, memory, processes)
+        self._end.atexit = False  # then they die by themselves
 
     @classmethod
     def start(cls, options: ModelOptions) -> Self:
@@ -79,11 +83,15 @@ class Ranks:
     def close(self) -> None:
         """Ends all ranks: they hold nothing that is worth keeping."""
         self._is_closing = True
-        for each in self.processes:
-            each.process.kill()
-            each.process.wait()
-            each.sock.close()
-        os.close(self.memory)
+        self._end()
+
+
+def _end(memory: int, processes: list[RankProcess]) -> None:
+    for each in processes:
+        each.process.kill()
+        each.process.wait()
+        each.sock.close()
+    os.close(memory)
 
 
 def die_as(rank: RankProcess, status: int) -> None:
@@ -93,10 +101,6 @@ def die_as(rank: RankProcess, status: int) -> None:
         print(f"rank {rank.index} was {in_words(status)}: the engine ends, too", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(status or 1)
-
-
-def in_words(status: int) -> str:
-    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
 
 
 def reserve(memory: int, size: int) -> None:

@@ -92,7 +92,7 @@ class WorkerSettings(BaseSettings):
         None, description="GPUs to use, such as `0,1`: a worker on each, or on each --tensor-parallel of them."
     )
     tensor_parallel: int = Field(
-        1, ge=1, le=16, description="Processes that compute the model together, each with a part of every matrix."
+        1, ge=1, le=16, description="Processes that share the model's matrices and compute together; on CPUs."
     )
     threads: int | None = Field(
         None,

@@ -37,6 +37,7 @@ from octavo_worker.agent.tokenizing import TokenizerDesk
 from octavo_worker.agent.tokens import Prompts
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.files import ModelNotFound, model_folder, served_name
+from octavo_worker.lifetime import in_words
 from octavo_worker.messages import MemoryReport, Ready, Refused, Shutdown, StepOutput
 from octavo_worker.settings import WorkerSettings
 
@@ -222,9 +223,9 @@ class Supervisor:
             self._engine = None
             failures = 0 if was_ready else failures + 1
             if failures and ((self._limits is None and (refused or status > 0)) or failures == _MOST_FAILURES):
-                raise WorkerFailed(f"the engine did not start ({_in_words(status)}): {refused or engine.last_words}")
+                raise WorkerFailed(f"the engine did not start ({in_words(status)}): {refused or engine.last_words}")
             log.error(
-                "the engine died after %.1f s (%s), starting it again", time.monotonic() - began, _in_words(status)
+                "the engine died after %.1f s (%s), starting it again", time.monotonic() - began, in_words(status)
             )
             await asyncio.sleep(max(failures, _RESTART_PAUSE_S))
 
@@ -332,7 +333,3 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _in_words(status: int) -> str:
-    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -111,10 +110,3 @@ def preemption_policy(options: ModelOptions, runner: ModelRunner) -> PreemptionP
     speeds = runner.speeds
     costs = None if speeds is None else CostModel(speeds.block_bytes, speeds.link, speeds.prefill)
     return PreemptionPolicy(options.preemption, costs)
-
-
-def ignore_signals() -> None:
-    """Leave the end to the agent: a Ctrl-C or a SIGTERM to the whole group must not cut short its orderly release of
-    jobs. The engine goes when its socket closes, so it cannot outlive the agent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
