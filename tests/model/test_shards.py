@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 from rank_threads import logits_alone, logits_on_ranks, ranks_of
-from transformers import GPTNeoXConfig, LlamaConfig, MixtralConfig, Olmo2Config, Phi3Config, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Olmo2Config,
+    OPTConfig,
+    Phi3Config,
+    PreTrainedConfig,
+)
 
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme, dequantise
 from octavo_worker.contract.options import ModelOptions
@@ -110,6 +120,30 @@ DUMMIES: dict[str, tuple[PreTrainedConfig, int, dict[str, Any]]] = {
     "online fp8": (LlamaConfig(**SMALL), 2, {"quantization": "fp8"}),
     "online int4": (LlamaConfig(**{**SMALL, "intermediate_size": 256}), 2, {"quantization": "int4"}),
 }
+
+
+CHECKPOINTS: dict[str, PreTrainedConfig] = {
+    "biases": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "stacked": Phi3Config(**SMALL),
+    "turned, stacked, biases": GPT2Config(vocab_size=211, n_embd=64, n_layer=2, n_head=4, n_positions=256),
+    "no gate": OPTConfig(
+        vocab_size=211, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=256, word_embed_proj_dim=64,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoints_in_floating_point(name: str, ranks: int, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(CHECKPOINTS[name]).float()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(tmp_path)
+    alone = logits_alone(options(tmp_path), steps(211))
+    for found in logits_on_ranks(options(tmp_path), ranks, steps(211)):
+        assert (found - alone).abs().max() < CLOSE * alone.square().mean().sqrt()
 
 
 @pytest.mark.parametrize("name", DUMMIES)
