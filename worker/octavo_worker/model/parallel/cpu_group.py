@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from octavo_kernels.ranks import post, sum_parts
 from octavo_worker.model.parallel.memory import RankMemory, bytes_of
 from octavo_worker.model.parallel.shards import Rank
+
+MOST_KEPT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """Slots as matrices: `all[ranks, rows, columns]`, of which `mine` is this rank's."""
+
+    all: Tensor
+    mine: Tensor
 
 
 class CpuGroup:
@@ -18,17 +30,17 @@ class CpuGroup:
         self.rank = rank
         self.memory = memory
         self._turn = 0
+        self._kept: dict[tuple[int, int, int, torch.dtype], Views] = {}
         self._others = [index for index in range(rank.count) if index != rank.index]
 
     def addend(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        slot = self._slots(self._turn + 1)[self.rank.index].view(dtype)
-        rows = min(rows, len(slot) // columns)
-        return slot[: rows * columns].view(rows, columns)
+        room = self.memory.slots.shape[2] // (columns * dtype.itemsize)
+        return self._views(self._turn + 1, min(rows, room), columns, dtype).mine
 
     def add(self, addend: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
         self._meet()
-        parts = self._slots(self._turn).view(addend.dtype)[:, : addend.numel()]
-        sum_parts(parts.unflatten(1, tuple(addend.shape)), out, residual)
+        rows, columns = addend.shape
+        sum_parts(self._views(self._turn, rows, columns, addend.dtype).all, out, residual)
 
     def gather(self, mine: Tensor) -> Tensor:
         octets, room = bytes_of(mine.contiguous()), self.memory.slots.shape[2]
@@ -38,6 +50,16 @@ class CpuGroup:
             self._meet()
             target.copy_(self._slots(self._turn)[:, : len(some)])
         return gathered.view(self.rank.count, *mine.shape)
+
+    def _views(self, turn: int, rows: int, columns: int, dtype: torch.dtype) -> Views:
+        """Kept, since making them takes longer than a small sum."""
+        key = turn % 2, rows, columns, dtype
+        if key not in self._kept:
+            if len(self._kept) == MOST_KEPT:
+                self._kept.clear()
+            slots = self._slots(turn).view(dtype)[:, : rows * columns].unflatten(1, (rows, columns))
+            self._kept[key] = Views(slots, slots[self.rank.index])
+        return self._kept[key]
 
     def _slots(self, turn: int) -> Tensor:
         return self.memory.slots[turn % 2]
