@@ -104,13 +104,13 @@ class _Filters:
         own = min(count, values.shape[1])
         mine[:, :own] = values.topk(own, dim=1).values
         everyones = self._group.gather(mine)
-        return _Listed(everyones.permute(1, 0, 2).flatten(1), everyones[:, :, -1].amax(dim=0), count)
+        return _Listed(everyones.permute(1, 0, 2).flatten(1), everyones[:, :, -1].amax(dim=0))
 
 
 class _Listed:
     """`values[rows, ranks * count]`, in no order. At or above `complete[rows]` no rank has values that are not listed,
     but for equals of that one."""
 
-    def __init__(self, values: Tensor, complete: Tensor, count: int) -> None:
+    def __init__(self, values: Tensor, complete: Tensor) -> None:
         self.values, self.complete = values, complete
         self.is_all = bool((complete == -torch.inf).all())
