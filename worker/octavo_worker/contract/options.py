@@ -33,12 +33,11 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     what is left of those longer than the cache; `preemption` "swap" and "recompute" overrule what is cheaper;
     `scheduling` is the policy of the engine's queue. `speculate` names what guesses tokens ("off": nothing does), of
     which a step verifies up to `speculate_most` for each sequence. `threads` None leaves the choice to torch.
-    `kv_dtype` "auto" keeps K and V in the model's dtype. `tensor_parallel` ranks share each of the model's matrices, and
-    `threads` are those of each. `quantization` turns a checkpoint in floating point into that
-    form as it is read; "auto" takes the weights as they are. `seed` makes dummy weights reproducible.
-    `check_integrity` verifies all block accounting whenever the engine falls idle. `deterministic` makes a GPU compute
-    each sequence with the same bits whatever else is in the batch and however its prompt is cut; on a CPU that is
-    always so.
+    `kv_dtype` "auto" keeps K and V in the model's dtype. `tensor_parallel` ranks share each of the model's matrices,
+    and `threads` are those of each. `quantization` turns a checkpoint in floating point into that form as it is read;
+    "auto" takes the weights as they are. `seed` makes dummy weights reproducible. `check_integrity` verifies all
+    block accounting whenever the engine falls idle. `deterministic` makes a GPU compute each sequence with the same
+    bits whatever else is in the batch and however its prompt is cut; on a CPU that is always so.
     """
 
     model: str
