@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "int4 weights": ("demo", {"quantization": "int4"}),
     "int8 weights": ("demo", {"quantization": "int8"}),
     "fp8 weights": ("demo", {"quantization": "fp8", "kv_dtype": "fp8"}),
+    "two ranks": ("demo", {"tensor_parallel": 2, "quantization": "int4"}),
 }
 MEMORIES: dict[str, dict[str, Any]] = {
     "ample": {},
@@ -133,7 +134,7 @@ PROPOSERS: dict[str, Callable[[Answers, list[AddRequest]], Proposer]] = {
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bundled"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bundled", "two ranks"])
 def test_whoever_guesses(
     kind: str, proposer: str, runner_of: Callable[[str], ModelRunner], plain: Callable[[str], Answers]
 ) -> None:
