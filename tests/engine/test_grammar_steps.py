@@ -324,7 +324,7 @@ def test_masks_that_take_too_long_cost_their_request_alone(monkeypatch: pytest.M
 
 
 def test_masks_that_take_too_long_together_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the one that is to blame is found, and a busy machine fails nobody."""
+    """So that the one that is to blame is found, and a busy machine fails no request."""
     requests = [followed(name, DIGITS, 100 * at) for at, name in enumerate(("slow", "a", "b", "c", "late"))]
     with driven(mask_threads=2) as driver:
         *early, late = requests
