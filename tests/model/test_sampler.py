@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import torch
 
@@ -82,3 +83,15 @@ def test_a_token_that_only_the_device_knows_is_penalised_like_any_other(last: in
     adjust_rows(ahead, [spec(prompt=[1, 3], output=[4, 4, 5], **options)], torch.tensor([last]))
     assert torch.equal(known, ahead)
     assert not torch.allclose(known, row)
+
+
+@pytest.mark.parametrize("others", [1, 5, 40])
+def test_candidates_of_a_row_with_many_equals_do_not_depend_on_the_batch(others: int) -> None:
+    logits = torch.randn(2, 500, generator=torch.Generator().manual_seed(3)).round()
+    logits[0, 7] = -torch.inf
+    rows = [msgspec.structs.replace(spec(), candidates=count) for count in (6, others)]
+    alone = sample(logits[:1].clone(), rows[:1]).result()[0].candidates
+    beside = sample(logits.clone(), rows).result()[0].candidates
+    assert beside == alone
+    ids = sorted(range(500), key=lambda token: (-logits[0, token].item(), token))[:6]
+    assert [token for token, _ in alone] == ids

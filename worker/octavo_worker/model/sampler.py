@@ -151,8 +151,14 @@ class WholeRows:
 
 
 def _candidates(scores: Tensor, counts: Sequence[int]) -> Candidates:
-    values, ids = torch.topk(scores, min(max(counts), scores.shape[1]), dim=-1)
-    return Candidates(counts, ids, values)
+    """Of equals, of which logits in 16 bits have many, those with lower ids: left to the library, which ones come depends
+    on the largest count of all rows."""
+    vocab_size = scores.shape[1]
+    bits = scores.float().view(torch.int32).long()
+    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    keys = ordered * vocab_size - torch.arange(vocab_size, device=scores.device)
+    ids = torch.topk(keys, min(max(counts), vocab_size), dim=-1).indices
+    return Candidates(counts, ids, scores.gather(1, ids))
 
 
 def adjust_rows(
