@@ -27,11 +27,13 @@ KINDS: dict[str, dict[str, object]] = {
     "cpu": {"device": "cpu"},
     "cpu-int8": {"device": "cpu", "kv_dtype": "int8"},
     "cpu-drafts": {"device": "cpu", "speculate": "suffix"},
+    "cpu-draft-model": {"device": "cpu", "speculate": "draft:demo-draft", "max_running": 2},
     "cuda": {"device": "cuda"},
     "cuda-drafts": {"device": "cuda", "speculate": "suffix"},
+    "cuda-draft-model": {"device": "cuda", "speculate": "draft:demo-draft", "max_running": 2},
 }
 # a GPU would end the jobs of the others while they are submitted; what is said greedily repeats itself after a while
-TIMES_AS_LONG = {"cpu": 1, "cpu-int8": 1, "cpu-drafts": 4, "cuda": 8, "cuda-drafts": 8}
+TIMES_AS_LONG = {"cpu": 1, "cpu-drafts": 4, "cuda": 8}
 
 Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
 
@@ -81,7 +83,8 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("killed")
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("OCTAVO_DETERMINISTIC", "1")
-        queue, times_as_long = known_queue(connection), TIMES_AS_LONG[request.param]
+        device = request.param.partition("-")[0]
+        queue, times_as_long = known_queue(connection), TIMES_AS_LONG.get(request.param, TIMES_AS_LONG[device])
         undisturbed: Answers | None = None
         if "speculate" in flags:
             with WorkerProcess(server.url, folder / "plain.log", **{**flags, "speculate": "off"}) as plain:

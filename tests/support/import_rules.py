@@ -145,6 +145,7 @@ RULES = [
         f"{WORKER}/model",
         (
             *("octavo_kernels", "torch", "numpy", "transformers", "safetensors", "psutil"),
+            "msgspec",  # plans with drafts filled in are copies of its structs
             *worker("contract", "messages", "files"),
         ),
     ),

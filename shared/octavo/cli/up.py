@@ -21,6 +21,10 @@ def up(
     ] = None,
     host: Annotated[str, typer.Option(help="Address of the API; 0.0.0.0 for every interface.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the API.")] = 8000,
+    speculate: Annotated[
+        str | None,
+        typer.Option(help="How workers guess tokens: off, ngram, suffix, or draft:FOLDER, as `draft:demo-draft`."),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help=r"Where the embedded server keeps its data. \[default: the state directory]")
     ] = None,
@@ -33,7 +37,8 @@ def up(
     if (other := local.running()) is not None:
         raise fail(f"octavo is already up: {other.api_url} (process {other.pid}). Stop that one first.")
     count = workers if workers is not None else len(gpus()) or 2
-    plan = Plan(model, count, host, port, data_dir or local.state_dir() / "server")
+    environment = {} if speculate is None else {"OCTAVO_SPECULATE": speculate}
+    plan = Plan(model, count, host, port, data_dir or local.state_dir() / "server", environment)
     log = ServiceLog(err)
     log.say(f"starting {counted(count, 'worker')} with the model {model} ...")
     try:

@@ -16,6 +16,9 @@ MOST_DRAFTED = 512
 """Samples of a step with drafts: with more rows, a GPU computes for longer than it reads weights, and none can pay."""
 
 
+DRAFT_MODEL = "draft:"
+"""What the name of a model begins with that guesses tokens."""
+
 LongRope = Literal["auto", "short", "long"]
 OnlineQuantization = Literal["fp8", "int8", "int4"]
 
@@ -32,7 +35,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     `cuda_graphs` decode steps are replayed as one. `host_cache_bytes` of CPU memory hold preempted sequences and
     what is left of those longer than the cache; `preemption` "swap" and "recompute" overrule what is cheaper;
     `scheduling` is the policy of the engine's queue. `speculate` names what guesses tokens ("off": nothing does), of
-    which a step verifies up to `speculate_most` for each sequence. `threads` None leaves the choice to torch.
+    which a step verifies up to `speculate_most` for each sequence; "draft:" and a model is a smaller one. `threads`
+    None leaves the choice to torch.
     `kv_dtype` "auto" keeps K and V in the model's dtype. `quantization` turns a checkpoint in floating point into that
     form as it is read; "auto" takes the weights as they are. `seed` makes dummy weights reproducible.
     `check_integrity` verifies all block accounting whenever the engine falls idle. `deterministic` makes a GPU compute
@@ -75,6 +79,11 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_cache_bytes = None if kv_memory is None else round(kv_memory * GIB)
         sizes = {"kv_cache_bytes": kv_cache_bytes, "host_cache_bytes": round(swap_memory * GIB)}
         return cls(**(named | sizes | {"model": model}))
+
+    @property
+    def draft_model(self) -> str | None:
+        """The model that guesses tokens: a folder, a hub id or the name of a bundled one."""
+        return self.speculate.removeprefix(DRAFT_MODEL) if self.speculate.startswith(DRAFT_MODEL) else None
 
     @property
     def drafts(self) -> int:

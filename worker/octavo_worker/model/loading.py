@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
+from msgspec.structs import replace
 
 from octavo_kernels import cuda, ops
 from octavo_kernels.pools import reads_host
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions, OnlineQuantization
-from octavo_worker.files import model_folder
+from octavo_worker.files import ModelNotFound, model_folder
 from octavo_worker.model.base_runner import CacheConfig, CausalModel
 from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import (
@@ -31,14 +33,17 @@ from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.config import DecoderConfig, decoder_config, reject
 from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
 from octavo_worker.model.cuda.copies import keep_copies
+from octavo_worker.model.cuda.draft_batches import DraftBatches
 from octavo_worker.model.cuda.memory import room_for_cache
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
+from octavo_worker.model.draft_model import DraftModel
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.longrope import fix_factors, original_length, takes_long_factors
 from octavo_worker.model.runner import PagedRunner
 from octavo_worker.model.speeds import measure_speeds, measure_steps
+from octavo_worker.model.vocabularies import check_same_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +58,11 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
         torch.set_num_threads(options.threads)
         ops.set_num_threads(options.threads)
     model, wanted_len = load_model(options)
+    draft = None if options.draft_model is None else load_draft(options, model, wanted_len)
+    models = [model] if draft is None else [model, draft[0]]
     if isinstance(model, Decoder) and model.device.type == "cuda":
-        keep_copies(model.layers.linears, room_for_cache(options, model, wanted_len), _asked(options, model))
-    cache = cache_config(options, model, wanted_len)
+        keep_copies(model.layers.linears, room_for_cache(options, model, wanted_len), _asked(options, *models))
+    cache = cache_config(options, model, wanted_len, *models[1:])
     readable = cache.num_host_blocks - 1 if cache.num_host_blocks and reads_host(model.device) else 0
     capacity = Capacity(cache.num_blocks - 1, options.block_size, readable, model.window)
     max_model_len = min(wanted_len, capacity.longest or wanted_len)
@@ -81,6 +88,8 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
         runner.warm_up()
     else:
         runner = PagedRunner(model, cache, max_model_len, budget)
+    if draft is not None:
+        runner.draft_model = draft_model(options, *draft, runner, cache)
     if cache.num_host_blocks:
         runner.speeds = measure_speeds(runner)
     if options.drafts:
@@ -88,9 +97,46 @@ def load_runner(options: ModelOptions) -> PagedRunner | CudaRunner:
     return runner
 
 
-def cache_config(options: ModelOptions, model: CausalModel, max_model_len: int) -> CacheConfig:
-    """The KV cache that the options ask for and the device has room for. Block 0 of either pool is never used."""
-    block_bytes = _block_bytes(options, model)
+def load_draft(options: ModelOptions, target: CausalModel, max_model_len: int) -> tuple[CausalModel, int]:
+    """The model that guesses for the target, and how many tokens of a sequence it can see. Its weights are taken as
+    they are. Raises `ModelError`."""
+    assert options.draft_model is not None
+    try:
+        folder = model_folder(options.draft_model)
+    except ModelNotFound as error:
+        raise ModelError(f"--speculate {options.speculate}: {error}.") from error
+    check_same_vocabulary(model_folder(options.model), folder)
+    alone = {"model": str(folder), "quantization": "auto", "max_model_len": None, "speculate": "off"}
+    model, context = load_model(replace(options, **alone))
+    if target.window and not 0 < model.window <= target.window:
+        raise UnsupportedModel(
+            f"{folder.name} sees more than the {target.window} tokens of the target's sliding window, and only those "
+            "are kept; give a draft with the same window, or --speculate suffix."
+        )
+    return model, min(context, max_model_len)
+
+
+def draft_model(
+    options: ModelOptions, model: CausalModel, context: int, runner: PagedRunner | CudaRunner, cache: CacheConfig
+) -> DraftModel:
+    budget, place = runner.token_budget, None
+    if model.device.type == "cuda":
+        place = DraftBatches(model, options.max_running, budget + options.max_running, context).place
+    return DraftModel(
+        model,
+        dataclasses.replace(cache, dtype=_cache_dtype(options, model)),
+        context=context,
+        budget=budget,
+        vocab_size=runner.vocab_size,
+        first_host_block=runner.first_host_block,
+        place=place,
+    )
+
+
+def cache_config(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> CacheConfig:
+    """The KV cache that the options ask for and the device has room for, with what `others` have in each block. Block 0
+    of either pool is never used."""
+    block_bytes = _block_bytes(options, model, *others)
     num_blocks = pool_size(options, model, block_bytes, max_model_len)
     host_blocks = options.host_cache_bytes // block_bytes
     dtype = _cache_dtype(options, model)
@@ -101,15 +147,18 @@ def _cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
     return ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
 
 
-def _block_bytes(options: ModelOptions, model: CausalModel) -> int:
-    heads, dtype = model.num_kv_heads, _cache_dtype(options, model)
-    return ops.block_bytes(model.num_layers, heads, options.block_size, model.head_dim, dtype)
+def _block_bytes(options: ModelOptions, *models: CausalModel) -> int:
+    size = options.block_size
+    return sum(
+        ops.block_bytes(model.num_layers, model.num_kv_heads, size, model.head_dim, _cache_dtype(options, model))
+        for model in models
+    )
 
 
-def _asked(options: ModelOptions, model: CausalModel) -> int | None:
+def _asked(options: ModelOptions, *models: CausalModel) -> int | None:
     """Bytes of a KV cache whose size the options name."""
     blocks = options.num_blocks
-    return options.kv_cache_bytes if blocks is None else blocks * _block_bytes(options, model)
+    return options.kv_cache_bytes if blocks is None else blocks * _block_bytes(options, *models)
 
 
 def choose_device(name: str) -> torch.device:

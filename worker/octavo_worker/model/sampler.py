@@ -132,6 +132,12 @@ def sample(
     return choice
 
 
+def draw(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """The token of each row of `logits[B, vocab]` alone, as `sample` would choose it without masks. Changes them."""
+    adjust_rows(logits, rows)
+    return _choose(logits, rows)
+
+
 def score(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Scores:
     """For each row of `logits[B, vocab]`: the log-probability of its token and of its `counts[i]` most likely ones."""
     return Scores(counts, *ops.logprobs(logits, tokens, min(max(counts), logits.shape[1])))

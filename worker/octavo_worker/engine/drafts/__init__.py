@@ -22,7 +22,8 @@ or does without one.
 from octavo_worker.engine.drafts.acceptance import Acceptance, expected_tokens
 from octavo_worker.engine.drafts.costs import RowTimes, StepCosts
 from octavo_worker.engine.drafts.guesses import Guesses
-from octavo_worker.engine.drafts.lengths import choose_lengths
+from octavo_worker.engine.drafts.lengths import choose_lengths, expected_gain
+from octavo_worker.engine.drafts.model import ModelProposer
 from octavo_worker.engine.drafts.ngram import NgramProposer
 from octavo_worker.engine.drafts.proposer import Drafter, Proposer
 from octavo_worker.engine.drafts.speculation import Speculation
@@ -33,6 +34,7 @@ __all__ = [
     "Acceptance",
     "Drafter",
     "Guesses",
+    "ModelProposer",
     "NgramProposer",
     "Proposer",
     "RowTimes",
@@ -41,5 +43,6 @@ __all__ = [
     "SuffixProposer",
     "choose_lengths",
     "count_accepted",
+    "expected_gain",
     "expected_tokens",
 ]
