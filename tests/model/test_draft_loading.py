@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig
+from watched_draft import watched
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep, StepPlan
@@ -40,17 +42,19 @@ def load(target: str, draft: str, **options: object) -> PagedRunner:
     return runner
 
 
-def decode(tokens: list[int], prompt: list[int], wanted: int, **sampling: float) -> SequenceStep:
+def decode(
+    tokens: list[int], prompt: list[int], wanted: int, table: Sequence[int] = (1, 2, 3), **sampling: float
+) -> SequenceStep:
     params = EngineSampling(seed=1, max_tokens=9, **sampling)
     spec = SampleSpec(params, 0, prompt, tokens)
     rows = tuple(range(1 + wanted))
     asked = (tokens[-1], *(UNKNOWN,) * wanted)
-    return SequenceStep(asked, len(prompt) + len(tokens) - 1, [1, 2, 3], (spec,) * len(rows), rows, 1)
+    return SequenceStep(asked, len(prompt) + len(tokens) - 1, table, (spec,) * len(rows), rows, 0)
 
 
-def drafts_of(runner: PagedRunner, step: SequenceStep) -> list[int]:
+def drafts_of(runner: PagedRunner, step: SequenceStep, **moves: list[tuple[int, int]]) -> list[int]:
     assert runner.draft_model is not None
-    (found,) = runner.draft_model.of_plan(StepPlan([step], 1)).sequences
+    (found,) = runner.draft_model.of_plan(StepPlan([step], 1, **moves)).sequences
     assert len(found.samples) == len(found.rows) == len(found.tokens)
     assert found.wanted == 0
     return list(found.drafts)
@@ -74,6 +78,27 @@ def test_a_draft_of_another_width_says_only_what_both_know(tmp_path: Path) -> No
             ]
             assert {len(drafts) for drafts in found} == {4}
             assert max(map(max, found)) < min(width, 50)
+
+
+@pytest.mark.parametrize("way", ["copies", "swap_out"])
+def test_what_it_computed_goes_where_the_target_moves_it(way: str, tmp_path: Path) -> None:
+    target, draft = folder_of(tmp_path / "a"), folder_of(tmp_path / "b", num_hidden_layers=1)
+    runner = load(target, draft, host_cache_bytes=1 << 20)
+    prompt, said = [7, 30, 2, 41, 9] * 3, [5, 6, 11, 12]
+    drafts_of(runner, decode(said, prompt, 2))
+    assert runner.draft_model is not None
+    longer = [*said, 17]
+    expected = drafts_of(load(target, draft), decode(longer, prompt, 4))
+    host = runner.first_host_block + 1
+    if way == "copies":
+        moves = [{"copies": [(1, 8), (2, 9)]}]
+    else:
+        moves = [{"swap_out": [(1, host), (2, host + 1)]}, {"swap_in": [(host, 8), (host + 1, 9)]}]
+    for move in moves[:-1]:
+        runner.draft_model.of_plan(StepPlan([], 0, **move))
+    with watched(runner) as computed:
+        assert drafts_of(runner, decode(longer, prompt, 4, table=(8, 9)), **moves[-1]) == expected
+    assert computed == [1, 1, 1, 1]
 
 
 def test_beyond_its_context_a_draft_says_nothing(tmp_path: Path) -> None:

@@ -4,19 +4,17 @@ memory of a sequence went meanwhile."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+from watched_draft import watched
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.drafts import ModelProposer, RowTimes, Speculation, StepCosts
 from octavo_worker.model import load_runner
-from octavo_worker.model.batch import Batch
 from octavo_worker.model.runner import PagedRunner
 
 from .conftest import Pair
@@ -74,22 +72,6 @@ def by_model(most: int) -> Speculation:
 
 def without_beams(name: str) -> list[Any]:
     return [asked for asked in requests_for(name) if asked.sampling.beam is None]
-
-
-@contextmanager
-def watched(runner: PagedRunner) -> Iterator[list[int]]:
-    """How many tokens the draft model computes in each pass."""
-    assert runner.draft_model is not None
-    model, computed = runner.draft_model.model, list[int]()
-    forward = model.forward
-
-    def counted(batch: Batch, rows: Tensor | None) -> Tensor:
-        computed.append(len(batch.token_ids))
-        return forward(batch, rows)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "forward", counted)
-        yield computed
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
