@@ -101,6 +101,17 @@ def test_what_it_computed_goes_where_the_target_moves_it(way: str, tmp_path: Pat
     assert computed == [1, 1, 1, 1]
 
 
+def test_who_has_missed_much_keeps_nobody_from_drafting(tmp_path: Path) -> None:
+    runner = load(folder_of(tmp_path / "a"), folder_of(tmp_path / "b"), token_budget=16)
+    assert runner.draft_model is not None
+    steps = [decode([3], [1 + i % 40 for i in range(70)], 3, table=range(10, 20)), decode([3], [5, 6], 3)]
+    lengths = []
+    while not lengths or not lengths[-1][0]:
+        found = runner.draft_model.of_plan(StepPlan(steps, 2)).sequences
+        lengths.append([len(step.drafts) for step in found])
+    assert lengths == [[0, 3]] * 4 + [[3, 3]]
+
+
 def test_beyond_its_context_a_draft_says_nothing(tmp_path: Path) -> None:
     target, draft = folder_of(tmp_path / "a"), folder_of(tmp_path / "b", max_position_embeddings=20)
     runner = load(target, draft)

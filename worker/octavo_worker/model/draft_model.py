@@ -104,18 +104,18 @@ class DraftModel:
                 filled[block] = 0
 
     def _draw(self, windows: Sequence[_Window]) -> None:
-        """A pass computes what is missing and chooses the first tokens, each of the others one more."""
+        """A pass computes what is missing and chooses the first tokens, each of the others one more. Who misses least
+        comes first: a long prompt keeps nobody from drafting."""
         parts, live, room = list[SequenceStep](), list[_Window](), self._budget
-        for window in windows:
-            part = self._missing(window.step, room) if self._is_drafted(window.step) else None
+        drafted = [window for window in windows if self._is_drafted(window.step)]
+        for window in sorted(drafted, key=lambda window: window.step.start - self._known(window.step)):
+            part = self._missing(window.step, room)
             if part is None:
-                continue
+                break
             room -= len(part.tokens)
+            parts.append(part)
             if part.end > window.step.start:
-                parts.insert(len(live), part)  # those that are sampled come first
-                live.append(window)
-            else:
-                parts.append(part)
+                live.append(window)  # only the last part may end before
         while parts:
             tokens = self._compute(parts, [window.step.sample_row(len(window.drafts)) for window in live])
             for window, token in zip(live, tokens, strict=True):
