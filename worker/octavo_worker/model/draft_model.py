@@ -104,8 +104,8 @@ class DraftModel:
                 filled[block] = 0
 
     def _draw(self, windows: Sequence[_Window]) -> None:
-        """A pass computes what is missing and chooses the first tokens, each of the others one more. Who misses least
-        comes first: a long prompt keeps nobody from drafting."""
+        """A pass computes what is missing and chooses the first tokens, each of the others one more. Sequences that
+        miss least come first: a long prompt keeps no other from being drafted."""
         parts, live, room = list[SequenceStep](), list[_Window](), self._budget
         drafted = [window for window in windows if self._is_drafted(window.step)]
         for window in sorted(drafted, key=lambda window: window.step.start - self._known(window.step)):

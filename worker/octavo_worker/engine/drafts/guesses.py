@@ -32,7 +32,7 @@ class Guesses:
 
     def append(self, token: int) -> None:
         """The output has grown by a token."""
-        if self._untried and self._untried[0] == UNKNOWN:  # nobody asked the model
+        if self._untried and self._untried[0] == UNKNOWN:  # the model was not asked
             self._latest.fade()
         elif self._untried:
             is_right = self._untried[0] == token
