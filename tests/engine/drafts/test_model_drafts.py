@@ -91,9 +91,9 @@ def test_a_model_catches_up_where_that_pays(missed: int) -> None:
 
 
 def test_what_was_guessed_once_is_not_caught_up_again() -> None:
-    """Almost at its end, nothing would make up for a whole prompt."""
-    driver = Driver.create(801, 4, device=Guessing, speculation=by_model(4, replace(FREE, catching_up=1e-2)))
-    request = make_request("a", prompt(400), max_tokens=60)
+    """Half way to its end, nothing would make up for a whole prompt any more."""
+    driver = Driver.create(801, 4, device=Guessing, speculation=by_model(4, replace(FREE, catching_up=1e-1)))
+    request = make_request("a", prompt(200), max_tokens=60)
     driver.add(request)
     drafted = [driver.step().stats.drafted_tokens]
     while driver.busy:

@@ -9,8 +9,8 @@ KEPT = 0.95
 """Part of the evidence, prior included, that outlasts a step with drafts: about the last twenty count."""
 
 FADED = 0.005
-"""Part of the evidence that gives way to the prior with each token that was not guessed: a model that was wrong is asked
-again some day. Tries in vain cost less than a hundredth of the time."""
+"""Part of the evidence that gives way to the prior with each token that was not guessed: a model that was wrong is
+asked again some day. Tries in vain cost less than a hundredth of the time."""
 
 
 def expected_tokens(acceptance: float, drafts: int) -> float:
