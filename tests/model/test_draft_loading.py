@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig
 from watched_draft import watched
 
@@ -52,9 +53,9 @@ def decode(
     return SequenceStep(asked, len(prompt) + len(tokens) - 1, table, (spec,) * len(rows), rows, 0)
 
 
-def drafts_of(runner: PagedRunner, step: SequenceStep, **moves: list[tuple[int, int]]) -> list[int]:
+def drafts_of(runner: PagedRunner, step: SequenceStep) -> list[int]:
     assert runner.draft_model is not None
-    (found,) = runner.draft_model.of_plan(StepPlan([step], 1, **moves)).sequences
+    (found,) = runner.draft_model.of_plan(StepPlan([step], 1)).sequences
     assert len(found.samples) == len(found.rows) == len(found.tokens)
     assert found.wanted == 0
     return list(found.drafts)
@@ -94,10 +95,12 @@ def test_what_it_computed_goes_where_the_target_moves_it(way: str, tmp_path: Pat
         moves = [{"copies": [(1, 8), (2, 9)]}]
     else:
         moves = [{"swap_out": [(1, host), (2, host + 1)]}, {"swap_in": [(host, 8), (host + 1, 9)]}]
-    for move in moves[:-1]:
+    for move in moves:
         runner.draft_model.of_plan(StepPlan([], 0, **move))
+    cache = runner.draft_model._kv_cache.view(torch.int32)
+    assert torch.equal(cache[[8, 9]], cache[[1, 2]])
     with watched(runner) as computed:
-        assert drafts_of(runner, decode(longer, prompt, 4, table=(8, 9)), **moves[-1]) == expected
+        assert drafts_of(runner, decode(longer, prompt, 4, table=(8, 9))) == expected
     assert computed == [1, 1, 1, 1]
 
 
