@@ -29,9 +29,17 @@ def test_no_amount_is_infinite(name):
         WorkerSettings(**{name: float("inf")})
 
 
-@pytest.mark.parametrize("value", ["on", "draft", "eagle:folder", "NGRAM"])
+@pytest.mark.parametrize("value", ["on", "draft", "draft:", "NGRAM"])
 def test_a_way_to_guess_that_is_not_known_is_refused_in_words(value):
-    with pytest.raises(ValidationError, match=f"'{value}' is no way to guess tokens: use off, ngram or suffix"):
+    with pytest.raises(
+        ValidationError, match=f"'{value}' is no way to guess tokens: use off, ngram, suffix or draft:FOLDER"
+    ):
+        WorkerSettings(speculate=value)
+
+
+@pytest.mark.parametrize("value", ["eagle:folder", "eagle", "mtp"])
+def test_what_is_not_built_is_refused_by_name(value):
+    with pytest.raises(ValidationError, match=f"{value.partition(':')[0]} is not built yet: .* give draft:FOLDER"):
         WorkerSettings(speculate=value)
 
 

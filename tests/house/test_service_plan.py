@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,22 @@ def test_ranks_share_their_worker_s_cores(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)))
     workers = Service(replace(PLAN, tensor_parallel=2), "redis://localhost", None).workers
     assert [worker.environment["OCTAVO_THREADS"] for worker in workers] == ["2", "2", "2"]
+
+
+def test_how_to_guess_is_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command, plans = import_module("octavo.cli.up"), list[Plan]()
+
+    def interrupted(plan: Plan, log: object) -> None:
+        plans.append(plan)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "service", interrupted)
+    monkeypatch.setattr(local, "running", lambda: None)
+    for speculate in (None, "draft:demo-draft"):
+        command.up(model="demo", workers=1, host="127.0.0.1", port=8000, speculate=speculate, data_dir=tmp_path)
+    given = [Service(plan, "redis://localhost", None).workers[0].environment for plan in plans]
+    assert given[1]["OCTAVO_SPECULATE"] == "draft:demo-draft"
+    assert given[0].get("OCTAVO_SPECULATE") == os.environ.get("OCTAVO_SPECULATE")
 
 
 def test_workers_may_all_be_elsewhere() -> None:

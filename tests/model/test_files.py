@@ -15,8 +15,10 @@ from waiting import STALL_S
 from octavo_worker.files import ModelNotFound, model_folder, served_name
 
 
-def test_demo_is_bundled() -> None:
+def test_demo_is_bundled_with_its_draft() -> None:
     assert (model_folder("demo") / "model.safetensors").is_file()
+    assert (model_folder("demo-draft") / "model.safetensors").is_file()
+    assert sum(path.stat().st_size for path in model_folder("demo-draft").iterdir()) < 2 << 20
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from octavo_worker.contract.step import StepPlan
+from octavo_worker.contract.step import SequenceStep, StepPlan
 from octavo_worker.model import speeds
 from octavo_worker.model.speeds import measure_speeds, measure_steps
+
+
+@dataclass
+class Passes:
+    """A draft model on the clock of its machine: ten rows cost as much as a pass, missed tokens next to none."""
+
+    machine: Machine
+    missed: int = 0
+
+    def fill_in(self, steps: Sequence[SequenceStep]) -> None:
+        if steps[0].start:
+            assert self.missed == steps[0].start + 1
+            self.machine.now += 1e-6 * self.missed
+        elif steps[0].wanted:
+            assert all(step.wanted == 1 for step in steps)
+            self.machine.now += 1e-4 + 1e-5 * len(steps)
+        self.missed = len(steps[0].tokens)
 
 
 @dataclass
@@ -28,6 +46,7 @@ class Machine:
     first_host_block: int = 200
     max_model_len: int = 4096
     most_samples: int | None = None
+    draft_model: Passes | None = None
     asynchronous: bool = False
     hiccup: int = -1  # the launch that takes ten times as long
     launches: int = 0
@@ -90,6 +109,19 @@ def test_steps_are_timed_by_their_rows(asynchronous: bool, hiccup: int, monkeypa
     for rows, seconds in (*measured.plain, *measured.ragged):
         assert seconds == pytest.approx(1e-3 + 1e-5 * rows)
     assert machine.now < 0.5
+
+
+def test_passes_of_a_draft_model_are_timed_by_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(step=1e-3, token=1e-5, byte=0.0, num_blocks=999)
+    monkeypatch.setattr(speeds, "time", machine)
+    assert measure_steps(machine, 64, 7).drafting is None  # type: ignore[arg-type]
+    machine.draft_model = Passes(machine)
+    measured = measure_steps(machine, 64, 7)  # type: ignore[arg-type]
+    assert measured.drafting is not None
+    assert measured.catching_up == pytest.approx(1e-6)
+    assert [sequences for sequences, _ in measured.drafting] == [1, 2, 4, 8, 16, 32, 64]
+    for sequences, seconds in measured.drafting:
+        assert seconds == pytest.approx(1e-4 + 1e-5 * sequences)
 
 
 def test_a_slow_model_is_timed_for_no_longer_than_it_takes_to_know(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,15 @@ from transformers import AutoModelForCausalLM
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
-from octavo_worker.engine.drafts import NgramProposer, Proposer, SuffixProposer
+from octavo_worker.engine.drafts import (
+    ModelProposer,
+    NgramProposer,
+    Proposer,
+    RowTimes,
+    Speculation,
+    StepCosts,
+    SuffixProposer,
+)
 from octavo_worker.engine.process import scheduler_for
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest
@@ -160,3 +168,45 @@ def test_without_determinism_nearly_all_that_is_known_is_right(folder: Path) -> 
 
 def test_vocabulary_is_that_of_the_tests(runner: ModelRunner) -> None:
     assert runner.vocab_size == VOCAB
+
+
+FREE = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(4096, 1.0)]), RowTimes([(1, 1e-9)]))
+
+
+def by_model(runner: ModelRunner, **more: object) -> Engine:
+    most = runner.most_samples  # type: ignore[attr-defined]
+    return Engine(runner, speculation=Speculation(ModelProposer(), FREE, MOST, most), **more)
+
+
+@pytest.fixture(scope="module")
+def twin(folder: Path) -> ModelRunner:
+    """Whose draft is its own model."""
+    return load_runner(drafting(folder, speculate=f"draft:{folder}"))
+
+
+@pytest.mark.parametrize("mode", ["ample", "swap", "recompute"])
+def test_a_draft_that_is_the_target_is_always_right(twin: ModelRunner, requests: list[AddRequest], mode: str) -> None:
+    asked, more = [one for one in requests if one.sampling.beam is None], dict[str, object]()
+    if mode != "ample":
+        policy = PreemptionPolicy(mode)  # type: ignore[arg-type]
+        more = {"num_blocks": 60, "num_host_blocks": twin.num_host_blocks, "policy": policy}
+    plain = Engine(twin).run(asked)
+    answers = by_model(twin, **more).run(asked)
+    assert_same(answers, plain)
+    assert (answers.stats.preemptions > 0) == (mode != "ample")
+    assert answers.stats.drafted_tokens > 50
+    if not twin.window:
+        assert answers.stats.accepted_tokens == answers.stats.drafted_tokens
+
+
+def test_the_bundled_draft_agrees_with_the_bundled_model() -> None:
+    runner = load_runner(drafting(Path("demo"), speculate="draft:demo-draft"))
+    for temperature in (0.0, 0.6, 1.0):
+        asked = [
+            request(str(i), [0, 50 + 7 * i, 199, 30 + i], max_tokens=60, temperature=temperature, seed=i)
+            for i in range(12)
+        ]
+        plain = Engine(runner).run(asked)
+        answers = by_model(runner).run(asked)
+        assert_same(answers, plain)
+        assert answers.stats.accepted_tokens > 0.15 * answers.stats.drafted_tokens  # of windows of seven

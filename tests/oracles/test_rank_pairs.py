@@ -16,6 +16,7 @@ from octavo_worker.contract.step import ModelRunner, Sampled, SampleSpec, Sequen
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling, Grammar
 from octavo_worker.model import load_runner
+from octavo_worker.model.errors import ModelError
 from octavo_worker.rank_processes import Ranks
 
 from .drive import Answers, Engine, request
@@ -100,3 +101,9 @@ def test_drafts(two: Two) -> None:
         assert two.ranks.launch(StepPlan([step], 1)).result().sequences[0].samples == [wanted]
     if two.equal:
         assert rows(two.alone) == together
+
+
+def test_a_draft_model_is_refused() -> None:
+    options = ModelOptions(model="demo", device="cpu", num_blocks=300, tensor_parallel=2, speculate="draft:demo-draft")
+    with pytest.raises(ModelError, match="draft: runs on one rank; give ngram or suffix"):
+        load_runner(options)

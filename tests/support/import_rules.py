@@ -157,7 +157,8 @@ RULES = [
     Rule(
         f"{WORKER}/model",
         (
-            *("octavo_kernels", "torch", "numpy", "transformers", "safetensors", "psutil", "msgspec"),
+            *("octavo_kernels", "torch", "numpy", "transformers", "safetensors", "psutil"),
+            "msgspec",  # plans with drafts filled in are copies of its structs; they travel to ranks
             *worker("contract", "messages", "files", "rank_processes"),
         ),
     ),

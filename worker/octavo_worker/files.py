@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 INDEX = "model.safetensors.index.json"
+BUNDLED = ("demo", "demo-draft")
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
 
@@ -15,9 +16,9 @@ class ModelNotFound(ValueError):
 
 
 def model_folder(model: str) -> Path:
-    """The folder of `demo` (the bundled model), of a local folder, or of a hub id, downloaded if need be."""
-    if model == "demo":
-        return Path(__file__).parent / "bundled" / "demo"
+    """The folder of a bundled model, of a local folder, or of a hub id, downloaded if need be."""
+    if model in BUNDLED:
+        return Path(__file__).parent / "bundled" / model
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():

@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from octavo.connection import default_url
 
 PROPOSERS = ("off", "ngram", "suffix")
+NOT_BUILT = {"eagle": "EAGLE heads", "mtp": "a checkpoint's own layers for several tokens"}
 
 
 class WorkerSettings(BaseSettings):
@@ -68,7 +69,7 @@ class WorkerSettings(BaseSettings):
     speculate: str = Field(
         "off",
         description="Guess tokens and verify several a step, by what the text said before: `ngram`, or `suffix`: "
-        "earlier answers of the tenant, too. Answers are the same.",
+        "earlier answers of the tenant, too; or by a smaller model, `draft:FOLDER`. Answers are the same.",
     )
     speculate_most: int = Field(8, gt=0, description="Most guessed tokens of a sequence in one step.")
     longrope: Literal["auto", "short", "long"] = Field(
@@ -114,6 +115,12 @@ class WorkerSettings(BaseSettings):
     @field_validator("speculate")
     @classmethod
     def _is_known(cls, value: str) -> str:
-        if value not in PROPOSERS:
-            raise ValueError(f"{value!r} is no way to guess tokens: use {', '.join(PROPOSERS[:-1])} or {PROPOSERS[-1]}")
-        return value
+        kind, _, named = value.partition(":")
+        if value in PROPOSERS or (kind == "draft" and named):
+            return value
+        if kind in NOT_BUILT:
+            raise ValueError(
+                f"{kind} is not built yet: {NOT_BUILT[kind]} cannot guess tokens; give draft:FOLDER or suffix"
+            )
+        known = ", ".join(PROPOSERS)
+        raise ValueError(f"{value!r} is no way to guess tokens: use {known} or draft:FOLDER, a smaller model")

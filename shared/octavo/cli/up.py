@@ -25,6 +25,10 @@ def up(
     ] = 1,
     host: Annotated[str, typer.Option(help="Address of the API; 0.0.0.0 for every interface.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the API.")] = 8000,
+    speculate: Annotated[
+        str | None,
+        typer.Option(help="How workers guess tokens: off, ngram, suffix, or draft:FOLDER, as `draft:demo-draft`."),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help=r"Where the embedded server keeps its data. \[default: the state directory]")
     ] = None,
@@ -38,7 +42,8 @@ def up(
         raise fail(f"octavo is already up: {other.api_url} (process {other.pid}). Stop that one first.")
     count = workers if workers is not None else len(device_groups(gpus(), tensor_parallel)) or 2
     folder = data_dir or local.state_dir() / "server"
-    plan = Plan(model, count, host, port, folder, tensor_parallel=tensor_parallel)
+    environment = {} if speculate is None else {"OCTAVO_SPECULATE": speculate}
+    plan = Plan(model, count, host, port, folder, environment, tensor_parallel=tensor_parallel)
     log = ServiceLog(err)
     log.say(f"starting {counted(count, 'worker')} with the model {model} ...")
     try:

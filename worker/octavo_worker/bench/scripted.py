@@ -21,7 +21,8 @@ class Told:
     def result(self) -> StepResult:
         result = self._launched.result()
         for step, answer in zip(self._plan.sequences, result.sequences, strict=True):
-            for spec, row, sampled in zip(step.samples, step.rows, answer.samples, strict=True):
+            rows = zip(step.samples, step.rows, answer.samples, strict=False)  # fewer where a model guessed nothing
+            for spec, row, sampled in rows:
                 script, at = self._scripts[spec.params.seed], step.start + row + 1 - len(spec.prompt)
                 sampled.token = script[at] if at < len(script) else 0
         return result

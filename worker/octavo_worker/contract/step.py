@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from octavo_worker.messages import EngineSampling, Logprob
 
 UNKNOWN = -1
-"""Stands for a token that is still being chosen, see `SequenceStep.follows`."""
+"""Stands for a token that is still being chosen, see `SequenceStep.follows`, or for a draft that the runner guesses."""
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
@@ -81,7 +81,9 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     decode, several when parallel sequences leave a prompt together or when drafts are verified. `sample_rows[i]` is the
     place among `tokens` of the one whose logits `samples[i]` reads, in ascending order; without `sample_rows` all read
     the last one's. A sample's position is the one after its row's. A decode with drafts has them behind its token, and
-    a sample of each row.
+    a sample of each row. Where they are `UNKNOWN`, the runner guesses up to so many itself, by its own lights, and its
+    answer says which: they depend on the same noise and options as the samples that verify them. Such a decode follows
+    no sample. Its tokens before `start` are `prompt` and `output` of its samples.
 
     The first entries of `block_table`, as many as `start + len(tokens)` tokens take, are the sequence's blocks.
     Leading entries may be the null block: nothing reads them, they lie left of the sliding window. Or they are blocks
@@ -119,6 +121,11 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     def drafts(self) -> Sequence[int]:
         """The tokens of a decode that its samples verify."""
         return self.tokens[1:] if self.sample_rows else ()
+
+    @property
+    def wanted(self) -> int:
+        """How many drafts the runner is to guess: all of them or none."""
+        return len(self.tokens) - 1 if self.sample_rows and self.tokens[-1] == UNKNOWN else 0
 
     @property
     def rows(self) -> Sequence[int]:
@@ -220,10 +227,12 @@ class Sampled:
 
 @dataclass(slots=True)
 class SequenceResult:
-    """Answers to one `SequenceStep`: one `Sampled` for each of its `samples`, in order."""
+    """Answers to one `SequenceStep`: one `Sampled` for each of its `samples`, in order. `drafts` are those that the
+    runner guessed, if it was to: there may be fewer than wanted, and as many samples less."""
 
     samples: list[Sampled]
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    drafts: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -293,11 +302,14 @@ class Speeds:
 class StepSeconds:
     """Measured when a model is loaded that is to verify drafts: (rows, seconds) of `plain` steps, in which each decode
     computes one token, and of `ragged` ones, in which some compute several. No step may have more than `most_samples`
-    then (None: as many as it has rows)."""
+    then (None: as many as it has rows). `drafting` are (sequences, seconds) of a pass in which the runner guesses a
+    token for each; None: it guesses nothing. `catching_up` are its seconds for a token that it missed."""
 
     plain: Sequence[tuple[int, float]]
     ragged: Sequence[tuple[int, float]]
     most_samples: int | None = None
+    drafting: Sequence[tuple[int, float]] | None = None
+    catching_up: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

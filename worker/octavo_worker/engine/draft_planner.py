@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 from functools import lru_cache
 
-from octavo_worker.engine.drafts import Speculation, choose_lengths
+from octavo_worker.contract.step import UNKNOWN
+from octavo_worker.engine.drafts import Speculation, choose_lengths, expected_gain
 from octavo_worker.engine.grammar import GrammarError, Matcher
 from octavo_worker.engine.kv_cache_manager import KVCacheManager
 from octavo_worker.engine.sequence import Sequence
@@ -28,6 +29,7 @@ class DraftPlanner:
         self._speculation = speculation
         self._kv = kv
         self._vocab_size = vocab_size
+        self._by_model = speculation.costs.drafting is not None
         self._least = lru_cache(REMEMBERED)(self._compute_least)
         self._choose = lru_cache(REMEMBERED)(self._compute_choice)
 
@@ -68,9 +70,13 @@ class DraftPlanner:
             return ()
         matcher = sequence.matcher
         forced = () if matcher is None else matcher.forced()
-        if not forced and not guesses.may_pay(least):
-            return ()
+        if not forced:
+            is_left_out = self._by_model and (request.oversized or matcher is not None)
+            if is_left_out or not guesses.may_pay(least):
+                return ()
         drafts = guesses.propose(most + in_flight, forced)
+        if self._by_model and drafts and drafts[0] == UNKNOWN:
+            return drafts[in_flight:]
         end = self._end(drafts, request.rules.stop_ids)
         if matcher is not None and end:
             end = _allowed(matcher.copy(), drafts[:end])
@@ -93,7 +99,22 @@ class DraftPlanner:
                 offered[place], estimates[place] = len(offer), round(GRAIN * sequence.guesses.estimate)
         if not any(offered):
             return offered
-        return self._choose(tuple(offered), tuple(estimates), others)
+        by_model = tuple(bool(offer) and offer[0] == UNKNOWN for offer in offers) if self._by_model else None
+        lengths, gain = self._choose(tuple(offered), tuple(estimates), others, by_model)
+        if by_model is None or not any(lengths):
+            return lengths
+        saved = (1.0 - 1.0 / gain) * self._speculation.costs.without_drafts(len(offers), others) / len(offers)
+        return [
+            length if not (length and is_guessed and self._lags(sequence, saved)) else 0
+            for sequence, length, is_guessed in zip(members, lengths, by_model, strict=True)
+        ]
+
+    def _lags(self, sequence: Sequence, saved: float) -> bool:
+        """Whether a draft model has missed so much of a sequence that what it would save, `saved` seconds a token, does
+        not make up for catching up."""
+        guesses, request = sequence.guesses, sequence.request
+        missed = 0 if guesses is None else sequence.computed - guesses.seen
+        return missed * self._speculation.costs.catching_up > saved * (request.final - sequence.computed)
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
         """Take free blocks for up to `count` drafts behind the planned token. Returns for how many there are."""
@@ -103,9 +124,13 @@ class DraftPlanner:
         table.reserve(sequence.computed + count)
         return count
 
-    def _compute_choice(self, offered: tuple[int, ...], estimates: tuple[int, ...], others: int) -> list[int]:
-        acceptances = [estimate / GRAIN for estimate in estimates]
-        return choose_lengths(offered, acceptances, self._speculation.costs, others=others)
+    def _compute_choice(
+        self, offered: tuple[int, ...], estimates: tuple[int, ...], others: int, by_model: tuple[bool, ...] | None
+    ) -> tuple[list[int], float]:
+        """The lengths, and how much faster the step is than one without drafts."""
+        acceptances, costs = [estimate / GRAIN for estimate in estimates], self._speculation.costs
+        lengths = choose_lengths(offered, acceptances, costs, others=others, by_model=by_model)
+        return lengths, expected_gain(lengths, acceptances, costs, others=others, by_model=by_model)
 
     def _compute_least(self, decodes: int, others: int) -> float:
         return self._speculation.costs.least_acceptance(decodes, others, decodes * self._speculation.most)

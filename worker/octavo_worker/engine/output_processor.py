@@ -38,7 +38,8 @@ class OutputProcessor:
                     self._beams.offer(sequence, answer.samples[0])
             elif part.drafts:
                 rows = step.masked_rows.get(sequence, len(answer.samples))
-                self._take_verified(sequence, part.drafts, answer.samples[:rows])
+                drafts = answer.drafts if part.wanted else part.drafts
+                self._take_verified(sequence, len(part.drafts), drafts, answer.samples[:rows])
             else:
                 self._append(sequence, answer.samples[0])
         chunks = zip(planned[decodes:], plan.sequences[decodes:], answers[decodes:], strict=True)
@@ -68,12 +69,15 @@ class OutputProcessor:
                 if (decoding := request.sequences.get(spec.index)) is not None:
                     self._append(decoding, sampled)
 
-    def _take_verified(self, sequence: Sequence, drafts: Tokens[int], samples: list[Sampled]) -> None:
+    def _take_verified(self, sequence: Sequence, planned: int, drafts: Tokens[int], samples: list[Sampled]) -> None:
         """Take the tokens of a decode with drafts as if one step had given each: what comes behind an end is dropped.
-        `samples` are those of the rows that count, the first of all at least."""
+        `planned` is for how many there was room, `samples` are those of the rows that count, the first of all at
+        least."""
         accepted = count_accepted(drafts[: len(samples) - 1], [sampled.token for sampled in samples])
-        self._kv.rewind(sequence, len(drafts) - accepted)
-        self._requests.verify(sequence, len(drafts), accepted)
+        self._kv.rewind(sequence, planned - accepted)
+        if drafts and sequence.guesses is not None:
+            sequence.guesses.seen = sequence.computed
+            self._requests.verify(sequence, len(drafts), accepted)
         for sampled in samples[: accepted + 1]:
             if sequence.length % self._block_size == 0:  # all its tokens are computed
                 self._kv.publish(sequence)

@@ -11,7 +11,15 @@ from collections.abc import Callable
 from octavo_worker.channel import EngineChannel
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
-from octavo_worker.engine.drafts import NgramProposer, Proposer, RowTimes, Speculation, StepCosts, SuffixProposer
+from octavo_worker.engine.drafts import (
+    ModelProposer,
+    NgramProposer,
+    Proposer,
+    RowTimes,
+    Speculation,
+    StepCosts,
+    SuffixProposer,
+)
 from octavo_worker.engine.grammar import Compiler, GrammarError, Preparation, Vocabulary
 from octavo_worker.engine.loop import EngineLoop
 from octavo_worker.engine.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
@@ -99,10 +107,15 @@ def speculation_for(runner: ModelRunner, options: ModelOptions) -> Speculation |
     seconds = runner.step_seconds
     if options.speculate == "off" or seconds is None:
         return None
-    if options.speculate not in PROPOSERS:
-        raise ValueError(f"speculate is {options.speculate!r}: use off, {' or '.join(PROPOSERS)}")
+    drafting = None if seconds.drafting is None else RowTimes(seconds.drafting)
     ragged = [(rows, OVERHEAD * taken) for rows, taken in seconds.ragged]
-    costs = StepCosts(RowTimes(seconds.plain), RowTimes(ragged))
+    costs = StepCosts(RowTimes(seconds.plain), RowTimes(ragged), drafting, seconds.catching_up)
+    if options.draft_model is not None:
+        if seconds.drafting is None:
+            raise ValueError(f"speculate is {options.speculate!r}, but the runner has no draft model")
+        return Speculation(ModelProposer(), costs, options.speculate_most, seconds.most_samples)
+    if options.speculate not in PROPOSERS:
+        raise ValueError(f"speculate is {options.speculate!r}: use off, {', '.join(PROPOSERS)} or draft:FOLDER")
     return Speculation(PROPOSERS[options.speculate](), costs, options.speculate_most, seconds.most_samples)
 
 

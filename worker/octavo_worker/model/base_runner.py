@@ -136,6 +136,12 @@ class BaseRunner:
         return scores
 
 
+def in_pools(pairs: Sequence[tuple[int, int]], first_host_block: int) -> Tensor:
+    """Pairs of a block of the device and one of the host, in any order, as each pool counts its own."""
+    ids = torch.tensor(pairs, dtype=torch.int64)
+    return ids - first_host_block * (ids >= first_host_block)
+
+
 def prompt_scores(plan: StepPlan, query_starts: Sequence[int] | np.ndarray) -> list[PromptScores]:
     """What the prompts of a step ask for; `query_starts` are the places of the sequences' first tokens in the batch."""
     first = plan.num_decodes

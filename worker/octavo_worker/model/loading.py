@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
+from msgspec.structs import replace
 
 from octavo_kernels import cuda, ops
 from octavo_kernels.pools import reads_host
 from octavo_worker.contract.capacity import Capacity
-from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions, OnlineQuantization
-from octavo_worker.files import model_folder
+from octavo_worker.contract.options import ModelOptions, OnlineQuantization
+from octavo_worker.files import ModelNotFound, model_folder
 from octavo_worker.model.base_runner import CacheConfig, CausalModel
+from octavo_worker.model.cache_size import asked_bytes, cache_config, cache_dtype, token_budget
 from octavo_worker.model.checkpoint.build import Split, build_layers
 from octavo_worker.model.checkpoint.formats import (
     DenseFormat,
@@ -31,9 +33,11 @@ from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.config import DecoderConfig, decoder_config, reject
 from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
 from octavo_worker.model.cuda.copies import keep_copies
+from octavo_worker.model.cuda.draft_batches import DraftBatches
 from octavo_worker.model.cuda.memory import room_for_cache
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
+from octavo_worker.model.draft_model import DraftModel
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.longrope import fix_factors, original_length, takes_long_factors
@@ -41,26 +45,29 @@ from octavo_worker.model.parallel.leader import Leader, Member, Sizes
 from octavo_worker.model.parallel.shards import Rank, Shards, check_divisible
 from octavo_worker.model.runner import PagedRunner
 from octavo_worker.model.speeds import measure_speeds, measure_steps
+from octavo_worker.model.vocabularies import check_same_vocabulary
 from octavo_worker.rank_processes import Ranks
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DEFAULT_CACHE_BYTES = 1 << 30
-DEFAULT_CACHE_SHARE = 0.25  # of the memory available
 
 
 def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunner | CudaRunner:
     """Loads the model and allocates its KV cache. A model on several ranks has its further ones in `ranks`, which are
     started here if they were not before. Raises `ModelError` or `RanksFailed` with the next step to take."""
     set_threads(options)
+    if options.tensor_parallel > 1 and options.draft_model is not None:
+        raise ModelError("--speculate draft: runs on one rank; give ngram or suffix, or leave --tensor-parallel out.")
     if options.tensor_parallel > 1 and ranks is None:
         ranks = Ranks.start(options)
     member = None if ranks is None else Member(Rank(0, options.tensor_parallel), ranks.memory)
     model, wanted_len = load_model(options, member=member)
+    draft = None if options.draft_model is None else load_draft(options, model, wanted_len)
+    models = [model] if draft is None else [model, draft[0]]
     if isinstance(model, Decoder) and model.device.type == "cuda":
-        keep_copies(model.layers.linears, room_for_cache(options, model, wanted_len), _asked(options, model))
-    cache = cache_config(options, model, wanted_len)
+        keep_copies(model.layers.linears, room_for_cache(options, model, wanted_len), asked_bytes(options, *models))
+    cache = cache_config(options, model, wanted_len, *models[1:])
     readable = cache.num_host_blocks - 1 if cache.num_host_blocks and reads_host(model.device) else 0
     capacity = Capacity(cache.num_blocks - 1, options.block_size, readable, model.window)
     max_model_len = min(wanted_len, capacity.longest or wanted_len)
@@ -91,6 +98,8 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
             leader = Leader(ranks, model.group)
             leader.begin(Sizes(cache.num_blocks, cache.num_host_blocks, max_model_len))
         runner = PagedRunner(model, cache, max_model_len, budget, leader)
+    if draft is not None:
+        runner.draft_model = draft_model(options, *draft, runner, cache)
     if cache.num_host_blocks:
         runner.speeds = measure_speeds(runner)
     if options.drafts:
@@ -108,35 +117,40 @@ def set_threads(options: ModelOptions) -> None:
         ops.set_num_threads(threads)
 
 
-def cache_config(options: ModelOptions, model: CausalModel, max_model_len: int) -> CacheConfig:
-    """The KV cache that the options ask for and the device has room for. Block 0 of either pool is never used. Ranks
-    share what is asked for: each has its heads of every block."""
-    block_bytes = _block_bytes(options, model)
-    num_blocks = pool_size(options, model, block_bytes, max_model_len)
-    host_blocks = options.host_cache_bytes // block_bytes
-    dtype = cache_dtype(options, model)
-    return CacheConfig(num_blocks, options.block_size, host_blocks + 1 if host_blocks else 0, dtype)
+def load_draft(options: ModelOptions, target: CausalModel, max_model_len: int) -> tuple[CausalModel, int]:
+    """The model that guesses for the target, and how many tokens of a sequence it can see. Its weights are taken as
+    they are. Raises `ModelError`."""
+    assert options.draft_model is not None
+    try:
+        folder = model_folder(options.draft_model)
+    except ModelNotFound as error:
+        raise ModelError(f"--speculate {options.speculate}: {error}.") from error
+    check_same_vocabulary(model_folder(options.model), folder)
+    alone = {"model": str(folder), "quantization": "auto", "max_model_len": None, "speculate": "off"}
+    model, context = load_model(replace(options, **alone))
+    if target.window and not 0 < model.window <= target.window:
+        raise UnsupportedModel(
+            f"{folder.name} sees more than the {target.window} tokens of the target's sliding window, and only those "
+            "are kept; give a draft with the same window, or --speculate suffix."
+        )
+    return model, min(context, max_model_len)
 
 
-def cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
-    return ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
-
-
-def _block_bytes(options: ModelOptions, model: CausalModel) -> int:
-    """Of all ranks together."""
-    heads, dtype = model.num_kv_heads, cache_dtype(options, model)
-    part = ops.block_bytes(model.num_layers, heads, options.block_size, model.head_dim, dtype)
-    return part * _ranks(model)
-
-
-def _ranks(model: CausalModel) -> int:
-    return 1 if model.group is None else model.group.rank.count
-
-
-def _asked(options: ModelOptions, model: CausalModel) -> int | None:
-    """Bytes of a KV cache whose size the options name."""
-    blocks = options.num_blocks
-    return options.kv_cache_bytes if blocks is None else blocks * _block_bytes(options, model)
+def draft_model(
+    options: ModelOptions, model: CausalModel, context: int, runner: PagedRunner | CudaRunner, cache: CacheConfig
+) -> DraftModel:
+    budget, place = runner.token_budget, None
+    if model.device.type == "cuda":
+        place = DraftBatches(model, options.max_running, budget + options.max_running, context).place
+    return DraftModel(
+        model,
+        dataclasses.replace(cache, dtype=cache_dtype(options, model)),
+        context=context,
+        budget=budget,
+        vocab_size=runner.vocab_size,
+        first_host_block=runner.first_host_block,
+        place=place,
+    )
 
 
 def choose_device(name: str) -> torch.device:
@@ -288,10 +302,6 @@ def check_ranks(ranks: int, device: torch.device, described: DecoderConfig | Non
         raise ModelError("--tensor-parallel runs on CPUs; on GPUs start several workers: give --replicas instead.")
 
 
-def token_budget(options: ModelOptions, device: torch.device) -> int:
-    return options.token_budget or TOKEN_BUDGET[device.type]
-
-
 def weight_source(options: ModelOptions, described: DecoderConfig, folder: Path, device: torch.device) -> WeightSource:
     if options.load_format == "dummy":
         return RandomWeights(options.seed, 1.0 - described.norm_offset, device)
@@ -331,29 +341,3 @@ def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
     if name not in DTYPES:
         raise UnsupportedModel(f"dtype {name} is not supported; give --dtype bfloat16.")
     return DTYPES[name]
-
-
-def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int) -> int:
-    """Blocks of the KV cache, the null block included.
-
-    `num_blocks` as given, else `kv_cache_bytes`, else what the device has room for: on the CPU 1 GiB or a quarter of
-    the memory available, whichever is less. Never more than `max_running` sequences of `max_model_len` tokens can fill,
-    of which sliding windows keep a part.
-    """
-    if options.num_blocks is not None:
-        blocks = options.num_blocks
-    else:
-        budget = options.kv_cache_bytes or _room(options, model, max_model_len)
-        kept = min(max_model_len, model.window + token_budget(options, model.device)) if model.window else max_model_len
-        useful = options.max_running * -(-kept // options.block_size) + 1
-        blocks = min(budget // block_bytes, useful)
-    if blocks < 2:
-        raise ModelError(f"the KV cache has room for {blocks} blocks of {block_bytes} bytes; 2 are the least.")
-    return blocks
-
-
-def _room(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
-    """Bytes for the KV cache beside a loaded model."""
-    if model.device.type == "cuda":
-        return room_for_cache(options, model, max_model_len)
-    return min(DEFAULT_CACHE_BYTES, int(psutil.virtual_memory().available * DEFAULT_CACHE_SHARE))

@@ -22,8 +22,9 @@ from octavo_worker.contract.step import (
     StepResult,
 )
 from octavo_worker.model.backing import Backing
-from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel, prompt_scores
+from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel, in_pools, prompt_scores
 from octavo_worker.model.batch import ragged_batch
+from octavo_worker.model.draft_model import DraftModel
 from octavo_worker.model.parallel.leader import Leader
 from octavo_worker.model.parallel.sampling import SplitRows
 from octavo_worker.model.sampler import WholeRows
@@ -75,6 +76,7 @@ class PagedRunner(BaseRunner):
     `leader` it is rank 0 of several, which compute the same steps."""
 
     asynchronous = False
+    draft_model: DraftModel | None = None
     shared_reading: SharedReading | None = None
 
     def __init__(
@@ -101,37 +103,35 @@ class PagedRunner(BaseRunner):
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> Computed | Done:
         if plan.swap_in:
-            ops.swap_blocks(self.host_cache, self.kv_cache, self._in_pools(plan.swap_in))
+            ops.swap_blocks(self.host_cache, self.kv_cache, in_pools(plan.swap_in, self.first_host_block))
         if plan.swap_out:
-            ops.swap_blocks(self.kv_cache, self.host_cache, self._in_pools(plan.swap_out))
+            ops.swap_blocks(self.kv_cache, self.host_cache, in_pools(plan.swap_out, self.first_host_block))
         if plan.copies:
             ops.copy_blocks(self.kv_cache, torch.tensor(plan.copies, dtype=torch.int64))
-        if not plan.sequences:
+        sequences = (plan if self.draft_model is None else self.draft_model.of_plan(plan)).sequences
+        if not sequences:
             return Done(StepResult([]))
-        batch = ragged_batch(plan.sequences, self.block_size, self.vocab_size)
+        batch = ragged_batch(sequences, self.block_size, self.vocab_size)
         self._backing.reach(int(batch.slots.max()) // self.block_size)
         starts = batch.query_start.tolist()
         sampled_rows = [
             start + row  # parallel sequences that leave one prompt share its row
-            for start, s in zip(starts, plan.sequences, strict=False)
+            for start, s in zip(starts, sequences, strict=False)
             for row in dict.fromkeys(s.rows)
         ]
         scores = prompt_scores(plan, starts)
         rows = sampled_rows + [row for part in scores for row in part.rows]
         every_token_once = not scores and len(rows) == len(batch.token_ids)
         features = self.model.forward(batch, None if every_token_once else torch.tensor(rows, dtype=torch.int64))
-        logits = self._logits(features[: len(sampled_rows)], plan.sequences)
-        computed = Computed(plan.sequences, logits, self.rows, self._leader)
+        logits = self._logits(features[: len(sampled_rows)], sequences)
+        computed = Computed(sequences, logits, self.rows, self._leader)
+        for result, planned, step in zip(computed.results, plan.sequences, sequences, strict=True):
+            result.drafts = step.drafts if planned.wanted else ()
         for place, found in self._score_prompts(features[len(sampled_rows) :], scores):
             computed.results[place].prompt_logprobs += found.result()
         if not plan.has_masked:
             computed.choose_now(Masks.none())
         return computed
-
-    def _in_pools(self, pairs: Sequence[tuple[int, int]]) -> Tensor:
-        """Pairs of a block of the device and one of the host, as each pool counts its own."""
-        ids = torch.tensor(pairs, dtype=torch.int64)
-        return ids - self.first_host_block * (ids >= self.first_host_block)
 
     def _logits(self, features: Tensor, sequences: Sequence[SequenceStep]) -> Tensor | None:
         """A row for each sample; `features` has one for each place that is sampled at all."""

@@ -132,6 +132,12 @@ def sample(
     return choice
 
 
+def draw(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """The token of each row of `logits[B, vocab]` alone, as `sample` would choose it without masks. Changes them."""
+    adjust_rows(logits, rows)
+    return _choose(logits, rows)
+
+
 def score(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Scores:
     """For each row of `logits[B, vocab]`: the log-probability of its token and of its `counts[i]` most likely ones."""
     return Scores(counts, *ops.logprobs(logits, tokens, min(max(counts), logits.shape[1])))
@@ -151,8 +157,8 @@ class WholeRows:
 
 
 def _candidates(scores: Tensor, counts: Sequence[int]) -> Candidates:
-    """Of equals, of which logits in 16 bits have many, those with lower ids: left to the library, which ones come depends
-    on the largest count of all rows."""
+    """Of equals, of which logits in 16 bits have many, those with lower ids. The library would choose by the largest
+    count of all rows."""
     vocab_size = scores.shape[1]
     bits = scores.float().view(torch.int32).long()
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

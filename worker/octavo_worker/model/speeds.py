@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
-from octavo_worker.contract.step import SampleSpec, SequenceStep, Speeds, StepPlan, StepSeconds
+from msgspec.structs import replace
+
+from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep, Speeds, StepPlan, StepSeconds
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.cuda.runner import CudaRunner
+from octavo_worker.model.draft_model import DraftModel
 from octavo_worker.model.runner import PagedRunner
 
 SHORTEST_PROMPT = 64
 BUSY_SECONDS = 0.03
 COPIED_BLOCKS = 32
+MISSED_TOKENS = 256
 RUNS = 3
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 STEP_ROWS_AT_LEAST = (1, 8)
@@ -34,11 +38,12 @@ def measure_speeds(runner: PagedRunner | CudaRunner) -> Speeds:
 
 
 def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_drafts: int) -> StepSeconds:
-    """Times steps of one token a sequence and of up to `most_drafts` more, on a cache that is not in use yet. All sizes
-    in turns, some times: what else the machine does at one moment must not make a size look slow."""
+    """Times steps of one token a sequence and of up to `most_drafts` more, and passes of a draft model, on a cache that
+    is not in use yet. All sizes in turns, some times: what else the machine does at one moment must not make a size
+    look slow."""
     width = min(1 + most_drafts, runner.max_model_len)
     longest = min(max_running * width, runner.num_blocks - 1, runner.most_samples or max_running * width)
-    plain, ragged = dict[int, float](), dict[int, float]()
+    plain, ragged, drafting = dict[int, float](), dict[int, float](), dict[int, float]()
     began, sizes = time.perf_counter(), [rows for rows in STEP_ROWS if rows <= longest]
     for rows in (*(rows for rows in STEP_ROWS_AT_LEAST if rows <= longest), *sizes * SWEEPS):
         is_new = rows not in ragged
@@ -48,11 +53,22 @@ def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_draft
         wide = [width] * (rows // width) + [rows % width] * (rows % width > 0)
         ragged[rows] = min(ragged.get(rows, inf), _seconds(runner, _decodes(runner, wide), runs=1))
         if rows <= max_running:
-            plain[rows] = min(plain.get(rows, inf), _decoding_seconds(runner, _decodes(runner, [1] * rows)))
+            ones = [1] * rows
+            plain[rows] = min(plain.get(rows, inf), _decoding_seconds(runner, _decodes(runner, ones)))
+            if runner.draft_model is not None:
+                drafting[rows] = min(drafting.get(rows, inf), _pass_seconds(runner.draft_model, runner, ones))
     if not runner.asynchronous:  # rows cost the same either way: what differs is noise
         ragged = {rows: min(taken, plain.get(rows, inf)) for rows, taken in ragged.items()}
         plain = {rows: ragged[rows] for rows in plain}
-    return StepSeconds(sorted(plain.items()), sorted(ragged.items()), runner.most_samples)
+    if runner.draft_model is None:
+        return StepSeconds(sorted(plain.items()), sorted(ragged.items()), runner.most_samples)
+    return StepSeconds(
+        sorted(plain.items()),
+        sorted(ragged.items()),
+        runner.most_samples,
+        sorted(drafting.items()),
+        _catching_up_seconds(runner.draft_model, runner),
+    )
 
 
 def _decodes(runner: PagedRunner | CudaRunner, queries: Sequence[int]) -> StepPlan:
@@ -64,6 +80,31 @@ def _decodes(runner: PagedRunner | CudaRunner, queries: Sequence[int]) -> StepPl
         steps.append(SequenceStep([0] * count, 0, list(table), (SAMPLE,) * count, rows))
         block = table.stop
     return StepPlan(steps, len(steps))
+
+
+def _pass_seconds(model: DraftModel, runner: PagedRunner | CudaRunner, ones: Sequence[int]) -> float:
+    """Of a pass that guesses a token for each of some sequences."""
+    steps = [
+        replace(step, tokens=(0, UNKNOWN), samples=(SAMPLE, SAMPLE), sample_rows=(0, 1))
+        for step in _decodes(runner, ones).sequences
+    ]
+    return _least(lambda: model.fill_in(steps), runs=1)
+
+
+def _catching_up_seconds(model: DraftModel, runner: PagedRunner | CudaRunner) -> float:
+    """A token, of a sequence that the target alone has computed."""
+    fitting = min(runner.token_budget, runner.max_model_len - 1, (runner.num_blocks - 1) * runner.block_size - 1)
+    count = min(MISSED_TOKENS, fitting)
+    table = list(range(1, 2 + count // runner.block_size))
+    computed = [SequenceStep([0] * count, 0, table)]
+    spec = SampleSpec(SAMPLE.params, 0, (0,) * count, ())
+    asked = [SequenceStep((0, UNKNOWN), count - 1, table, (spec, spec), (0, 1))]
+
+    def catch_up() -> None:
+        model.fill_in(computed)
+        model.fill_in(asked)
+
+    return _least(catch_up, RUNS) / count
 
 
 def _decoding_seconds(runner: PagedRunner | CudaRunner, plan: StepPlan) -> float:
@@ -96,9 +137,13 @@ def _prefill(runner: PagedRunner | CudaRunner) -> float:
 def _seconds(runner: PagedRunner | CudaRunner, plan: StepPlan, runs: int = RUNS) -> float:
     """The least of some runs: the first also pays for first touches of pages and code, others for what else the machine
     does."""
+    return _least(lambda: runner.launch(plan).result(), runs)
+
+
+def _least(run: Callable[[], object], runs: int) -> float:
     seconds = []
     for _ in range(runs):
         began = time.perf_counter()
-        runner.launch(plan).result()
+        run()
         seconds.append(time.perf_counter() - began)
     return max(min(seconds), 1e-9)

@@ -8,7 +8,8 @@ How a step with drafts goes:
 2. Once all else of a step is planned, `Guesses.propose` is asked for as many tokens as may follow before the sequence's
    last one, and `choose_lengths` says how many of them are verified. Drafts take free blocks only. They are cut where
    there are none, where a token ends its sequence, and by a grammar that does not allow them. What a grammar forces is
-   proposed before anything else.
+   proposed before anything else. A draft model's drafts are places only, which the runner fills in when it is given the
+   step: it says which it guessed, perhaps none.
 3. The step's tokens are the sequence's last one and the drafts, each with its sampled row. `count_accepted` compares.
    Accepted tokens and the one after them are taken as if steps had given them one by one: stop rules may end the
    sequence at any of them, and what comes after that is dropped.
@@ -22,7 +23,8 @@ or does without one.
 from octavo_worker.engine.drafts.acceptance import Acceptance, expected_tokens
 from octavo_worker.engine.drafts.costs import RowTimes, StepCosts
 from octavo_worker.engine.drafts.guesses import Guesses
-from octavo_worker.engine.drafts.lengths import choose_lengths
+from octavo_worker.engine.drafts.lengths import choose_lengths, expected_gain
+from octavo_worker.engine.drafts.model import ModelProposer
 from octavo_worker.engine.drafts.ngram import NgramProposer
 from octavo_worker.engine.drafts.proposer import Drafter, Proposer
 from octavo_worker.engine.drafts.speculation import Speculation
@@ -33,6 +35,7 @@ __all__ = [
     "Acceptance",
     "Drafter",
     "Guesses",
+    "ModelProposer",
     "NgramProposer",
     "Proposer",
     "RowTimes",
@@ -41,5 +44,6 @@ __all__ = [
     "SuffixProposer",
     "choose_lengths",
     "count_accepted",
+    "expected_gain",
     "expected_tokens",
 ]

@@ -8,6 +8,10 @@ PRIOR_TRIALS = 2.0
 KEPT = 0.95
 """Part of the evidence, prior included, that outlasts a step with drafts: about the last twenty count."""
 
+FADED = 0.005
+"""Part of the evidence that gives way to the prior with each token that was not guessed: a model that was wrong is
+asked again some day. Tries in vain cost less than a hundredth of the time."""
+
 
 def expected_tokens(acceptance: float, drafts: int) -> float:
     """Tokens that a step gives whose drafts are each right with probability `acceptance` if those before are:
@@ -38,6 +42,11 @@ class Acceptance:
         if drafted:
             self._hits = KEPT * self._hits + accepted
             self._trials = KEPT * self._trials + min(accepted + 1, drafted)
+
+    def fade(self) -> None:
+        """A token was said that might have been guessed."""
+        self._hits += FADED * (PRIOR * PRIOR_TRIALS - self._hits)
+        self._trials += FADED * (PRIOR_TRIALS - self._trials)
 
     def fork(self) -> Acceptance:
         twin = Acceptance()

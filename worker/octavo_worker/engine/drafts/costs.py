@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,10 +34,14 @@ class RowTimes:
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """Of steps in which each sequence computes one token, and of those in which some compute several: they take other
-    kernels and graphs, and no step runs ahead of them. The seconds of `ragged` ones include what that costs."""
+    kernels and graphs, and no step runs ahead of them. The seconds of `ragged` ones include what that costs. Where a
+    model guesses, `drafting` are the passes that give some sequences one token more each, and `catching_up` its seconds
+    for a token that it missed."""
 
     plain: RowTimes
     ragged: RowTimes
+    drafting: RowTimes | None = None
+    catching_up: float = 0.0
 
     def least_acceptance(self, decodes: int, others: int, most: int) -> float:
         """The probability that the likeliest of up to `most` drafts must exceed, or no number of them gives more tokens
@@ -48,6 +52,20 @@ class StepCosts:
             return 1.0
         slower = self.ragged.seconds(decodes + others + drafts) / self.without_drafts(decodes, others)
         return float(np.min(decodes * (slower - 1.0) / drafts))
+
+    def passes(self, places: Sequence[int]) -> list[float]:
+        """Seconds of all passes that a model makes for the first 1, 2, ... of some drafts. `places[i]` is that of a
+        draft in its sequence, from 1: as many passes lead to it; 0 if it comes from elsewhere."""
+        if self.drafting is None or not any(places):
+            return [0.0] * len(places)
+        times = [0.0, *self.drafting.seconds(np.arange(1, len(places) + 1)).tolist()]
+        rows, total, found = [0] * (1 + max(places)), 0.0, list[float]()
+        for place in places:
+            if place:
+                rows[place] += 1
+                total += times[rows[place]] - times[rows[place] - 1]
+            found.append(total)
+        return found
 
     def without_drafts(self, decodes: int, others: int) -> float:
         """Seconds of a step of so many decodes and `others`, rows of prompts."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo_worker.contract.step import UNKNOWN
 from octavo_worker.engine.drafts.acceptance import Acceptance
 from octavo_worker.engine.drafts.proposer import Drafter
 
@@ -16,9 +17,9 @@ SELDOM = 8
 class Guesses:
     """Proposes the tokens of one sequence, and knows how often that was right, whether they were verified as drafts or
     left to plain decoding: so it is noticed when they begin to be right. Tokens that a grammar forces go before those
-    of the drafter, and have an estimate of their own."""
+    of the drafter, and have an estimate of their own. A draft model has `seen` so many tokens of the sequence."""
 
-    __slots__ = ("_acceptance", "_drafter", "_forced", "_latest", "_length", "_new", "_untried")
+    __slots__ = ("_acceptance", "_drafter", "_forced", "_latest", "_length", "_new", "_untried", "seen")
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -27,10 +28,13 @@ class Guesses:
         self._new: list[int] = []  # tokens that the drafter has not seen: it is told when it is asked
         self._length = 0  # tokens since it began
         self._untried: Sequence[int] = ()  # of the latest proposal, as far as the text agrees with it
+        self.seen = 0
 
     def append(self, token: int) -> None:
         """The output has grown by a token."""
-        if self._untried:
+        if self._untried and self._untried[0] == UNKNOWN:  # the model was not asked
+            self._latest.fade()
+        elif self._untried:
             is_right = self._untried[0] == token
             self._latest.observe(1, int(is_right))
             self._untried = self._untried[1:] if is_right else ()
@@ -69,6 +73,7 @@ class Guesses:
         twin = Guesses(self._told().fork())
         twin._acceptance = twin._latest = self._acceptance.fork()
         twin._forced, twin._untried, twin._length = self._forced.fork(), self._untried, self._length
+        twin.seen = self.seen
         return twin
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -34,6 +34,7 @@ from octavo_worker.model.cuda.packer import PackedStep, Packer, SpecialRow
 from octavo_worker.model.cuda.plans import AttentionPlans
 from octavo_worker.model.cuda.shapes import DecodeShape, PromptShape, RaggedShape, Shape, StepShapes
 from octavo_worker.model.cuda.swap import SwapStreams
+from octavo_worker.model.draft_model import DraftModel
 from octavo_worker.model.sampler import Choice, Scores, on_device, sample
 from octavo_worker.model.stage import Stage
 
@@ -56,7 +57,8 @@ class Special:
 class LaunchedStep:
     """The device's half of a step in flight: what is to be read once it is done. `before`: the slot of the step that
     the device computed before. `scores` are the log-probabilities of prompts. `logits` are kept until `choose`, if some
-    samples are masked; `finish` takes them and the masks."""
+    samples are masked; `finish` takes them and the masks. `drafts` are those of each sequence, if a model
+    guessed any."""
 
     packed: PackedStep
     swaps: list[torch.cuda.Event]
@@ -64,6 +66,7 @@ class LaunchedStep:
     before: Slot | None = None
     special: list[Special] = field(default_factory=list)
     scores: list[tuple[int, Scores]] = field(default_factory=list)  # by the sequence's place
+    drafts: Sequence[Sequence[int]] = ()
     logits: Tensor | None = None
     finish: Callable[[LaunchedStep, Masks], None] | None = None
 
@@ -94,6 +97,8 @@ class LaunchedStep:
         else:
             found = iter(answers)
             results = [SequenceResult([next(found) for _ in range(count)]) for count in counts]
+        for result, drafts in zip(results, self.drafts, strict=False):
+            result.drafts = drafts
         for place, scores in self.scores:
             results[place].prompt_logprobs += scores.result()
         return results
@@ -110,6 +115,7 @@ class CudaRunner(BaseRunner):
     """
 
     asynchronous = True
+    draft_model: DraftModel | None = None
 
     def __init__(
         self,
@@ -165,7 +171,11 @@ class CudaRunner(BaseRunner):
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             try:
                 slot = self._mailbox.take()
-                return self._execute(self._packer.pack(plan, slot.words), slot)
+                drafted = plan if self.draft_model is None else self.draft_model.of_plan(plan)
+                step = self._execute(self._packer.pack(drafted, slot.words), slot)
+                if drafted is not plan:
+                    step.drafts = [s.drafts for s in drafted.sequences]
+                return step
             except StepError as error:
                 return Done(error)
 

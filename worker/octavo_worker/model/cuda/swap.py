@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_worker.model.base_runner import in_pools
 
 
 class SwapStreams:
@@ -45,8 +46,7 @@ class SwapStreams:
     def _copy(
         self, stream: torch.cuda.Stream, source: Tensor, target: Tensor, pairs: Sequence[tuple[int, int]]
     ) -> torch.cuda.Event:
-        ids = torch.tensor(pairs, dtype=torch.int64)
-        ids -= self._first_host_block * (ids >= self._first_host_block)  # as each pool counts its own
+        ids = in_pools(pairs, self._first_host_block)
         with torch.cuda.stream(stream):
             ops.swap_blocks(source, target, ids)
             copied: torch.cuda.Event = stream.record_event()

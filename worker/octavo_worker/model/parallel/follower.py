@@ -11,7 +11,8 @@ import msgspec
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import Masks, StepPlan
 from octavo_worker.model.base_runner import CacheConfig
-from octavo_worker.model.loading import cache_dtype, load_model, set_threads, token_budget
+from octavo_worker.model.cache_size import cache_dtype, token_budget
+from octavo_worker.model.loading import load_model, set_threads
 from octavo_worker.model.parallel.board import Board
 from octavo_worker.model.parallel.leader import Member, Sizes
 from octavo_worker.model.parallel.memory import RankLost
