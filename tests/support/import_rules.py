@@ -159,7 +159,7 @@ RULES = [
         (
             *("octavo_kernels", "torch", "numpy", "transformers", "safetensors", "psutil"),
             "msgspec",  # plans with drafts filled in are copies of its structs; they travel to ranks
-            *worker("contract", "messages", "files", "rank_processes"),
+            *worker("contract", "messages", "files", "lifetime", "rank_processes"),
         ),
     ),
     Rule(

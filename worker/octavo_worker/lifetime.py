@@ -1,4 +1,4 @@
-"""How a worker's processes end: with the one that started them, and what their exit status says."""
+"""How a worker's processes end: with the one that started them, what their exit status and /proc say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -35,3 +36,8 @@ def ignore_signals() -> None:
 def in_words(status: int) -> str:
     """An exit status, negative for the signal that killed the process."""
     return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+
+
+def state_of(pid: int) -> str:
+    """The letter that /proc has for the state of a process. Raises `OSError` if there is none."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

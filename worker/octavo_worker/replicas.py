@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from octavo.cli.children import Child
+from octavo.cli.children import Child, restart_delay
 from octavo.cli.console import err
 from octavo.cli.service import device_groups, gpus
 from octavo.cli.service_log import ServiceLog
 from octavo_worker.settings import WorkerSettings
 
-RESTART_DELAY_S = (1.0, 30.0)
 STEADY_S = 30.0
 """A worker that ran for so long did not fail at its start."""
 MOST_FAILURES = 3
@@ -122,8 +121,7 @@ class Replicas:
     def _ended(self, worker: Child) -> None:
         steady = time.monotonic() - self._began[worker] > STEADY_S
         self._failures[worker] = 1 if steady else self._failures[worker] + 1
-        least, most = RESTART_DELAY_S
-        delay = min(most, least * 2 ** min(self._failures[worker] - 1, 10))
+        delay = restart_delay(self._failures[worker])
         self._log.say(f"{worker.name} ended with exit code {worker.returncode}; starting it again in {delay:.0f} s")
         self._due[worker] = time.monotonic() + delay
 

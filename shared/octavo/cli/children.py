@@ -12,6 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from octavo.cli.service_log import ServiceLog
 from octavo.server import die_with_parent
 
+_RESTART_DELAY_S = (1.0, 30.0)
+
+
+def restart_delay(failures: int) -> float:
+    """Seconds before a child that has ended so many times in a row, once at least, is started again."""
+    least, most = _RESTART_DELAY_S
+    return min(most, least * 2.0 ** min(failures - 1, 10))
+
 
 class Child:
     """A process that can be started again. `on_exit` is called from another thread when it has ended."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from octavo.cli.children import Child
+from octavo.cli.children import Child, restart_delay
 from octavo.cli.service_log import ServiceLog
 from octavo.cli.workers import live_workers
 from octavo.errors import OctavoError
@@ -28,7 +28,6 @@ from octavo.server import server_url
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 25.0
 _BEYOND_GRACE_S = 5.0
-_RESTART_DELAY_S = (1.0, 30.0)
 
 
 class ServiceError(OctavoError):
@@ -119,8 +118,7 @@ class Service:
             child = self._events.get()
             if child.returncode is None:
                 continue  # the end of an earlier start
-            least, most = _RESTART_DELAY_S
-            delay = min(most, least * 2 ** min(child.starts - 1, 10))
+            delay = restart_delay(child.starts)
             log.say(f"{child.name} ended with exit code {child.returncode}; starting it again in {delay:.0f} s")
             time.sleep(delay)
             child.start()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from octavo_worker.channel import AgentChannel
-from octavo_worker.lifetime import die_with
+from octavo_worker.lifetime import die_with, state_of
 from octavo_worker.messages import ToAgent, ToEngine
 
 _LAST_LINES = 20
@@ -134,5 +134,5 @@ def _oom_kills() -> int:
 def _is_stopped(pid: int) -> bool:
     """By a signal or a debugger."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return state_of(pid) in "Tt"
     return False

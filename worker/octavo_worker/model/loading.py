@@ -65,7 +65,7 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
     model, wanted_len = load_model(options, member=member)
     draft = None if options.draft_model is None else load_draft(options, model, wanted_len)
     models = [model] if draft is None else [model, draft[0]]
-    if isinstance(model, Decoder) and model.device.type == "cuda":
+    if isinstance(model, Decoder) and any(linear.copy_bytes for linear in model.layers.linears):
         keep_copies(model.layers.linears, room_for_cache(options, model, wanted_len), asked_bytes(options, *models))
     cache = cache_config(options, model, wanted_len, *models[1:])
     readable = cache.num_host_blocks - 1 if cache.num_host_blocks and reads_host(model.device) else 0

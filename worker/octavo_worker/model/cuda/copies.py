@@ -20,8 +20,6 @@ def keep_copies(linears: Sequence[Linear], room: int, asked: int | None) -> None
     """Has all of them keep their copies, or none. `room`: bytes for copies and KV cache together; `asked`: what the
     latter is to have."""
     needed = sum(linear.copy_bytes for linear in linears)
-    if not needed:
-        return
     free = max(0, room - asked) if asked else int(SHARE * room)
     if needed > free:
         message = "large steps dequantise weights each time: copies in 16 bits take %d MiB, of which %d are free"

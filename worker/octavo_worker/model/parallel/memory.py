@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.ranks import COUNT_BYTES, arrives
+from octavo_worker.lifetime import state_of
 from octavo_worker.model.parallel.shards import Rank
 from octavo_worker.rank_processes import reserve
 
@@ -80,9 +81,8 @@ class Watched:
         """Raises `RankLost` if it is dead, or has neither computed nor waited for a core for a while. A slice counts
         as one however long it took: a rank that was halted together with the other does not blame it."""
         try:
-            folder = Path(f"/proc/{self._pid}")
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            seen = (folder / "schedstat").read_text()
+            state = state_of(self._pid)
+            seen = Path(f"/proc/{self._pid}/schedstat").read_text()
         except OSError:
             state, seen = "Z", ""
         if state in "ZX":
