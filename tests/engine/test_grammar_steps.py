@@ -11,7 +11,21 @@ import jsonschema
 import pytest
 from engine_driver import Driver, expected_tokens, make_request, prompt
 from fake_runner import DelayedRunner, FailingRunner, FakeRunner
-from followed import END, STOPS, VOCAB, expected, expected_beams, ids, matchers_of, schema, text_of
+from followed import (
+    DIGITS,
+    END,
+    PERSON,
+    STOPS,
+    VOCAB,
+    WORDS,
+    expected,
+    expected_beams,
+    followed,
+    ids,
+    matchers_of,
+    schema,
+    text_of,
+)
 from generated_schemas import SCHEMAS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,22 +36,6 @@ from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions
 
 UNHURRIED = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-PERSON = schema(
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 200}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    }
-)
-DIGITS = Grammar("regex", "[0-9]{30}")
-WORDS = Grammar("choice", '["yes", "yesterday", "no"]')
-
-
-def followed(id: str, grammar: Grammar, start: int = 0, *, length: int = 9, **options: Any) -> AddRequest:
-    request = make_request(id, prompt(length, start), **{"max_tokens": 60, "stop_token_ids": [END], **options})
-    request.grammar = grammar
-    return request
 
 
 @contextmanager

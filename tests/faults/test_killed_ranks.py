@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import psutil
 import pytest
 import redis
-from queue_client import Queue, known_queue
+from queue_client import Answers, Queue, answers, known_queue
 from waiting import eventually
 from worker_process import WorkerProcess
 
-from octavo.models import JobStatus, Result
 from octavo.server import EmbeddedServer
 
 JOBS = 40
@@ -30,8 +29,6 @@ FLAGS = {
     "max_running": 16,
     "swap_memory": 0.01,
 }
-
-Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
 
 
 def submit_all(queue: Queue, tenant: str) -> list[str]:
@@ -50,11 +47,6 @@ def submit_all(queue: Queue, tenant: str) -> list[str]:
         )
         for number in range(JOBS)
     ]
-
-
-def answers(results: list[Result]) -> Answers:
-    assert all(result.status is JobStatus.COMPLETED for result in results)
-    return [[(s.token_ids, s.text, s.finish_reason) for s in result.sequences] for result in results]
 
 
 @dataclass

@@ -13,11 +13,10 @@ from typing import Any
 import psutil
 import pytest
 import redis
-from queue_client import Queue, known_queue
+from queue_client import Answers, Queue, answers, known_queue
 from waiting import STALL_S, eventually
 from worker_process import WorkerProcess
 
-from octavo.models import JobStatus, Result
 from octavo.server import EmbeddedServer
 
 JOBS = 200
@@ -32,8 +31,6 @@ KINDS: dict[str, dict[str, object]] = {
 }
 # a GPU would end the jobs of the others while they are submitted; what is said greedily repeats itself after a while
 TIMES_AS_LONG = {"cpu": 1, "cpu-int8": 1, "cpu-drafts": 4, "cuda": 8, "cuda-drafts": 8}
-
-Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
 
 
 def submit_all(queue: Queue, tenant: str, times_as_long: int) -> list[str]:
@@ -53,11 +50,6 @@ def submit_all(queue: Queue, tenant: str, times_as_long: int) -> list[str]:
         )
         for number in range(JOBS)
     ]
-
-
-def answers(results: list[Result]) -> Answers:
-    assert all(result.status is JobStatus.COMPLETED for result in results)
-    return [[(s.token_ids, s.text, s.finish_reason) for s in result.sequences] for result in results]
 
 
 @dataclass

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from followed import matchers_of
 
@@ -102,3 +103,45 @@ def request(
     params = EngineSampling(**{"seed": 0, "max_tokens": 24, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
     sequences = [SequenceInput(index, (resumed or {}).get(index, [])) for index in range(n)]
     return AddRequest(id, array("I", prompt), sequences, params, grammar=grammar)
+
+
+def assert_same(one: Answers, other: Answers) -> None:
+    """Token for token, and bit for bit in their log-probabilities."""
+    assert one.tokens == other.tokens
+    assert one.logprobs == other.logprobs
+    assert one.prompt_logprobs == other.prompt_logprobs
+
+
+@dataclass(frozen=True)
+class Orphans:
+    """Requests of which another engine has said a part: each sequence of `answers` up to a `cut`."""
+
+    asked: Sequence[AddRequest]
+    answers: Answers
+    cuts: dict[str, dict[int, int]]
+
+    @classmethod
+    def of(cls, asked: Sequence[AddRequest], answers: Answers, rng: random.Random) -> Self:
+        cuts = {one.id: {i: rng.randrange(len(said)) for i, said in answers.tokens[one.id].items()} for one in asked}
+        return cls(asked, answers, cuts)
+
+    @property
+    def requests(self) -> list[AddRequest]:
+        return [
+            request(
+                one.id,
+                list(one.prompt),
+                n=len(one.sequences),
+                resumed={i: self.answers.tokens[one.id][i][:cut] for i, cut in self.cuts[one.id].items()},
+                grammar=one.grammar,
+                **{name: getattr(one.sampling, name) for name in one.sampling.__struct_fields__},
+            )
+            for one in self.asked
+        ]
+
+    def assert_gone_on(self, heirs: Answers) -> None:
+        """As if nothing had been cut."""
+        for one in self.asked:
+            assert heirs.tokens[one.id] == self.answers.tokens[one.id]
+            for i, cut in self.cuts[one.id].items():
+                assert heirs.logprobs[one.id][i] == self.answers.logprobs[one.id][i][cut:]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner, SampleRow, StepPlan
@@ -33,6 +33,13 @@ COMMON = {
 CONFIGS = {"llama": LlamaConfig(**COMMON), "qwen3": Qwen3Config(**COMMON, head_dim=64, tie_word_embeddings=True)}
 
 
+def random_model(config: PreTrainedConfig, folder: Path) -> Path:
+    """Its folder, with random weights in it."""
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
 def options(folder: Path, **more: object) -> ModelOptions:
     fixed = {"num_blocks": 513, "host_cache_bytes": 4 << 20, "max_running": 64, "device": "cuda", "dtype": "bfloat16"}
     return ModelOptions(model=str(folder), **{**fixed, **more})  # type: ignore[arg-type]
@@ -40,10 +47,7 @@ def options(folder: Path, **more: object) -> ModelOptions:
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp(request.param)
-    AutoModelForCausalLM.from_config(CONFIGS[request.param], dtype=torch.bfloat16).save_pretrained(folder)
-    return folder
+    return random_model(CONFIGS[request.param], tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")

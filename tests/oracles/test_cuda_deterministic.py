@@ -6,8 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, MistralConfig
+from transformers import MistralConfig
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
@@ -15,8 +14,8 @@ from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest
 from octavo_worker.model import load_runner
 
-from .drive import Answers, Engine, request
-from .test_cuda import COMMON, CONFIGS, VOCAB, options, random_requests
+from .drive import Answers, Engine, assert_same, request
+from .test_cuda import COMMON, CONFIGS, VOCAB, options, random_model, random_requests
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
@@ -26,10 +25,7 @@ MODELS = {**CONFIGS, "sliding": SLIDING}
 
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp(request.param)
-    AutoModelForCausalLM.from_config(MODELS[request.param], dtype=torch.bfloat16).save_pretrained(folder)
-    return folder
+    return random_model(MODELS[request.param], tmp_path_factory.mktemp(request.param))
 
 
 def deterministic(folder: Path, **more: object) -> ModelOptions:
@@ -58,13 +54,6 @@ def requests() -> list[AddRequest]:
 @pytest.fixture(scope="module")
 def together(runner: ModelRunner, requests: list[AddRequest]) -> Answers:
     return Engine(runner).run(requests)
-
-
-def assert_same(one: Answers, other: Answers) -> None:
-    """Token for token, and bit for bit in their log-probabilities."""
-    assert one.tokens == other.tokens
-    assert one.logprobs == other.logprobs
-    assert one.prompt_logprobs == other.prompt_logprobs
 
 
 def only(answers: Answers, name: str) -> tuple[object, ...]:

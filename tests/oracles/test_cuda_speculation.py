@@ -3,24 +3,19 @@ model hardly cares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from proposers import AnswerBook, speculate
-from transformers import AutoModelForCausalLM
+from proposers import speculate
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.drafts import (
     ModelProposer,
-    NgramProposer,
     Proposer,
     RowTimes,
     Speculation,
     StepCosts,
-    SuffixProposer,
 )
 from octavo_worker.engine.process import scheduler_for
 from octavo_worker.memory.cost import PreemptionPolicy
@@ -29,9 +24,10 @@ from octavo_worker.model import load_runner
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.cuda.shapes import PromptShape
 
-from .drive import Answers, Engine, request
-from .test_cuda import VOCAB, options, random_requests
-from .test_cuda_deterministic import MODELS, assert_same
+from .drive import Answers, Engine, assert_same, request
+from .guessing import proposers, told
+from .test_cuda import VOCAB, options, random_model, random_requests
+from .test_cuda_deterministic import MODELS
 
 pytestmark = pytest.mark.gpu
 
@@ -40,10 +36,7 @@ MOST = 7
 
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp(request.param)
-    AutoModelForCausalLM.from_config(MODELS[request.param], dtype=torch.bfloat16).save_pretrained(folder)
-    return folder
+    return random_model(MODELS[request.param], tmp_path_factory.mktemp(request.param))
 
 
 def drafting(folder: Path, **more: object) -> ModelOptions:
@@ -65,18 +58,7 @@ def plain(runner: ModelRunner, requests: list[AddRequest]) -> Answers:
     return Engine(runner).run(requests)
 
 
-def told(answers: Answers, requests: list[AddRequest], right: float | None) -> AnswerBook:
-    return AnswerBook({tuple(asked.prompt): answers.tokens[asked.id].values() for asked in requests}, right)
-
-
-PROPOSERS: dict[str, Callable[[Answers, list[AddRequest]], Proposer]] = {
-    "never right": lambda answers, requests: told(answers, requests, 0.0),
-    "right by chance": lambda answers, requests: told(answers, requests, 0.6),
-    "always right": lambda answers, requests: told(answers, requests, 1.0),
-    "garbage": lambda answers, requests: told(answers, requests, None),
-    "ngram": lambda *_: NgramProposer(least=1),
-    "suffix": lambda *_: SuffixProposer(least=1),
-}
+PROPOSERS = proposers(chance=0.6)
 
 
 def drafted(runner: ModelRunner, proposer: Proposer, **more: object) -> Engine:

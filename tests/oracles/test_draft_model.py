@@ -18,8 +18,8 @@ from octavo_worker.model import load_runner
 from octavo_worker.model.runner import PagedRunner
 
 from .conftest import Pair
-from .drive import Answers, Engine, request
-from .test_speculation import FORM, MEMORIES, SAMPLINGS, assert_same, requests_for
+from .drive import Answers, Engine, Orphans, assert_same, request
+from .test_speculation import FORM, MEMORIES, SAMPLINGS, requests_for
 
 FREE = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(4096, 1.0)]), RowTimes([(1, 1e-9)]))
 """Any draft pays, and catching up does."""
@@ -127,24 +127,10 @@ def test_the_bundled_draft_often_agrees_at_any_temperature(temperature: float) -
 def test_another_engine_goes_on_amid_a_window() -> None:
     runner, rng, asked = with_bundled_draft("bfloat16"), random.Random(4), without_beams("demo")
     answers = Engine(runner).run(asked)
-    cuts = {one.id: {i: rng.randrange(len(said)) for i, said in answers.tokens[one.id].items()} for one in asked}
-    orphans = [
-        request(
-            one.id,
-            list(one.prompt),
-            n=len(one.sequences),
-            resumed={i: answers.tokens[one.id][i][:cut] for i, cut in cuts[one.id].items()},
-            grammar=one.grammar,
-            **{name: getattr(one.sampling, name) for name in one.sampling.__struct_fields__},
-        )
-        for one in asked
-    ]
-    drafted = Engine(runner, speculation=by_model(4)).run(orphans)
+    orphans = Orphans.of(asked, answers, rng)
+    drafted = Engine(runner, speculation=by_model(4)).run(orphans.requests)
     assert drafted.stats.accepted_tokens > 30
-    for one in asked:
-        assert drafted.tokens[one.id] == answers.tokens[one.id]
-        for i, cut in cuts[one.id].items():
-            assert drafted.logprobs[one.id][i] == answers.logprobs[one.id][i][cut:]
+    orphans.assert_gone_on(drafted)
 
 
 def test_what_it_missed_is_caught_up_in_pieces() -> None:

@@ -4,24 +4,24 @@ way to guess and every option of sampling."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from followed import END, schema
-from proposers import AnswerBook, speculate
+from proposers import speculate
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
-from octavo_worker.engine.drafts import NgramProposer, Proposer, SuffixProposer
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions, Grammar
 from octavo_worker.model import load_runner
 
 from .conftest import Pair
-from .drive import Answers, Engine, request
+from .drive import Answers, Engine, Orphans, assert_same, request
+from .guessing import proposers, told
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "float32": ("llama", {"dtype": "float32"}),
@@ -112,25 +112,7 @@ def plain(runner_of: Callable[[str], ModelRunner]) -> Callable[[str], Answers]:
     return run
 
 
-def told(answers: Answers, requests: Iterable[AddRequest], right: float | None) -> AnswerBook:
-    return AnswerBook({tuple(asked.prompt): answers.tokens[asked.id].values() for asked in requests}, right)
-
-
-def assert_same(one: Answers, other: Answers) -> None:
-    """Token for token, and bit for bit in their log-probabilities."""
-    assert one.tokens == other.tokens
-    assert one.logprobs == other.logprobs
-    assert one.prompt_logprobs == other.prompt_logprobs
-
-
-PROPOSERS: dict[str, Callable[[Answers, list[AddRequest]], Proposer]] = {
-    "never right": lambda answers, requests: told(answers, requests, 0.0),
-    "right by chance": lambda answers, requests: told(answers, requests, 0.5),
-    "always right": lambda answers, requests: told(answers, requests, 1.0),
-    "garbage": lambda answers, requests: told(answers, requests, None),
-    "ngram": lambda *_: NgramProposer(least=1),
-    "suffix": lambda *_: SuffixProposer(least=1),
-}
+PROPOSERS = proposers(chance=0.5)
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
@@ -182,24 +164,10 @@ def test_another_engine_goes_on_amid_a_window(
     asked = [one for one in requests_for(KINDS[kind][0]) if one.sampling.beam is None]
     speculation = speculate(PROPOSERS[proposer](answers, asked), 5)
     for _ in range(3):
-        cuts = {one.id: {i: rng.randrange(len(said)) for i, said in answers.tokens[one.id].items()} for one in asked}
-        orphans = [
-            request(
-                one.id,
-                list(one.prompt),
-                n=len(one.sequences),
-                resumed={i: answers.tokens[one.id][i][:cut] for i, cut in cuts[one.id].items()},
-                grammar=one.grammar,
-                **{name: getattr(one.sampling, name) for name in one.sampling.__struct_fields__},
-            )
-            for one in asked
-        ]
-        drafted = Engine(runner, speculation=speculation).run(orphans)
+        orphans = Orphans.of(asked, answers, rng)
+        drafted = Engine(runner, speculation=speculation).run(orphans.requests)
         assert drafted.stats.accepted_tokens > 20 or proposer != "right by chance"
-        for one in asked:
-            assert drafted.tokens[one.id] == answers.tokens[one.id]
-            for i, cut in cuts[one.id].items():
-                assert drafted.logprobs[one.id][i] == answers.logprobs[one.id][i][cut:]
+        orphans.assert_gone_on(drafted)
 
 
 def test_a_prefix_that_is_shared_and_pinned_is_no_other_with_drafts(runner_of: Callable[[str], ModelRunner]) -> None:

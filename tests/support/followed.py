@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from engine_driver import make_request, prompt
 from fake_model import candidates, masked_out, next_token
 from generated_schemas import unchecked
 from tokenizers import Tokenizer
@@ -20,6 +21,8 @@ FOLDER = model_folder("demo")
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 VOCAB, END = 2048, 1
 STOPS = frozenset({END})
+DIGITS = Grammar("regex", "[0-9]{30}")
+WORDS = Grammar("choice", '["yes", "yesterday", "no"]')
 COMPILER = Compiler(Vocabulary.of_folder(FOLDER, rows=VOCAB, stop_ids=STOPS), limit_s=600, check=unchecked)
 
 
@@ -33,6 +36,22 @@ def text_of(tokens: list[int]) -> str:
 
 def schema(value: Any, after: tuple[int, ...] = ()) -> Grammar:
     return Grammar("json_schema", json.dumps(value), after)
+
+
+PERSON = schema(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 200}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+)
+
+
+def followed(id: str, grammar: Grammar, start: int = 0, *, length: int = 9, **options: Any) -> AddRequest:
+    request = make_request(id, prompt(length, start), **{"max_tokens": 60, "stop_token_ids": [END], **options})
+    request.grammar = grammar
+    return request
 
 
 def matchers_of(request: AddRequest) -> list[Matcher]:

@@ -26,6 +26,9 @@ return rows
 """
 
 
+Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
+
+
 @dataclass
 class Queue:
     """What a client and an operator can do, one call each."""
@@ -91,3 +94,9 @@ def known_queue(connection: redis.Redis) -> Queue:
     card = ModelCard(name=MODEL, max_model_len=1024, vocab_size=VOCABULARY, has_tokenizer=True, created_at=0.0)
     run_sync(connection, cell.register_model(card))
     return Queue(connection, cell)
+
+
+def answers(results: list[Result]) -> Answers:
+    """What completed jobs say, by job and sequence."""
+    assert all(result.status is JobStatus.COMPLETED for result in results)
+    return [[(s.token_ids, s.text, s.finish_reason) for s in result.sequences] for result in results]

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from engine_driver import Driver, expected_tokens, make_request, prompt
 from fake_runner import DelayedRunner, FailingRunner, FakeRunner
-from followed import END, STOPS, VOCAB, expected, expected_beams, ids, matchers_of, schema, text_of
+from followed import (
+    DIGITS,
+    END,
+    PERSON,
+    STOPS,
+    VOCAB,
+    WORDS,
+    expected,
+    expected_beams,
+    followed,
+    ids,
+    matchers_of,
+    schema,
+    text_of,
+)
 from generated_schemas import SCHEMAS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,23 +33,6 @@ from octavo_worker.engine.drafts import NgramProposer, Proposer
 from octavo_worker.engine.grammar import Matcher
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest, BeamOptions
-
-PERSON = schema(
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 200}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    }
-)
-DIGITS = Grammar("regex", "[0-9]{30}")
-WORDS = Grammar("choice", '["yes", "yesterday", "no"]')
-
-
-def followed(id: str, grammar: Grammar, start: int = 0, **options: Any) -> AddRequest:
-    request = make_request(id, prompt(9, start), **{"max_tokens": 60, "stop_token_ids": [END], **options})
-    request.grammar = grammar
-    return request
 
 
 def book(*requests: AddRequest, right: float | None = 1.0) -> AnswerBook:
@@ -203,14 +200,31 @@ class Troubled(NgramProposer):
 TOKENS = expected(followed("a", DIGITS), 0)[0]
 
 
-def test_a_mask_behind_a_draft_that_cannot_be_had_fails_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copies that look ahead fail at every third mask; the masks of what was said do not."""
-    copies, calls = list[Matcher](), 0
-    copy, fill = Matcher.copy, Matcher.fill
+def remembered_copies(monkeypatch: pytest.MonkeyPatch) -> list[Matcher]:
+    """Those that look ahead, as they are made."""
+    copies, copy = list[Matcher](), Matcher.copy
 
     def remembered(self: Matcher) -> Matcher:
         copies.append(copy(self))
         return copies[-1]
+
+    monkeypatch.setattr(Matcher, "copy", remembered)
+    return copies
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> Driver:
+    """The request that says `TOKENS`, run to its end with a clock for its masks."""
+    request = followed("a", DIGITS)
+    driver = Driver.create(300, 4, runner={"vocab_size": VOCAB}, speculation=speculate(Troubled(), 6))
+    monkeypatch.setattr(driver.scheduler.mask_filler, "_clock", clock)
+    driver.add(request, matchers_of(request))
+    driver.run()
+    return driver
+
+
+def test_a_mask_behind_a_draft_that_cannot_be_had_fails_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies that look ahead fail at every third mask; the masks of what was said do not."""
+    copies, calls, fill = remembered_copies(monkeypatch), 0, Matcher.fill
 
     def failing(self: Matcher, row: Any) -> None:
         nonlocal calls
@@ -219,7 +233,6 @@ def test_a_mask_behind_a_draft_that_cannot_be_had_fails_nobody(monkeypatch: pyte
             raise GrammarError("parser too complex")
         fill(self, row)
 
-    monkeypatch.setattr(Matcher, "copy", remembered)
     monkeypatch.setattr(Matcher, "fill", failing)
     request = followed("a", DIGITS)
     driver = drive(request, proposer=Troubled(), most=6)
@@ -229,25 +242,15 @@ def test_a_mask_behind_a_draft_that_cannot_be_had_fails_nobody(monkeypatch: pyte
 
 
 def test_slow_masks_behind_drafts_are_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, copies = 0.0, list[Matcher]()
-    copy, fill = Matcher.copy, Matcher.fill
-
-    def remembered(self: Matcher) -> Matcher:
-        copies.append(copy(self))
-        return copies[-1]
+    now, copies, fill = 0.0, remembered_copies(monkeypatch), Matcher.fill
 
     def slow(self: Matcher, row: Any) -> None:
         nonlocal now
         now += 0.3 * (self in copies)
         fill(self, row)
 
-    monkeypatch.setattr(Matcher, "copy", remembered)
     monkeypatch.setattr(Matcher, "fill", slow)
-    request = followed("a", DIGITS)
-    driver = Driver.create(300, 4, runner={"vocab_size": VOCAB}, speculation=speculate(Troubled(), 6))
-    monkeypatch.setattr(driver.scheduler.mask_filler, "_clock", lambda: now)
-    driver.add(request, matchers_of(request))
-    driver.run()
+    driver = timed(monkeypatch, lambda: now)
     assert driver.failed == {}
     assert driver.tokens["a", 0] == TOKENS
     assert now > 1.0
@@ -264,10 +267,6 @@ def test_a_request_with_a_slow_mask_gets_no_drafts_any_more(monkeypatch: pytest.
         fill(self, row)
 
     monkeypatch.setattr(Matcher, "fill", slow_once)
-    request = followed("a", DIGITS)
-    driver = Driver.create(300, 4, runner={"vocab_size": VOCAB}, speculation=speculate(Troubled(), 6))
-    monkeypatch.setattr(driver.scheduler.mask_filler, "_clock", lambda: now)
-    driver.add(request, matchers_of(request))
-    driver.run()
+    driver = timed(monkeypatch, lambda: now)
     assert driver.tokens["a", 0] == TOKENS
     assert driver.scheduler.stats().drafted_tokens == 0
