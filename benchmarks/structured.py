@@ -32,7 +32,7 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.grammar import Compiler, Vocabulary
 from octavo_worker.engine.pipeline import Pipeline
-from octavo_worker.engine.process import scheduler_for
+from octavo_worker.engine.process import mask_threads, scheduler_for
 from octavo_worker.files import model_folder
 from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
 from octavo_worker.model import load_runner
@@ -72,13 +72,13 @@ def as_tokenizer(tekken: dict[str, Any], rows: int) -> str:
     return json.dumps({"version": "1.0", "added_tokens": added, "model": model, "decoder": decoder})
 
 
-def compiler_for(path: Path | None, rows: int) -> Compiler:
+def compiler_for(path: Path | None, rows: int, automata: int) -> Compiler:
     if path is None:
-        return Compiler(Vocabulary.of_folder(model_folder("demo"), rows=rows, stop_ids=[1]))
+        return Compiler(Vocabulary.of_folder(model_folder("demo"), rows=rows, stop_ids=[1]), automata=automata)
     text = path.read_text(encoding="utf-8")
     if "config" in (described := json.loads(text)):
         text = as_tokenizer(described, rows)
-    return Compiler(Vocabulary(text, rows=rows, stop_ids=[END]))
+    return Compiler(Vocabulary(text, rows=rows, stop_ids=[END]), automata=automata)
 
 
 class Bench:
@@ -160,7 +160,7 @@ def bench_of(model: str, options: argparse.Namespace, folder: Path) -> tuple[Ben
         max_model_len=1024,
     )
     runner = load_runner(model_options)
-    compiler = compiler_for(options.vocabulary if is_shape else None, runner.vocab_size)
+    compiler = compiler_for(options.vocabulary if is_shape else None, runner.vocab_size, mask_threads(runner))
     return Bench(runner, model_options, compiler, options.tokens), runner.numerics
 
 

@@ -16,6 +16,7 @@ from waiting import STALL_S, eventually
 from octavo.grammar import Grammar, GrammarError, too_slow
 from octavo.grammar_trials import validate
 from octavo_worker.engine.grammar import Compiler, Vocabulary
+from octavo_worker.engine.grammar.compiler import SHARERS
 from octavo_worker.files import model_folder
 
 FOLDER = model_folder("demo")
@@ -50,6 +51,32 @@ def test_matchers_of_one_compilation_are_independent() -> None:
     assert one.accept(ids("a")) == 1
     assert allowed(other.mask()) != allowed(one.mask())
     assert other.taken == 0
+
+
+def test_many_matchers_of_a_grammar_have_several_automata_and_the_same_masks() -> None:
+    compiler = Compiler(vocabulary(), limit_s=600, check=unchecked, threads=1, automata=3, clock=lambda: 0.0)
+    compilation = compiler.start(Grammar("regex", "[ab]*c"))
+    assert {compilation.matcher().automata for _ in range(SHARERS)} == {0}
+    for _ in range(4 * SHARERS):
+        compilation.matcher()
+    compiler.submit(lambda: None).result()  # behind what the thread was told before
+    matchers = [compilation.matcher() for _ in range(6)]
+    assert sorted(matcher.automata for matcher in matchers) == [0, 0, 1, 1, 2, 2]
+    assert all(matcher.accept(ids("ab")) == len(ids("ab")) for matcher in matchers)
+    assert len({matcher.mask().tobytes() for matcher in matchers}) == 1
+    assert matchers[-1].copy().automata == matchers[-1].automata
+
+
+def test_a_grammar_that_is_slow_to_compile_has_one_set_of_automata() -> None:
+    now = iter(range(1000))
+    compiler = Compiler(
+        vocabulary(), limit_s=600, check=unchecked, threads=1, automata=3, clock=lambda: float(next(now))
+    )
+    compilation = compiler.start(Grammar("regex", "[ab]*c"))
+    for _ in range(4 * SHARERS):
+        compilation.matcher()
+    compiler.submit(lambda: None).result()
+    assert {compilation.matcher().automata for _ in range(SHARERS)} == {0}
 
 
 def test_the_grammar_used_least_recently_makes_room() -> None:

@@ -36,7 +36,7 @@ OVERHEAD = 1.05
 and what gains less is not worth a guess."""
 
 MASK_THREADS = 8
-"""Threads that compute masks at most, beside a device that computes by itself."""
+"""Threads that compute masks at most."""
 
 
 def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner], options: ModelOptions) -> None:
@@ -71,7 +71,12 @@ def preparation_for(runner: ModelRunner, options: ModelOptions) -> Preparation:
         vocabulary = Vocabulary.of_folder(folder, rows=runner.vocab_size, stop_ids=stop_ids)
     except (GrammarError, ModelNotFound) as error:
         return Preparation(None, reason=str(error))
-    return Preparation(Compiler(vocabulary))
+    return Preparation(Compiler(vocabulary, automata=mask_threads(runner)))
+
+
+def mask_threads(runner: ModelRunner) -> int:
+    """A device that computes by itself leaves the host's cores to masks."""
+    return min(MASK_THREADS, len(os.sched_getaffinity(0))) if runner.asynchronous else 1
 
 
 def scheduler_for(
@@ -98,7 +103,7 @@ def scheduler_for(
         scheduling=POLICIES[options.scheduling](),
         shared_reading=runner.shared_reading,
         speculation=speculation or speculation_for(runner, options),
-        mask_threads=min(MASK_THREADS, len(os.sched_getaffinity(0))) if runner.asynchronous else 1,
+        mask_threads=mask_threads(runner),
     )
 
 

@@ -21,15 +21,24 @@ from octavo_worker.engine.grammar.vocabulary import Vocabulary
 T = TypeVar("T")
 _LOOK_S = 0.05  # at whether a thread has begun
 
+SHARERS = 4
+"""Matchers that share automata, and the lock around them: masks of those are computed one after the other."""
+CHEAP_S = 0.05
+"""A grammar whose automata take longer to begin has them once."""
+
 
 @dataclass(slots=True)
 class _Entry:
     """A grammar's matcher in its first state, to be copied; when one of the threads began with it, and until when one
-    has to."""
+    has to. `further` are as the first, with automata of their own: `ordered` counts all, `copied` their copies."""
 
     latest: float
     begun: float | None = None
     compiled: Future[LLMatcher] = field(default_factory=Future)
+    further: list[LLMatcher] = field(default_factory=list)
+    seconds: float = 0.0
+    ordered: int = 1
+    copied: int = 0
 
     def is_over(self, now: float, limit_s: float) -> bool:
         """Whether it is compiled, or too late."""
@@ -62,12 +71,12 @@ class Compilation:
         if not self._entry.compiled.done():
             raise too_slow(self._compiler.limit_s)
         try:
-            library = self._entry.compiled.result()
+            number, library = self._compiler.original(self._grammar, self._entry)
         except GrammarError as error:
             raise error.with_traceback(None) from None  # kept, and raised again for the next one with this grammar
         except BaseException as error:  # a panic of Rust code is none of Exception
             raise GrammarError(f"the compiler failed: {error!r}") from None
-        return Matcher(self._compiler.vocabulary, self._grammar, library.deep_copy())
+        return Matcher(self._compiler.vocabulary, self._grammar, library.deep_copy(), number)
 
 
 class Compiler:
@@ -77,6 +86,9 @@ class Compiler:
     did within `patience_s`.
     `check` tries it first, in a process that can be ended. What explodes for this vocabulary only cannot: it holds one
     of the `threads` until the library is done with it, and is there for a later request then.
+
+    Masks of one grammar can be computed in up to `automata` threads at a time: so many are made, one for every few
+    matchers.
     """
 
     def __init__(
@@ -87,6 +99,7 @@ class Compiler:
         patience_s: float = 60.0,
         capacity: int = 256,
         threads: int = 2,
+        automata: int = 1,
         check: Callable[..., object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,6 +109,7 @@ class Compiler:
         self.clock = clock
         self._check = check or Trials().validate
         self._capacity = capacity
+        self._automata = automata
         self._threads = DeepThreads(threads)
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
 
@@ -121,6 +135,16 @@ class Compiler:
         """A matcher at the grammar's beginning; waits for it."""
         return self.start(grammar).matcher()
 
+    def original(self, grammar: Grammar, entry: _Entry) -> tuple[int, LLMatcher]:
+        """What the next matcher of a grammar that is compiled is a copy of, and the number of its automata."""
+        originals = [entry.compiled.result(), *entry.further]
+        entry.copied += 1
+        if entry.ordered < min(self._automata, entry.copied // SHARERS) and entry.seconds < CHEAP_S:
+            entry.ordered += 1
+            self._threads.submit(lambda: entry.further.append(self._begin(grammar, source(grammar))))
+        number = entry.copied % len(originals)
+        return number, originals[number]
+
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Have one of the threads do something else that takes long."""
         return self._threads.submit(call)
@@ -135,10 +159,16 @@ class Compiler:
                 raise GrammarError(f"a grammar cannot begin after token {token}: it ends sequences, or is no token")
 
     def _compile(self, grammar: Grammar, text: str, entry: _Entry) -> LLMatcher:
-        """With its first mask, which is the dearest: the library builds its automata as they are needed, and copies
-        share them. A grammar that nothing can begin is refused here."""
         entry.begun = self.clock()
         self._check(grammar, limit_s=self.limit_s)
+        began = self.clock()
+        library = self._begin(grammar, text)
+        entry.seconds = self.clock() - began
+        return library
+
+    def _begin(self, grammar: Grammar, text: str) -> LLMatcher:
+        """With its first mask, which is the dearest: the library builds its automata as they are needed, and copies
+        share them. A grammar that nothing can begin is refused here."""
         library = LLMatcher(self.vocabulary.library, text, log_level=0, limits=library_limits())
         if library.is_error():
             raise refused(grammar, library.get_error())

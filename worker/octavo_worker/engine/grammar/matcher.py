@@ -17,10 +17,12 @@ class Matcher:
     over gives its published tokens to `accept` and gets the masks, bit by bit, that the first one had.
 
     Before the grammar begins (`Grammar.after`), every token of the vocabulary may come but stop tokens. Errors of the
-    library are `GrammarError`; the matcher is of no use after one. Not for two threads at a time.
+    library are `GrammarError`; the matcher is of no use after one. Not for two threads at a time. Of matchers of one
+    grammar those with the same number of `automata` share them, and wait for each other.
     """
 
-    def __init__(self, vocabulary: Vocabulary, grammar: Grammar, library: LLMatcher) -> None:
+    def __init__(self, vocabulary: Vocabulary, grammar: Grammar, library: LLMatcher, automata: int = 0) -> None:
+        self.automata = automata
         self._vocabulary = vocabulary
         self._grammar = grammar
         self._library = library
@@ -110,7 +112,7 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """An independent matcher in the same state, for a fork of the sequence."""
-        twin = Matcher(self._vocabulary, self._grammar, self._library.deep_copy())
+        twin = Matcher(self._vocabulary, self._grammar, self._library.deep_copy(), self.automata)
         twin._before, twin._begun = list(self._before), self._begun
         twin._inside, twin._closed = self._inside, self._closed
         return twin
@@ -169,7 +171,8 @@ class Together:
         if rows.dtype != np.int32 or rows.shape[1:] != (words,) or not rows.flags.c_contiguous:
             raise ValueError(f"masks are contiguous rows of {words} int32: {rows.shape} {rows.dtype}")
         pairs = list(zip(matchers, places, strict=True))
-        if inside := [(matcher._library, place) for matcher, place in pairs if matcher._is_inside]:
+        in_order = sorted(pairs, key=lambda pair: pair[0].automata)  # a thread takes neighbours: none waits for it
+        if inside := [(matcher._library, place) for matcher, place in in_order if matcher._is_inside]:
             self._executor.unsafe_compute_mask_ptr(inside, rows.ctypes.data, rows.strides[0], len(rows))
         return [_error(matcher, rows[place]) for matcher, place in pairs]
 
