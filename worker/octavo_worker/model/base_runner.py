@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,11 +26,12 @@ class CausalModel(Protocol):
     """What a runner asks of `Decoder` and `TransformersModel`.
 
     `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into
-    logits, float32 or of `dtype`. `windows` are the sliding windows that occur among its layers (0: none), `num_heads`
-    the query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA
-    graphs; None: only a trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone.
-    `forms`: those of quantised weights, in words. `factors`: those of LongRoPE, short or long; empty: it has none.
-    With a `group` heads are those of one of its ranks, and so are the tokens of `logits`.
+    logits, float32 or of `dtype`. While it is `shortened`, layers may be left out, but no kernel. `windows` are the
+    sliding windows that occur among its layers (0: none), `num_heads` the query heads of a layer, 0 if they are not
+    known. `is_capturable`: whether its steps can be captured in CUDA graphs; None: only a trial tells. `uniform`:
+    whether each row is to be computed, on a GPU too, as if it were alone. `forms`: those of quantised weights, in
+    words. `factors`: those of LongRoPE, short or long; empty: it has none. With a `group` heads are those of one of its
+    ranks, and so are the tokens of `logits`.
     """
 
     group: Group | None
@@ -50,6 +52,8 @@ class CausalModel(Protocol):
     def is_capturable(self) -> bool | None: ...
 
     def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None: ...
+
+    def shortened(self) -> AbstractContextManager[None]: ...
 
     def forward(self, batch: Batch, rows: Tensor | None) -> Tensor: ...
 

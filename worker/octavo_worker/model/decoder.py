@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +57,7 @@ class Decoder:
         self.group = group
         self.config = config
         self.layers = layers
+        self._blocks = layers.blocks
         self.uniform = uniform
         self.factors = ""
         self.forms = frozenset[str]().union(*(linear.forms for linear in layers.linears))
@@ -76,6 +79,19 @@ class Decoder:
         for index, block in enumerate(self.layers.blocks):
             block.attention.bind(kv_cache[:, index], block_size, cos_sin)
 
+    @contextmanager
+    def shortened(self) -> Iterator[None]:
+        """Meanwhile `forward` takes one block of each kind: all kernels of a step run, and what comes out means
+        nothing."""
+        first_of = dict[Hashable, Block]()
+        for block in self.layers.blocks:
+            first_of.setdefault(block.kind, block)
+        self._blocks = list(first_of.values())
+        try:
+            yield
+        finally:
+            self._blocks = self.layers.blocks
+
     def forward(self, batch: Batch, rows: Tensor | None) -> Tensor:
         """Hidden states `[R, hidden]`, after the final norm, of `rows[R]` (int64); None means of all tokens. There may
         be more rows than tokens: parallel samples share one."""
@@ -85,7 +101,7 @@ class Decoder:
             self.buffers = Buffers.allocate(self.config, needed, self.dtype, self.device)
         b = self.buffers.first(tokens)
         x = self._embed(batch, b)
-        *blocks, last = self.layers.blocks
+        *blocks, last = self._blocks
         for block in blocks:
             x = block.forward(x, b, batch)
         return last.forward(x, b, batch, rows).materialise()

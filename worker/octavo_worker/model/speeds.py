@@ -23,7 +23,11 @@ STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 STEP_ROWS_AT_LEAST = (1, 8)
 SWEEPS = 4
 SWEEP_SECONDS = 0.1
-"""No further sizes are timed after this: a step that takes so long is limited by its rows, not by what begins it."""
+"""No further sizes are timed on a CPU after this: a step that takes so long is limited by its rows, not by what begins
+it."""
+GPU_SWEEP_SECONDS = 0.4
+"""On a GPU all sizes are timed once, however long they take: many rows may take little longer than one. A sweep takes
+about this long with 8B."""
 SAMPLE = SampleSpec(EngineSampling(seed=0, max_tokens=1), 0, (), ())
 
 
@@ -47,7 +51,10 @@ def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_draft
     began, sizes = time.perf_counter(), [rows for rows in STEP_ROWS if rows <= longest]
     for rows in (*(rows for rows in STEP_ROWS_AT_LEAST if rows <= longest), *sizes * SWEEPS):
         is_new = rows not in ragged
-        limit = inf if is_new and rows in STEP_ROWS_AT_LEAST else SWEEP_SECONDS if is_new else SWEEPS * SWEEP_SECONDS
+        if is_new:
+            limit = inf if runner.asynchronous or rows in STEP_ROWS_AT_LEAST else SWEEP_SECONDS
+        else:
+            limit = SWEEPS * (GPU_SWEEP_SECONDS if runner.asynchronous else SWEEP_SECONDS)
         if time.perf_counter() - began > limit:
             continue
         wide = [width] * (rows // width) + [rows % width] * (rows % width > 0)

@@ -8,7 +8,7 @@ tensors would have to wait, so a step that can be captured does not depend on th
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,9 @@ class TransformersModel:
     def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None:
         self.step.caches = [kv_cache[:, layer] for layer in range(self.num_layers)]
         self.step.block_size = block_size
+
+    def shortened(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def forward(self, batch: Batch, rows: Tensor | None) -> Tensor:
         self.step.batch = batch

@@ -26,13 +26,13 @@ class Captured:
 
 
 class StepGraphs:
-    """Captures `step(shape) -> logits` for some shapes of batches.
+    """Captures `step(shape) -> logits` for some shapes of batches. `trial` runs the kernels of a step before.
 
     All graphs share one memory pool, so only one of them runs at a time, and a replay ends what another one left.
     """
 
-    def __init__(self, step: Callable[[GraphShape], Tensor]) -> None:
-        self._step = step
+    def __init__(self, step: Callable[[GraphShape], Tensor], trial: Callable[[GraphShape], object]) -> None:
+        self._step, self._trial = step, trial
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[GraphShape, Captured] = {}
 
@@ -52,8 +52,8 @@ class StepGraphs:
         return captured.logits
 
     def capture(self, shape: GraphShape) -> None:
-        """Runs the step once, so that modules are loaded and cuBLAS has chosen, then captures it."""
-        self._step(shape)
+        """Tries the step once, so that modules are loaded and cuBLAS has chosen, then captures it."""
+        self._trial(shape)
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
         with _nothing_collected():

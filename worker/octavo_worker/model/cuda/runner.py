@@ -163,7 +163,7 @@ class CudaRunner(BaseRunner):
             shapes=self._shapes,
             first_host_block=self.first_host_block if self.reads_host else None,
         )
-        self._graphs = StepGraphs(self._run) if graphs and model.is_capturable is not False else None
+        self._graphs = StepGraphs(self._run, self._try) if graphs and model.is_capturable is not False else None
         torch.cuda.synchronize(device)
 
     def launch(self, plan: StepPlan) -> Launched:
@@ -280,6 +280,10 @@ class CudaRunner(BaseRunner):
     def _replay(self, shape: GraphShape) -> Tensor:
         """A padded step. Returns its logits."""
         return self._run(shape) if self._graphs is None else self._graphs.replay(shape)
+
+    def _try(self, shape: GraphShape) -> None:
+        with self.model.shortened():
+            self._run(shape)
 
     def _run(self, shape: GraphShape) -> Tensor:
         """Everything from the message to the sampled tokens: this is what graphs capture."""

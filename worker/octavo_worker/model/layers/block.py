@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,6 +25,12 @@ class Block:
     @property
     def linears(self) -> tuple[Linear, ...]:
         return self.attention.qkv, self.attention.out, self.mlp.up, self.mlp.down
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal to that of a block whose steps take the same kernels."""
+        linears = tuple((type(linear), linear.forms, linear.nbytes) for linear in self.linears)
+        return linears, *self.attention.reading.values()
 
     def forward(self, x: Input, b: Buffers, batch: Batch, rows: Tensor | None = None) -> Input:
         """The next block's input. With `rows[R]` (int64) only those rows pass the attention: the results of the last
