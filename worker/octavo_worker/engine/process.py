@@ -35,7 +35,7 @@ OVERHEAD = 1.05
 """Times by which a step with drafts is reckoned to take longer: planning them and taking them in costs something, too,
 and what gains less is not worth a guess."""
 
-MASK_THREADS = 8
+MASK_THREADS = 16
 """Threads that compute masks at most."""
 
 
