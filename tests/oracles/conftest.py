@@ -32,6 +32,16 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return loader(tmp_path_factory, request.param)
 
 
+@pytest.fixture(
+    scope="session", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.beyond_plain])]
+)
+def host_reading_pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Pair]:
+    """Where attention reads blocks of the host's memory."""
+    return loader(tmp_path_factory, request.param)
+
+
 @pytest.fixture(scope="session")
 def cpu_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     return loader(tmp_path_factory, "cpu")

@@ -109,6 +109,7 @@ def test_graphs_change_no_token(routed: Routed) -> None:
     assert with_graphs.tokens == without.tokens
 
 
+@pytest.mark.beyond_plain
 def test_no_promise_is_made_that_is_not_kept(routed: Routed) -> None:
     with pytest.raises(UnsupportedModel, match="--deterministic"):
         load_runner(options(routed, deterministic=True))

@@ -29,7 +29,7 @@ from .guessing import proposers, told
 from .test_cuda import VOCAB, options, random_model, random_requests
 from .test_cuda_deterministic import MODELS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
 MOST = 7
 
@@ -139,7 +139,7 @@ def test_without_determinism_nearly_all_that_is_known_is_right(folder: Path) -> 
     asked = [request(str(i), [5 + i % 90, 9, 30 + i % 70, i], max_tokens=40, logprobs=2, seed=i) for i in range(32)]
     plain = Engine(runner).run(asked)
     answers = drafted(runner, told(plain, asked, 1.0)).run(asked)
-    assert answers.stats.accepted_tokens > 0.7 * 32 * 30
+    assert answers.stats.accepted_tokens > 0.8 * answers.stats.drafted_tokens > 0.4 * 32 * 30
     for one in asked:
         pairs = zip(answers.tokens[one.id][0], plain.tokens[one.id][0], strict=True)
         first = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), None)

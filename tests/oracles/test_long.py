@@ -64,10 +64,10 @@ SAMPLINGS = pytest.mark.parametrize(
 @SAMPLINGS
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
 def test_a_prompt_of_several_pools_gives_the_tokens_of_a_large_pool(
-    name: str, sampling: dict[str, Any], pair: Callable[[str], Pair]
+    name: str, sampling: dict[str, Any], host_reading_pair: Callable[[str], Pair]
 ) -> None:
-    expected = roomy(pair(name).runner, [long_one(**sampling)])
-    tight = small_device(pair(name).runner).run([long_one(**sampling)])
+    expected = roomy(host_reading_pair(name).runner, [long_one(**sampling)])
+    tight = small_device(host_reading_pair(name).runner).run([long_one(**sampling)])
     assert tight.tokens == expected.tokens
     assert tight.cold_steps > 60
     assert tight.most_blocks <= BLOCKS
@@ -94,10 +94,10 @@ def test_a_sequence_grows_out_of_the_pool(in_bfloat16: Callable[[str], ModelRunn
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_others_run_beside_it(mode: str, pair: Callable[[str], Pair]) -> None:
+def test_others_run_beside_it(mode: str, host_reading_pair: Callable[[str], Pair]) -> None:
     others = [request(str(i), prompt(10 + 3 * i, i), max_tokens=30, temperature=0.8, seed=i) for i in range(8)]
     requests = [*others[:3], long_one(), *others[3:], long_one("second", n=3, temperature=1.0)]
-    runner = pair("llama").runner
+    runner = host_reading_pair("llama").runner
     expected = roomy(runner, requests)
     policy = PreemptionPolicy(mode)  # type: ignore[arg-type]
     tight = small_device(runner, 12, 90, policy=policy).run(requests)

@@ -104,7 +104,9 @@ class Decoder:
         *blocks, last = self._blocks
         for block in blocks:
             x = block.forward(x, b, batch)
-        return last.forward(x, b, batch, rows).materialise()
+        if rows is None:
+            return last.forward(x, b, batch).materialise()
+        return last.forward_some(x, b, batch, rows, self.buffers.first(len(rows))).materialise()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[R, vocab]`, in the weights' dtype unless something is done to them: kernels read that, and a float32 copy

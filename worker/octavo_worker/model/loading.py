@@ -277,9 +277,10 @@ def check_block_size(block_size: int, device: torch.device) -> None:
 def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:
     """Raises `ModelError` if the GPU cannot compute each row as if it were alone."""
     if not cuda.runs_hopper_code(device):
+        name, built = torch.cuda.get_device_name(device), "all" if cuda.has_tensor_cores() else "the plain"
         raise ModelError(
-            f"--deterministic needs a Hopper GPU, not {torch.cuda.get_device_name(device)}; leave it off, or give "
-            "--device cpu."
+            f"--deterministic needs a Hopper GPU and all kernels of octavo-kernels, not {name} with {built} kernels; "
+            "leave it off, or give --device cpu."
         )
     if described is None:
         raise UnsupportedModel(

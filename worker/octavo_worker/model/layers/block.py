@@ -32,11 +32,17 @@ class Block:
         linears = tuple((type(linear), linear.forms, linear.nbytes) for linear in self.linears)
         return linears, *self.attention.reading.values()
 
-    def forward(self, x: Input, b: Buffers, batch: Batch, rows: Tensor | None = None) -> Input:
-        """The next block's input. With `rows[R]` (int64) only those rows pass the attention: the results of the last
-        block, of which the others are not read."""
+    def forward(self, x: Input, b: Buffers, batch: Batch) -> Input:
+        """The next block's input."""
         self.attention.attend(x, b, batch)
-        if rows is not None:
-            b = b.select(rows)
+        return self._after_attention(b)
+
+    def forward_some(self, x: Input, b: Buffers, batch: Batch, rows: Tensor, chosen: Buffers) -> Input:
+        """That of `rows[R]` (int64) alone, in `chosen`, which has as many rows: of a last block the others are not
+        read, so that they stop after the attention."""
+        self.attention.attend(x, b, batch)
+        return self._after_attention(b.select(rows, chosen))
+
+    def _after_attention(self, b: Buffers) -> Input:
         x = self.attention.out.into_norm(b.attended.flatten(1), b, self.attention_end)
         return self.mlp.down.into_norm(self.mlp.activate(x, b), b, self.mlp_end)

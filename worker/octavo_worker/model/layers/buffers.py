@@ -42,8 +42,7 @@ class Buffers:
     def first(self, rows: int) -> Buffers:
         return Buffers(*(getattr(self, field.name)[:rows] for field in fields(self)))
 
-    def select(self, rows: Tensor) -> Buffers:
-        """Buffers of `rows` only, with their hidden states and attention outputs."""
-        chosen = self.first(len(rows))
+    def select(self, rows: Tensor, chosen: Buffers) -> Buffers:
+        """`chosen`, which has as many rows, with the hidden states and attention outputs of `rows`."""
         chosen.hidden, chosen.attended = self.hidden[rows], self.attended[rows]
         return chosen
