@@ -21,7 +21,7 @@ from octavo_worker.engine.grammar.vocabulary import Vocabulary
 T = TypeVar("T")
 _LOOK_S = 0.05  # at whether a thread has begun
 
-SHARERS = 4
+SHARERS = 2
 """Matchers that share automata, and the lock around them: masks of those are computed one after the other."""
 CHEAP_S = 0.05
 """A grammar whose automata take longer to begin has them once."""
