@@ -1,4 +1,4 @@
-"""Sums and gathers over GPUs as functions on the CPU: their own source, compiled for the host (emulator/), where each GPU
+"""Sums and gathers over GPUs as functions on the CPU: their own source, compiled for the host (emulator/). Each GPU
 is a thread."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The source of the kernels that sum and gather over GPUs, run on the CPU: stores arrive late, in a random order and word
-by word, and each GPU is a thread.
+"""The source of the kernels that sum and gather over GPUs, run on the CPU. Each GPU is a thread, whose stores arrive
+late, in a random order and word by word.
 
-What this shows: which parts meet, that no slot is read before it is written or written before it is read, and that waits
-end. What it does not: speed, and what GPUs do to each other's memory; test_cuda_exchange.py runs them on some.
+What this shows: which parts meet, that no slot is read before it is written or written before it is read, and that
+waits end. What it does not: speed, and what GPUs do to each other's memory; test_cuda_exchange.py runs them on some.
 """
 
 from __future__ import annotations
