@@ -121,9 +121,10 @@ class Exchange:
         residual: Tensor | None = None,
         norm: RmsNorm | None = None,
         normed: Tensor | None = None,
+        way: Way | None = None,
     ) -> None:
         """`out[T, H]` = the addends `[T, H]` of all ranks, in their order, plus `residual[T, H]`, which may be `out`.
-        With a norm, `normed[T, H]` has the bits of `ops.rms_norm` of `out`.
+        With a norm, `normed[T, H]` has the bits of `ops.rms_norm` of `out`. `way`: None is the fastest.
 
         A row has a multiple of 16 bytes, 32 KiB at most. What is not pushed lies in `addend()`; `out` and `normed`
         never do. The norm's weight is read before the stream's previous kernel has ended: it must be older than that.
@@ -143,7 +144,8 @@ class Exchange:
         given = {"addend": addend, "out": out, "residual": residual, "norm.weight": weight, "normed": normed}
         check_devices(given)
         row_bytes = columns * addend.itemsize
-        way = way_to_add(self.ranks, rows, row_bytes, self._memory.blocks(row_bytes))
+        if way is None:
+            way = way_to_add(self.ranks, rows, row_bytes, self._memory.blocks(row_bytes))
         if way is not Way.PUSH and not (self._holds(addend) and addend.is_contiguous()):
             raise ValueError(f"addends of {rows} rows must lie in what addend() gives, for the other ranks read them")
         if self._holds(out) or (normed is not None and self._holds(normed)):

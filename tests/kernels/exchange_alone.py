@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from exchange_rank import drawn, forced
+from exchange_rank import drawn
 
 from octavo_kernels.exchange import Exchange, Way
 from octavo_kernels.operands import RmsNorm
@@ -20,9 +20,8 @@ def exchange() -> None:
                 addend.copy_(drawn(rows, rows, columns, dtype=dtype))
                 out, normed = torch.empty_like(addend), torch.empty_like(addend)
                 norm = RmsNorm(drawn(columns, columns, dtype=dtype))
-                with forced(way):
-                    alone.add(addend, out)
-                    assert torch.equal(out, addend)
-                    alone.add(addend, out, out, norm, normed)
+                alone.add(addend, out, way=way)
+                assert torch.equal(out, addend)
+                alone.add(addend, out, out, norm, normed, way)
                 assert torch.equal(out, addend + addend)
     alone.close()

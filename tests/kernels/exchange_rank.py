@@ -9,15 +9,13 @@ import hashlib
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo_kernels import exchange as exchange_module
 from octavo_kernels import ops
 from octavo_kernels.exchange import Exchange, Way
 from octavo_kernels.operands import RmsNorm
@@ -54,18 +52,6 @@ def digest(*tensors: Tensor) -> str:
     return made.hexdigest()
 
 
-@contextmanager
-def forced(way: Way | None) -> Iterator[None]:
-    """Sums go this way while it lasts."""
-    before = exchange_module.way_to_add
-    if way is not None:
-        exchange_module.way_to_add = lambda *_: way
-    try:
-        yield
-    finally:
-        exchange_module.way_to_add = before
-
-
 def unwritten(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     """With a gap between rows."""
     return torch.full((rows, columns + 64), float("nan"), dtype=dtype, device="cuda")[:, :columns]
@@ -80,16 +66,14 @@ def add(exchange: Exchange, case: Case, seed: int, bare: bool, way: Way | None =
     if bare:
         expected = normalised = summed(parts, None)
         normed = out
-        with forced(way):
-            exchange.add(addend, out)
+        exchange.add(addend, out, way=way)
     else:
         out.copy_(drawn(seed * 100 + 99, rows, columns, dtype=dtype))
         normed = unwritten(rows, columns, dtype)
         norm = RmsNorm(drawn(seed * 100 + 98, columns, dtype=dtype), 1e-5, 1.0)
         expected = summed(parts, out)
         normalised = ops.rms_norm(expected, norm.weight, norm.eps, offset=norm.offset)
-        with forced(way):
-            exchange.add(addend, out, out, norm, normed)
+        exchange.add(addend, out, out, norm, normed, way)
     torch.cuda.synchronize()
     assert not exchange.lost(), f"{case}: lost"
     assert same_bits(out, expected), f"{case}, {way}: the sum, in {int((out != expected).sum())} places"
@@ -178,8 +162,7 @@ def races(exchange: Exchange, rounds: int, seed: int) -> list[int]:
             continue
         addend, out = exchange.addend(some, columns, torch.bfloat16), torch.empty_like(theirs[0])
         addend.copy_(theirs[exchange.rank])
-        with forced(way):
-            exchange.add(addend, out)
+        exchange.add(addend, out, way=way)
         wrong[number] = (out != summed(list(theirs), None)).any()
     found: list[int] = wrong.nonzero().flatten().tolist()
     assert not exchange.lost()
