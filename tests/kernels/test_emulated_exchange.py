@@ -21,7 +21,7 @@ from octavo_kernels.operands import RmsNorm
 from .emulated import aligned
 from .emulated_exchange import EmulatedGpus, library
 
-pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
+pytestmark = pytest.mark.nvcc  # with the time of any test: ranks that miss each other wait for ever
 
 SLOT, PART = 1 << 12, 1 << 15
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
