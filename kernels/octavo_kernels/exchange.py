@@ -60,8 +60,8 @@ def way_to_gather(ranks: int, nbytes: int) -> Way:
 
 
 class Exchange:
-    """Memory of this rank's GPU that the kernels of all ranks write and read (CUDA IPC), and those kernels. `handle`, of
-    bytes, is what the other ranks connect to.
+    """Memory of this rank's GPU that the kernels of all ranks write and read (CUDA IPC), and those kernels. The
+    others connect to `handle`, which is bytes.
 
     All ranks make the same calls in the same order, on one stream each, with tensors of the same shapes and types. They
     are launched on the current stream and can be captured in CUDA graphs, which all ranks replay in the same order.
