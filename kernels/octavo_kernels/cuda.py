@@ -235,17 +235,22 @@ def mapping_granularity(device: torch.device) -> int | None:
     return granularity
 
 
-class _Mapped:
+class _Foreign:
     """What torch asks of foreign memory; keeps its owner alive.
 
     https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
     """
 
-    def __init__(self, pool: Any, size: int) -> None:
-        self._pool = pool
+    def __init__(self, owner: Any, address: int, size: int) -> None:
+        self._owner = owner
         self.__cuda_array_interface__ = {
-            "shape": (size,), "typestr": "|u1", "data": (pool.address, False), "version": 3,
+            "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3,
         }  # fmt: skip
+
+
+def foreign_memory(owner: Any, address: int, size: int, device: torch.device) -> Tensor:
+    """Memory of `device` that is not torch's as a tensor of bytes, which keeps `owner`."""
+    return torch.as_tensor(_Foreign(owner, address, size), device=device)
 
 
 def mapped_memory(device: torch.device, device_bytes: int, host_bytes: int) -> Tensor:
@@ -253,7 +258,7 @@ def mapped_memory(device: torch.device, device_bytes: int, host_bytes: int) -> T
     host, which kernels reach over the link. Uninitialised. Raises `RuntimeError` if there is not as much memory."""
     with torch.cuda.device(device):
         pool = compiled.MappedPool(torch.cuda.current_device(), device_bytes, host_bytes)
-        return torch.as_tensor(_Mapped(pool, device_bytes + host_bytes), device=device)
+        return foreign_memory(pool, pool.address, device_bytes + host_bytes, device)
 
 
 def check_cache(block_size: int) -> None:
