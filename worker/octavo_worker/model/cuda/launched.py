@@ -42,6 +42,11 @@ class LaunchedStep:
     finish: Callable[[LaunchedStep, Masks], None] | None = None
     group: Group | None = None
 
+    @property
+    def is_chosen_late(self) -> bool:
+        """Whether some samples wait for `choose`."""
+        return self.finish is not None
+
     def choose(self, masks: Masks) -> None:
         """Starts the choice of the masked samples, behind all that was launched."""
         assert self.finish is not None, "nothing of this step is chosen late"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from octavo_kernels.exchange import Exchange
 from torch import Tensor
 
 from octavo_kernels import operands
+from octavo_kernels.exchange import Exchange
 from octavo_worker.model.parallel.memory import RankLost, RankMemory
 from octavo_worker.model.parallel.shards import Rank
 from octavo_worker.model.parallel.watch import Watch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from typing import Protocol
 
 import msgspec
 
@@ -12,6 +13,8 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import Masks, StepPlan
 from octavo_worker.model.base_runner import CacheConfig
 from octavo_worker.model.cache_size import cache_dtype, measured_room
+from octavo_worker.model.cuda.launched import LaunchedStep
+from octavo_worker.model.cuda.packer import PackedStep
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.loading import copy_weights, load_model, make_runner, set_threads
 from octavo_worker.model.parallel.board import Board
@@ -43,8 +46,10 @@ def follow(sock: socket.socket, memory: int, index: int, options: ModelOptions) 
     try:
         if isinstance(runner, CudaRunner):
             runner.warm_up()
+            while True:
+                compute_packed(runner, board)
         while True:
-            compute_next(runner, board)
+            compute_plan(runner, board)
     except RankLost as lost:
         _end(lost)
         raise
@@ -76,18 +81,26 @@ def _await(sock: socket.socket) -> bytes:
     return message
 
 
-def compute_next(runner: PagedRunner | CudaRunner, board: Board) -> None:
+def compute_plan(runner: PagedRunner, board: Board) -> None:
     """Waits for the next step, and for its masks if some of its samples are chosen late."""
-    if isinstance(runner, CudaRunner):
-        step = runner.follow(decode_packed(board.read()))
-        if step.finish is not None:
-            step.choose(_masks(board))
-        return
     plan = decode(board.read())
     assert isinstance(plan, StepPlan)
     launched = runner.launch(plan)
     if plan.has_masked and isinstance(launched, Computed):
         launched.choose(_masks(board))
+
+
+class PackedRunner(Protocol):
+    """What a rank asks of its `CudaRunner`."""
+
+    def follow(self, packed: PackedStep) -> LaunchedStep: ...
+
+
+def compute_packed(runner: PackedRunner, board: Board) -> None:
+    """As `compute_plan`, where the first rank has packed the step. It is under way when this returns."""
+    step = runner.follow(decode_packed(board.read()))
+    if step.is_chosen_late:
+        step.choose(_masks(board))
 
 
 def _masks(board: Board) -> Masks:
