@@ -171,6 +171,7 @@ class CudaRunner(BaseRunner):
         step = LaunchedStep(packed, swaps, slot, self._before, group=self.model.group)
         self._before = slot
         logits = self._run_ragged(shape, step) if isinstance(shape, RaggedShape) else self._replay(shape)
+        self._sampler.choose_filtered(logits, packed)
         self._sampler.choose_special(logits, [row for row in packed.special if not row.row.masked], step)
         if any(row.row.masked for row in packed.special):
             step.logits, step.finish = logits, self._choose_masked

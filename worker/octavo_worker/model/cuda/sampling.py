@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo_kernels.step import StepInputs
 from octavo_worker.model.cuda.launched import LaunchedStep, Special
-from octavo_worker.model.cuda.packer import SpecialRow
+from octavo_worker.model.cuda.packer import PackedStep, SpecialRow, filtered_places
 from octavo_worker.model.parallel.sampling import SplitRows
 from octavo_worker.model.sampler import WholeRows, on_device, sample
 
@@ -27,9 +27,17 @@ class StepSampler:
         self._search_stream = torch.cuda.Stream(self.tokens.device)  # finds the candidates of beam searches
 
     def choose(self, logits: Tensor) -> None:
-        """All rows, by temperature and filters: the part of a step that graphs capture."""
+        """All rows, by temperature and, on one rank, by filters: the part of a step that graphs capture."""
         if count := len(logits):
             self._rows.choose(logits, self._inputs.samples[:count], self.tokens[:count])
+
+    def choose_filtered(self, logits: Tensor, step: PackedStep) -> None:
+        """Rows with filters again, where rows lie on several ranks and `choose` has left filters out."""
+        if isinstance(self._rows, SplitRows):
+            places = filtered_places(step.words, self._rows.vocab_size)
+            if len(places):
+                rows = on_device(places, torch.int64, logits.device)
+                self.tokens[rows] = self._rows.choose_filtered(logits[rows], self._inputs.samples[rows])
 
     def choose_special(
         self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, words: np.ndarray | None = None

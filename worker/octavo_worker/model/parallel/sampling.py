@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.adjust import Adjustment, adjust, pack
-from octavo_kernels.ranks import sample_part
+from octavo_kernels.ranks import best_part, draw_part, sample_part
 from octavo_worker.contract.step import SampleRow
 from octavo_worker.model.parallel.filters import floors
 from octavo_worker.model.parallel.group import Group
@@ -51,8 +51,12 @@ class SplitRows:
         return choice
 
     def choose(self, logits: Tensor, samples: Tensor, out: Tensor) -> None:
-        """As `ops.sample`, on a GPU."""
-        ops.sample(self.gather(logits), samples, out=out)
+        """As `ops.sample` without filters, on a GPU."""
+        best_part(self._group.gather(draw_part(logits, samples, self._ids.start)), out)
+
+    def choose_filtered(self, logits: Tensor, samples: Tensor) -> Tensor:
+        """As `ops.sample`, on a GPU: filters look at whole rows."""
+        return ops.sample(self.gather(logits), samples)
 
     def score(self, logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Scores:
         """As `sampler.score`."""
