@@ -276,6 +276,7 @@ PYBIND11_MODULE(_cuda, m) {
   define_layers(m);
 #if !OCTAVO_HIP
   define_products(m);
+  define_exchange(m);
 #endif
   define_sampling(m);
   define_host(m);

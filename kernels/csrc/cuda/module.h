@@ -32,7 +32,15 @@ inline void aligned(const char* name, const void* data, int64_t row_bytes = 0) {
 }
 inline void aligned(const char* name, const Rows& rows, size_t item) { aligned(name, rows.data, rows.stride * int64_t(item)); }
 
-// The operations that have kernels for tensor cores only.
+// A norm that an operation takes along.
+struct Norm {
+  const void* weight;
+  float eps, offset;
+};
+inline auto fields(Norm& x) { return std::tie(x.weight, x.eps, x.offset); }
+
+// What a build of the plain kernels lacks: products, and what joins several GPUs.
 void define_products(pybind11::module_&);
+void define_exchange(pybind11::module_&);
 
 }  // namespace octavo

@@ -17,17 +17,12 @@ inline auto fields(CodedMatrix& x) {
 inline auto fields(CodedTile& x) { return std::tie(x.tokens, x.cluster); }
 inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.cluster); }
 
-// What a gated product ends in; a norm of x that it begins with.
+// What a gated product ends in.
 struct Gate {
   bool gated;
   Activation kind;
 };
-struct Norm {
-  const void* weight;
-  float eps, offset;
-};
 inline auto fields(Gate& x) { return std::tie(x.gated, x.kind); }
-inline auto fields(Norm& x) { return std::tie(x.weight, x.eps, x.offset); }
 
 }  // namespace octavo
 

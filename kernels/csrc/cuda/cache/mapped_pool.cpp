@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "device/current.h"
+
 namespace octavo {
 
 namespace {
@@ -30,19 +32,6 @@ void check(const std::string& what, CUresult result) {
   OCTAVO_DRIVER(cuGetErrorString)(result, &text);
   throw std::runtime_error(what + ": " + (text ? text : "unknown error"));
 }
-
-// Makes a device, and its primary context, the current one.
-class Current {
- public:
-  explicit Current(int device) {
-    cudaGetDevice(&before_);
-    cudaSetDevice(device);
-  }
-  ~Current() { cudaSetDevice(before_); }
-
- private:
-  int before_ = 0;
-};
 
 CUmemAllocationProp on_device(int device) {
   CUmemAllocationProp where{};
