@@ -96,8 +96,8 @@ class WorkerSettings(BaseSettings):
         1,
         ge=1,
         le=16,
-        description="Processes that share the model's matrices and compute together, each on a GPU or with a share of the "
-        "cores.",
+        description="Processes that share the model's matrices and compute together, each on a GPU or with a share of "
+        "the cores.",
     )
     threads: int | None = Field(
         None,
