@@ -1,13 +1,14 @@
-"""Where processes that compute one model meet, over memory of the CPU that they share."""
+"""Where processes that compute one model meet, over memory of the CPU that they share; tokens from parts of rows."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from octavo_kernels import _cpu
-from octavo_kernels.call import check, float_type, run
+from octavo_kernels import _cpu, cuda
+from octavo_kernels.call import check, check_devices, float_type, rows_of, run
 from octavo_kernels.operands import rows_at
+from octavo_kernels.sampling import SAMPLE_WORDS
 
 COUNT_BYTES = 64
 """Of a shared count: a cache line, zero at first."""
@@ -68,6 +69,37 @@ def sample_part(logits: Tensor, samples: Tensor, first: int, floors: Tensor) -> 
         reached.data_ptr(),
     )  # fmt: skip
     return tokens, reached
+
+
+def draw_part(logits: Tensor, samples: Tensor, first: int) -> Tensor:
+    """As `ops.sample` without filters, of a part of the rows: `logits[B, n]` are those of the tokens from `first` on, a
+    multiple of 4. Returns candidates, int64 `[B]`: read as unsigned numbers they are in the order of what the tokens
+    reach, those of lower tokens first among equals. On CUDA only."""
+    dtype = float_type("logits", logits)
+    rows, columns = rows_of("logits", logits)
+    check("samples", samples, torch.int32, (rows, SAMPLE_WORDS))
+    if not samples.is_contiguous():
+        raise ValueError(f"samples must be contiguous; its strides are {samples.stride()}")
+    if first % 4:
+        raise ValueError(f"first must be a multiple of 4, not {first}")
+    candidates = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    cuda.run(
+        "sample_part", check_devices({"logits": logits, "samples": samples}),
+        dtype, rows_at(logits), rows, columns, samples.data_ptr(), first, candidates.data_ptr(),
+    )  # fmt: skip
+    return candidates
+
+
+def best_part(candidates: Tensor, out: Tensor) -> Tensor:
+    """The tokens of whole rows, int64 `out[B]`, from the `candidates[parts, B]` of `draw_part`. On CUDA only."""
+    parts, rows = candidates.shape
+    check("candidates", candidates, torch.int64, (parts, rows))
+    check("out", out, torch.int64, (rows,))
+    if not candidates.is_contiguous():
+        raise ValueError(f"candidates must be contiguous; its strides are {candidates.stride()}")
+    device = check_devices({"candidates": candidates, "out": out})
+    cuda.run("best_part", device, candidates.data_ptr(), parts, rows, out.data_ptr())
+    return out
 
 
 def masses(scaled: Tensor, tops: Tensor) -> Tensor:

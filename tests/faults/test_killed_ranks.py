@@ -8,11 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
 import redis
+import torch
 from queue_client import Answers, Queue, answers, known_queue
+from two_gpus import TWO_GPUS, on_two_gpus
 from waiting import eventually
 from worker_process import WorkerProcess
 
@@ -21,13 +24,15 @@ from octavo.server import EmbeddedServer
 JOBS = 40
 FLAGS = {
     "model": "demo",
-    "device": "cpu",
-    "dtype": "float32",
     "tensor_parallel": 2,
     "threads": 1,
     "num_blocks": 512,
     "max_running": 16,
     "swap_memory": 0.01,
+}
+DEVICES = {
+    "cpu": {"dtype": "float32"},
+    "cuda": {"dtype": "bfloat16", "deterministic": True},
 }
 
 
@@ -56,12 +61,13 @@ class Scene:
     undisturbed: Answers
 
 
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("ranks")
+    flags = {**FLAGS, "device": request.param, **DEVICES[request.param]}
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
         workers = [
-            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **FLAGS))
+            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **flags))
             for number in range(2)
         ]
         for worker in workers:
@@ -112,3 +118,31 @@ def test_the_loss_of_a_rank_changes_no_byte_of_any_stream(scene: Scene, victim: 
     assert answers([queue.wait(job) for job in jobs]) == scene.undisturbed
     assert sum(int(queue.field(job, "crashes") or 0) for job in jobs) > 0, "nothing was hit"
     assert not {process.pid for process in processes(worker)} & {process.pid for process in ranks}
+
+
+TAKEN = 256 << 20
+"""Bytes of a GPU: a rank takes more, and others on the same machine hardly as many meanwhile."""
+
+
+def free() -> list[int]:
+    return [torch.cuda.mem_get_info(index)[0] for index in range(2)]
+
+
+@on_two_gpus
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_memory_of_all_gpus_is_free_again(victim: int, tmp_path: Path) -> None:
+    """Also of the one whose kernels wait for the rank that is killed."""
+    before = free()
+    flags = {**FLAGS, "device": "cuda", "num_blocks": 20_000}
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedServer())
+        connection = stack.enter_context(redis.Redis.from_url(server.url))
+        worker = stack.enter_context(WorkerProcess(server.url, tmp_path / "worker.log", **flags)).wait_ready()
+        queue, ranks = known_queue(connection), processes(worker)
+        assert all(left < at_first - TAKEN for left, at_first in zip(free(), before, strict=True))
+        jobs = submit_all(queue, "memory")
+        eventually(lambda: any(int(n or 0) > 5 for (n,) in queue.fields(jobs, "n")))
+        worker.send(signal.SIGSTOP)  # it would start another engine
+        ranks[victim].kill()
+        eventually(lambda: all(map(is_gone, ranks)))
+        eventually(lambda: all(left > at_first - TAKEN for left, at_first in zip(free(), before, strict=True)))

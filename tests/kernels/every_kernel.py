@@ -22,6 +22,7 @@ from octavo_kernels.adjust import Adjustment, adjust, pack
 from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.ranks import best_part, draw_part
 from octavo_kernels.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
@@ -328,6 +329,8 @@ def sample() -> None:
         ops.sample(data(rows, vocab, dtype=dtype), samples)
     ops.sample(data(1, 20_000), samples[3:4])  # eight blocks a row
     ops.sample(torch.zeros(2, 9000).cuda(), samples[1:3])  # more survivors than can be listed
+    parts = [draw_part(data(rows, 512, dtype=BF16), samples, first) for first in (0, 512)]
+    best_part(torch.stack(parts), ints(*[0] * rows, dtype=I64))
     ops.logprobs(data(3, 1003, dtype=F32), ints(0, 7, 1002, dtype=I64), 4)
     message = pack([
         Adjustment(bias={3: 1.0}, prompt=[1, 2], output=[3, 3, 4], repetition=1.2, presence=0.5, frequency=0.1),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from octavo_kernels import ops
+from octavo_kernels.ranks import best_part, draw_part
 
 pytestmark = pytest.mark.gpu
 
@@ -180,3 +181,19 @@ def test_tokens_go_where_they_are_wanted():
     kept = torch.full((8,), -1, device="cuda")
     assert ops.sample(logits, samples, out=kept[1:7]).data_ptr() == kept[1:].data_ptr()
     assert kept.tolist() == [-1, *ops.sample(logits, samples).tolist(), -1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("border", [32, 2016, 64_128])
+def test_parts_give_the_tokens_of_whole_rows(border, dtype):
+    """Without filters, for few rows, of which several blocks search each, and for many; some parts have nothing."""
+    for rows in (1, 7, 150):
+        logits = (torch.randn(rows, 2 * border - 11) * 4).to(dtype)
+        logits[::5, :border], logits[2::5, border:], logits[3::7] = -torch.inf, -torch.inf, -torch.inf
+        options = columns(rows, rows)
+        parts = [logits[:, :border].cuda(), logits[:, border:].cuda()]
+        samples = ops.pack_samples(rows, **options).cuda()
+        candidates = torch.stack([draw_part(part, samples, at) for part, at in zip(parts, (0, border), strict=True)])
+        bare = {name: value for name, value in options.items() if name not in ("top_k", "top_p", "min_p")}
+        found = best_part(candidates, torch.empty(rows, dtype=torch.int64, device="cuda"))
+        assert torch.equal(found.cpu(), ops.sample(logits, ops.pack_samples(rows, **bare)))

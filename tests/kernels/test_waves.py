@@ -163,6 +163,20 @@ def test_tokens_are_those_of_the_cpu(waved):
     assert torch.equal(waved.sample(flat, samples), ops.sample(flat, samples))
 
 
+@pytest.mark.parametrize("borders", [(4,), (512, 1024), (992,)])
+def test_tokens_of_parts_are_those_of_whole_rows(waved, borders):
+    """Without filters, whatever the samples ask for; with equals, and with rows and parts in which nothing is."""
+    logits = (torch.randn(12, 1103, generator=torch.Generator().manual_seed(3)) * 4).round()
+    logits[3], logits[4, : borders[0]], logits[5, borders[0] :] = -torch.inf, -torch.inf, -torch.inf
+    logits[6, 7], logits[7] = torch.nan, 2.0
+    given = {"seeds": range(12), "positions": range(12), "temperature": [0.0, 1.0, 0.7, 1.3] * 3}
+    wanted = ops.sample(logits, ops.pack_samples(12, **given))
+    samples = ops.pack_samples(12, **given, top_k=3, top_p=0.5, min_p=0.1)
+    for dtype in DTYPES:
+        assert torch.equal(waved.sample_in_parts(logits.to(dtype), samples, borders), wanted)
+    assert wanted[3] == -1
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_logprobs(waved, dtype):
     logits, tokens = (torch.randn(3, 1003) * 3).to(dtype), torch.tensor([0, -1, 1002])

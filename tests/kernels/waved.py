@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -119,6 +120,17 @@ class Waved:
     def sample(self, logits: Tensor, samples: Tensor) -> Tensor:
         tokens = torch.full((len(logits),), -7)
         self.run("sample", DTYPES[logits.dtype], rows_at(logits), *logits.shape, samples.data_ptr(), tokens.data_ptr())
+        return tokens
+
+    def sample_in_parts(self, logits: Tensor, samples: Tensor, borders: Sequence[int]) -> Tensor:
+        """Of the tokens before the first border, between each and the next, and behind the last."""
+        starts, ends = (0, *borders), (*borders, logits.shape[1])
+        candidates, tokens = torch.full((len(starts), len(logits)), -7), torch.full((len(logits),), -7)
+        for start, end, found in zip(starts, ends, candidates, strict=True):
+            part = logits[:, start:end].contiguous()
+            given = DTYPES[logits.dtype], rows_at(part), *part.shape, samples.data_ptr(), start
+            self.run("sample_part", *given, found.data_ptr())
+        self.run("best_part", candidates.data_ptr(), *candidates.shape, tokens.data_ptr())
         return tokens
 
     def logprobs(self, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,8 @@ from transformers import BloomConfig, LlamaConfig, MambaConfig, MistralConfig, P
 from octavo_kernels import cuda
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import ModelError, UnsupportedModel, load_runner
-from octavo_worker.model.loading import choose_device, choose_dtype
+from octavo_worker.model.devices import choose_device
+from octavo_worker.model.loading import choose_dtype
 
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # K and V, layers, KV heads, head size, tokens, float32
 

@@ -31,8 +31,9 @@ from octavo_worker.model.checkpoint.formats import Reader
 from octavo_worker.model.checkpoint.formats.cuts import cut_weight
 from octavo_worker.model.checkpoint.source import Cut
 from octavo_worker.model.config import decoder_config
+from octavo_worker.model.devices import check_ranks
 from octavo_worker.model.errors import ModelError, UnsupportedModel
-from octavo_worker.model.loading import check_ranks, load_model
+from octavo_worker.model.loading import load_model
 from octavo_worker.model.parallel.shards import vocabulary_of
 
 DATA = Path(__file__).parent / "data" / "quantised"
@@ -202,7 +203,17 @@ def test_gpus_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ModelError, match="--tensor-parallel 2 needs as many GPUs, but there are 1; give fewer ranks"):
         check_ranks(2, torch.device("cuda"), described, "llama")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ModelError, match="runs on CPUs; on GPUs start several workers: give --replicas instead"):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ("H100", "H200")[index])
+    with pytest.raises(ModelError, match="GPUs that are alike, not H100 and H200; name others with --devices"):
+        check_ranks(2, torch.device("cuda"), described, "llama")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H100")
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: one < other)
+    with pytest.raises(ModelError, match=r"GPUs 1 and 0 do not reach each other's memory .* give --replicas instead"):
+        check_ranks(2, torch.device("cuda"), described, "llama")
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
+    check_ranks(2, torch.device("cuda"), described, "llama")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(ModelError, match=r"runs on CPUs and on NVIDIA's GPUs, .*give --replicas instead"):
         check_ranks(2, torch.device("cuda"), described, "llama")
 
 

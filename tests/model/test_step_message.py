@@ -14,7 +14,7 @@ from octavo_kernels.step import SAMPLE, StepInputs, carry, unpack_step
 from octavo_worker.contract.step import SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.batch import ragged_batch
-from octavo_worker.model.cuda.packer import Packer
+from octavo_worker.model.cuda.packer import Packer, filtered_places
 from octavo_worker.model.cuda.shapes import RaggedShape, StepSizes
 
 ROWS, BLOCKS, BLOCK, VOCAB, TOKENS, FIRST_HOST_BLOCK = 6, 12, 16, 500, 256, 5000
@@ -291,3 +291,19 @@ def test_words_are_carried_to_the_device_and_back(words):
         assert torch.equal(back, sent)
     with pytest.raises(ValueError, match="one size"):
         carry(sent[1:], there)
+
+
+def test_places_with_filters_are_found_in_the_message() -> None:
+    message = np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
+    asked: list[dict[str, float]] = [
+        {},
+        {"top_p": 0.9},
+        {"top_p": 0.9, "temperature": 0.0},
+        {"top_k": VOCAB},
+        {"top_k": 5},
+        {"min_p": 0.1},
+    ]
+    params = [EngineSampling(seed=1, max_tokens=9, **each) for each in asked]  # type: ignore[arg-type]
+    steps = [SequenceStep([5], 3, [1], [SampleSpec(each, 0, [], [])], run_id=1 + i) for i, each in enumerate(params)]
+    packed = make_packer().pack(StepPlan(steps, len(steps)), message)
+    assert filtered_places(packed.words, VOCAB).tolist() == [1, 4, 5]

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from followed import END, VOCAB, schema, text_of
+from two_gpus import TWO_GPUS
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
@@ -36,9 +37,10 @@ WORDS = Grammar("choice", '["yes", "yesterday", "no"]')
 
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.beyond_plain])
+GPUS = pytest.param("cuda ranks", marks=TWO_GPUS)
 
 
-@pytest.fixture(scope="module", params=["cpu", "cpu ranks", GPU])
+@pytest.fixture(scope="module", params=["cpu", "cpu ranks", GPU, GPUS])
 def runner(request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
     device, _, ranks = request.param.partition(" ")
     options = ModelOptions(

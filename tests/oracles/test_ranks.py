@@ -69,18 +69,18 @@ def all_kinds() -> list[AddRequest]:
     return [request(str(i), prompt(9 + 13 * i, i), seed=i, max_tokens=20, **kind) for i, kind in enumerate(kinds)]
 
 
-def assert_close(found: Answers, expected: Answers) -> None:
+def assert_close(found: Answers, expected: Answers, close: float = CLOSE) -> None:
     assert found.tokens == expected.tokens
     for name, by_index in expected.logprobs.items():
         for index, wanted in by_index.items():
             for a, b in zip(found.logprobs[name][index], wanted, strict=True):
-                assert a.logprob == pytest.approx(b.logprob, abs=CLOSE)
-                assert dict(a.top) == pytest.approx(dict(b.top), abs=CLOSE)
+                assert a.logprob == pytest.approx(b.logprob, abs=close)
+                assert dict(a.top) == pytest.approx(dict(b.top), abs=close)
     for name, prompts in expected.prompt_logprobs.items():
         for a, b in zip(found.prompt_logprobs[name] or [], prompts or [], strict=True):
             assert (a is None) == (b is None)
             if a is not None and b is not None:
-                assert a.logprob == pytest.approx(b.logprob, abs=CLOSE)
+                assert a.logprob == pytest.approx(b.logprob, abs=close)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -29,7 +29,8 @@ class WorkerProcess:
 
     def __init__(self, redis_url: str, log: Path, *, fake: str | None = None, **flags: object) -> None:
         program = ["-m", "octavo_worker"] if fake is None else [str(_SUPPORT / "agent_on_fake_engine.py"), fake]
-        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+        named = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+        arguments = [name if value is True else f"{name}={value}" for name, value in named.items()]
         self._log = log
         self._redis_url = redis_url
         with log.open("ab") as stderr:

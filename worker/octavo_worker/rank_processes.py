@@ -21,7 +21,7 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.lifetime import die_with, in_words
 
 MOST_BYTES = 1 << 16  # of a message
-READY, REFUSED = b"ready", b"refused: "
+READY, REFUSED, GO = b"ready", b"refused: ", b"go"
 
 
 class RanksFailed(Exception):
@@ -36,14 +36,21 @@ class RankProcess:
     process: subprocess.Popen[bytes]
     sock: socket.socket
 
-    def await_ready(self) -> None:
+    def await_message(self) -> bytes:
         """Raises `RanksFailed` with its reason if it refuses, and if it dies."""
         message = self.sock.recv(MOST_BYTES)
         if not message:
             status = self.process.wait()
             raise RanksFailed(f"rank {self.index} ended while the model was loaded ({in_words(status)}).")
-        if message != READY:
+        if message.startswith(REFUSED):
             raise RanksFailed(f"rank {self.index}: {message.removeprefix(REFUSED).decode()}")
+        return message
+
+    def await_ready(self) -> None:
+        """Raises `RanksFailed` as `await_message` does, and for any other message."""
+        message = self.await_message()
+        if message != READY:
+            raise RanksFailed(f"rank {self.index} said {message[:99]!r} and not that it is ready.")
 
 
 class Ranks:
@@ -53,6 +60,8 @@ class Ranks:
     def __init__(self, memory: int, processes: list[RankProcess]) -> None:
         self.memory = memory
         self.processes = processes
+        self.abandon: Callable[[], None] | None = None
+        """Called when a rank was lost, before anything else: ends what this process's GPU waits for."""
         self._is_closing = False
         self._end = weakref.finalize(self, _end, memory, processes)
         self._end.atexit = False  # then they die by themselves
@@ -74,8 +83,11 @@ class Ranks:
 
         def wait(rank: RankProcess) -> None:
             status = rank.process.wait()
-            if not self._is_closing:
-                lost(rank, status)
+            if self._is_closing:
+                return
+            if self.abandon is not None:
+                self.abandon()
+            lost(rank, status)
 
         for each in self.processes:
             threading.Thread(target=wait, args=(each,), name=f"rank-{each.index}", daemon=True).start()

@@ -93,7 +93,11 @@ class WorkerSettings(BaseSettings):
         None, description="GPUs to use, such as `0,1`: a worker on each, or on each --tensor-parallel of them."
     )
     tensor_parallel: int = Field(
-        1, ge=1, le=16, description="Processes that share the model's matrices and compute together; on CPUs."
+        1,
+        ge=1,
+        le=16,
+        description="Processes that share the model's matrices and compute together, each on a GPU or with a share of "
+        "the cores.",
     )
     threads: int | None = Field(
         None,

@@ -163,6 +163,14 @@ void define_sampling(py::module_& m) {
     const SampleArgs a{Dtype(dtype), logits.data, logits.stride, rows, vocab, at<StepSample>(samples), at<int64_t>(tokens)};
     check("sample", sample(a, stream_at(stream)));
   });
+  m.def("sample_part", [](int dtype, const Rows& logits, int64_t rows, int columns, Address samples, int first, Address reached,
+                          Address stream) {
+    check("sample_part", sample({Dtype(dtype), logits.data, logits.stride, rows, columns, at<StepSample>(samples), nullptr, first,
+                                 at<uint64_t>(reached)}, stream_at(stream)));
+  });
+  m.def("best_part", [](Address reached, int64_t parts, int64_t rows, Address tokens, Address stream) {
+    check("best_part", best_part({at<uint64_t>(reached), parts, rows, at<int64_t>(tokens)}, stream_at(stream)));
+  });
   m.def("adjust", [](const Rows& logits, int64_t rows, int vocab, Address message, Address latest, const Rows& allowed,
                      Address stream) {
     const AdjustArgs a{static_cast<float*>(logits.data), logits.stride, rows, vocab, at<int32_t>(message),

@@ -15,11 +15,14 @@ DEFAULT_CACHE_BYTES = 1 << 30
 DEFAULT_CACHE_SHARE = 0.25  # of the memory available
 
 
-def cache_config(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> CacheConfig:
-    """The KV cache that the options ask for and the device has room for, with what `others` have in each block. Block 0
-    of either pool is never used. Ranks share what is asked for: each has its heads of every block."""
+def cache_config(
+    options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel, room: int | None
+) -> CacheConfig:
+    """The KV cache that the options ask for, or as much as each rank has `room` for (`measured_room`), with what
+    `others` have in each block. Block 0 of either pool is never used. Ranks share what is asked for: each has its heads
+    of every block."""
     block_bytes = _block_bytes(options, model, *others)
-    num_blocks = pool_size(options, model, block_bytes, max_model_len)
+    num_blocks = pool_size(options, model, block_bytes, max_model_len, room)
     host_blocks = options.host_cache_bytes // block_bytes
     dtype = cache_dtype(options, model)
     return CacheConfig(num_blocks, options.block_size, host_blocks + 1 if host_blocks else 0, dtype)
@@ -44,22 +47,23 @@ def _ranks(model: CausalModel) -> int:
 
 
 def asked_bytes(options: ModelOptions, *models: CausalModel) -> int | None:
-    """Bytes of a KV cache whose size the options name."""
+    """Bytes of each rank's part of a KV cache whose size the options name."""
     blocks = options.num_blocks
-    return options.kv_cache_bytes if blocks is None else blocks * _block_bytes(options, *models)
+    if blocks is not None:
+        return blocks * sum(_part_bytes(options, model) for model in models)
+    return options.kv_cache_bytes and options.kv_cache_bytes // _ranks(models[0])
 
 
-def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int) -> int:
+def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int, room: int | None) -> int:
     """Blocks of the KV cache, the null block included.
 
-    `num_blocks` as given, else `kv_cache_bytes`, else what the device has room for: on the CPU 1 GiB or a quarter of
-    the memory available, whichever is less. Never more than `max_running` sequences of `max_model_len` tokens can fill,
-    of which sliding windows keep a part.
+    `num_blocks` as given, else `kv_cache_bytes`, else what each rank has `room` for. Never more than `max_running`
+    sequences of `max_model_len` tokens can fill, of which sliding windows keep a part.
     """
     if options.num_blocks is not None:
         blocks = options.num_blocks
     else:
-        budget = options.kv_cache_bytes or _room(options, model, max_model_len)
+        budget = options.kv_cache_bytes or _ranks(model) * (room or 0)
         kept = min(max_model_len, model.window + token_budget(options, model.device)) if model.window else max_model_len
         useful = options.max_running * -(-kept // options.block_size) + 1
         blocks = min(budget // block_bytes, useful)
@@ -68,11 +72,15 @@ def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_m
     return blocks
 
 
-def _room(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
-    """Bytes for the KV cache beside a loaded model."""
+def measured_room(options: ModelOptions, model: CausalModel, max_model_len: int) -> int | None:
+    """Bytes for this rank's part of the KV cache beside a loaded model; None where the options name its size. On the
+    CPU its share of 1 GiB or of a quarter of the memory available, whichever is less. Raises `ModelError` where nothing
+    is left."""
+    if options.num_blocks is not None or options.kv_cache_bytes:
+        return None
     if model.device.type == "cuda":
         return room_for_cache(options, model, max_model_len)
-    return min(DEFAULT_CACHE_BYTES, int(psutil.virtual_memory().available * DEFAULT_CACHE_SHARE))
+    return min(DEFAULT_CACHE_BYTES, int(psutil.virtual_memory().available * DEFAULT_CACHE_SHARE)) // _ranks(model)
 
 
 def token_budget(options: ModelOptions, device: torch.device) -> int:

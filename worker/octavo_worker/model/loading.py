@@ -16,7 +16,7 @@ from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
 from octavo_worker.files import ModelNotFound, model_folder
 from octavo_worker.model.base_runner import CacheConfig, CausalModel
-from octavo_worker.model.cache_size import asked_bytes, cache_config, cache_dtype, token_budget
+from octavo_worker.model.cache_size import asked_bytes, cache_config, cache_dtype, measured_room, token_budget
 from octavo_worker.model.checkpoint.build import Split, build_layers
 from octavo_worker.model.checkpoint.formats import (
     DenseFormat,
@@ -37,12 +37,13 @@ from octavo_worker.model.cuda.draft_batches import DraftBatches
 from octavo_worker.model.cuda.memory import room_for_cache
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
+from octavo_worker.model.devices import check_block_size, check_ranks, check_uniform, choose_device, device_of
 from octavo_worker.model.draft_model import DraftModel
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.longrope import fix_factors, original_length, takes_long_factors
-from octavo_worker.model.parallel.leader import Leader, Member, Sizes
-from octavo_worker.model.parallel.shards import Rank, Shards, check_divisible
+from octavo_worker.model.parallel.leader import Leader, Loaded, Member, Sizes
+from octavo_worker.model.parallel.shards import Rank, Shards
 from octavo_worker.model.runner import PagedRunner
 from octavo_worker.model.speeds import measure_speeds, measure_steps
 from octavo_worker.model.vocabularies import check_same_vocabulary
@@ -55,7 +56,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunner | CudaRunner:
     """Loads the model and allocates its KV cache. A model on several ranks has its further ones in `ranks`, which are
-    started here if they were not before. Raises `ModelError` or `RanksFailed` with the next step to take."""
+    started here if they were not before. Raises `ModelError`, `RanksFailed` or `ExchangeError` with the next step to
+    take."""
     set_threads(options)
     if options.tensor_parallel > 1 and options.draft_model is not None:
         raise ModelError("--speculate draft: runs on one rank; give ngram or suffix, or leave --tensor-parallel out.")
@@ -64,40 +66,30 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
     member = None if ranks is None else Member(Rank(0, options.tensor_parallel), ranks.memory)
     model, wanted_len = load_model(options, member=member)
     draft = None if options.draft_model is None else load_draft(options, model, wanted_len)
-    models = [model] if draft is None else [model, draft[0]]
-    if isinstance(model, Decoder) and any(linear.copy_bytes for linear in model.layers.linears):
-        keep_copies(model.layers.linears, room_for_cache(options, model, wanted_len), asked_bytes(options, *models))
-    cache = cache_config(options, model, wanted_len, *models[1:])
+    others = [] if draft is None else [draft[0]]
+    copy_weights(options, model, wanted_len, *others)
+    room, leader, handles = measured_room(options, model, wanted_len), None, list[bytes]()
+    if ranks is not None:
+        assert model.group is not None
+        leader = Leader(ranks, model.group)
+        loaded = leader.await_loaded(Loaded(room, model.group.handle))
+        room = None if room is None else min(each.room or 0 for each in loaded)
+        handles = [each.handle for each in loaded]
+    cache = cache_config(options, model, wanted_len, *others, room=room)
     readable = cache.num_host_blocks - 1 if cache.num_host_blocks and reads_host(model.device) else 0
     capacity = Capacity(cache.num_blocks - 1, options.block_size, readable, model.window)
     max_model_len = min(wanted_len, capacity.longest or wanted_len)
     if max_model_len < wanted_len:
         message = "max_model_len clamped from %d to %d, which is what the KV memory holds: %s"
         log.warning(message, wanted_len, max_model_len, capacity)
-    budget = token_budget(options, model.device)
-    runner: PagedRunner | CudaRunner
-    if model.device.type == "cuda":
-        graphs = options.cuda_graphs and cuda.captures_graphs()
-        if options.cuda_graphs and not graphs:
-            log.info("steps launch their kernels one by one: graphs on %s were never tried", cuda.compiled.built_for)
-        runner = CudaRunner(
-            model,
-            cache,
-            max_model_len,
-            budget,
-            max_running=options.max_running,
-            most_samples=options.most_samples,
-            drafts=options.drafts,
-            graphs=graphs,
-        )
+    if leader is not None:
+        leader.begin(Sizes(cache.num_blocks, cache.num_host_blocks, max_model_len, handles))
+        leader.group.connect(handles)
+    runner = make_runner(options, model, cache, max_model_len, leader)
+    if leader is not None:
+        leader.join()
+    if isinstance(runner, CudaRunner):
         runner.warm_up()
-    else:
-        leader = None
-        if ranks is not None:
-            assert model.group is not None
-            leader = Leader(ranks, model.group)
-            leader.begin(Sizes(cache.num_blocks, cache.num_host_blocks, max_model_len))
-        runner = PagedRunner(model, cache, max_model_len, budget, leader)
     if draft is not None:
         runner.draft_model = draft_model(options, *draft, runner, cache)
     if cache.num_host_blocks:
@@ -105,6 +97,36 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
     if options.drafts:
         runner.step_seconds = measure_steps(runner, options.max_running, options.drafts)
     return runner
+
+
+def copy_weights(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> None:
+    """Keeps quantised weights in 16 bits as well, where the device has room for that."""
+    if isinstance(model, Decoder) and any(linear.copy_bytes for linear in model.layers.linears):
+        room = room_for_cache(options, model, max_model_len)
+        keep_copies(model.layers.linears, room, asked_bytes(options, model, *others))
+
+
+def make_runner(
+    options: ModelOptions, model: CausalModel, cache: CacheConfig, max_model_len: int, leader: Leader | None = None
+) -> PagedRunner | CudaRunner:
+    """A rank's runner: that of the first of several has a `leader`."""
+    budget = token_budget(options, model.device)
+    if model.device.type == "cpu":
+        return PagedRunner(model, cache, max_model_len, budget, leader)
+    graphs = options.cuda_graphs and cuda.captures_graphs()
+    if options.cuda_graphs and not graphs:
+        log.info("steps launch their kernels one by one: graphs on %s were never tried", cuda.compiled.built_for)
+    return CudaRunner(
+        model,
+        cache,
+        max_model_len,
+        budget,
+        max_running=options.max_running,
+        most_samples=options.most_samples,
+        drafts=options.drafts,
+        graphs=graphs,
+        leader=leader,
+    )
 
 
 def set_threads(options: ModelOptions) -> None:
@@ -151,16 +173,6 @@ def draft_model(
         first_host_block=runner.first_host_block,
         place=place,
     )
-
-
-def choose_device(name: str) -> torch.device:
-    """The device named, or for "auto" a GPU that torch and the kernels can use, else the CPU. To torch AMD's are
-    "cuda", too."""
-    usable = torch.cuda.is_available() and cuda.available()
-    if name == "cuda" and not usable:
-        missing = "the kernels were not built for this GPU" if torch.cuda.is_available() else "torch sees no GPU"
-        raise ModelError(f"--device cuda: {missing}; give --device cpu, or see kernels/README.md.")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and usable) else "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +228,10 @@ def load_model(
     """The model and its context length. Without `decoders` every model takes the transformers route. A `member` of
     several ranks loads its part."""
     chosen = choose(options, decoders=decoders)
-    folder, described, device, dtype = chosen.folder, chosen.described, chosen.device, chosen.dtype
+    folder, described, dtype = chosen.folder, chosen.described, chosen.dtype
+    device = chosen.device if member is None else device_of(chosen.device, member.rank.index)
+    if device.index is not None:
+        torch.cuda.set_device(device)
     if described is None:
         assert not isinstance(chosen.config, FileConfig)  # which is of one of the decoder's families
         from octavo_worker.model.transformers_route import load_transformers  # brings transformers, which takes seconds
@@ -235,7 +250,7 @@ def load_model(
     rows = token_budget(options, device) + options.most_samples  # tokens, or rows to sample or score: some twice
     reader, held, group, split = Reader(source, dtype, device, products), described, None, None
     if member is not None:
-        group, shards = member.join(described, rows, dtype), Shards(described, member.rank)
+        group, shards = member.join(described, rows, dtype, device), Shards(described, member.rank)
         held, split = shards.config, Split(shards, group)
     layers = build_layers(described, reader, form, split)
     decoder = Decoder(held, layers, rows, uniform=uniform, group=group)
@@ -264,43 +279,6 @@ def online_format(
             f"--quantization covers the models of octavo's own decoder, not {family!r}; leave it out."
         )
     return OnlineFormat(kind, NAMES[described.family].head)
-
-
-def check_block_size(block_size: int, device: torch.device) -> None:
-    """Raises `ModelError` for a size that this device's kernels do not take."""
-    try:
-        ops.check_block_size(block_size, device)
-    except ValueError as error:
-        raise ModelError(f"--block-size {block_size}: {error}.") from error
-
-
-def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:
-    """Raises `ModelError` if the GPU cannot compute each row as if it were alone."""
-    if not cuda.runs_hopper_code(device):
-        name, built = torch.cuda.get_device_name(device), "all" if cuda.has_tensor_cores() else "the plain"
-        raise ModelError(
-            f"--deterministic needs a Hopper GPU and all kernels of octavo-kernels, not {name} with {built} kernels; "
-            "leave it off, or give --device cpu."
-        )
-    if described is None:
-        raise UnsupportedModel(
-            f"--deterministic covers the models of octavo's own decoder on a GPU, not {config.model_type!r}; leave it "
-            "off, or give --device cpu."
-        )
-
-
-def check_ranks(ranks: int, device: torch.device, described: DecoderConfig | None, family: str) -> None:
-    """Raises `ModelError` if a model cannot be computed by so many ranks on this device."""
-    if described is None:
-        raise UnsupportedModel(
-            f"--tensor-parallel covers the models of octavo's own decoder, not {family!r}, which runs on its "
-            "transformers code; leave it out."
-        )
-    check_divisible(described, ranks)
-    if device.type == "cuda":
-        if (gpus := torch.cuda.device_count()) < ranks:
-            raise ModelError(f"--tensor-parallel {ranks} needs as many GPUs, but there are {gpus}; give fewer ranks.")
-        raise ModelError("--tensor-parallel runs on CPUs; on GPUs start several workers: give --replicas instead.")
 
 
 def weight_source(options: ModelOptions, described: DecoderConfig, folder: Path, device: torch.device) -> WeightSource:

@@ -152,6 +152,12 @@ class WholeRows:
     def sample(self, logits: Tensor, rows: Sequence[SampleRow], allowed: Tensor | None = None) -> Choice:
         return sample(logits, rows, allowed=allowed)
 
+    def choose(self, logits: Tensor, samples: Tensor, out: Tensor) -> None:
+        ops.sample(logits, samples, out=out)
+
+    def gather(self, logits: Tensor) -> Tensor:
+        return logits
+
     def score(self, logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Scores:
         return score(logits, tokens, counts)
 

@@ -15,6 +15,16 @@ struct SampleArgs {
   int vocab;
   const StepSample* samples;  // [rows]
   int64_t* tokens;
+  // Of a part of the vocabulary: its first token, a multiple of 4, and where its candidates go instead, chosen without
+  // filters; null: the row is whole.
+  int first = 0;
+  uint64_t* reached = nullptr;
+};
+
+struct BestPartArgs {
+  const uint64_t* reached;  // [parts, rows]
+  int64_t parts, rows;
+  int64_t* tokens;
 };
 
 struct AdjustArgs {
@@ -40,6 +50,7 @@ struct LogprobArgs {
 };
 
 cudaError_t sample(const SampleArgs&, cudaStream_t);
+cudaError_t best_part(const BestPartArgs&, cudaStream_t);
 cudaError_t adjust(const AdjustArgs&, cudaStream_t);
 cudaError_t logprobs(const LogprobArgs&, cudaStream_t);
 

@@ -17,6 +17,10 @@
 namespace octavo {
 namespace {
 
+__device__ inline int64_t chosen(uint64_t best) {
+  return value_of_candidate(best) > -INFINITY ? token_of_candidate(best) : -1;
+}
+
 template <class T>
 __device__ __noinline__ uint64_t best_logit(const Part<T> part) {
   float best = -INFINITY;
@@ -60,11 +64,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   launch_next_kernel();
   const int64_t r = blockIdx.y;
   const int groups = (a.vocab + 3) / 4;
-  const T* row = static_cast<const T*>(a.logits) + r * a.stride;
-  const int begin = int(int64_t(groups) * int(blockIdx.x) / parts());
-  const int end = int(int64_t(groups) * (int(blockIdx.x) + 1) / parts());
+  const T* row = static_cast<const T*>(a.logits) + r * a.stride - a.first;  // tokens are counted from the whole row's
+  const int begin = a.first / 4 + int(int64_t(groups) * int(blockIdx.x) / parts());
+  const int end = a.first / 4 + int(int64_t(groups) * (int(blockIdx.x) + 1) / parts());
   const StepSample& s = a.samples[r];
-  const Part<T> part{Logits<T>{row, a.vocab}, begin, end, s.temperature};
+  const Part<T> part{Logits<T>{row, a.first + a.vocab}, begin, end, s.temperature};
   if (threadIdx.x == 0) {
     scratch.held_groups = min(held_groups, part.end - part.begin), scratch.listed = 0, scratch.largest = 0;
     scratch.noise = {uint64_t(s.seed_high) << 32 | s.seed_low, uint32_t(s.position), uint32_t(s.index)};
@@ -73,7 +77,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     scratch.log_min_p = s.min_p > 0.0f ? log_of(s.min_p) : -INFINITY;
   }
   __syncthreads();
-  const bool filtered = scratch.by_rank || scratch.by_mass || scratch.log_min_p > -INFINITY;
+  const bool is_part = a.reached != nullptr;
+  const bool filtered = !is_part && (scratch.by_rank || scratch.by_mass || scratch.log_min_p > -INFINITY);
   uint64_t best;
   if (!(part.temperature > 0.0f)) {
     best = choice_of(best_logit(part));
@@ -82,9 +87,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   } else {
     best = choice_of(best_of_all(part, part.logits));
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0)
-    a.tokens[blockIdx.y] = value_of_candidate(best) > -INFINITY ? token_of_candidate(best) : -1;
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    if (is_part) a.reached[blockIdx.y] = best;
+    else a.tokens[blockIdx.y] = chosen(best);
+  }
   row_sync();  // no block leaves while others read
+}
+
+constexpr int kRowsEach = 128;
+
+// The best of the parts' candidates, of each row.
+__global__ void __launch_bounds__(kRowsEach) best_part_kernel(const __grid_constant__ BestPartArgs a) {
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  const int64_t r = int64_t(blockIdx.x) * kRowsEach + threadIdx.x;
+  if (r >= a.rows) return;
+  uint64_t best = 0;
+  for (int64_t part = 0; part < a.parts; ++part) best = max(best, a.reached[part * a.rows + r]);
+  a.tokens[r] = chosen(best);
 }
 
 // Blocks of a row: enough to fill the chip, where they can work together. Clusters of more than two leave places empty,
@@ -119,6 +139,11 @@ cudaError_t launch(const SampleArgs& a, cudaStream_t stream) {
 cudaError_t sample(const SampleArgs& a, cudaStream_t stream) {
   if (a.rows == 0) return cudaSuccess;
   return with_dtype(a.dtype, [&](auto tag) { return launch<decltype(tag)>(a, stream); });
+}
+
+cudaError_t best_part(const BestPartArgs& a, cudaStream_t stream) {
+  if (a.rows == 0) return cudaSuccess;
+  return launch_after(best_part_kernel, {dim3(unsigned((a.rows + kRowsEach - 1) / kRowsEach)), kRowsEach}, stream, a);
 }
 
 }  // namespace octavo

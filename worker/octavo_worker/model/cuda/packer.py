@@ -15,6 +15,7 @@ from octavo_worker.contract.step import SampleRow, SampleSpec, SequenceStep, Ste
 from octavo_worker.model.base_runner import PromptScores, prompt_scores
 from octavo_worker.model.cuda.shapes import Shape, StepSizes
 
+HEADER_SAMPLES, HEADER_SAMPLE_AT = HEADER.names.index("samples"), HEADER.names.index("sample_at")
 HEADER_WORDS, SEQUENCE_WORDS = (int(dtype.itemsize) // 4 for dtype in (HEADER, SEQUENCE))
 
 
@@ -243,6 +244,15 @@ class Packer:
                 self._sampling[row] = _record(specs[0], self._vocab_size)
                 self._is_special[row] = _may_be_special(specs)
                 self._is_known[row] = True
+
+
+def filtered_places(words: np.ndarray, vocab_size: int) -> np.ndarray:
+    """The places of the samples of a packed step that top-k, top-p or min-p bear on."""
+    samples, at = words[HEADER_SAMPLES], words[HEADER_SAMPLE_AT]
+    records = words[at : at + samples * SAMPLE_WORDS].view(SAMPLE)
+    by_rank = (records["top_k"] > 0) & (records["top_k"] < vocab_size)
+    filters = by_rank | (records["top_p"] < 1.0) | (records["min_p"] > 0.0)
+    return np.flatnonzero(filters & (records["temperature"] > 0.0))
 
 
 def _without_sequences(plan: StepPlan) -> PackedStep:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,93 +12,26 @@ from octavo_kernels import ops
 from octavo_kernels.cuda import reads_prefixes_once
 from octavo_kernels.plan import chunk_tokens, split_queries
 from octavo_kernels.step import StepInputs, carry, unpack_step
-from octavo_worker.contract.step import (
-    Done,
-    Launched,
-    Masks,
-    Sampled,
-    SequenceResult,
-    SharedReading,
-    StepError,
-    StepPlan,
-    StepResult,
-)
+from octavo_worker.contract.step import Done, Launched, Masks, SharedReading, StepError, StepPlan
 from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.cuda.graphs import CaptureError, GraphShape, StepGraphs
+from octavo_worker.model.cuda.launched import LaunchedStep
 from octavo_worker.model.cuda.mailbox import Mailbox, Slot
-from octavo_worker.model.cuda.packer import PackedStep, Packer, SpecialRow
+from octavo_worker.model.cuda.packer import PackedStep, Packer
 from octavo_worker.model.cuda.plans import AttentionPlans
+from octavo_worker.model.cuda.sampling import StepSampler
 from octavo_worker.model.cuda.shapes import DecodeShape, PromptShape, RaggedShape, Shape, StepShapes
 from octavo_worker.model.cuda.swap import SwapStreams
 from octavo_worker.model.draft_model import DraftModel
-from octavo_worker.model.sampler import Choice, Scores, on_device, sample
+from octavo_worker.model.parallel.leader import Leader
+from octavo_worker.model.sampler import on_device
 from octavo_worker.model.stage import Stage
 
 log = logging.getLogger(__name__)
 
 SHARED_BYTES = 1 << 20
 """Of one layer: what the second read of a shared prefix costs up to here, the cache of the chip hides."""
-
-
-@dataclass(frozen=True, slots=True)
-class Special:
-    """Special samples of a step: complete on the host once the device is `done` with them."""
-
-    rows: list[SpecialRow]
-    choice: Choice
-    done: torch.cuda.Event
-
-
-@dataclass(slots=True)
-class LaunchedStep:
-    """The device's half of a step in flight: what is to be read once it is done. `before`: the slot of the step that
-    the device computed before. `scores` are the log-probabilities of prompts. `logits` are kept until `choose`, if some
-    samples are masked; `finish` takes them and the masks. `drafts` are those of each sequence, if a model
-    guessed any."""
-
-    packed: PackedStep
-    swaps: list[torch.cuda.Event]
-    slot: Slot | None = None
-    before: Slot | None = None
-    special: list[Special] = field(default_factory=list)
-    scores: list[tuple[int, Scores]] = field(default_factory=list)  # by the sequence's place
-    drafts: Sequence[Sequence[int]] = ()
-    logits: Tensor | None = None
-    finish: Callable[[LaunchedStep, Masks], None] | None = None
-
-    def choose(self, masks: Masks) -> None:
-        """Starts the choice of the masked samples, behind all that was launched."""
-        assert self.finish is not None, "nothing of this step is chosen late"
-        self.finish(self, masks)
-
-    def result(self) -> StepResult:
-        """Waits for the device."""
-        for event in self.swaps:
-            event.synchronize()
-        if self.slot is None:
-            return StepResult([])
-        self.slot.done.synchronize()
-        answers = list(map(Sampled, self.slot.tokens[: self.packed.sizes.samples].tolist()))
-        for special in self.special:
-            special.done.synchronize()
-            for row, answer in zip(special.rows, special.choice.result(), strict=True):
-                answers[row.place] = answer
-        gap_ms = self.before.done.elapsed_time(self.slot.began) if self.before else 0.0
-        return StepResult(self._by_sequence(answers), gap_s=gap_ms / 1e3)
-
-    def _by_sequence(self, answers: list[Sampled]) -> list[SequenceResult]:
-        counts = self.packed.samples
-        if len(answers) == len(counts) and 0 not in counts:
-            results = [SequenceResult([answer]) for answer in answers]
-        else:
-            found = iter(answers)
-            results = [SequenceResult([next(found) for _ in range(count)]) for count in counts]
-        for result, drafts in zip(results, self.drafts, strict=False):
-            result.drafts = drafts
-        for place, scores in self.scores:
-            results[place].prompt_logprobs += scores.result()
-        return results
 
 
 class CudaRunner(BaseRunner):
@@ -112,6 +42,9 @@ class CudaRunner(BaseRunner):
     with `graphs` False each, launches its kernels one by one. Only `Launched.result` waits for the device. Host blocks
     lie in pinned memory, which attention reads over the link. Decodes may verify up to `drafts` drafts
     each, as far as a step has no more than `most_samples` samples (None: as many as sequences).
+
+    Of several ranks, each of which has a runner like this, the first has a `leader`; the others `follow`. All launch
+    the same kernels in the same order, those of captures included: sums would wait for other sums otherwise.
     """
 
     asynchronous = True
@@ -128,9 +61,10 @@ class CudaRunner(BaseRunner):
         most_samples: int | None = None,
         drafts: int = 0,
         graphs: bool = True,
+        leader: Leader | None = None,
     ) -> None:
         super().__init__(model, cache, max_model_len, token_budget)
-        self.max_running, self._drafts = max_running, drafts
+        self.max_running, self._drafts, self._leader = max_running, drafts, leader
         device, blocks = model.device, -(-max_model_len // cache.block_size)
         self.most_samples = samples = most_samples or max_running
         tokens = token_budget + samples  # the most in a step: of prompts, and of decodes
@@ -139,12 +73,12 @@ class CudaRunner(BaseRunner):
         self._mailbox = Mailbox(words, samples)
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
         self._tables = torch.zeros((max_running, blocks), dtype=torch.int32, device=device)
-        self._sampled = torch.zeros(samples, dtype=torch.int64, device=device)
         self._inputs = StepInputs.allocate(samples, tokens, blocks, device)
+        self._is_first = model.group is None or model.group.rank.index == 0
+        self._sampler = StepSampler(self.rows, self._inputs, reads=self._is_first)
         self._swap = SwapStreams(self.kv_cache, self.host_cache, self.first_host_block)
         self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
         self._stream = torch.cuda.Stream(device)
-        self._search_stream = torch.cuda.Stream(device)  # finds the candidates of beam searches
         self._before: Slot | None = None  # of the step launched last
         self._shapes = StepShapes(
             max_running,
@@ -172,12 +106,26 @@ class CudaRunner(BaseRunner):
             try:
                 slot = self._mailbox.take()
                 drafted = plan if self.draft_model is None else self.draft_model.of_plan(plan)
-                step = self._execute(self._packer.pack(drafted, slot.words), slot)
+                packed = self._packer.pack(drafted, slot.words)
+                if self._leader is not None:
+                    self._leader.packed(packed)
+                step = self._execute(packed, slot)
                 if drafted is not plan:
                     step.drafts = [s.drafts for s in drafted.sequences]
                 return step
             except StepError as error:
                 return Done(error)
+
+    def follow(self, packed: PackedStep) -> LaunchedStep:
+        """As another rank than the first: starts what that one has packed. Its answer stays unread. Raises
+        `RankLost`."""
+        assert self.model.group is not None
+        self.model.group.verify()
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            slot = self._mailbox.take()
+            slot.words[: len(packed.words)] = packed.words
+            self._swap.wait_out()  # the first rank may have read that it is over, and given its blocks away
+            return self._execute(packed, slot)
 
     def warm_up(self) -> None:
         """Captures all graphs now instead of when they are first needed. A model that cannot be captured, and need not
@@ -220,10 +168,11 @@ class CudaRunner(BaseRunner):
         slot.began.record()
         carry(slot.message[:words], self._message[:words])
         slot.sent.record()
-        step = LaunchedStep(packed, swaps, slot, self._before)
+        step = LaunchedStep(packed, swaps, slot, self._before, group=self.model.group)
         self._before = slot
         logits = self._run_ragged(shape, step) if isinstance(shape, RaggedShape) else self._replay(shape)
-        self._choose_again(logits, [row for row in packed.special if not row.row.masked], step)
+        self._sampler.choose_filtered(logits, packed)
+        self._sampler.choose_special(logits, [row for row in packed.special if not row.row.masked], step)
         if any(row.row.masked for row in packed.special):
             step.logits, step.finish = logits, self._choose_masked
         else:
@@ -234,17 +183,20 @@ class CudaRunner(BaseRunner):
         """All is chosen, or will be by what was launched."""
         assert step.slot is not None
         count = step.packed.sizes.samples
-        carry(self._sampled[:count], step.slot.tokens[:count])
+        if self._is_first:
+            carry(self._sampler.tokens[:count], step.slot.tokens[:count])
         step.slot.done.record()
 
     def _choose_masked(self, step: LaunchedStep, masks: Masks) -> None:
         """Samples with a mask, from copies of their logits, which the next launch overwrites."""
         logits, step.logits = step.logits, None
         assert logits is not None
+        if self._leader is not None:
+            self._leader.masks(masks)
         masked = {row.place: row for row in step.packed.special if row.row.masked}
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             if len(masks.places):
-                self._choose_again(logits, [masked[place] for place in masks.places], step, masks.words)
+                self._sampler.choose_special(logits, [masked[place] for place in masks.places], step, masks.words)
             self._send_answer(step)
 
     def _move(self, packed: PackedStep) -> list[torch.cuda.Event]:
@@ -273,9 +225,9 @@ class CudaRunner(BaseRunner):
             if isinstance(shape, PromptShape):
                 self._graphs.forget_prompts(but=shape.chunks)
             self._message.zero_()
-            sampled = self._sampled.clone()
+            sampled = self._sampler.tokens.clone()
             self._graphs.capture(shape)
-            self._sampled.copy_(sampled)
+            self._sampler.tokens.copy_(sampled)
 
     def _replay(self, shape: GraphShape) -> Tensor:
         """A padded step. Returns its logits."""
@@ -297,26 +249,26 @@ class CudaRunner(BaseRunner):
         if shape.drafts:
             i.sample_rows[: shape.samples].zero_()
             i.samples[: shape.samples].zero_()
-        unpack_step(self._message, self._tables, self._sampled, i, shape.sequences, self.block_size)
+        unpack_step(self._message, self._tables, self._sampler.tokens, i, shape.sequences, self.block_size)
         batch = self._batch(shape.sequences, tokens)
         batch.plans = self._plans.for_step(batch)
         logits = self.model.logits(self.model.forward(batch, i.sample_rows[: shape.samples]))
-        self._sample(logits)
+        self._sampler.choose(logits)
         return logits
 
     def _run_decodes(self, shape: DecodeShape) -> Tensor:
         size = shape.sequences
-        unpack_step(self._message, self._tables, self._sampled, self._inputs, size, self.block_size)
+        unpack_step(self._message, self._tables, self._sampler.tokens, self._inputs, size, self.block_size)
         batch = self._batch(size, size)
         batch.plans = self._plans.for_decodes(batch, shared=shape.is_shared)
         logits = self.model.logits(self.model.forward(batch, None))
-        self._sample(logits)
+        self._sampler.choose(logits)
         return logits
 
     def _run_ragged(self, shape: RaggedShape, step: LaunchedStep) -> Tensor:
         """A step of any sizes, kernel by kernel. Returns its logits."""
         packed, sizes = step.packed, step.packed.sizes
-        unpack_step(self._message, self._tables, self._sampled, self._inputs, sizes.sequences, self.block_size)
+        unpack_step(self._message, self._tables, self._sampler.tokens, self._inputs, sizes.sequences, self.block_size)
         batch = self._batch(sizes.sequences, sizes.tokens)
         batch.plans = self._plans.for_step(batch, prompts_only=shape.prompts_only)
         if shape.is_staged:
@@ -329,7 +281,7 @@ class CudaRunner(BaseRunner):
         features = self.model.forward(batch, rows)
         step.scores = self._score_prompts(features[count:], packed.scores)
         logits = self.model.logits(features[:count])
-        self._sample(logits)
+        self._sampler.choose(logits)
         return logits
 
     def _batch(self, sequences: int, tokens: int) -> Batch:
@@ -344,50 +296,6 @@ class CudaRunner(BaseRunner):
             groups=i.groups[:sequences],
             prefix_lens=i.prefix_lens[:sequences],
         )
-
-    def _sample(self, logits: Tensor) -> None:
-        i, count = self._inputs, len(logits)
-        if count:
-            ops.sample(logits, i.samples[:count], out=self._sampled[:count])
-
-    def _choose_again(
-        self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, words: np.ndarray | None = None
-    ) -> None:
-        """Samples that ask for more than temperature and filters, from copies of their logits; `words` are the masks of
-        `rows`. No later step depends on candidates before they were read, so they are found while it runs."""
-        chosen = [number for number, row in enumerate(rows) if not row.row.candidates]
-        searched = [number for number, row in enumerate(rows) if row.row.candidates]
-        if chosen:
-            self._draw(logits, [rows[number] for number in chosen], step, _masks(words, chosen, logits.device))
-        if searched:
-            self._search(logits, [rows[number] for number in searched], step, _masks(words, searched, logits.device))
-
-    def _draw(self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, allowed: Tensor | None) -> None:
-        assert step.slot is not None
-        places = _places(rows, logits.device)
-        follows = on_device([row.follows for row in rows], torch.int64, logits.device)
-        latest = torch.where(follows >= 0, self._inputs.token_ids[follows], -1)
-        choice = sample(logits[places], [row.row for row in rows], latest, allowed)
-        self._sampled[places] = choice.tokens
-        step.special.append(Special(rows, choice.to_host(), step.slot.done))
-
-    def _search(self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, allowed: Tensor | None) -> None:
-        copies = logits[_places(rows, logits.device)]
-        for tensor in (copies, allowed):
-            if tensor is not None:
-                tensor.record_stream(self._search_stream)
-        self._search_stream.wait_stream(self._stream)
-        with torch.cuda.stream(self._search_stream):
-            choice = sample(copies, [row.row for row in rows], allowed=allowed).to_host()
-            step.special.append(Special(rows, choice, self._search_stream.record_event()))
-
-
-def _masks(words: np.ndarray | None, rows: list[int], device: torch.device) -> Tensor | None:
-    return None if words is None else on_device(words[rows], torch.int32, device)
-
-
-def _places(rows: list[SpecialRow], device: torch.device) -> Tensor:
-    return on_device([row.place for row in rows], torch.int64, device)
 
 
 def _shared_reading(model: CausalModel, block_size: int, cache_dtype: torch.dtype) -> SharedReading | None:

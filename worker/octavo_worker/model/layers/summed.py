@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from octavo_kernels import operands
+from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
-from octavo_worker.model.layers.norm import Input
+from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
 from octavo_worker.model.parallel.group import Group
 
 
@@ -39,11 +41,30 @@ class Summed(Linear):
         rows = x.materialise()
         if out is None:
             out = rows.new_empty(len(rows), self.columns)
+        self._add(rows, out, residual)
+        return out
+
+    def into_norm(self, x: Tensor, b: Buffers, add_norm: AddNorm) -> Input:
+        norm = add_norm.norm
+        if not (self.group.fuses_norms and add_norm.is_plain and isinstance(norm, RmsNorm)):
+            return Linear.into_norm(self, x, b, add_norm)
+        self._add(x, b.hidden, b.hidden, norm.operand, b.normed)
+        return Input(b.normed)
+
+    def _add(
+        self,
+        rows: Tensor,
+        out: Tensor,
+        residual: Tensor | None,
+        norm: operands.RmsNorm | None = None,
+        normed: Tensor | None = None,
+    ) -> None:
+        """As many rows at a time as the ranks have room for."""
         done = 0
         while done < len(rows):
             addend = self.group.addend(len(rows) - done, self.columns, rows.dtype)
             some = slice(done, done + len(addend))
             self.part.apply(Input(rows[some]), addend)
-            self.group.add(addend, out[some], None if residual is None else residual[some])
+            targets = [None if tensor is None else tensor[some] for tensor in (residual, normed)]
+            self.group.add(addend, out[some], targets[0], norm, targets[1])
             done += len(addend)
-        return out

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from octavo_kernels import operands
 from octavo_kernels.ranks import post, sum_parts
 from octavo_worker.model.parallel.memory import RankMemory, bytes_of
 from octavo_worker.model.parallel.shards import Rank
@@ -26,6 +28,9 @@ class CpuGroup:
     """A `Group` whose ranks write into slots of their own, wait until all have, and read all slots. There are two sets
     of slots, used in turn: a rank that writes the next but one has seen that all have read this one."""
 
+    fuses_norms = False
+    handle = b""
+
     def __init__(self, memory: RankMemory, rank: Rank) -> None:
         self.rank = rank
         self.memory = memory
@@ -33,11 +38,28 @@ class CpuGroup:
         self._kept: dict[tuple[int, int, int, torch.dtype], Views] = {}
         self._others = [index for index in range(rank.count) if index != rank.index]
 
+    def connect(self, handles: Sequence[bytes]) -> None:
+        """They have what they share from the start."""
+
+    def check(self) -> None:
+        """What one process writes others read."""
+
+    def verify(self) -> None:
+        """Every call has."""
+
     def addend(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         room = self.memory.slots.shape[2] // (columns * dtype.itemsize)
         return self._views(self._turn + 1, min(rows, room), columns, dtype).mine
 
-    def add(self, addend: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+    def add(
+        self,
+        addend: Tensor,
+        out: Tensor,
+        residual: Tensor | None = None,
+        norm: operands.RmsNorm | None = None,
+        normed: Tensor | None = None,
+    ) -> None:
+        assert norm is None, "products fuse the norm of what they read"
         self._meet()
         rows, columns = addend.shape
         sum_parts(self._views(self._turn, rows, columns, addend.dtype).all, out, residual)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from typing import Protocol
 
 import msgspec
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import Masks, StepPlan
 from octavo_worker.model.base_runner import CacheConfig
-from octavo_worker.model.cache_size import cache_dtype, token_budget
-from octavo_worker.model.loading import load_model, set_threads
+from octavo_worker.model.cache_size import cache_dtype, measured_room
+from octavo_worker.model.cuda.launched import LaunchedStep
+from octavo_worker.model.cuda.packer import PackedStep
+from octavo_worker.model.cuda.runner import CudaRunner
+from octavo_worker.model.loading import copy_weights, load_model, make_runner, set_threads
 from octavo_worker.model.parallel.board import Board
-from octavo_worker.model.parallel.leader import Member, Sizes
+from octavo_worker.model.parallel.cuda_group import CudaGroup
+from octavo_worker.model.parallel.leader import Loaded, Member, Sizes
 from octavo_worker.model.parallel.memory import RankLost
+from octavo_worker.model.parallel.packed_steps import decode_packed
 from octavo_worker.model.parallel.shards import Rank
 from octavo_worker.model.parallel.steps import decode
 from octavo_worker.model.runner import Computed, PagedRunner
@@ -31,33 +37,73 @@ def follow(sock: socket.socket, memory: int, index: int, options: ModelOptions) 
         sock.send(REFUSED + f"{type(error).__name__}: {error}".encode()[: MOST_BYTES // 2])
         raise
     sock.send(READY)
+    _await(sock)  # what a GPU waits for has to come within seconds
+    group = runner.model.group
+    assert group is not None
+    group.check()
+    if isinstance(group, CudaGroup):
+        group.watch(_end)
     try:
+        if isinstance(runner, CudaRunner):
+            runner.warm_up()
+            while True:
+                compute_packed(runner, board)
         while True:
-            _compute(runner, board)
+            compute_plan(runner, board)
     except RankLost as lost:
-        if lost.rank == 0:  # what has stopped cannot see that it is waited for
-            os.kill(os.getppid(), signal.SIGKILL)
+        _end(lost)
         raise
 
 
-def _load(sock: socket.socket, member: Member, options: ModelOptions) -> tuple[PagedRunner, Board]:
+def _end(lost: RankLost) -> None:
+    """Ends rank 0, if it is that which is lost: what has stopped cannot see that it is waited for."""
+    if lost.rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+
+
+def _load(sock: socket.socket, member: Member, options: ModelOptions) -> tuple[PagedRunner | CudaRunner, Board]:
     set_threads(options)
-    model, _ = load_model(options, member=member)
-    assert model.group is not None
+    model, wanted_len = load_model(options, member=member)
+    group = model.group
+    assert group is not None
+    copy_weights(options, model, wanted_len)
+    sock.send(msgspec.json.encode(Loaded(measured_room(options, model, wanted_len), group.handle)))
+    sizes = msgspec.json.decode(_await(sock), type=Sizes)
+    group.connect(sizes.handles)
+    cache = CacheConfig(sizes.num_blocks, options.block_size, sizes.num_host_blocks, cache_dtype(options, model))
+    return make_runner(options, model, cache, sizes.max_model_len), Board(group.memory, member.rank)
+
+
+def _await(sock: socket.socket) -> bytes:
     message = sock.recv(MOST_BYTES)
     if not message:
         raise EOFError("rank 0 has gone")
-    sizes = msgspec.json.decode(message, type=Sizes)
-    cache = CacheConfig(sizes.num_blocks, options.block_size, sizes.num_host_blocks, cache_dtype(options, model))
-    runner = PagedRunner(model, cache, sizes.max_model_len, token_budget(options, model.device))
-    return runner, Board(model.group.memory, member.rank)
+    return message
 
 
-def _compute(runner: PagedRunner, board: Board) -> None:
+def compute_plan(runner: PagedRunner, board: Board) -> None:
+    """Waits for the next step, and for its masks if some of its samples are chosen late."""
     plan = decode(board.read())
     assert isinstance(plan, StepPlan)
     launched = runner.launch(plan)
     if plan.has_masked and isinstance(launched, Computed):
-        masks = decode(board.read())
-        assert isinstance(masks, Masks)
-        launched.choose(masks)
+        launched.choose(_masks(board))
+
+
+class PackedRunner(Protocol):
+    """What a rank asks of its `CudaRunner`."""
+
+    def follow(self, packed: PackedStep) -> LaunchedStep: ...
+
+
+def compute_packed(runner: PackedRunner, board: Board) -> None:
+    """As `compute_plan`, where the first rank has packed the step. It is under way when this returns."""
+    step = runner.follow(decode_packed(board.read()))
+    if step.is_chosen_late:
+        step.choose(_masks(board))
+
+
+def _masks(board: Board) -> Masks:
+    masks = decode(board.read())
+    assert isinstance(masks, Masks)
+    return masks

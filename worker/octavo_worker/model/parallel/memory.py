@@ -30,8 +30,9 @@ _HEADER = 4096
 class RankLost(RuntimeError):
     """A rank died or hangs: nothing more can be computed."""
 
-    def __init__(self, rank: int, pid: int, what: str) -> None:
-        super().__init__(f"rank {rank} (process {pid}) {what}")
+    def __init__(self, rank: int | None, pid: int | None, what: str) -> None:
+        """None: which one is not known."""
+        super().__init__(f"a rank {what}" if rank is None else f"rank {rank} (process {pid}) {what}")
         self.rank, self.pid = rank, pid
 
 
@@ -54,6 +55,10 @@ class RankMemory:
         self.slots = self._bytes[_HEADER + board :].view(2, rank.count, slot_bytes)
         self.published = self._base + _PUBLISHED
 
+    def pid(self, rank: int) -> int:
+        """Of its process; 0 before it has begun."""
+        return int(self._pids[rank])
+
     def arrived(self, rank: int) -> int:
         return self._base + _ARRIVED + rank * COUNT_BYTES
 
@@ -64,7 +69,7 @@ class RankMemory:
         """Until that rank has counted up to `value`. Raises `RankLost` if it cannot any more."""
         if arrives(count, value, SLICE_MS):
             return
-        watched = Watched(rank, int(self._pids[rank]))
+        watched = Watched(rank, self.pid(rank))
         while not arrives(count, value, SLICE_MS):
             watched.look()
 

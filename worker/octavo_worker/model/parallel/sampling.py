@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo_kernels import ops
 from octavo_kernels.adjust import Adjustment, adjust, pack
-from octavo_kernels.ranks import sample_part
+from octavo_kernels.ranks import best_part, draw_part, sample_part
 from octavo_worker.contract.step import SampleRow
 from octavo_worker.model.parallel.filters import floors
 from octavo_worker.model.parallel.group import Group
@@ -49,15 +50,25 @@ class SplitRows:
             choice.tokens[split] = self._choose(logits[split].float(), [rows[place] for place in split], masks)
         return choice
 
+    def choose(self, logits: Tensor, samples: Tensor, out: Tensor) -> None:
+        """As `ops.sample` without filters, on a GPU."""
+        best_part(self._group.gather(draw_part(logits, samples, self._ids.start)), out)
+
+    def choose_filtered(self, logits: Tensor, samples: Tensor) -> Tensor:
+        """As `ops.sample`, on a GPU: filters look at whole rows."""
+        return ops.sample(self.gather(logits), samples)
+
     def score(self, logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Scores:
         """As `sampler.score`."""
         return score(self.gather(logits), tokens, counts)
 
     def gather(self, logits: Tensor) -> Tensor:
         """Whole rows."""
-        mine = logits.new_full((len(logits), self._most), -torch.inf)
-        mine[:, : len(self._ids)] = logits
-        return self._group.gather(mine).permute(1, 0, 2).flatten(1)[:, : self.vocab_size].contiguous()
+        mine = logits
+        if len(self._ids) < self._most:
+            mine = logits.new_full((len(logits), self._most), -torch.inf)
+            mine[:, : len(self._ids)] = logits
+        return self._group.gather(mine).permute(1, 0, 2).flatten(1)[:, : self.vocab_size]
 
     def _choose(self, logits: Tensor, rows: list[SampleRow], allowed: Tensor | None) -> Tensor:
         if any(map(adjusts, rows)):

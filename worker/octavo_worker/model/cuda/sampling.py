@@ -1,0 +1,82 @@
+"""The tokens of a step on a GPU: of all rows at once, then again of those that ask for more."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo_kernels.step import StepInputs
+from octavo_worker.model.cuda.launched import LaunchedStep, Special
+from octavo_worker.model.cuda.packer import PackedStep, SpecialRow, filtered_places
+from octavo_worker.model.parallel.sampling import SplitRows
+from octavo_worker.model.sampler import WholeRows, on_device, sample
+
+
+class StepSampler:
+    """Chooses what follows each sampled row of a step: `tokens[samples]` (int64) at one address, which the next step
+    reads.
+
+    Logits are those of this rank's tokens; every rank chooses all tokens. With `reads` choices are copied to the host
+    as well: of several ranks the first alone does that.
+    """
+
+    def __init__(self, rows: WholeRows | SplitRows, inputs: StepInputs, *, reads: bool) -> None:
+        self.tokens = torch.zeros(len(inputs.samples), dtype=torch.int64, device=inputs.samples.device)
+        self._rows, self._inputs, self._reads = rows, inputs, reads
+        self._search_stream = torch.cuda.Stream(self.tokens.device)  # finds the candidates of beam searches
+
+    def choose(self, logits: Tensor) -> None:
+        """All rows, by temperature and, on one rank, by filters: the part of a step that graphs capture."""
+        if count := len(logits):
+            self._rows.choose(logits, self._inputs.samples[:count], self.tokens[:count])
+
+    def choose_filtered(self, logits: Tensor, step: PackedStep) -> None:
+        """Rows with filters again, where rows lie on several ranks and `choose` has left filters out."""
+        if isinstance(self._rows, SplitRows):
+            places = filtered_places(step.words, self._rows.vocab_size)
+            if len(places):
+                rows = on_device(places, torch.int64, logits.device)
+                self.tokens[rows] = self._rows.choose_filtered(logits[rows], self._inputs.samples[rows])
+
+    def choose_special(
+        self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, words: np.ndarray | None = None
+    ) -> None:
+        """Samples that ask for more than temperature and filters, from copies of their logits; `words` are the masks of
+        `rows`. No later step depends on candidates before they were read, so they are found while it runs."""
+        chosen = [number for number, row in enumerate(rows) if not row.row.candidates]
+        searched = [number for number, row in enumerate(rows) if row.row.candidates]
+        if chosen:
+            self._draw(logits, [rows[number] for number in chosen], step, _masks(words, chosen, logits.device))
+        if searched:
+            self._search(logits, [rows[number] for number in searched], step, _masks(words, searched, logits.device))
+
+    def _draw(self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, allowed: Tensor | None) -> None:
+        assert step.slot is not None
+        places = _places(rows, logits.device)
+        follows = on_device([row.follows for row in rows], torch.int64, logits.device)
+        latest = torch.where(follows >= 0, self._inputs.token_ids[follows], -1)
+        choice = sample(self._rows.gather(logits[places]), [row.row for row in rows], latest, allowed)
+        self.tokens[places] = choice.tokens
+        if self._reads:
+            step.special.append(Special(rows, choice.to_host(), step.slot.done))
+
+    def _search(self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, allowed: Tensor | None) -> None:
+        copies = self._rows.gather(logits[_places(rows, logits.device)])
+        if not self._reads:
+            return
+        for tensor in (copies, allowed):
+            if tensor is not None:
+                tensor.record_stream(self._search_stream)
+        self._search_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._search_stream):
+            choice = sample(copies, [row.row for row in rows], allowed=allowed).to_host()
+            step.special.append(Special(rows, choice, self._search_stream.record_event()))
+
+
+def _masks(words: np.ndarray | None, rows: list[int], device: torch.device) -> Tensor | None:
+    return None if words is None else on_device(words[rows], torch.int32, device)
+
+
+def _places(rows: list[SpecialRow], device: torch.device) -> Tensor:
+    return on_device([row.place for row in rows], torch.int64, device)
