@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("plan", choices=list(PLANS))
     parser.add_argument("--models", type=names, help="only these of the plan")
     parser.add_argument("--out", type=Path, help="by default results/PLAN-gpus.json")
-    parser.set_defaults(workloads=names(WORKLOADS))
+    parser.set_defaults(workloads=names(WORKLOADS), limit=300)
     options = completed(parser.parse_args())
     plan = [each for each in PLANS[options.plan] if options.models is None or each[0] in options.models]
     out = options.out or Path(__file__).parent / "results" / f"{options.plan}-gpus.json"

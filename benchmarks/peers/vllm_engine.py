@@ -23,15 +23,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from octavo_worker.bench.workloads import Work
-from octavo_worker.model.checkpoint.source import RandomWeights
 from peers.base import refuse, serve
+from peers.vllm_weights import draw_weights
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 os.environ.update(NO_MULTICAST)
-os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # `draw_weights` travels to the engine's process
+os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # `draw_weights` travels to the processes of the ranks
 try:
     import vllm
     from vllm.inputs import TokensPrompt
@@ -39,17 +37,6 @@ except ImportError as error:
     refuse(f"vLLM cannot be imported ({error}): pip install vllm, or name a folder that has it with --vllm-path")
 
 MAX_SEQUENCES = 256
-
-
-def draw_weights(decoder: torch.nn.Module) -> None:
-    source = RandomWeights(seed=0, norm_scale=1.0, device=next(decoder.parameters()).device)
-    for name, parameter in decoder.named_parameters():
-        if parameter.dtype in (torch.bfloat16, torch.float16, torch.float32) and "scale" not in name:
-            source.read(name, parameter.data)
-        elif not parameter.dtype.is_floating_point:  # codes, several to a number
-            parameter.data.view(torch.uint8).random_(0, 256)
-        elif parameter.dtype is torch.float8_e4m3fn:
-            parameter.data.copy_((torch.randn(parameter.shape, device=parameter.device) * 64).to(parameter.dtype))
 
 
 def about(ranks: int) -> dict[str, Any]:
