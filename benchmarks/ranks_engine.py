@@ -45,15 +45,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     """A line a row, with tokens a second."""
     lines = [f"{'':38}" + "".join(f"{name:>10}" for name in COLUMNS)]
     for row in rows:
-        ours, peers = (
-            next((speed for name, speed in row["tokens_per_s"].items() if name.startswith(program)), None)
-            for program in ("octavo", "vllm")
-        )
-        share = next(iter(row.get("share_of_floor", {}).values()), None)
+        ours, peers = (figure_of(program, row["tokens_per_s"]) for program in ("octavo", "vllm"))
+        share = figure_of("octavo", row.get("share_of_floor", {}))
         figures = (ours, peers, row.get("ratio"), row.get("scaling"), share)
         name = f"{row['model']} x{row['ranks']} {row['workload']}"
         lines.append(f"{name:38}" + "".join(f"{'-' if figure is None else figure:>10}" for figure in figures))
     return "\n".join(lines)
+
+
+def figure_of(program: str, figures: dict[str, float]) -> float | None:
+    """That of its engine, in whatever form and on however many ranks."""
+    return next((figure for name, figure in figures.items() if name.startswith(program)), None)
 
 
 def main() -> None:
