@@ -6,7 +6,8 @@ usage: python benchmarks/replicas.py [--replicas 1,2] [--model llama-8b] [--jobs
 `octavo worker --replicas N` on a real server, for each N in turn. `--tensor-parallel` ranks share each worker's model.
 A batch of short answers comes first and is not counted. Then all jobs are submitted at once, with random prompts, and
 their tokens go into streams that have no readers. `jobs_per_s` counts from the first submission to the last end, by the
-server's clock; `ratio` is its median divided by that of the smallest N, `by_worker` how many jobs each worker ended.
+server's clock; `ratio` is its median divided by that of the smallest N, `by_worker` how many jobs each worker ended,
+`server_cores` how busy the server was, which runs its commands on one core.
 `--model` is a shape with random weights, a folder or `demo`.
 """
 
@@ -95,7 +96,9 @@ async def measure(replicas: int, model: Path, options: argparse.Namespace, runs:
             filling = min(options.jobs, replicas * options.max_running)
             await batch(client, filling, options.prompt, min(WARM_OUTPUT, options.output), seed=0)
             while len(done := runs.of(replicas)) < options.rounds:
+                spent = place.server_seconds()
                 run = await batch(client, options.jobs, options.prompt, options.output, seed=1 + len(done))
+                run["server_cores"] = round((place.server_seconds() - spent) / run["seconds"], 3)
                 runs.add(replicas, run)
                 print(json.dumps({"replicas": replicas} | run), flush=True)
 

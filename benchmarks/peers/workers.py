@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from octavo import AsyncClient
 from octavo.models import JobInfo, JobRequest, SamplingParams, WorkerInfo
 from octavo.server import EmbeddedServer
@@ -23,10 +25,16 @@ POLL_S = 0.05
 class Place:
     """A server, and a folder for the logs of what is started beside it."""
 
-    def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
-        self.url = url
+    def __init__(self, server: EmbeddedServer, folder: Path, stack: ExitStack) -> None:
+        self.url = server.url
+        self._server = psutil.Process(server.pid)
         self._folder, self._stack = folder, stack
         self._children: list[Child] = []
+
+    def server_seconds(self) -> float:
+        """CPU time of the server so far. It has one core for all commands."""
+        times = self._server.cpu_times()
+        return float(times.user + times.system)
 
     def start(self, name: str, flags: Mapping[str, Any], gpus: str | None = None) -> Child:
         """`octavo worker` with these flags, None for those that are not given, on these GPUs of CUDA_VISIBLE_DEVICES
@@ -57,7 +65,7 @@ def queue_place() -> Iterator[Place]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(EmbeddedServer(data_dir=folder))
-        yield Place(server.url, folder, stack)
+        yield Place(server, folder, stack)
 
 
 async def requests(client: AsyncClient, count: int, prompt: int, output: int, *, seed: int) -> list[JobRequest]:
