@@ -1,10 +1,12 @@
 """From the start of an engine's process to its first token.
 
-    python benchmarks/cold_start.py [--model llama-8b] [--device cpu|cuda] [--rounds 3] [--out FILE.json]
+    python benchmarks/cold_start.py [--model llama-8b] [--device cpu|cuda] [--tensor-parallel 2] [--rounds 3]
+        [--out FILE.json]
 
 The script starts the engine as a worker's agent does. The model counts as loaded when the engine says so; the first
-token is that of a prompt of 128 tokens, sent right then. `--model` is a folder or a public shape with random weights.
-Every round is a row. The first round also pays for files that are not in the page cache yet.
+token is that of a prompt of 128 tokens, sent right then. `--model` is a folder or a public shape with random weights,
+shared by `--tensor-parallel` ranks. Every round is a row, written when it is known. The first round also pays for files
+that are not in the page cache yet.
 """
 
 from __future__ import annotations
@@ -51,33 +53,34 @@ async def start(options: ModelOptions) -> dict[str, Any]:
     return {name: round(value, 3) for name, value in seconds.items()} | {"numerics": ready.numerics}
 
 
-def measure(model: str, device: str, rounds: int) -> list[dict[str, Any]]:
+def measure(arguments: argparse.Namespace) -> None:
+    model, rows = arguments.model, []
     with tempfile.TemporaryDirectory() as folder:
         path = write_shape(model, Path(folder)) if model in SHAPES else model_folder(model)
         options = ModelOptions(
             model=str(path),
             load_format="dummy" if model in SHAPES else "auto",
-            device=device,
+            device=arguments.device,
             max_model_len=1024,
             kv_cache_bytes=1 << 30,
+            tensor_parallel=arguments.tensor_parallel,
         )
-        rows = []
-        for number in range(rounds):
+        for number in range(arguments.rounds):
             rows.append({"round": number, **asyncio.run(start(options))})
             print(rows[-1], flush=True)
-        return rows
+            if arguments.out is not None:
+                told = {"model": model, "device": arguments.device, "ranks": arguments.tensor_parallel}
+                write(report("cold_start", rows, **told), arguments.out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo", help=f"a folder, demo, or one of {', '.join(SHAPES)}")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks that share the model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    rows = measure(arguments.model, arguments.device, arguments.rounds)
-    if arguments.out is not None:
-        write(report("cold_start", rows, model=arguments.model, device=arguments.device), arguments.out)
+    measure(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""octavo's engine beside vLLM on one GPU, in one run, with the physical floor beside every figure.
+"""octavo's engine beside vLLM on one GPU or several, in one run, with the physical floor beside every figure.
 
 usage: python benchmarks/gpu_engine.py [--models llama-8b,...] [--workloads ...] [--resume] [--vllm-path FOLDER]
-           [--engines octavo-w4a16,vllm-w4a16,octavo-fp8,vllm-fp8]
+           [--engines octavo-w4a16,vllm-w4a16,octavo-fp8,vllm-fp8,octavo@2,vllm@2]
 
 Behind a dash stands the form of the weights: `w4a16`, four bits in groups of 128, and `fp8blocks`, FP8 in blocks of
-128 x 128, as a config.json states them; `fp8` or `int8`, which each engine makes of 16 bits while it loads. octavo is
-compared with vLLM in the same form.
+128 x 128, as a config.json states them; `fp8` or `int8`, which each engine makes of 16 bits while it loads. Behind an @
+stands the number of ranks, which is that of GPUs. octavo is compared with vLLM in the same form on as many GPUs;
+`scaling` is its speed divided by that on one.
 
 A GPU holds one engine at a time: for each model each engine starts in a process of its own, runs every workload once
 shortened and then with an empty prefix cache (--rounds times if a run takes less than --short seconds, else once), and
@@ -20,29 +21,18 @@ import argparse
 import json
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+from peers.contender import FORMS, Contender
 from peers.process import Peer, PeerFailed
 
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, workload
-from octavo_worker.contract.options import ModelOptions
 from octavo_worker.files import model_folder
 
-ENGINES = ("octavo", "vllm")
-FORMS = ("", "-w4a16", "-fp8", "-fp8blocks", "-int8")
-STATED: dict[str, dict[str, Any]] = {
-    "w4a16": {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-        "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
-            "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}}},
-    },
-    "fp8blocks": {
-        "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
-    },
-}  # fmt: skip
 TEMPERATURE = 1.0
 SETTINGS = ("device", "max_model_len", "gpu_memory", "swap_memory")
 
@@ -61,24 +51,30 @@ class Results:
         return self._engines.setdefault(model, {}).setdefault(engine, {"runs": {}})
 
     def rows(self, model: str) -> list[dict[str, Any]]:
-        known = self._engines[model]
-        names = dict.fromkeys(name for found in known.values() for name in found["runs"])
+        """A row for each workload, form and number of ranks."""
+        known = {Contender.of(name): found["runs"] for name, found in self._engines[model].items()}
+        kinds = sorted({(FORMS.index(each.form), each.ranks) for each in known})
         rows = []
-        for name in names:
-            for form in FORMS:
-                engines = {key: value for key, value in known.items() if key in (f"octavo{form}", f"vllm{form}")}
-                if any(name in found["runs"] for found in engines.values()):
-                    rows.append({"model": model + form, **self._row(name, engines)})
+        for workload_name in dict.fromkeys(name for runs in known.values() for name in runs):
+            done = {each: runs[workload_name] for each, runs in known.items() if runs.get(workload_name)}
+            for form, ranks in kinds:
+                same = {each: runs for each, runs in done.items() if (each.form, each.ranks) == (FORMS[form], ranks)}
+                if same:
+                    alone = done.get(Contender("octavo", FORMS[form], 1))
+                    row = {"model": "-".join(filter(None, (model, FORMS[form]))), "ranks": ranks}
+                    rows.append(row | self._row(workload_name, same, alone if ranks > 1 else None))
         return rows
 
     def save(self) -> None:
         rows = [row for model in self._engines for row in self.rows(model)]
         write(report("gpu-engine", rows, temperature=TEMPERATURE, engines=self._engines), self._path)
 
-    def _row(self, name: str, known: dict[str, Any]) -> dict[str, Any]:
-        """One workload: tokens a second of every engine that has a figure, beside the floor."""
-        runs = {engine: found["runs"][name] for engine, found in known.items() if found["runs"].get(name)}
-        taken = {engine: [run["seconds"] for run in done] for engine, done in runs.items()}
+    def _row(
+        self, name: str, runs: dict[Contender, list[dict[str, Any]]], alone: list[dict[str, Any]] | None
+    ) -> dict[str, Any]:
+        """One workload: tokens a second of every engine that has a figure, beside the floor, and beside octavo on one
+        rank."""
+        taken = {each.name: [run["seconds"] for run in done] for each, done in runs.items()}
         seconds = {engine: statistics.median(times) for engine, times in taken.items()}
         tokens, unit = counted(self._family, name)
         line: dict[str, Any] = {"workload": name, "unit": unit}
@@ -86,8 +82,8 @@ class Results:
         line["tokens_per_s_min_max"] = {
             engine: [round(tokens / edge(times), 1) for edge in (max, min)] for engine, times in taken.items()
         }
-        ours = next((engine for engine in runs if engine.startswith("octavo")), None)
-        peer = next((engine for engine in runs if engine.startswith("vllm")), None)
+        ours = next((each for each in runs if each.is_ours), None)
+        peer = next((each for each in runs if not each.is_ours), None)
         if ours is not None:
             floor = runs[ours][-1]["floor_s"]
             if floor is not None:
@@ -95,7 +91,9 @@ class Results:
                 line["share_of_floor"] = {engine: round(floor / value, 3) for engine, value in seconds.items()}
             line |= {key: [run[key] for run in runs[ours]] for key in ("idle_share", "preemptions")}
         if ours is not None and peer is not None:
-            line["ratio"] = round(seconds[peer] / seconds[ours], 3)
+            line["ratio"] = round(seconds[peer.name] / seconds[ours.name], 3)
+        if ours is not None and alone is not None:
+            line["scaling"] = round(statistics.median(run["seconds"] for run in alone) / seconds[ours.name], 3)
         return line
 
 
@@ -105,59 +103,28 @@ def counted(family: str, name: str) -> tuple[int, str]:
     return (prompt + generated, "total tokens/s") if name.startswith("prefill") else (generated, "output tokens/s")
 
 
-def command(engine: str, model: Path, options: argparse.Namespace) -> list[str]:
-    load_format = "dummy" if model.name in SHAPES else "auto"
-    engine, _, form = engine.partition("-")
-    if form in STATED:
-        model = stated(model, form)
-    if engine == "vllm":
-        settings = (options.max_model_len, options.gpu_memory, options.family)
-        return [
-            "peers/vllm_engine.py",
-            str(model),
-            load_format,
-            *map(str, settings),
-            *([form] if form == "fp8" else []),
-        ]
-    chosen = ModelOptions(
-        model=str(model),
-        load_format=load_format,
-        device=options.device,
-        max_model_len=options.max_model_len,
-        gpu_memory=options.gpu_memory,
-        host_cache_bytes=round(options.swap_memory * 2**30),
-        quantization=form if form in ("fp8", "int8") else "auto",
-    )
-    return ["peers/octavo_engine.py", chosen.to_json(), options.family, str(TEMPERATURE)]
-
-
-def stated(model: Path, form: str) -> Path:
-    """A folder beside `model` whose config states weights in this form."""
-    config = json.loads((model / "config.json").read_text())
-    target = model.parent / form / model.name
-    target.mkdir(parents=True, exist_ok=True)
-    (target / "config.json").write_text(json.dumps(config | {"quantization_config": STATED[form]}, indent=1))
-    return target
-
-
 def is_complete(runs: list[dict[str, Any]], rounds: int, short_s: float) -> bool:
     return len(runs) >= rounds or any(run["seconds"] >= short_s for run in runs)
 
 
-def measure(engine: str, model: Path, options: argparse.Namespace, found: dict[str, Any], results: Results) -> None:
-    """Run the workloads that `found` lacks, one engine's part of the results."""
-    rounds = options.vllm_rounds if engine.startswith("vllm") else options.rounds
+def measure(engine: Contender, model: Path, options: argparse.Namespace, results: Results) -> None:
+    """Run the workloads that the results lack of an engine, while there is time."""
+    rounds = options.rounds if engine.is_ours else options.vllm_rounds
+    found = results.of(model.name, engine.name)
     runs = found["runs"]
     missing = [name for name in options.workloads if not is_complete(runs.get(name, []), rounds, options.short)]
-    if not missing:
+    if not missing or is_over(options):
         return
     found.pop("failed", None)
     found["settings"] = {key: getattr(options, key) for key in SETTINGS}
-    path = options.vllm_path if engine.startswith("vllm") else None
+    path = None if engine.is_ours else options.vllm_path
+    command = engine.command(model, options, TEMPERATURE)
     try:
-        with Peer(engine, command(engine, model, options), limit_s=options.limit, path=path) as peer:
+        with Peer(engine.name, command, limit_s=options.limit, path=path) as peer:
             found["about"] = peer.about | {"start_s": round(peer.start_s, 2)}
             for name in missing:
+                if is_over(options):
+                    break
                 runs[name] = []
                 while not is_complete(runs[name], rounds, options.short):
                     runs[name].append(peer.run(name))
@@ -168,10 +135,14 @@ def measure(engine: str, model: Path, options: argparse.Namespace, found: dict[s
     results.save()
 
 
-def compare(name: str, folder: Path, options: argparse.Namespace, results: Results) -> None:
+def is_over(options: argparse.Namespace) -> bool:
+    return time.monotonic() > options.end
+
+
+def compare(name: str, folder: Path, engines: list[Contender], options: argparse.Namespace, results: Results) -> None:
     model = write_shape(name, folder) if name in SHAPES else model_folder(name)
-    for engine in options.engines:
-        measure(engine, model, options, results.of(model.name, engine), results)
+    for engine in engines:
+        measure(engine, model, options, results)
     for line in results.rows(model.name):
         print(json.dumps(line), flush=True)
 
@@ -180,35 +151,50 @@ def names(text: str) -> list[str]:
     return text.split(",")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    models = names("qwen3-0.6b,llama-8b,llama-13b")
-    parser.add_argument("--models", type=names, default=models, help="shapes or folders")
+def contenders(text: str) -> list[Contender]:
+    try:
+        return [Contender.of(name) for name in names(text)]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def flags(description: str | None) -> argparse.ArgumentParser:
+    """What every comparison of engines may be told."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=["gpu", "cpu"], default="gpu", help="cpu: small workloads")
     parser.add_argument("--workloads", type=names, help="comma-separated; all of the family by default")
-    parser.add_argument("--engines", type=names, default=list(ENGINES))
     parser.add_argument("--rounds", type=int, default=3, help="counted runs of a short workload by octavo")
     parser.add_argument("--vllm-rounds", type=int, default=3, help="the same by vLLM")
     parser.add_argument("--short", type=float, default=3.0, help="seconds: what takes longer is run once")
-    parser.add_argument("--resume", action="store_true", help="keep what --out holds and run the rest")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--max-model-len", type=int, default=9216)
     parser.add_argument("--gpu-memory", type=float, default=0.85, help="share of the GPU's memory for either engine")
     parser.add_argument("--swap-memory", type=float, default=0.0, help="GiB of CPU memory for octavo's preempted")
     parser.add_argument("--limit", type=float, default=600, help="seconds of silence after which an engine is ended")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after so many, no engine and no workload is begun")
     parser.add_argument("--vllm-path", type=Path, help="a folder with vLLM and what it needs")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "h200-engine.json")
-    options = parser.parse_args()
+    return parser
+
+
+def completed(options: argparse.Namespace) -> argparse.Namespace:
+    """With the workloads of the family if none are named, and the time at which nothing more is begun."""
     options.workloads = options.workloads or list(CPU_LENGTHS if options.family == "cpu" else GPU_WORKLOADS)
+    options.end = time.monotonic() + options.seconds
     return options
 
 
 def main() -> None:
-    options = parse()
+    parser = flags(__doc__)
+    models = names("qwen3-0.6b,llama-8b,llama-13b")
+    parser.add_argument("--models", type=names, default=models, help="shapes or folders")
+    parser.add_argument("--engines", type=contenders, default=contenders("octavo,vllm"))
+    parser.add_argument("--resume", action="store_true", help="keep what --out holds and run the rest")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "h200-engine.json")
+    options = completed(parser.parse_args())
     results = Results(options.out, options.family, resume=options.resume)
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
-            compare(model, Path(folder), options, results)
+            compare(model, Path(folder), options.engines, options, results)
 
 
 if __name__ == "__main__":

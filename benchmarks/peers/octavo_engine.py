@@ -44,6 +44,8 @@ device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 about = {
     "device": device,
     "torch": torch.__version__,
+    "ranks": options.tensor_parallel,
+    "weight_bytes": bench.weight_bytes,
     "kv_tokens": bench.kv_tokens,
     "numerics": bench.numerics,
     "priority": "batch",

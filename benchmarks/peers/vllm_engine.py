@@ -1,31 +1,35 @@
 """vLLM in this process, as it is set up by default.
 
-usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY [fp8]
+usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY RANKS [fp8]
 
 `fp8`: vLLM makes eight bits of the weights while it loads, with a scale for each matrix.
 
 CUDA graphs, compilation and chunked prefill are as vLLM chooses them; its prefix cache is emptied before every run, as
 octavo's engine begins every run with an empty one. MEMORY is the share of the GPU's memory that it may use.
 
-vLLM's engine runs in a process of its own, which is its default.
+vLLM's engine runs in a process of its own, which is its default, and so does each of its RANKS beyond one. Their
+collectives are those that vLLM chooses without multicast, which hosts that are shared out do not allow: `NO_MULTICAST`.
+Its fusion of sums with norms needs FlashInfer; the answer says whether that is there.
 
 Random weights are drawn as octavo draws its own: at the limit of its power a GPU's speed depends on the values.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from octavo_worker.bench.workloads import Work
-from octavo_worker.model.checkpoint.source import RandomWeights
 from peers.base import refuse, serve
+from peers.vllm_weights import draw_weights
 
-os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # `draw_weights` travels to the engine's process
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+os.environ.update(NO_MULTICAST)
+os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # `draw_weights` travels to the processes of the ranks
 try:
     import vllm
     from vllm.inputs import TokensPrompt
@@ -35,19 +39,16 @@ except ImportError as error:
 MAX_SEQUENCES = 256
 
 
-def draw_weights(decoder: torch.nn.Module) -> None:
-    source = RandomWeights(seed=0, norm_scale=1.0, device=next(decoder.parameters()).device)
-    for name, parameter in decoder.named_parameters():
-        if parameter.dtype in (torch.bfloat16, torch.float16, torch.float32) and "scale" not in name:
-            source.read(name, parameter.data)
-        elif not parameter.dtype.is_floating_point:  # codes, several to a number
-            parameter.data.view(torch.uint8).random_(0, 256)
-        elif parameter.dtype is torch.float8_e4m3fn:
-            parameter.data.copy_((torch.randn(parameter.shape, device=parameter.device) * 64).to(parameter.dtype))
+def about(ranks: int) -> dict[str, Any]:
+    """Of several ranks also what their collectives are chosen by."""
+    if ranks == 1:
+        return {"vllm": vllm.__version__}
+    has_flashinfer = importlib.util.find_spec("flashinfer") is not None
+    return {"vllm": vllm.__version__, "ranks": ranks, "flashinfer": has_flashinfer, "environment": NO_MULTICAST}
 
 
 def main() -> None:
-    model, load_format, context, memory, family, *form = sys.argv[1:]
+    model, load_format, context, memory, family, ranks, *form = sys.argv[1:]
     llm = vllm.LLM(
         model=model,
         load_format=load_format,
@@ -58,6 +59,7 @@ def main() -> None:
         gpu_memory_utilization=float(memory),
         disable_log_stats=True,
         quantization="fp8_per_tensor" if form else None,
+        tensor_parallel_size=int(ranks),
     )
     if load_format == "dummy":
         llm.apply_model(draw_weights)
@@ -73,7 +75,7 @@ def main() -> None:
         return sum(len(answer.outputs[0].token_ids) for answer in answers)
 
     vocab_size = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
-    serve(run, vocab_size, family, about={"vllm": vllm.__version__})
+    serve(run, vocab_size, family, about=about(int(ranks)))
 
 
 if __name__ == "__main__":

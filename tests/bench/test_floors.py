@@ -12,6 +12,7 @@ from octavo_worker.bench.floors import Costs, floor_seconds
 from octavo_worker.bench.shapes import SHAPES
 from octavo_worker.bench.workloads import Work
 from octavo_worker.model.config import decoder_config
+from octavo_worker.model.parallel.shards import Rank, Shards
 
 READS, MULTIPLIES = Ceilings(1e12, 1e30), Ceilings(1e30, 1e12)  # only one of the two counts
 
@@ -84,3 +85,20 @@ def test_prefixes_branch_and_are_read_once_while_any_request_of_theirs_runs(llam
         beginnings = {tuple(w.prompt[:n]) for w in running for n in range(1, len(w.prompt) + 1)}
         read += llama_8b.kv_bytes * (len(beginnings) + step * len(running))
     assert floor_seconds(llama_8b, work, READS) == pytest.approx(read / 1e12)
+
+
+def test_a_rank_reads_and_computes_its_part_and_the_whole_is_their_sum() -> None:
+    config = decoder_config(LlamaConfig(**{k: v for k, v in SHAPES["llama-70b"].items() if k != "model_type"}))
+    assert config is not None
+    whole = Costs.of(config, weight_bytes=0, kv_itemsize=2)
+    for ranks in (2, 4, 8):
+        part = Costs.of(Shards(config, Rank(0, ranks)).config, weight_bytes=0, kv_itemsize=2, ranks=ranks)
+        assert (part.layers, part.head) == (whole.layers // ranks, whole.head // ranks)
+        assert (part.kv_bytes, part.pair_flops) == (whole.kv_bytes // ranks, whole.pair_flops // ranks)
+
+
+def test_ranks_that_share_a_head_of_keys_and_values_read_it_each(llama_8b: Costs) -> None:
+    config = decoder_config(LlamaConfig(**{k: v for k, v in SHAPES["llama-8b"].items() if k != "model_type"}))
+    assert config is not None
+    part = Costs.of(Shards(config, Rank(0, 16)).config, weight_bytes=0, kv_itemsize=2, ranks=16)
+    assert part.kv_bytes == llama_8b.kv_bytes // 8

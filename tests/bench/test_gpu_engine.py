@@ -7,19 +7,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from waiting import STALL_S
+
+from octavo_worker.bench.shapes import SHAPES
 
 DRIVER = Path(__file__).parents[2] / "benchmarks" / "gpu_engine.py"
 VLLM = """
+import os
 __version__ = "stand-in"
 def SamplingParams(**parameters): return parameters["max_tokens"]
 class Answer:
     def __init__(self, count): self.outputs, self.token_ids = [self], [1] * count
 class LLM:
-    def __init__(self, **settings): print("a stand-in talks, too")
+    def __init__(self, tensor_parallel_size, **settings):
+        print("a stand-in talks, too")
+        assert tensor_parallel_size == 1 or os.environ["NCCL_NVLS_ENABLE"] == "0"
     def reset_prefix_cache(self): pass
     def generate(self, prompts, counts, use_tqdm): return [Answer(count) for count in counts]
 """
+
+
+def write_stand_in(folder: Path) -> None:
+    (folder / "vllm").mkdir()
+    (folder / "vllm" / "__init__.py").write_text(VLLM)
+    (folder / "vllm" / "inputs.py").write_text("TokensPrompt = dict\n")
 
 
 def compare(out: Path, *arguments: str) -> dict:
@@ -37,9 +49,7 @@ def test_engines_are_compared_and_a_run_that_was_cut_short_goes_on(tmp_path: Pat
     assert alone["rows"][0]["tokens_per_s"].keys() == {"octavo"}
     assert len(alone["engines"]["demo"]["octavo"]["runs"]["single"]) == 1, "a workload that is not short runs once"
 
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").write_text(VLLM)
-    (tmp_path / "vllm" / "inputs.py").write_text("TokensPrompt = dict\n")
+    write_stand_in(tmp_path)
     both = compare(out, "--resume", "--short", "0", "--vllm-path", str(tmp_path))
     assert both["engines"]["demo"]["octavo"] == alone["engines"]["demo"]["octavo"]
     assert "failed" not in both["engines"]["demo"]["vllm"]
@@ -59,3 +69,57 @@ def test_what_is_short_runs_several_times(tmp_path: Path) -> None:
     (row,) = document["rows"]
     assert row["tokens_per_s"]["octavo"] == middle
     assert row["tokens_per_s_min_max"]["octavo"] == [slowest, fastest]
+
+
+def test_ranks_are_compared_with_one_and_with_as_many_of_vllm(tmp_path: Path) -> None:
+    write_stand_in(tmp_path)
+    out = tmp_path / "ranks.json"
+    arguments = ["--engines", "octavo@1,octavo@2,vllm@2", "--short", "0", "--vllm-path", str(tmp_path)]
+    document = compare(out, *arguments)
+    alone, both = document["rows"]
+    assert (alone["ranks"], both["ranks"]) == (1, 2)
+    assert alone["tokens_per_s"].keys() == {"octavo"}
+    assert not {"ratio", "scaling"} & alone.keys()
+    assert both["tokens_per_s"].keys() == {"octavo@2", "vllm@2"}
+    one, two = alone["tokens_per_s"]["octavo"], both["tokens_per_s"]["octavo@2"]
+    assert abs(both["scaling"] - two / one) < 0.001
+    assert abs(both["ratio"] - two / both["tokens_per_s"]["vllm@2"]) < 0.001
+    engines = document["engines"]["demo"]
+    assert engines["octavo@2"]["about"]["numerics"].endswith(" tp2")
+    assert engines["octavo@2"]["about"]["weight_bytes"] < engines["octavo"]["about"]["weight_bytes"]
+    assert engines["vllm@2"]["about"]["environment"]["NCCL_NVLS_ENABLE"] == "0"
+
+    again = compare(out, "--resume", "--seconds", "0", *arguments)
+    assert again["rows"] == document["rows"], "nothing is begun when the time is over, and nothing is lost"
+
+
+@pytest.mark.parametrize("name", ["octavo@0", "octavo-w5", "sglang", "octavo@2-fp8", "octavo@"])
+def test_an_unknown_engine_is_refused(name: str) -> None:
+    command = [sys.executable, str(DRIVER), "--engines", f"octavo,{name}"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=STALL_S, check=False)
+    assert refused.returncode == 2
+    assert f"unknown engine {name!r}" in refused.stderr
+
+
+def test_plans_name_models_and_engines_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine as often as it is needed, and on no more GPUs than its plan is for."""
+    monkeypatch.syspath_prepend(DRIVER.parent)
+    from gpu_engine import contenders
+    from ranks_engine import PLANS
+
+    for plan, most in (("two", 2), ("two-large", 2), ("four", 4)):
+        cells = [(model, engine) for model, engines in PLANS[plan] for engine in contenders(engines)]
+        assert len(set(cells)) == len(cells)
+        assert {model for model, _ in cells} <= set(SHAPES)
+        assert max(engine.ranks for _, engine in cells) == most
+    assert set(PLANS) == {"two", "two-large", "four"}
+
+
+def test_the_table_of_a_plan_shows_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DRIVER.parent)
+    from ranks_engine import table
+
+    row = {"model": "llama-8b", "ranks": 2, "workload": "single", "tokens_per_s": {"octavo@2": 320.5, "vllm@2": 250.0}}
+    lines = table([row | {"ratio": 1.282, "scaling": 1.7}, row | {"tokens_per_s": {"vllm@2": 9.0}}]).splitlines()
+    assert lines[1].split() == ["llama-8b", "x2", "single", "320.5", "250.0", "1.282", "1.7", "-"]
+    assert lines[2].split() == ["llama-8b", "x2", "single", "-", "9.0", "-", "-", "-"]

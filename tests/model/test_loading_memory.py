@@ -1,9 +1,10 @@
-"""What is allocated while a quantised checkpoint is read: the model, and one matrix more."""
+"""What is allocated while a quantised checkpoint is read, or weights are drawn: the model, and one matrix more."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,11 +13,14 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig
 
-from octavo_worker.model.checkpoint.build import build_layers
-from octavo_worker.model.checkpoint.formats import Reader, format_of
-from octavo_worker.model.checkpoint.source import Checkpoint
+from octavo_worker.model.checkpoint.build import Split, build_layers
+from octavo_worker.model.checkpoint.formats import DrawnFormat, QuantisedFormat, Reader, format_of
+from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights
 from octavo_worker.model.config import decoder_config
+from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.linear import Products
+from octavo_worker.model.parallel.group import Group
+from octavo_worker.model.parallel.shards import Rank, Shards
 
 CONFIG = LlamaConfig(
     vocab_size=64,
@@ -86,13 +90,46 @@ def test_reading_takes_the_model_and_one_matrix(tmp_path: Path, method: str) -> 
     described = decoder_config(CONFIG)
     assert described is not None
     reader = Reader(Checkpoint.open(tmp_path), torch.bfloat16, torch.device("cpu"), Products())
+    layers = measured(lambda: build_layers(described, reader, format_of(tmp_path)), 3 * 512 * 512 * 10 // 2)
+    assert len(layers.blocks) == 3
+
+
+def measured(build: Callable[[], DecoderLayers], least: int) -> DecoderLayers:
+    """What is built, of so many bytes at least. No more was allocated at a time than that and one matrix."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        layers = build_layers(described, reader, format_of(tmp_path))
+        layers = build()
     held = most = 0
     for event in profiled.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             most = max(most, held)
-    assert held >= 3 * 512 * 512 * 10 // 2, "what is measured is not all of it"
+    assert held >= least, "what is measured is not all of it"
     assert most - held < LARGEST
-    assert len(layers.blocks) == 3
+    return layers
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+INT4 = {"quant_method": "compressed-tensors", **STATED["compressed-tensors"][1], "format": "pack-quantized"}
+
+
+@pytest.mark.parametrize("stated", [None, INT4, BLOCKS], ids=["float", "int4", "fp8"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_draws_its_part_and_one_matrix(
+    tmp_path: Path, stated: dict[str, Any] | None, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It draws each matrix whole, one after the other: a model that fits several GPUs only is never on one of them."""
+    monkeypatch.setattr("octavo_worker.model.checkpoint.source.PIECE", 64)  # small beside a matrix, as usual
+    described = decoder_config(CONFIG)
+    assert described is not None
+    shards = Shards(described, Rank(rank, 2))
+    source = RandomWeights(0, 1.0, torch.device("cpu"))
+    write(tmp_path, {}, {} if stated is None else {"quantization_config": stated})
+    form = format_of(tmp_path)
+    assert isinstance(form, QuantisedFormat) == (stated is not None)
+    form = DrawnFormat(form.method, source) if isinstance(form, QuantisedFormat) else form
+    reader = Reader(source, torch.float32, torch.device("cpu"), Products())
+    split = Split(shards, cast(Group, None))  # nothing is computed
+    part = sum(rows * depth for rows, depth in SIZES.values()) * 3 // 2
+    layers = measured(lambda: build_layers(described, reader, form, split), part // 2 if stated else 4 * part)
+    held = sum(linear.nbytes for block in layers.blocks for linear in block.linears)
+    assert part // 2 <= held <= 4 * part, "not its part"

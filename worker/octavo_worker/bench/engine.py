@@ -113,14 +113,20 @@ class EngineBench:
         return measure_ceilings(model.device, model.dtype) if model.device.type == "cuda" else None
 
     def floor(self, work: list[Work]) -> float | None:
-        """The least seconds in which this GPU could do the work; None on a CPU, for models of the transformers route,
-        and for products in 8 bits, whose rate is another."""
-        model = self._runner.model
+        """The least seconds in which this GPU could do the work, or as many as there are ranks their parts of it; None
+        on a CPU, for models of the transformers route, and for products in 8 bits, whose rate is another."""
+        model, weight_bytes = self._runner.model, self.weight_bytes
         if self.ceilings is None or not isinstance(model, Decoder) or any(" by " in form for form in model.forms):
             return None
-        weight_bytes = sum(linear.nbytes for linear in model.layers.linears)
-        costs = Costs.of(model.config, weight_bytes, self._runner.kv_cache.dtype.itemsize)
-        return floor_seconds(costs, work, self.ceilings)
+        assert weight_bytes is not None
+        ranks, itemsize = self._options.tensor_parallel, self._runner.kv_cache.dtype.itemsize
+        return floor_seconds(Costs.of(model.config, weight_bytes, itemsize, ranks), work, self.ceilings)
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """What a step reads of the weights, on each rank; None for models of the transformers route."""
+        model = self._runner.model
+        return sum(linear.nbytes for linear in model.layers.linears) if isinstance(model, Decoder) else None
 
     @property
     def max_model_len(self) -> int:

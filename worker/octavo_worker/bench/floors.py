@@ -2,7 +2,8 @@
 
 Every weight and every distinct KV entry is read once a step, every product runs at the full rate, a prefix that several
 requests share is computed and read once, memory is unlimited, and reading and computing hide each other. Nothing can
-be faster, so a measured speed is stated as a share of this one.
+be faster, so a measured speed is stated as a share of this one. Of a model on several ranks each computes its part at
+the same time, and the sums between them take none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from itertools import takewhile
 from octavo_worker.bench.ceilings import Ceilings
 from octavo_worker.bench.workloads import Work
 from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.parallel.shards import Rank, vocabulary_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +29,16 @@ class Costs:
     pair_flops: int
 
     @classmethod
-    def of(cls, config: DecoderConfig, weight_bytes: int, kv_itemsize: int) -> Costs:
+    def of(cls, config: DecoderConfig, weight_bytes: int, kv_itemsize: int, ranks: int = 1) -> Costs:
         """`weight_bytes` are those of the layers and the head. Of the embedding table a step reads rows only; norms and
-        biases are left out."""
+        biases are left out. Of a model on several ranks these are the costs of one, whose part `config` and
+        `weight_bytes` are; what ranks exchange is left out, too."""
         hidden, layers = config.hidden_size, len(config.layers)
         attention = hidden * (2 * config.q_size + 2 * config.kv_size)
         mlp = (3 if config.gated else 2) * hidden * config.intermediate_size
         return cls(
             layers=layers * (attention + mlp),
-            head=hidden * config.vocab_size,
+            head=hidden * len(vocabulary_of(config.vocab_size, Rank(0, ranks))),
             weight_bytes=weight_bytes,
             kv_bytes=2 * layers * config.kv_size * kv_itemsize,
             pair_flops=4 * layers * config.q_size,

@@ -47,7 +47,9 @@ class Cut:
         return len(self.shape) == 1 or len(self.columns) == self.shape[1]
 
     def of(self, whole: Tensor) -> Tensor:
-        rows = torch.cat([whole[some.start : some.stop] for some in self.rows])
+        """A view of it, unless its rows lie in several pieces."""
+        pieces = [whole[some.start : some.stop] for some in self.rows]
+        rows = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return rows if self.has_whole_rows else rows[:, self.columns.start : self.columns.stop]
 
 

@@ -1,0 +1,19 @@
+"""Random weights for vLLM. The processes of its ranks import this by name, as a function of the main script does not
+travel to all of them."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_worker.model.checkpoint.source import RandomWeights
+
+
+def draw_weights(decoder: torch.nn.Module) -> None:
+    source = RandomWeights(seed=0, norm_scale=1.0, device=next(decoder.parameters()).device)
+    for name, parameter in decoder.named_parameters():
+        if parameter.dtype in (torch.bfloat16, torch.float16, torch.float32) and "scale" not in name:
+            source.read(name, parameter.data)
+        elif not parameter.dtype.is_floating_point:  # codes, several to a number
+            parameter.data.view(torch.uint8).random_(0, 256)
+        elif parameter.dtype is torch.float8_e4m3fn:
+            parameter.data.copy_((torch.randn(parameter.shape, device=parameter.device) * 64).to(parameter.dtype))
