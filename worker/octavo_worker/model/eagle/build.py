@@ -16,7 +16,7 @@ from octavo_worker.model.eagle.head import EagleHead, HeadLayers
 from octavo_worker.model.errors import CheckpointError
 from octavo_worker.model.layers.attention import Attention
 from octavo_worker.model.layers.block import Block
-from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.linear import Dense
 from octavo_worker.model.layers.mlp import GatedMlp
 from octavo_worker.model.layers.norm import AddNorm, RmsNorm
 
@@ -32,20 +32,20 @@ def build_head(config: HeadConfig, reader: Reader, embed: Tensor, tokens: int) -
     at = source.prefix(PLACES, "hidden_norm.weight")
     if source.under("embed_tokens"):
         embed = reader.read("embed_tokens.weight", layer.vocab_size, size)
-    features = Features(
-        config.taps, _linear("fc", size, len(config.taps) * size, reader), size, tokens, reader.empty(0)
-    )
+    whole = reader.read("fc.weight", size, len(config.taps) * size)
     layers = HeadLayers(
         embed=embed,
         embed_norm=_norm(f"{at}input_layernorm", layer, reader),
         feature_norm=_norm(f"{at}hidden_norm", layer, reader),
         block=_block(at, layer, reader),
         norm=_norm("norm", layer, reader),
-        head=_linear("lm_head", config.draft_vocab_size, size, reader),
+        head=DenseFormat().linear(Matrix(["lm_head"], [config.draft_vocab_size], size), reader),
         ids=_ids(config, reader),
     )
     source.finish(NAMES["llama"].ignored)
     _check_ids(layers.ids, layer.vocab_size)
+    parts = (Dense(part.contiguous(), products=reader.products) for part in whole.split(size, dim=1))
+    features = Features(dict(zip(config.taps, parts, strict=True)), size, tokens, reader.empty(0))
     return EagleHead(layer, layers, features, tokens)
 
 
@@ -62,10 +62,6 @@ def _block(at: str, c: DecoderConfig, reader: Reader) -> Block:
         mlp=GatedMlp(dense.linear(up, reader), dense.linear(down, reader), c.activation),
         mlp_end=AddNorm(None),  # its own next row takes the sum as it is
     )
-
-
-def _linear(name: str, rows: int, depth: int, reader: Reader) -> Linear:
-    return DenseFormat().linear(Matrix([name], [rows], depth), reader)
 
 
 def _norm(name: str, config: DecoderConfig, reader: Reader) -> RmsNorm:

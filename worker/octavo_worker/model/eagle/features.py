@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from octavo_worker.model.sampler import on_device
 
 
 class Features:
-    """Of every token in the cache one row `[hidden]`: what entered some `layers` of the target, joined and multiplied
-    by the head's matrix `fc`, under the token's slot.
+    """Of every token in the cache one row `[hidden]`: what entered some layers of the target, joined and multiplied by
+    the head's matrix `fc`, under the token's slot.
 
     Rows are kept instead of the head's keys and values, which depend on the next token, too: that one is not known
     when the target computes a step, and may be another in each sequence that shares a prefix. What depends on the
@@ -25,13 +25,13 @@ class Features:
     the memory as there are layers, and the product is one of a matrix while the target multiplies hundreds.
     """
 
-    def __init__(self, layers: Sequence[int], fc: Linear, hidden_size: int, tokens: int, like: Tensor) -> None:
-        """Steps have up to `tokens` tokens; `like` has the type and the device of the states."""
-        self.layers = layers
+    def __init__(self, parts: Mapping[int, Linear], hidden_size: int, tokens: int, like: Tensor) -> None:
+        """`parts` are the columns of `fc` for each layer, in ascending order. Steps have up to `tokens` tokens; `like`
+        has the type and the device of the states."""
+        self.layers = tuple(parts)
         self.hidden_size = hidden_size
         self.token_bytes = hidden_size * like.itemsize
-        self._fc = fc
-        self._joined = like.new_empty((tokens, len(layers) * hidden_size))
+        self._parts = parts
         self._rows = like.new_empty((tokens, hidden_size))
         self._pool = self._host = like.new_empty((1, 1, 2, 1, hidden_size // 2))
 
@@ -46,17 +46,15 @@ class Features:
         self._host = torch.empty(shape, dtype=like.dtype, pin_memory=pinned)
 
     def take(self, layer: int, hidden: Tensor) -> None:
-        """`hidden[T, hidden]`, which enters one of the `layers`."""
-        tokens, place = len(hidden), self.layers.index(layer)
-        if tokens > len(self._joined):
-            self._joined = self._joined.new_empty((tokens, self._joined.shape[1]))
-            self._rows = self._rows.new_empty((tokens, self.hidden_size))
-        self._joined[:tokens, place * self.hidden_size : (place + 1) * self.hidden_size].copy_(hidden)
+        """`hidden[T, hidden]`, which enters one of the `layers`: its share of the product is added to those before."""
+        if len(hidden) > len(self._rows):
+            self._rows = hidden.new_empty(hidden.shape)
+        rows = self._rows[: len(hidden)]
+        self._parts[layer].apply(Input(hidden), rows, residual=None if layer == self.layers[0] else rows)
 
     def keep(self, slots: Tensor) -> None:
         """All states of a step were taken, of the tokens in `slots[T]` (int64; -1 is padding)."""
-        tokens = len(slots)
-        self.write(slots.clamp(min=0), self._fc.apply(Input(self._joined[:tokens]), self._rows[:tokens]))
+        self.write(slots.clamp(min=0), self._rows[: len(slots)])
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
         """Put `rows[T, hidden]` into `slots[T]`. Those of block 0 are never read."""
