@@ -107,6 +107,11 @@ def changed(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
             del tensors["fc.weight"]
         case "of two states":
             tensors["fc.weight"] = tensors["fc.weight"][:, :64]
+        case "of four states":
+            tensors["fc.weight"] = torch.zeros(32, 128)
+        case "a model":
+            del tensors["fc.weight"]
+            tensors["model.norm.weight"] = torch.ones(32)
         case "one more":
             tensors["layers.1.hidden_norm.weight"] = torch.ones(32)
         case "no ids":
@@ -124,7 +129,9 @@ def changed(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     ("name", "reason"),
     [
         ("no fc", r"--speculate eagle:.*/head: tensor 'fc\.weight' is missing"),
-        ("of two states", r"tensor 'fc\.weight' has shape \(32, 64\), but config\.json says \(32, 96\)"),
+        ("of two states", "its fc joins an embedding and one state, as in EAGLE-1 and 2; give a head of EAGLE-3"),
+        ("of four states", r"tensor 'fc\.weight' has shape \(32, 128\), but config\.json says \(32, 96\)"),
+        ("a model", "this is a whole model, not a head; give it as draft:FOLDER"),
         ("one more", r"no place for: layers\.1\.hidden_norm\.weight"),
         ("no ids", "tensor 'd2t' is missing"),
         ("ids beyond", "d2t does not lead to 20 different ones of the target's 50 tokens"),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo_worker.model.checkpoint.formats import DenseFormat, Matrix, Reader
 from octavo_worker.model.checkpoint.names import NAMES
+from octavo_worker.model.checkpoint.source import WeightSource
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.eagle.config import HeadConfig
 from octavo_worker.model.eagle.features import Features
@@ -32,6 +33,7 @@ def build_head(config: HeadConfig, reader: Reader, embed: Tensor, tokens: int) -
     at = source.prefix(PLACES, "hidden_norm.weight")
     if source.under("embed_tokens"):
         embed = reader.read("embed_tokens.weight", layer.vocab_size, size)
+    _check_kind(config, source)
     whole = reader.read("fc.weight", size, len(config.taps) * size)
     layers = HeadLayers(
         embed=embed,
@@ -47,6 +49,15 @@ def build_head(config: HeadConfig, reader: Reader, embed: Tensor, tokens: int) -
     parts = (Dense(part.contiguous(), products=reader.products) for part in whole.split(size, dim=1))
     features = Features(dict(zip(config.taps, parts, strict=True)), size, tokens, reader.empty(0))
     return EagleHead(layer, layers, features, tokens)
+
+
+def _check_kind(config: HeadConfig, source: WeightSource) -> None:
+    """Raises `CheckpointError` for what is often taken for a head of EAGLE-3."""
+    joined = source.under("fc").get("weight")
+    if joined is None and source.under("model.norm"):
+        raise CheckpointError("this is a whole model, not a head; give it as draft:FOLDER.")
+    if joined is not None and joined.shape[-1] == 2 * config.layer.hidden_size and len(config.taps) > 2:
+        raise CheckpointError("its fc joins an embedding and one state, as in EAGLE-1 and 2; give a head of EAGLE-3.")
 
 
 def _block(at: str, c: DecoderConfig, reader: Reader) -> Block:
