@@ -87,16 +87,15 @@ def chooser(params: EngineSampling) -> Callable[[Tensor, int], int]:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @torch.inference_mode()
 def test_drafts_are_those_of_the_reference(pair: Pair, temperature: float) -> None:
-    """Also behind tokens that were drafted, right or wrong, behind steps without drafts, and across blocks."""
+    """Also behind drafts that were right, of which the target has left its own states by then, behind wrong ones,
+    behind steps without drafts, and across blocks. Which are right is chosen here: any text will do."""
     runner, reference = pair
     params = EngineSampling(seed=9, max_tokens=99, temperature=temperature)
     prompt, table = [(7 * i + 3) % VOCAB for i in range(13)], [5, 9, 2, 30]
     runner.launch(StepPlan([SequenceStep(prompt[:6], 0, table)], 0)).result()
-    spec = SampleSpec(params, 0, prompt, [])
-    first = runner.launch(StepPlan([SequenceStep(prompt[6:], 6, table, (spec,))], 0)).result()
-    said = [first.sequences[0].samples[0].token]
-    compared, run = 0, 1 + int(temperature > 0)
-    for wanted in (2, 0, 4, 1, 0, 0, 5, 3):
+    runner.launch(StepPlan([SequenceStep(prompt[6:], 6, table)], 0)).result()
+    said, compared, run = [17], 0, 1 + int(temperature > 0)
+    for wanted, right in ((2, 1), (0, 0), (4, 4), (1, 0), (0, 0), (0, 0), (5, 3), (3, 0), (2, 0)):
         spec = SampleSpec(params, 0, prompt, said)
         tokens, rows = (said[-1], *(UNKNOWN,) * wanted), tuple(range(1 + wanted)) if wanted else ()
         step = SequenceStep(tokens, len(prompt) + len(said) - 1, table, (spec,) * (1 + wanted), rows, run_id=run)
@@ -104,7 +103,6 @@ def test_drafts_are_those_of_the_reference(pair: Pair, temperature: float) -> No
         if wanted:
             assert list(result.drafts) == reference.drafts([*prompt, *said], wanted, chooser(params))
             compared += wanted
-        right = next((i for i, draft in enumerate(result.drafts) if draft != result.samples[i].token), wanted)
-        said += [sampled.token for sampled in result.samples[: right + 1]]
-    assert compared == 15
+        said += [*result.drafts[:right], (5 * len(said)) % VOCAB]
+    assert compared == 17
     assert len(prompt) + len(said) > BLOCK + 4
