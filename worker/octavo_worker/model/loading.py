@@ -178,7 +178,7 @@ def draft_model(
         place = DraftBatches(model, options.max_running, budget + options.max_running, context).place
     kind = EagleDrafts if isinstance(model, EagleHead) else DraftModel
     return kind(
-        model,  # type: ignore[arg-type]
+        model,
         dataclasses.replace(cache, dtype=cache_dtype(options, model)),
         context=context,
         budget=budget,

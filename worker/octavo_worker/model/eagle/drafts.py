@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from octavo_worker.contract.step import SampleRow, SequenceStep, StepPlan
-from octavo_worker.model.base_runner import CacheConfig
-from octavo_worker.model.batch import Batch, ragged_batch
+from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.draft_model import DraftModel
 from octavo_worker.model.eagle.head import EagleHead
 from octavo_worker.model.sampler import draw, on_device
@@ -23,31 +22,14 @@ class EagleDrafts(DraftModel):
     that token has its own there: one key of a context is another's for the rest of them.
     """
 
-    def __init__(
-        self,
-        model: EagleHead,
-        cache: CacheConfig,
-        *,
-        context: int,
-        budget: int,
-        vocab_size: int,
-        first_host_block: int,
-        place: Callable[[Batch], Batch] | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            cache,
-            context=context,
-            budget=budget,
-            vocab_size=vocab_size,
-            first_host_block=first_host_block,
-            place=place,
-        )
-        self._head, self._features = model, model.features
+    @property
+    def _head(self) -> EagleHead:
+        assert isinstance(self.model, EagleHead)
+        return self.model
 
     def _move(self, plan: StepPlan) -> None:
         super()._move(plan)
-        self._features.move(plan, self._first_host_block)
+        self._head.features.move(plan, self._first_host_block)
 
     def fill_in(self, steps: Sequence[SequenceStep]) -> list[SequenceStep]:
         found = super().fill_in(steps)
@@ -62,22 +44,23 @@ class EagleDrafts(DraftModel):
         if not shifted:
             self._note_parts(parts)
             return []
-        batch = ragged_batch(shifted, self._block_size, self._head.vocab_size)
+        head = self._head
+        batch = ragged_batch(shifted, self._block_size, head.vocab_size)
         last = batch.query_start[1 : len(rows) + 1].long() - 1
         if self._place is not None:
-            batch, last = self._place(batch), last.to(self._head.device)
-        states = self._head.forward(batch, last if rows else batch.positions[:1] * 0)
+            batch, last = self._place(batch), last.to(head.device)
+        states = head.forward(batch, last if rows else batch.positions[:1] * 0)
         self._note_parts(parts)
         if not rows:
             return []
-        self._features.write(self._ends(parts[: len(rows)]), states)
-        return [max(0, token) for token in draw(self._head.logits(states).float().contiguous(), rows).tolist()]
+        head.features.write(self._ends(parts[: len(rows)]), states)
+        return [max(0, token) for token in draw(head.logits(states).float().contiguous(), rows).tolist()]
 
     def _ends(self, parts: Sequence[SequenceStep]) -> Tensor:
         """The slots of the last tokens of some parts: there the next row looks for features."""
         size = self._block_size
         slots = [part.block_table[(part.end - 1) // size] * size + (part.end - 1) % size for part in parts]
-        return on_device(slots, torch.int64, self._head.device)
+        return on_device(slots, torch.int64, self.model.device)
 
 
 def _shifted(part: SequenceStep) -> SequenceStep:
