@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from eagle_heads import head_values, random_tensors, write_head
 from eagle_reference import ReferenceHead
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -73,11 +76,33 @@ def pair(
         del tensors["embed_tokens.weight"]
     head = write_head(tmp_path_factory.mktemp("head"), values, tensors)
     options = ModelOptions(
-        model=str(folder), speculate=f"eagle:{head}", device="cpu", dtype="float32", threads=1, num_blocks=40
+        model=str(folder),
+        speculate=f"eagle:{head}",
+        device="cpu",
+        dtype="float32",
+        threads=1,
+        num_blocks=40,
+        host_cache_bytes=1 << 20,
     )
     runner = load_runner(options)
     assert isinstance(runner, PagedRunner)
     return runner, ReferenceHead(values, tensors, model, taps, at)
+
+
+RUNS = count(1)
+"""Numbers of runs: none is ever used again."""
+
+
+def drafts_of(
+    runner: PagedRunner, prompt: list[int], said: list[int], wanted: int, table: list[int], run: int, heat: float = 0.8
+) -> list[int]:
+    """Those of a step that verifies so many behind what was said."""
+    spec = SampleSpec(EngineSampling(seed=9, max_tokens=99, temperature=heat), 0, prompt, said)
+    tokens, rows = (said[-1], *(UNKNOWN,) * wanted), tuple(range(1 + wanted)) if wanted else ()
+    start = len(prompt) + len(said) - 1
+    step = SequenceStep(tokens, start, list(table), (spec,) * (1 + wanted), rows, run_id=run)
+    (result,) = runner.launch(StepPlan([step], 1)).result().sequences
+    return list(result.drafts)
 
 
 def chooser(params: EngineSampling) -> Callable[[Tensor, int], int]:
@@ -94,15 +119,77 @@ def test_drafts_are_those_of_the_reference(pair: Pair, temperature: float) -> No
     prompt, table = [(7 * i + 3) % VOCAB for i in range(13)], [5, 9, 2, 30]
     runner.launch(StepPlan([SequenceStep(prompt[:6], 0, table)], 0)).result()
     runner.launch(StepPlan([SequenceStep(prompt[6:], 6, table)], 0)).result()
-    said, compared, run = [17], 0, 1 + int(temperature > 0)
+    said, compared, run = [17], 0, next(RUNS)
     for wanted, right in ((2, 1), (0, 0), (4, 4), (1, 0), (0, 0), (0, 0), (5, 3), (3, 0), (2, 0)):
-        spec = SampleSpec(params, 0, prompt, said)
-        tokens, rows = (said[-1], *(UNKNOWN,) * wanted), tuple(range(1 + wanted)) if wanted else ()
-        step = SequenceStep(tokens, len(prompt) + len(said) - 1, table, (spec,) * (1 + wanted), rows, run_id=run)
-        (result,) = runner.launch(StepPlan([step], 1)).result().sequences
+        found = drafts_of(runner, prompt, said, wanted, table, run, temperature)
         if wanted:
-            assert list(result.drafts) == reference.drafts([*prompt, *said], wanted, chooser(params))
+            assert found == reference.drafts([*prompt, *said], wanted, chooser(params))
             compared += wanted
-        said += [*result.drafts[:right], (5 * len(said)) % VOCAB]
+        said += [*found[:right], (5 * len(said)) % VOCAB]
     assert compared == 17
     assert len(prompt) + len(said) > BLOCK + 4
+
+
+class Text:
+    """One sequence in the runner's memory, whose blocks are taken from those that were given back last."""
+
+    def __init__(self, runner: PagedRunner) -> None:
+        self.runner, self.run = runner, next(RUNS)
+        self.free = list(range(1, 12))
+        self.prompt, self.said = [(7 * i + 3) % VOCAB for i in range(13)], [17]
+        self.table = [self.free.pop(), self.free.pop()]
+        self.compute(self.prompt, self.table)
+
+    def compute(self, tokens: list[int], table: list[int]) -> None:
+        self.runner.launch(StepPlan([SequenceStep(tokens, 0, list(table))], 0)).result()
+
+    def drafts(self, wanted: int) -> list[int]:
+        end = len(self.prompt) + len(self.said) + wanted
+        while len(self.table) * BLOCK < end:
+            self.table.append(self.free.pop())
+        return drafts_of(self.runner, self.prompt, self.said, wanted, self.table, self.run)
+
+    def swap(self) -> None:
+        hosts = [self.runner.first_host_block + 1 + i for i in range(len(self.table))]
+        self.runner.launch(StepPlan([], 0, swap_out=list(zip(self.table, hosts, strict=True)))).result()
+        self.free += self.table
+        self.another()
+        self.table = [self.free.pop(0) for _ in hosts]
+        self.runner.launch(StepPlan([], 0, swap_in=list(zip(hosts, self.table, strict=True)))).result()
+        self.run = next(RUNS)
+
+    def copy(self) -> None:
+        """As a fork does that writes first."""
+        last, new = (len(self.prompt) + len(self.said) - 1) // BLOCK, self.free.pop(0)
+        if last < len(self.table):
+            self.runner.launch(StepPlan([], 0, copies=[(self.table[last], new)])).result()
+            self.free.append(self.table[last])
+            self.table[last] = new
+
+    def another(self) -> None:
+        """Another text comes and goes, with drafts of its own."""
+        table = [self.free.pop(), self.free.pop()]
+        prompt = [(3 * i + len(self.said)) % VOCAB for i in range(20)]
+        self.compute(prompt, table)
+        drafts_of(self.runner, prompt, [5], 3, table, next(RUNS))
+        self.free += table
+
+
+STEPS = st.one_of(st.tuples(st.integers(0, 4), st.integers(0, 4)), st.sampled_from(["swap", "copy", "another"]))
+
+
+@pytest.mark.parametrize("pair", ["a part of the vocabulary"], indirect=True)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS, min_size=3, max_size=9))
+def test_wherever_blocks_go_drafts_are_those_of_the_reference(pair: Pair, steps: list[tuple[int, int] | str]) -> None:
+    runner, reference = pair
+    text, choose = Text(runner), chooser(EngineSampling(seed=9, max_tokens=99, temperature=0.8))
+    with torch.inference_mode():
+        for step in steps:
+            if isinstance(step, str):
+                getattr(text, step)()
+                continue
+            wanted, right = step[0], min(step)
+            found = text.drafts(wanted)
+            assert found == (reference.drafts([*text.prompt, *text.said], wanted, choose) if wanted else [])
+            text.said += [*found[:right], (5 * len(text.said)) % VOCAB]
