@@ -158,7 +158,7 @@ def main() -> None:
     options = ModelOptions(
         model="demo",
         device="cpu",
-        speculate=max(arguments.speculate, key=lambda kind: kind.startswith("draft:")),
+        speculate=max(arguments.speculate, key=lambda kind: ":" in kind),
         speculate_most=arguments.most,
         max_running=64,
         threads=arguments.threads,

@@ -48,6 +48,11 @@ def test_a_draft_that_cannot_guess_ends_the_worker_with_the_reason(redis_url: st
     draft = tmp_path / "other"
     shutil.copytree(model_folder("demo"), draft)
     (draft / "tokenizer.json").unlink()
-    for named, reason in ((draft, "other cannot guess for demo"), (tmp_path / "none", "no folder")):
-        with WorkerProcess(redis_url, tmp_path / "log", speculate=f"draft:{named}", **SMALL) as worker:
+    reasons = {
+        f"draft:{draft}": "other cannot guess for demo",
+        f"draft:{tmp_path}/none": "no folder",
+        f"eagle:{draft}": "this is a whole model, not a head; give it as draft:FOLDER",
+    }
+    for speculate, reason in reasons.items():
+        with WorkerProcess(redis_url, tmp_path / "log", speculate=speculate, **SMALL) as worker:
             eventually(lambda reason=reason, worker=worker: reason in worker.log)

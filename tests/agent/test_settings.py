@@ -29,18 +29,16 @@ def test_no_amount_is_infinite(name):
         WorkerSettings(**{name: float("inf")})
 
 
-@pytest.mark.parametrize("value", ["on", "draft", "draft:", "NGRAM"])
+@pytest.mark.parametrize("value", ["on", "draft", "draft:", "eagle", "eagle:", "NGRAM"])
 def test_a_way_to_guess_that_is_not_known_is_refused_in_words(value):
-    with pytest.raises(
-        ValidationError, match=f"'{value}' is no way to guess tokens: use off, ngram, suffix or draft:FOLDER"
-    ):
+    known = "use off, ngram, suffix, draft:FOLDER, a smaller model, or eagle:FOLDER, an EAGLE-3 head"
+    with pytest.raises(ValidationError, match=f"'{value}' is no way to guess tokens: {known}"):
         WorkerSettings(speculate=value)
 
 
-@pytest.mark.parametrize("value", ["eagle:folder", "eagle", "mtp"])
-def test_what_is_not_built_is_refused_by_name(value):
-    with pytest.raises(ValidationError, match=f"{value.partition(':')[0]} is not built yet: .* give draft:FOLDER"):
-        WorkerSettings(speculate=value)
+def test_layers_for_several_tokens_are_refused_with_the_reason():
+    with pytest.raises(ValidationError, match=r"mtp is for checkpoints with layers .* no model family .* give eagle:"):
+        WorkerSettings(speculate="mtp")
 
 
 async def test_a_name_that_no_job_can_ask_for():

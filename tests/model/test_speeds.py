@@ -21,7 +21,7 @@ class Passes:
     missed: int = 0
 
     def fill_in(self, steps: Sequence[SequenceStep]) -> None:
-        if steps[0].start:
+        if steps[0].start > 1:
             assert self.missed == steps[0].start + 1
             self.machine.now += 1e-6 * self.missed
         elif steps[0].wanted:

@@ -111,7 +111,10 @@ def test_drafts(two: Two) -> None:
         assert rows(two.alone) == together
 
 
-def test_a_draft_model_is_refused() -> None:
-    options = ModelOptions(model="demo", device="cpu", num_blocks=300, tensor_parallel=2, speculate="draft:demo-draft")
-    with pytest.raises(ModelError, match="draft: runs on one rank; give ngram or suffix"):
+@pytest.mark.parametrize("kind", ["draft", "eagle"])
+def test_what_the_runner_would_guess_is_refused(kind: str) -> None:
+    options = ModelOptions(
+        model="demo", device="cpu", num_blocks=300, tensor_parallel=2, speculate=f"{kind}:demo-draft"
+    )
+    with pytest.raises(ModelError, match=f"{kind}: runs on one rank; give ngram or suffix"):
         load_runner(options)

@@ -10,7 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from octavo.connection import default_url
 
 PROPOSERS = ("off", "ngram", "suffix")
-NOT_BUILT = {"eagle": "EAGLE heads", "mtp": "a checkpoint's own layers for several tokens"}
+NAMED = ("draft", "eagle")
+"""Ways to guess by what lies in a folder."""
 
 
 class WorkerSettings(BaseSettings):
@@ -69,7 +70,8 @@ class WorkerSettings(BaseSettings):
     speculate: str = Field(
         "off",
         description="Guess tokens and verify several a step, by what the text said before: `ngram`, or `suffix`: "
-        "earlier answers of the tenant, too; or by a smaller model, `draft:FOLDER`. Answers are the same.",
+        "earlier answers of the tenant, too; or by a smaller model, `draft:FOLDER`, or an EAGLE-3 head "
+        "of this model, `eagle:FOLDER`. Answers are the same.",
     )
     speculate_most: int = Field(8, gt=0, description="Most guessed tokens of a sequence in one step.")
     longrope: Literal["auto", "short", "long"] = Field(
@@ -120,11 +122,15 @@ class WorkerSettings(BaseSettings):
     @classmethod
     def _is_known(cls, value: str) -> str:
         kind, _, named = value.partition(":")
-        if value in PROPOSERS or (kind == "draft" and named):
+        if value in PROPOSERS or (kind in NAMED and named):
             return value
-        if kind in NOT_BUILT:
+        if kind == "mtp":
             raise ValueError(
-                f"{kind} is not built yet: {NOT_BUILT[kind]} cannot guess tokens; give draft:FOLDER or suffix"
+                "mtp is for checkpoints with layers that predict several tokens, which no model family of octavo's own "
+                "decoder has; give eagle:FOLDER, draft:FOLDER or suffix"
             )
         known = ", ".join(PROPOSERS)
-        raise ValueError(f"{value!r} is no way to guess tokens: use {known} or draft:FOLDER, a smaller model")
+        raise ValueError(
+            f"{value!r} is no way to guess tokens: use {known}, draft:FOLDER, a smaller model, or eagle:FOLDER, an "
+            "EAGLE-3 head"
+        )

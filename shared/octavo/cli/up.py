@@ -27,7 +27,9 @@ def up(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the API.")] = 8000,
     speculate: Annotated[
         str | None,
-        typer.Option(help="How workers guess tokens: off, ngram, suffix, or draft:FOLDER, as `draft:demo-draft`."),
+        typer.Option(
+            help="How workers guess tokens: off, ngram, suffix, draft:FOLDER (as draft:demo-draft), eagle:FOLDER."
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help=r"Where the embedded server keeps its data. \[default: the state directory]")

@@ -144,9 +144,10 @@ def test_dear_passes_leave_what_a_grammar_forces() -> None:
     }
 
 
-def test_a_runner_without_a_draft_model_is_asked_for_nothing() -> None:
-    options = ModelOptions(model="demo", speculate="draft:demo-draft")
-    with pytest.raises(ValueError, match="the runner has no draft model"):
+@pytest.mark.parametrize("speculate", ["draft:demo-draft", "eagle:head"])
+def test_a_runner_without_a_draft_model_is_asked_for_nothing(speculate: str) -> None:
+    options = ModelOptions(model="demo", speculate=speculate)
+    with pytest.raises(ValueError, match="the runner guesses nothing"):
         speculation_for(FakeRunner(9), options)
     found = speculation_for(Guessing(9), options)
     assert found is not None

@@ -18,6 +18,8 @@ MOST_DRAFTED = 512
 
 DRAFT_MODEL = "draft:"
 """What the name of a model begins with that guesses tokens."""
+EAGLE_HEAD = "eagle:"
+"""What the name of an EAGLE-3 head of the model begins with."""
 
 LongRope = Literal["auto", "short", "long"]
 OnlineQuantization = Literal["fp8", "int8", "int4"]
@@ -35,13 +37,13 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     `cuda_graphs` decode steps are replayed as one. `host_cache_bytes` of CPU memory hold preempted sequences and
     what is left of those longer than the cache; `preemption` "swap" and "recompute" overrule what is cheaper;
     `scheduling` is the policy of the engine's queue. `speculate` names what guesses tokens ("off": nothing does), of
-    which a step verifies up to `speculate_most` for each sequence; "draft:" and a model is a smaller one. `threads`
-    None leaves the choice to torch. `kv_dtype` "auto" keeps K and V in the model's dtype. `tensor_parallel` ranks share
-    each of the model's matrices, and `threads` are those of each. `quantization` turns a checkpoint in floating point
-    into that form as it is read; "auto" takes the weights as they are. `seed` makes dummy weights reproducible.
-    `check_integrity` verifies all block accounting whenever the engine falls idle. `deterministic` makes a GPU compute
-    each sequence with the same bits whatever else is in the batch and however its prompt is cut; on a CPU that is
-    always so.
+    which a step verifies up to `speculate_most` for each sequence; "draft:" and a model is a smaller one, "eagle:" and
+    a folder an EAGLE-3 head of this one. `threads` None leaves the choice to torch. `kv_dtype` "auto" keeps K and V in
+    the model's dtype. `tensor_parallel` ranks share each of the model's matrices, and `threads` are those of each.
+    `quantization` turns a checkpoint in floating point into that form as it is read; "auto" takes the weights as they
+    are. `seed` makes dummy weights reproducible. `check_integrity` verifies all block accounting whenever the engine
+    falls idle. `deterministic` makes a GPU compute each sequence with the same bits whatever else is in the batch and
+    however its prompt is cut; on a CPU that is always so.
     """
 
     model: str
@@ -85,6 +87,16 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     def draft_model(self) -> str | None:
         """The model that guesses tokens: a folder, a hub id or the name of a bundled one."""
         return self.speculate.removeprefix(DRAFT_MODEL) if self.speculate.startswith(DRAFT_MODEL) else None
+
+    @property
+    def eagle_head(self) -> str | None:
+        """The EAGLE-3 head that guesses tokens: a folder or a hub id."""
+        return self.speculate.removeprefix(EAGLE_HEAD) if self.speculate.startswith(EAGLE_HEAD) else None
+
+    @property
+    def runner_guesses(self) -> bool:
+        """Whether drafts are the runner's: of a draft model or of a head."""
+        return self.draft_model is not None or self.eagle_head is not None
 
     @property
     def drafts(self) -> int:

@@ -115,12 +115,14 @@ def speculation_for(runner: ModelRunner, options: ModelOptions) -> Speculation |
     drafting = None if seconds.drafting is None else RowTimes(seconds.drafting)
     ragged = [(rows, OVERHEAD * taken) for rows, taken in seconds.ragged]
     costs = StepCosts(RowTimes(seconds.plain), RowTimes(ragged), drafting, seconds.catching_up)
-    if options.draft_model is not None:
+    if options.runner_guesses:
         if seconds.drafting is None:
-            raise ValueError(f"speculate is {options.speculate!r}, but the runner has no draft model")
+            raise ValueError(f"speculate is {options.speculate!r}, but the runner guesses nothing")
         return Speculation(ModelProposer(), costs, options.speculate_most, seconds.most_samples)
     if options.speculate not in PROPOSERS:
-        raise ValueError(f"speculate is {options.speculate!r}: use off, {', '.join(PROPOSERS)} or draft:FOLDER")
+        raise ValueError(
+            f"speculate is {options.speculate!r}: use off, {', '.join(PROPOSERS)}, draft:FOLDER or eagle:FOLDER"
+        )
     return Speculation(PROPOSERS[options.speculate](), costs, options.speculate_most, seconds.most_samples)
 
 

@@ -30,14 +30,15 @@ class CausalModel(Protocol):
     sliding windows that occur among its layers (0: none), `num_heads` the query heads of a layer, 0 if they are not
     known. `is_capturable`: whether its steps can be captured in CUDA graphs; None: only a trial tells. `uniform`:
     whether each row is to be computed, on a GPU too, as if it were alone. `forms`: those of quantised weights, in
-    words. `factors`: those of LongRoPE, short or long; empty: it has none. With a `group` heads are those of one of its
-    ranks, and so are the tokens of `logits`.
+    words. `factors`: those of LongRoPE, short or long; empty: it has none. `kept_bytes` are those of a token that it
+    keeps beside keys and values. With a `group` heads are those of one of its ranks, and so are the tokens of `logits`.
     """
 
     group: Group | None
     forms: frozenset[str]
     uniform: bool
     factors: str
+    kept_bytes: int
     num_heads: int
     windows: list[int]
     dtype: torch.dtype

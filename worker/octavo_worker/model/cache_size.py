@@ -39,7 +39,8 @@ def _block_bytes(options: ModelOptions, *models: CausalModel) -> int:
 
 def _part_bytes(options: ModelOptions, model: CausalModel) -> int:
     size, dtype = options.block_size, cache_dtype(options, model)
-    return ops.block_bytes(model.num_layers, model.num_kv_heads, size, model.head_dim, dtype)
+    cells = ops.block_bytes(model.num_layers, model.num_kv_heads, size, model.head_dim, dtype)
+    return cells + size * model.kept_bytes
 
 
 def _ranks(model: CausalModel) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,16 +35,33 @@ class DecoderLayers:
         return [*(linear for block in self.blocks for linear in block.linears), self.head]
 
 
+class Taps(Protocol):
+    """Reads hidden states while a decoder computes. `layers` are those whose input it takes."""
+
+    @property
+    def layers(self) -> Sequence[int]: ...
+
+    def take(self, layer: int, hidden: Tensor) -> None:
+        """`hidden[T, hidden]` enters this layer. It is overwritten afterwards."""
+        ...
+
+    def keep(self, slots: Tensor) -> None:
+        """All layers were taken from, of the tokens in `slots[T]`; -1 is padding."""
+        ...
+
+
 class Decoder:
     """Runs ragged batches against a paged KV cache.
 
     `bind` attaches the cache and fixes the longest position; then `forward` turns a batch into the final hidden states
     of the rows asked for, and `logits` those into logits. A `uniform` decoder takes products and attention on a GPU
     whose rows do not depend on what else is in the batch. With a `group` it is one rank's part: `config` and `layers`
-    have its heads, and `logits` are those of its tokens.
+    have its heads, and `logits` are those of its tokens. `taps` read every step, also where it is replayed as a graph.
     """
 
     is_capturable = True
+    kept_bytes = 0
+    taps: Taps | None = None
 
     def __init__(
         self,
@@ -102,8 +120,12 @@ class Decoder:
         b = self.buffers.first(tokens)
         x = self._embed(batch, b)
         *blocks, last = self._blocks
-        for block in blocks:
+        for number, block in enumerate(blocks):
+            self._tap(number, b)
             x = block.forward(x, b, batch)
+        self._tap(len(blocks), b)
+        if self.taps is not None:
+            self.taps.keep(batch.slots)
         if rows is None:
             return last.forward(x, b, batch).materialise()
         return last.forward_some(x, b, batch, rows, self.buffers.first(len(rows))).materialise()
@@ -117,6 +139,10 @@ class Decoder:
         if self.config.logits_softcap:
             logits = logits.float().div_(self.config.logits_softcap).tanh_().mul_(self.config.logits_softcap)
         return logits
+
+    def _tap(self, layer: int, b: Buffers) -> None:
+        if self.taps is not None and layer in self.taps.layers:
+            self.taps.take(layer, b.hidden)
 
     def _embed(self, batch: Batch, b: Buffers) -> Input:
         torch.index_select(self.layers.embed, 0, batch.token_ids, out=b.hidden)

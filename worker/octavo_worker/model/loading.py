@@ -14,7 +14,7 @@ from octavo_kernels import cuda, ops
 from octavo_kernels.pools import reads_host
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
-from octavo_worker.files import ModelNotFound, model_folder
+from octavo_worker.files import ModelNotFound, model_folder, read_json
 from octavo_worker.model.base_runner import CacheConfig, CausalModel
 from octavo_worker.model.cache_size import asked_bytes, cache_config, cache_dtype, measured_room, token_budget
 from octavo_worker.model.checkpoint.build import Split, build_layers
@@ -39,6 +39,11 @@ from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.devices import check_block_size, check_ranks, check_uniform, choose_device, device_of
 from octavo_worker.model.draft_model import DraftModel
+from octavo_worker.model.eagle.build import build_head
+from octavo_worker.model.eagle.config import head_config
+from octavo_worker.model.eagle.drafts import EagleDrafts
+from octavo_worker.model.eagle.head import EagleHead
+from octavo_worker.model.eagle.pairing import check_pair
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.longrope import fix_factors, original_length, takes_long_factors
@@ -59,13 +64,14 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
     started here if they were not before. Raises `ModelError`, `RanksFailed` or `ExchangeError` with the next step to
     take."""
     set_threads(options)
-    if options.tensor_parallel > 1 and options.draft_model is not None:
-        raise ModelError("--speculate draft: runs on one rank; give ngram or suffix, or leave --tensor-parallel out.")
+    if options.tensor_parallel > 1 and options.runner_guesses:
+        kind = options.speculate.partition(":")[0]
+        raise ModelError(f"--speculate {kind}: runs on one rank; give ngram or suffix, or leave --tensor-parallel out.")
     if options.tensor_parallel > 1 and ranks is None:
         ranks = Ranks.start(options)
     member = None if ranks is None else Member(Rank(0, options.tensor_parallel), ranks.memory)
     model, wanted_len = load_model(options, member=member)
-    draft = None if options.draft_model is None else load_draft(options, model, wanted_len)
+    draft = load_guesser(options, model, wanted_len) if options.runner_guesses else None
     others = [] if draft is None else [draft[0]]
     copy_weights(options, model, wanted_len, *others)
     room, leader, handles = measured_room(options, model, wanted_len), None, list[bytes]()
@@ -76,6 +82,10 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
         room = None if room is None else min(each.room or 0 for each in loaded)
         handles = [each.handle for each in loaded]
     cache = cache_config(options, model, wanted_len, *others, room=room)
+    if draft is not None and isinstance(draft[0], EagleHead):
+        assert isinstance(model, Decoder)
+        model.taps = draft[0].features
+        model.taps.allocate(cache)
     readable = cache.num_host_blocks - 1 if cache.num_host_blocks and reads_host(model.device) else 0
     capacity = Capacity(cache.num_blocks - 1, options.block_size, readable, model.window)
     max_model_len = min(wanted_len, capacity.longest or wanted_len)
@@ -139,14 +149,38 @@ def set_threads(options: ModelOptions) -> None:
         ops.set_num_threads(threads)
 
 
-def load_draft(options: ModelOptions, target: CausalModel, max_model_len: int) -> tuple[CausalModel, int]:
-    """The model that guesses for the target, and how many tokens of a sequence it can see. Its weights are taken as
-    they are. Raises `ModelError`."""
-    assert options.draft_model is not None
+def load_guesser(options: ModelOptions, target: CausalModel, max_model_len: int) -> tuple[CausalModel, int]:
+    """What guesses for the target, and how many tokens of a sequence it can see. Its weights are taken as they are.
+    Raises `ModelError`."""
+    named = options.draft_model or options.eagle_head
+    assert named is not None
     try:
-        folder = model_folder(options.draft_model)
+        folder = model_folder(named)
     except ModelNotFound as error:
         raise ModelError(f"--speculate {options.speculate}: {error}.") from error
+    if options.draft_model is not None:
+        return load_draft(options, folder, target, max_model_len)
+    try:
+        # Behind the length of the texts that it was trained with a head is right less often, and asked less often.
+        return load_head(options, folder, target), max_model_len
+    except ModelError as error:
+        raise type(error)(f"--speculate {options.speculate}: {error}") from error
+
+
+def load_head(options: ModelOptions, folder: Path, target: CausalModel) -> EagleHead:
+    """An EAGLE-3 head. Raises `ModelError`."""
+    decoder = check_pair(target, model_folder(options.model), folder)
+    config = read_file(folder) or read_config(folder)
+    described = head_config(read_json(folder / "config.json"), _described(config, None), decoder.config)
+    source = weight_source(options, described.layer, folder, target.device)
+    products = Products(counter=torch.zeros(1, dtype=torch.int32, device=target.device))
+    reader = Reader(source, target.dtype, target.device, products)
+    rows = token_budget(options, target.device) + options.most_samples
+    return build_head(described, reader, decoder.layers.embed, rows)
+
+
+def load_draft(options: ModelOptions, folder: Path, target: CausalModel, max_model_len: int) -> tuple[CausalModel, int]:
+    """A smaller model, and how many tokens of a sequence it can see. Raises `ModelError`."""
     check_same_vocabulary(model_folder(options.model), folder)
     alone = {"model": str(folder), "quantization": "auto", "max_model_len": None, "speculate": "off"}
     model, context = load_model(replace(options, **alone))
@@ -164,7 +198,8 @@ def draft_model(
     budget, place = runner.token_budget, None
     if model.device.type == "cuda":
         place = DraftBatches(model, options.max_running, budget + options.max_running, context).place
-    return DraftModel(
+    kind = EagleDrafts if isinstance(model, EagleHead) else DraftModel
+    return kind(
         model,
         dataclasses.replace(cache, dtype=cache_dtype(options, model)),
         context=context,

@@ -90,9 +90,10 @@ def _decodes(runner: PagedRunner | CudaRunner, queries: Sequence[int]) -> StepPl
 
 
 def _pass_seconds(model: DraftModel, runner: PagedRunner | CudaRunner, ones: Sequence[int]) -> float:
-    """Of a pass that guesses a token for each of some sequences."""
+    """Of a pass that guesses a token for each of some sequences, which have a prompt of one."""
+    spec = SampleSpec(SAMPLE.params, 0, (0,), ())
     steps = [
-        replace(step, tokens=(0, UNKNOWN), samples=(SAMPLE, SAMPLE), sample_rows=(0, 1))
+        replace(step, tokens=(0, UNKNOWN), start=1, samples=(spec, spec), sample_rows=(0, 1))
         for step in _decodes(runner, ones).sequences
     ]
     return _least(lambda: model.fill_in(steps), runs=1)
@@ -101,7 +102,7 @@ def _pass_seconds(model: DraftModel, runner: PagedRunner | CudaRunner, ones: Seq
 def _catching_up_seconds(model: DraftModel, runner: PagedRunner | CudaRunner) -> float:
     """A token, of a sequence that the target alone has computed."""
     fitting = min(runner.token_budget, runner.max_model_len - 1, (runner.num_blocks - 1) * runner.block_size - 1)
-    count = min(MISSED_TOKENS, fitting)
+    count = max(2, min(MISSED_TOKENS, fitting))  # a prompt, and the token that a decode begins with
     table = list(range(1, 2 + count // runner.block_size))
     computed = [SequenceStep([0] * count, 0, table)]
     spec = SampleSpec(SAMPLE.params, 0, (0,) * count, ())

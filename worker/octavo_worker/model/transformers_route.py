@@ -71,6 +71,7 @@ class TransformersModel:
     forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""
+    kept_bytes = 0
     group: Group | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -1,0 +1,91 @@
+"""The layer that an EAGLE-3 head consists of."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo_worker.model.batch import Batch
+from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.eagle.features import Features
+from octavo_worker.model.layers.block import Block
+from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.norm import Input, RmsNorm
+from octavo_worker.model.parallel.group import Group
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayers:
+    """`block` takes the normed embedding and the normed features side by side, `[T, 2 * hidden]`, and adds to the
+    features. `ids[draft vocab]` (int64) are the target's ids of the tokens that the `head` knows; None: it knows all.
+    """
+
+    embed: Tensor  # [vocab, hidden]
+    embed_norm: RmsNorm
+    feature_norm: RmsNorm
+    block: Block
+    norm: RmsNorm
+    head: Linear
+    ids: Tensor | None
+
+
+class EagleHead:
+    """A `CausalModel` whose rows are in the place of the features that they read: the row in the slot of token i takes
+    that slot's features and the embedding of token i + 1, and guesses token i + 2."""
+
+    is_capturable = False
+    group: Group | None = None
+    forms: frozenset[str] = frozenset()
+    uniform = False
+    factors = ""
+    num_layers = 1
+    window = 0
+
+    def __init__(self, config: DecoderConfig, layers: HeadLayers, features: Features, tokens: int) -> None:
+        """`config` is that of its one layer. Passes have up to `tokens` tokens."""
+        self.config = config
+        self.layers = layers
+        self.features = features
+        self.kept_bytes = features.token_bytes
+        self.dtype, self.device = layers.embed.dtype, layers.embed.device
+        self.vocab_size = config.vocab_size
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.windows = [0]
+        self._allocate(tokens)
+
+    def _allocate(self, tokens: int) -> None:
+        self._buffers = Buffers.allocate(self.config, tokens, self.dtype, self.device)
+        self._pairs = torch.empty((tokens, 2 * self.config.hidden_size), dtype=self.dtype, device=self.device)
+
+    def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None:
+        cos_sin = {name: rope.cos_sin(max_model_len).to(self.device) for name, rope in self.config.ropes.items()}
+        self.layers.block.attention.bind(kv_cache[:, 0], block_size, cos_sin)
+
+    def shortened(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def forward(self, batch: Batch, rows: Tensor | None) -> Tensor:
+        """Its states `[R, hidden]` of `rows[R]` (int64), before the last norm: what stands for features where the
+        target has computed none."""
+        tokens, layers, size = len(batch.token_ids), self.layers, self.config.hidden_size
+        if (needed := max(tokens, 0 if rows is None else len(rows))) > len(self._pairs):
+            self._allocate(needed)
+        b, pairs = self._buffers.first(tokens), self._pairs[:tokens]
+        torch.index_select(layers.embed, 0, batch.token_ids, out=b.normed)
+        layers.embed_norm.apply(b.normed, pairs[:, :size])
+        layers.feature_norm.apply(self.features.read(batch.slots, out=b.hidden), pairs[:, size:])
+        if rows is None:
+            return layers.block.forward(Input(pairs), b, batch).materialise()
+        return layers.block.forward_some(Input(pairs), b, batch, rows, self._buffers.first(len(rows))).materialise()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[R, vocab]` of the target's ids: minus infinity where the head knows no token."""
+        layers = self.layers
+        known = layers.head.apply(layers.norm.defer(hidden, torch.empty_like(hidden)))
+        if layers.ids is None:
+            return known
+        return known.new_full((len(known), self.vocab_size), -torch.inf).index_copy_(1, layers.ids, known)
