@@ -23,7 +23,8 @@ __device__ inline void store_unit(uint32_t* out, int64_t at, int64_t words, cons
     if (at + j < words) out[at + j] = unit.w >> j & 1 ? kGap : word[j];
 }
 
-__global__ void __launch_bounds__(kGatherThreads) push_gather_kernel(const __grid_constant__ ExchangeGatherArgs a) {
+// One block a multiprocessor is enough to say, or the compiler spills registers for more of them than are ever launched.
+__global__ void __launch_bounds__(kGatherThreads, 1) push_gather_kernel(const __grid_constant__ ExchangeGatherArgs a) {
   launch_next_kernel();
   const Peers& peers = a.peers;
   const int64_t words = a.bytes / 4, units = (words + kUnitWords - 1) / kUnitWords;
@@ -33,26 +34,25 @@ __global__ void __launch_bounds__(kGatherThreads) push_gather_kernel(const __gri
   wait_for_previous_kernel();
   const uint64_t call = this_call(peers);
   // What a thread sends to another rank, the thread of its number takes there.
-  for (int64_t i = first; i < units * peers.ranks; i += stride) {
-    const int to = rank_after(peers, int(i / units));
-    const int64_t unit = i % units;
+  for (int64_t unit = first; unit < units; unit += stride) {
     const uint4 sent = unit_of(mine, unit * kUnitWords, words);
-    if (to == peers.rank) store_unit(out + peers.rank * words, unit * kUnitWords, words, sent);
-    else store_system(slot(peers, to, peers.rank, call) + unit, sent);
+    store_unit(out + peers.rank * words, unit * kUnitWords, words, sent);
+    for (int step = 1; step < peers.ranks; ++step)
+      store_system(slot(peers, rank_after(peers, step), peers.rank, call) + unit, sent);
   }
   __syncthreads();
   if (threadIdx.x == 0) count_call(peers, call);
-  for (int64_t i = first; i < units * peers.ranks; i += stride) {
-    const int from = rank_before(peers, int(i / units));
-    if (from == peers.rank) continue;
-    const int64_t unit = i % units;
-    uint4* at = slot(peers, peers.rank, from, call) + unit;
-    Wait wait;
-    uint4 got;
-    do got = load_system(at);
-    while (has_gap(got) && wait.goes_on(peers));
-    leave_gaps(at);
-    store_unit(out + from * words, unit * kUnitWords, words, got);
+  for (int step = 1; step < peers.ranks; ++step) {
+    const int from = rank_before(peers, step);
+    for (int64_t unit = first; unit < units; unit += stride) {
+      uint4* at = slot(peers, peers.rank, from, call) + unit;
+      Wait wait;
+      uint4 got;
+      do got = load_system(at);
+      while (has_gap(got) && wait.goes_on(peers));
+      leave_gaps(at);
+      store_unit(out + from * words, unit * kUnitWords, words, got);
+    }
   }
 }
 
@@ -93,7 +93,7 @@ cudaError_t push_gather(const ExchangeGatherArgs& a, cudaStream_t stream) {
   if (a.bytes == 0) return cudaSuccess;
   const int64_t units = (a.bytes / 4 + kUnitWords - 1) / kUnitWords;
   if (a.bytes % 4 != 0 || units * 16 > a.peers.slot_bytes) return cudaErrorInvalidValue;
-  return launch_after(push_gather_kernel, {blocks_for(a.peers, units * a.peers.ranks), kGatherThreads}, stream, a);
+  return launch_after(push_gather_kernel, {blocks_for(a.peers, units), kGatherThreads}, stream, a);
 }
 
 cudaError_t pull_gather(const ExchangeGatherArgs& a, cudaStream_t stream) {
