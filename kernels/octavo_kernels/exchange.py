@@ -60,7 +60,8 @@ def way_to_gather(ranks: int, nbytes: int) -> Way:
 
 
 class Exchange:
-    """Memory of this rank's GPU that the kernels of all ranks write and read (CUDA IPC), and those kernels.
+    """Memory of this rank's GPU that the kernels of all ranks write and read (CUDA IPC), and those kernels. The
+    others connect to `handle`, which is bytes.
 
     All ranks make the same calls in the same order, on one stream each, with tensors of the same shapes and types. They
     are launched on the current stream and can be captured in CUDA graphs, which all ranks replay in the same order.
@@ -77,14 +78,13 @@ class Exchange:
             )
         if not 0 <= rank < ranks <= MOST_RANKS:
             raise ExchangeError(f"there is no rank {rank} of {ranks}: give 1 to {MOST_RANKS} ranks, counted from 0")
-        self.rank, self.ranks, self.device = rank, ranks, device
+        self.rank, self.ranks = rank, ranks
         self._part_bytes = -(-part_bytes // 16) * 16
         with _as_exchange_error("this GPU's memory cannot be shared"), torch.cuda.device(device):
-            index = torch.cuda.current_device()
-            self._memory = cuda.compiled.Exchange(rank, ranks, index, slot_bytes(ranks), self._part_bytes)
+            self.device = torch.device("cuda", torch.cuda.current_device())
+            self._memory = cuda.compiled.Exchange(rank, ranks, self.device.index, slot_bytes(ranks), self._part_bytes)
             self.handle: bytes = self._memory.handle()
-            """What the other ranks `connect` to. It holds no secret beyond this host."""
-        self._part = cuda.foreign_memory(self._memory, self._memory.part, self._part_bytes, device)
+        self._part = cuda.foreign_memory(self._memory, self._memory.part, self._part_bytes, self.device)
 
     def connect(self, handles: Sequence[bytes]) -> None:
         """Opens the memory of all ranks, whose handles come in their order. Raises `ExchangeError`."""
@@ -121,9 +121,10 @@ class Exchange:
         residual: Tensor | None = None,
         norm: RmsNorm | None = None,
         normed: Tensor | None = None,
+        way: Way | None = None,
     ) -> None:
         """`out[T, H]` = the addends `[T, H]` of all ranks, in their order, plus `residual[T, H]`, which may be `out`.
-        With a norm, `normed[T, H]` has the bits of `ops.rms_norm` of `out`.
+        With a norm, `normed[T, H]` has the bits of `ops.rms_norm` of `out`. `way`: None is the fastest.
 
         A row has a multiple of 16 bytes, 32 KiB at most. What is not pushed lies in `addend()`; `out` and `normed`
         never do. The norm's weight is read before the stream's previous kernel has ended: it must be older than that.
@@ -143,9 +144,10 @@ class Exchange:
         given = {"addend": addend, "out": out, "residual": residual, "norm.weight": weight, "normed": normed}
         check_devices(given)
         row_bytes = columns * addend.itemsize
-        way = way_to_add(self.ranks, rows, row_bytes, self._memory.blocks(row_bytes))
-        if way is not Way.PUSH and not (self._holds(addend) and addend.is_contiguous()):
-            raise ValueError(f"addends of {rows} rows must lie in what addend() gives, for the other ranks read them")
+        if way is None:
+            way = way_to_add(self.ranks, rows, row_bytes, self._memory.blocks(row_bytes))
+        if way is not Way.PUSH and not (self._begins(addend) and addend.is_contiguous()):
+            raise ValueError(f"addends of {rows} rows must be what addend() gives, for the other ranks read them")
         if self._holds(out) or (normed is not None and self._holds(normed)):
             raise ValueError("out and normed must not lie in what addend() gives: the other ranks may still read it")
         cuda.run(
@@ -167,6 +169,8 @@ class Exchange:
         way = way_to_gather(self.ranks, mine.nbytes)
         if way is not Way.PUSH and mine.nbytes > self._part_bytes:
             raise ValueError(f"mine has {mine.nbytes} bytes and there is room for {self._part_bytes}: gather in pieces")
+        if self._holds(out) or (self._holds(mine) and not self._begins(mine)):
+            raise ValueError("out must not lie in what addend() gives, and mine only at its beginning")
         cuda.run(
             "exchange_gather", self.device, self._memory, int(way), mine.data_ptr(), out.data_ptr(), mine.nbytes
         )  # fmt: skip
@@ -185,6 +189,9 @@ class Exchange:
         ranks must have no call under way that reads or writes it."""
         del self._part
         self._memory.close()
+
+    def _begins(self, tensor: Tensor) -> bool:
+        return bool(tensor.data_ptr() == self._memory.part)
 
     def _holds(self, tensor: Tensor) -> bool:
         begin: int = self._memory.part

@@ -17,6 +17,7 @@ from octavo_kernels.operands import DTYPES, RmsNorm
 SOURCES = Path(__file__).parents[2] / "kernels" / "csrc"
 EMULATOR = Path(__file__).parent / "emulator"
 SHARED = re.compile(r"extern __shared__ .*char (\w+)\[\];")
+STATIC_SHARED = re.compile(r"\b__shared__ ")  # one for all threads of a block: blocks run one after the other
 NUMBERS = ("dtype", "kind", "group", "columns", "depth", "rows", "gated", "activation")
 ADDRESSES = ("codes", "scales", "zeros", "x", "bias", "residual", "norm", "out")
 
@@ -29,16 +30,16 @@ class Operands(ctypes.Structure):
     )  # fmt: skip
 
 
-def build(folder: Path) -> ctypes.CDLL:
-    """Compiles what runs on the host; raises `RuntimeError` with what the compiler says."""
-    (folder / "coded").mkdir()
-    for source in (SOURCES / "cuda" / "coded").iterdir():
+def build(folder: Path, kernels: str = "coded", entry: str = "entry.cpp", *flags: str) -> ctypes.CDLL:
+    """Compiles what runs on the host; raises `RuntimeError` with what the compiler says. `kernels`: their folder."""
+    (folder / kernels).mkdir()
+    for source in (SOURCES / "cuda" / kernels).iterdir():
         text = SHARED.sub(r"char* const \1 = emulator::current->block->shared;", source.read_text())
-        (folder / "coded" / source.name).write_text(text)
+        (folder / kernels / source.name).write_text(STATIC_SHARED.sub("static EMULATED ", text))
     include = [f"-I{path}" for path in (EMULATOR, folder, SOURCES / "cuda", SOURCES)]
-    flags = ["-std=c++17", "-O1", "-Xcompiler=-fPIC,-w", "-DOCTAVO_HOPPER=1", *include, "-x", "c++", "-c"]
+    flags = ("-std=c++17", "-O1", "-Xcompiler=-fPIC,-w", "-DOCTAVO_HOPPER=1", *flags, *include, "-x", "c++", "-c")
     objects = []
-    for source in [EMULATOR / "entry.cpp", *sorted((folder / "coded").glob("*.cu"))]:
+    for source in [EMULATOR / entry, *sorted((folder / kernels).glob("*.cu"))]:
         objects.append(f"{source.stem}.o")
         _run(["nvcc", *flags, str(source), "-o", objects[-1]], folder)
     _run(["nvcc", "-shared", "-o", "emulated.so", *objects], folder)

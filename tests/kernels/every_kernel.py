@@ -13,6 +13,7 @@ from itertools import cycle, product
 
 import torch
 from coded_weights import FORMS, random_weight
+from exchange_alone import exchange
 from step_words import step_message
 from torch import Tensor
 
@@ -365,6 +366,7 @@ PIECES: dict[str, Callable[[], None]] = {
         w8a8_products,
         sample,
         inputs,
+        exchange,
     )
 }
 NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}

@@ -16,8 +16,8 @@ OPERATIONS = {
     "plan_attention", "rms_norm", "rope_write_kv", "sample", "sample_part", "swap_blocks", "unpack_step", "write_kv",
 }  # fmt: skip
 ABSENT = {
-    "coded_few", "coded_tiles", "coded_wide", "decode_step", "dequantise", "linear", "quantise_rows", "w8a8_linear",
-    "w8a8_row",
+    "coded_few", "coded_tiles", "coded_wide", "decode_step", "dequantise", "exchange_add", "exchange_gather", "linear",
+    "quantise_rows", "w8a8_linear", "w8a8_row",
 }  # fmt: skip
 HOST = {"chip", "chunk_count", "only_prompts", "part_queries", "split_queries"}
 

@@ -17,6 +17,13 @@
 #include <random>
 #include <vector>
 
+// Of each thread of the host: where several GPUs are emulated, each has one (EMULATED_GPUS).
+#if EMULATED_GPUS
+#define EMULATED thread_local
+#else
+#define EMULATED
+#endif
+
 namespace emulator {
 
 struct Index {
@@ -60,14 +67,14 @@ struct Fiber {
 };
 
 constexpr int kStack = 65536;
-inline Fiber* current = nullptr;
-inline ucontext_t scheduler;
-inline Index block_size, grid_size;
-inline std::mt19937 random_source{1};
-inline std::vector<std::pair<Block*, std::function<void()>>> under_way;  // bulk copies
-inline Meeting cluster_meeting;
-inline int cluster_threads = 0;
-inline uint64_t steps_without_progress = 0;
+inline EMULATED Fiber* current = nullptr;
+inline EMULATED ucontext_t scheduler;
+inline EMULATED Index block_size, grid_size;
+inline EMULATED std::mt19937 random_source{1};
+inline EMULATED std::vector<std::pair<Block*, std::function<void()>>> under_way;  // bulk copies
+inline EMULATED Meeting cluster_meeting;
+inline EMULATED int cluster_threads = 0;
+inline EMULATED uint64_t steps_without_progress = 0;
 
 inline void yield() { swapcontext(&current->context, &scheduler); }
 inline void fail(const char* what) {
@@ -118,7 +125,7 @@ inline void land_some(bool all_of_one) {
   steps_without_progress = 0;
 }
 
-inline std::function<void()>* entry;
+inline EMULATED std::function<void()>* entry;
 inline void fiber_main() {
   (*entry)();
   current->done = true;

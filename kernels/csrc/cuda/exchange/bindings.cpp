@@ -48,8 +48,7 @@ void define_exchange(py::module_& m) {
   m.def("exchange_gather", [](const Exchange& exchange, int way, Address mine, Address out, int64_t bytes, Address stream) {
     ExchangeGatherArgs a{};
     a.peers = exchange.peers(), a.mine = at<void>(mine), a.out = at<void>(out), a.bytes = bytes;
-    const bool lies_there = at<char>(mine) >= exchange.part() && at<char>(mine) < exchange.part() + exchange.part_bytes();
-    if (!lies_there) a.part = exchange.part();
+    if (a.mine != exchange.part()) a.part = exchange.part();
     check("exchange_gather", Way(way) == Way::push ? push_gather(a, stream_at(stream)) : pull_gather(a, stream_at(stream)));
   });
 }

@@ -28,7 +28,6 @@ class Exchange {
   // What kernels are given; before `connect` there are no other ranks to give.
   const Peers& peers() const;
   char* part() const { return own_ + part_at(peers_.ranks, peers_.slot_bytes); }
-  int64_t part_bytes() const { return part_bytes_; }
   // Rows of so many bytes that are summed at once.
   int blocks(int64_t row_bytes) const;
 

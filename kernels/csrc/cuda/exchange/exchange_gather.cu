@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kGatherThreads) push_gather_kernel(const __gri
   auto* out = static_cast<uint32_t*>(a.out);
   wait_for_previous_kernel();
   const uint64_t call = this_call(peers);
+  // What a thread sends to another rank, the thread of its number takes there.
   for (int64_t i = first; i < units * peers.ranks; i += stride) {
     const int to = rank_after(peers, int(i / units));
     const int64_t unit = i % units;
@@ -41,8 +42,9 @@ __global__ void __launch_bounds__(kGatherThreads) push_gather_kernel(const __gri
   }
   __syncthreads();
   if (threadIdx.x == 0) count_call(peers, call);
-  for (int64_t i = first; i < units * (peers.ranks - 1); i += stride) {
-    const int from = rank_after(peers, int(i / units) + 1);
+  for (int64_t i = first; i < units * peers.ranks; i += stride) {
+    const int from = rank_before(peers, int(i / units));
+    if (from == peers.rank) continue;
     const int64_t unit = i % units;
     uint4* at = slot(peers, peers.rank, from, call) + unit;
     Wait wait;

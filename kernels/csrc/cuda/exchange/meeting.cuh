@@ -37,10 +37,13 @@ __device__ inline uint4* slot(const Peers& peers, int to, int from, uint64_t cal
 __device__ inline bool has_gap(const uint4& x) { return x.x == kGap || x.y == kGap || x.z == kGap || x.w == kGap; }
 __device__ inline void leave_gaps(uint4* at) { store_system(at, make_uint4(kGap, kGap, kGap, kGap)); }
 
-// The rank that is `step` behind this one, in a circle: so that not all of them write to the same one at a time.
+// The rank that is `step` further on in a circle of them, less than a whole one: so not all write to the same one at a time.
 __device__ inline int rank_after(const Peers& peers, int step) {
   const int next = peers.rank + step;
   return next < peers.ranks ? next : next - peers.ranks;
+}
+__device__ inline int rank_before(const Peers& peers, int step) {
+  return step <= peers.rank ? peers.rank - step : peers.rank - step + peers.ranks;
 }
 
 // A thread that waits for another rank.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
+#include <utility>
 
 #include "emulator.h"
 #include "operands.h"
@@ -279,7 +280,7 @@ inline void wait_for_previous_kernel() {}
 struct Device {
   int major, multiprocessors, shared_per_multiprocessor, shared_per_block;
 };
-inline int multiprocessors = 4;
+inline int multiprocessors = 4;  // of each GPU
 inline cudaError_t describe(Device& d) {
   d = {9, multiprocessors, 233472, 232448};
   return cudaSuccess;
@@ -306,4 +307,5 @@ cudaError_t launch_after(void (*kernel)(Parameters...), const Launch& how, cudaS
 
 }  // namespace octavo
 
+inline unsigned atomicAdd(unsigned* at, unsigned count) { return std::exchange(*at, *at + count); }
 inline void __syncthreads() { octavo::barrier_sync(0, emulator::block_size.x); }
