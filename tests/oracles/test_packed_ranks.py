@@ -46,9 +46,11 @@ def packed_ranks(model: str) -> Iterator[ModelRunner]:
         assert groups[1] is not None
         runner = runner_of(models[0], Leader(None, groups[0]))  # type: ignore[arg-type]
         following = pool.submit(follow, runner_of(models[1]), Board(groups[1].memory, Rank(1, 2)))
-        yield runner
-        runner._leader._board.publish(b"")  # type: ignore[union-attr]
-        following.result()
+        try:
+            yield runner
+        finally:
+            runner._leader._board.publish(b"")  # type: ignore[union-attr]
+            following.result()
 
 
 def follow(runner: CudaRunner, board: Board) -> None:
@@ -70,8 +72,8 @@ def options_of(model: str, **more: int) -> ModelOptions:
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
 def test_steps_travel_packed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All kinds of requests, with much memory and with little: filters, penalties, beams, scores, swaps. The norm behind
-    a sum is part of it, or follows other norms, or is of another kind."""
+    """All kinds of requests, with much memory and with little: filters, penalties, beams, scores, swaps. The norm
+    behind a sum is part of it, or follows other norms, or is of another kind."""
     save(name, tmp_path)
     alone = load_runner(options_of(str(tmp_path)))
     pretend(monkeypatch)
