@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from .conftest import Pair, loader
 from .drive import Engine, Orphans, assert_same, request
 from .guessing import told
 from .test_cuda import CONFIGS, VOCAB, options, random_model, random_requests
-from .test_cuda_speculation import MOST, drafted, drafting
+from .test_cuda_speculation import drafted, drafting
 from .test_ranks import all_kinds, assert_close
 from .test_sliding import prompt
 
@@ -34,24 +35,23 @@ FAMILIES = ["llama", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma
 CLOSE = 2e-4  # in float32, of log-probabilities
 
 
-@pytest.fixture(scope="module")
-def ranked() -> Iterator[Callable[[ModelOptions], ModelRunner]]:
-    """Runners on two ranks."""
-    running: list[Ranks] = []
-
-    @cache
-    def load(asked: str) -> ModelRunner:
-        options = ModelOptions.from_json(asked)
-        running.append(Ranks.start(options))
-        return load_runner(options, running[-1])
-
-    yield lambda one: load(on_two(one).to_json())
-    for ranks in running:
+@contextmanager
+def on_two(one: ModelOptions) -> Iterator[ModelRunner]:
+    """A runner with the options of one GPU on two ranks, for as long as the context lasts."""
+    asked = msgspec.structs.replace(one, tensor_parallel=2)
+    ranks = Ranks.start(asked)
+    try:
+        yield load_runner(asked, ranks)
+    finally:
         ranks.close()
 
 
-def on_two(one: ModelOptions) -> ModelOptions:
-    return msgspec.structs.replace(one, tensor_parallel=2)
+@pytest.fixture(scope="module")
+def ranked() -> Iterator[Callable[[ModelOptions], ModelRunner]]:
+    """Runners on two ranks, which stay."""
+    with ExitStack() as stack:
+        load = cache(lambda asked: stack.enter_context(on_two(ModelOptions.from_json(asked))))
+        yield lambda one: load(one.to_json())
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +60,17 @@ def gpu_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family(name: str, gpu_pair: Callable[[str], Pair], ranked: Callable[..., ModelRunner]) -> None:
+def test_every_family(name: str, gpu_pair: Callable[[str], Pair]) -> None:
     pair = gpu_pair(name)
+    with on_two(like(pair)) as runner:
+        assert runner.numerics == f"{pair.runner.numerics} tp2"
+        assert runner.num_blocks == pair.runner.num_blocks
+        assert_close(Engine(runner).run(all_kinds()), Engine(pair.runner).run(all_kinds()), CLOSE)
+
+
+def like(pair: Pair) -> ModelOptions:
     fixed = {"device": "cuda", "dtype": "float32", "num_blocks": 513, "max_running": 64, "host_cache_bytes": 8 << 20}
-    runner = ranked(ModelOptions(model=str(pair.folder), **fixed))  # type: ignore[arg-type]
-    assert runner.numerics == f"{pair.runner.numerics} tp2"
-    assert runner.num_blocks == pair.runner.num_blocks
-    assert_close(Engine(runner).run(all_kinds()), Engine(pair.runner).run(all_kinds()), CLOSE)
+    return ModelOptions(model=str(pair.folder), **fixed)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -114,7 +118,6 @@ def test_drafts_change_no_bit(exact: ModelRunner, requests: list[AddRequest]) ->
     answers = drafted(exact, told(plain, requests, 0.7)).run(requests)
     assert answers.stats.accepted_tokens > 50
     assert_same(answers, plain)
-    assert MOST > 1
 
 
 def test_other_ranks_go_on_with_the_next_token(
@@ -128,44 +131,41 @@ def test_other_ranks_go_on_with_the_next_token(
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
-def test_a_sequence_larger_than_the_pool_keeps_its_bits(
-    kv_dtype: str, tmp_path_factory: pytest.TempPathFactory, ranked: Callable[..., ModelRunner]
-) -> None:
+def test_a_sequence_larger_than_the_pool_keeps_its_bits(kv_dtype: str, tmp_path: Path) -> None:
     """Attention of each rank reads its heads of the oldest blocks on the host."""
-    folder = random_model(CONFIGS["qwen3"], tmp_path_factory.mktemp("long"))
-    runner = ranked(options(folder, max_running=16, kv_dtype=kv_dtype, deterministic=True))
-    assert runner.reads_host
+    folder = random_model(CONFIGS["qwen3"], tmp_path)
     asked = [request("long", prompt(280, 3), max_tokens=60, logprobs=2, temperature=0.9, seed=4)]
-    tight = Engine(runner, num_blocks=9, num_host_blocks=61, token_budget=70).run(asked)
-    assert tight.cold_steps > 60
-    assert_same(tight, Engine(runner).run(asked))
+    with on_two(options(folder, max_running=16, kv_dtype=kv_dtype, deterministic=True)) as runner:
+        assert runner.reads_host
+        tight = Engine(runner, num_blocks=9, num_host_blocks=61, token_budget=70).run(asked)
+        assert tight.cold_steps > 60
+        assert_same(tight, Engine(runner).run(asked))
 
 
 @pytest.mark.parametrize("weights", ["auto", "fp8", "int8", "int4"])
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
-def test_quantised_parts_are_those_of_the_whole(
-    weights: str, load_format: str, ranked: Callable[..., ModelRunner]
-) -> None:
+def test_quantised_parts_are_those_of_the_whole(weights: str, load_format: str) -> None:
     """To what rounding in 16 bits leaves: ranks round codes of activations by parts of rows, which costs more."""
-    one = ModelOptions(
-        model="demo", device="cuda", load_format=load_format, quantization=weights, num_blocks=300, max_running=16,
-    )  # type: ignore[arg-type]  # fmt: skip
+    named = {"load_format": load_format, "quantization": weights}
+    one = ModelOptions(model="demo", device="cuda", num_blocks=300, max_running=16, **named)  # type: ignore[arg-type]
     asked = [request(str(i), [5 + i, *range(300, 330 + 9 * i)], max_tokens=1, prompt_logprobs=0) for i in range(6)]
-    alone, both = (Engine(runner).run(asked) for runner in (load_runner(one), ranked(one)))
-    for name, scores in alone.prompt_logprobs.items():
+    alone = Engine(load_runner(one)).run(asked)
+    with on_two(one) as runner:
+        both = Engine(runner).run(asked)
+    for name in alone.prompt_logprobs:
         wanted, found = (
-            torch.tensor([score.logprob for score in some or [] if score is not None])
-            for some in (scores, both.prompt_logprobs[name])
+            torch.tensor([score.logprob for score in answers.prompt_logprobs[name] or [] if score is not None])
+            for answers in (alone, both)
         )
         assert (found - wanted).abs().mean() < 0.02 + 0.1 * wanted.std()
 
 
-def test_memory_that_is_not_named_is_what_the_least_rank_has(ranked: Callable[..., ModelRunner]) -> None:
-    one = ModelOptions(model="demo", device="cuda", num_blocks=None, gpu_memory=0.5, max_running=8)
-    alone, both = load_runner(one), ranked(one)
-    assert both.num_blocks == alone.num_blocks, "as many as its sequences can fill"
+def test_memory_that_is_not_named_is_what_the_least_rank_has() -> None:
+    one = ModelOptions(model="demo", device="cuda", gpu_memory=0.5, max_running=8)
     asked = [request("a", list(range(300, 320)), max_tokens=30)]
-    assert len(Engine(both).run(asked).tokens["a"][0]) == 30
+    with on_two(one) as runner:
+        assert runner.num_blocks == load_runner(one).num_blocks, "as many as its sequences can fill"
+        assert len(Engine(runner).run(asked).tokens["a"][0]) == 30
 
 
 def test_a_sequence_to_blame_costs_itself_only(exact: ModelRunner) -> None:
@@ -178,11 +178,10 @@ def test_a_sequence_to_blame_costs_itself_only(exact: ModelRunner) -> None:
     assert exact.launch(StepPlan([good], 0)).result().sequences == before
 
 
-def test_a_sliding_window(gpu_pair: Callable[[str], Pair], ranked: Callable[..., ModelRunner]) -> None:
+def test_a_sliding_window(gpu_pair: Callable[[str], Pair]) -> None:
     pair = gpu_pair("mistral")
-    fixed = {"device": "cuda", "dtype": "float32", "num_blocks": 513, "max_running": 64, "host_cache_bytes": 8 << 20}
-    runner = ranked(ModelOptions(model=str(pair.folder), **fixed))  # type: ignore[arg-type]
     asked = [request(str(i), prompt(100 + i, i), n=1 + i, temperature=1.0, max_tokens=90) for i in range(3)]
-    tight = Engine(runner, num_blocks=25, token_budget=80).run(asked)
+    with on_two(like(pair)) as runner:
+        tight = Engine(runner, num_blocks=25, token_budget=80).run(asked)
     assert tight.most_blocks <= 24
     assert tight.tokens == Engine(pair.runner, num_blocks=25, token_budget=80).run(asked).tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -46,6 +47,7 @@ def follow(sock: socket.socket, memory: int, index: int, options: ModelOptions) 
     try:
         if isinstance(runner, CudaRunner):
             runner.warm_up()
+            gc.freeze()  # others would wait while a collection walked the model
             while True:
                 compute_packed(runner, board)
         while True:
