@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from octavo_worker.model.cuda.shapes import (
     StepShapes,
     StepSizes,
     batch_sizes,
+    drafted_sizes,
     prompt_sizes,
 )
 
@@ -34,6 +36,14 @@ def test_every_step_with_prompts_has_sequences_that_hold_it_and_tokens_within_th
         assert sequences[-1] == most
         assert sequences == sorted(set(sequences))
         assert tokens == [size for size in PROMPT_TOKENS if size <= 100]
+
+
+def test_decodes_with_drafts_are_padded_to_twice_as_many_at_most() -> None:
+    for most in (1, 2, 3, 8, 20, 256):
+        sequences = drafted_sizes(most)
+        assert sequences[0] == 1
+        assert sequences[-1] == most
+        assert all(larger <= 2 * smaller for smaller, larger in pairwise(sequences))
 
 
 def test_a_runner_that_captures_no_prompts_has_no_sizes_for_them() -> None:
@@ -68,6 +78,8 @@ def test_decodes_with_several_tokens_or_samples_are_padded_as_prompts_are(shapes
 def test_decodes_that_verify_drafts_sample_every_token(shapes: StepShapes) -> None:
     assert shapes.of(sizes([4], 1, samples=4)) == PromptShape(1, 16, 20, drafts=True)
     assert shapes.of(sizes([1, 3, 4], 3, samples=8)) == PromptShape(4, 16, 20, drafts=True)
+    assert shapes.of(sizes([4] * 20, 20, samples=80)) == PromptShape(32, 96, 32, drafts=True)
+    assert shapes.of(sizes([4] * 8, 8, samples=32)) == PromptShape(8, 32, 32, drafts=True)
     assert shapes.of(sizes([3] * 64, 64, samples=192)) == PromptShape(64, 192, 64, drafts=True)
     assert PromptShape(4, 16, 20, drafts=True).samples == 16
     assert PromptShape(4, 16, 20).samples == 4

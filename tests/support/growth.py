@@ -10,6 +10,9 @@ import psutil
 import torch
 from waiting import STALL_S
 
+SEGMENT = 20 << 20
+"""Bytes that torch's allocator reserves at a time: on a busy machine steps may overlap that did not before."""
+
 
 @dataclass(frozen=True)
 class Holdings:
@@ -51,7 +54,7 @@ class Holdings:
         assert self.objects <= before.objects + 500
         assert self.resident <= before.resident + (16 << 20)
         assert self.device <= before.device
-        assert self.reserved <= before.reserved
+        assert self.reserved <= before.reserved + SEGMENT
         assert self.pinned <= before.pinned
         if self.driver is not None and before.driver is not None:
             assert self.driver <= before.driver

@@ -96,6 +96,7 @@ class StepShapes:
     ) -> None:
         self.decodes = batch_sizes(sequences)
         self.prompts = prompt_sizes(sequences, tokens if prompts else 0)
+        self._drafted = drafted_sizes(sequences)
         self._most_tokens, self._most_samples = tokens, samples
         self._chunks = chunks
         self._heads_per_kv = heads_per_kv
@@ -109,8 +110,8 @@ class StepShapes:
         if step.decodes == step.sequences == step.tokens == step.samples:
             return DecodeShape(self.decodes[bisect_left(self.decodes, step.sequences)], step.is_shared)
         is_staged = self._is_staged(step)
-        sizes, tokens = self.prompts
         drafts = step.decodes == step.sequences and step.tokens == step.samples  # every row is sampled
+        sizes, tokens = self._drafted if drafts else self.prompts[0], self.prompts[1]
         fewest = step.sequences if drafts else max(step.sequences, step.samples)
         padded = sizes[min(bisect_left(sizes, fewest), len(sizes) - 1)]
         padding = padded - step.sequences  # a token and a chunk each
@@ -125,7 +126,7 @@ class StepShapes:
 
     def verifying(self, drafts: int) -> list[tuple[int, int]]:
         """(sequences, tokens) of the steps to come of decodes alone with up to `drafts` drafts each."""
-        sizes, lengths = self.prompts
+        sizes, lengths = self._drafted, self.prompts[1]
         found = set[tuple[int, int]]()
         for count in range(1, sizes[-1] + 1 if drafts else 1):
             padded = sizes[bisect_left(sizes, count)]
@@ -144,6 +145,12 @@ def batch_sizes(most: int) -> list[int]:
     """1, 2, 4, then multiples of 8, up to `most` sequences."""
     sizes = [1, 2, 4, *range(8, most, 8)]
     return sorted({size for size in sizes if size < most} | {most})
+
+
+def drafted_sizes(sequences: int) -> list[int]:
+    """For decodes with drafts: powers of two up to `sequences`. A sequence of padding takes a row of every product, and
+    those with drafts have rows enough for rows to cost something."""
+    return sorted({min(2**power, sequences) for power in range((sequences - 1).bit_length() + 1)})
 
 
 def prompt_sizes(sequences: int, tokens: int) -> tuple[list[int], list[int]]:
