@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from octavo_worker.model.checkpoint import streamed
 from octavo_worker.model.checkpoint.header import read_header
-from octavo_worker.model.checkpoint.source import Checkpoint
-from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
+from octavo_worker.model.checkpoint.source import Checkpoint, Cut
+from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint, pieces_of
 from octavo_worker.model.errors import CheckpointError
 
 
@@ -77,6 +77,44 @@ def test_numbers_are_not_made_of_codes(tmp_path: Path) -> None:
     save_file({"codes": torch.ones(3, dtype=torch.int32)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="'codes' is stored as I32, but BF16 belongs there"):
         Checkpoint.open(tmp_path).read("codes", torch.zeros(3, dtype=torch.bfloat16))
+
+
+CUTS = [
+    Cut((300, 70), [range(300)], range(70)),
+    Cut((300, 70), [range(20, 110), range(200, 201)], range(70)),
+    Cut((300, 70), [range(300)], range(35, 70)),
+    Cut((300, 70), [range(150, 300), range(3)], range(8, 9)),
+]
+
+
+@pytest.mark.parametrize("piece", [64, 1000, 1 << 20])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_pieces_are_those_of_a_cut(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], cut: Cut, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "PIECE", piece)
+    monkeypatch.setattr(streamed, "LEAST", 100)
+    file = tmp_path / "one.safetensors"
+    target = torch.zeros(cut.held, dtype=torch.bfloat16)
+    for part in pieces_of(read_header(file)["a"], target, cut):
+        read = file.read_bytes()[part.begin : part.begin + part.size]
+        assert part.size <= max(piece, 140), "a row at least"
+        part.take(torch.frombuffer(bytearray(read), dtype=torch.uint8))
+    assert torch.equal(target, cut.of(tensors["a"]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_cuts_arrive(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "PIECE", 1000)
+    checkpoint = StreamedCheckpoint.open(tmp_path)
+    torch.cuda._sleep(100_000_000)
+    target = torch.zeros(cut.held, dtype=torch.bfloat16, device="cuda")
+    checkpoint.read("a", target, cut=cut)
+    checkpoint.finish("bc")
+    assert torch.equal(target.cpu(), cut.of(tensors["a"]))
 
 
 @pytest.mark.gpu

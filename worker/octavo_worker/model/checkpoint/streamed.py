@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,12 +13,43 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut
 from octavo_worker.model.errors import CheckpointError
 
 PIECE = 16 << 20  # bytes; at this size a copy over the link is as fast as it gets
 LEAST = 1 << 20  # bytes; what is larger is shared among the threads, since a quantised matrix is waited for
 THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a file from `begin` on, for `target[n]` (uint8). With `row_bytes` they are rows of so many bytes, of
+    which those from `first` on fill the rows of `target[n, width]`."""
+
+    begin: int
+    target: Tensor
+    row_bytes: int = 0
+    first: int = 0
+
+    @property
+    def size(self) -> int:
+        """Of what is read."""
+        return len(self.target) * max(self.row_bytes, 1)
+
+    def take(self, read: Tensor) -> None:
+        if self.row_bytes:
+            read = read.view(-1, self.row_bytes)[:, self.first : self.first + self.target.shape[1]]
+        self.target.copy_(read, non_blocking=True)
+
+
+def read_bytes(file: int, begin: int, into: memoryview) -> None:
+    done = 0
+    while done < len(into):
+        read = os.preadv(file, [into[done:]], begin + done)
+        if read == 0:
+            raise CheckpointError("a weights file is shorter than its header says; download it again.")
+        done += read
 
 
 class Staging:
@@ -29,19 +60,16 @@ class Staging:
         self.bytes = self.buffer.numpy().data
         self.stream = torch.cuda.Stream(device)
 
-    def fill(self, file: int, begin: int, target: Tensor, usable: torch.cuda.Event) -> None:
-        """Reads the bytes of `target[n]` (uint8) from the file at `begin` and starts their copy, which waits for the
-        event `usable`."""
+    def fill(self, file: int, piece: Piece, usable: torch.cuda.Event) -> None:
+        """Reads a piece and starts its copy, which waits for the event `usable`."""
         self.stream.synchronize()  # the copy before this one
-        view, done = self.bytes[: len(target)], 0
-        while done < len(target):
-            read = os.preadv(file, [view[done:]], begin + done)
-            if read == 0:
-                raise CheckpointError("a weights file is shorter than its header says; download it again.")
-            done += read
+        read_bytes(file, piece.begin, self.bytes[: piece.size])
         self.stream.wait_event(usable)
         with torch.cuda.stream(self.stream):
-            target.copy_(self.buffer[: len(target)], non_blocking=True)
+            read = self.buffer[: piece.size]
+            if piece.row_bytes:  # the copy of a part of pinned rows would wait for the device
+                read = read.to(piece.target.device, non_blocking=True)
+            piece.take(read)
 
 
 @dataclass
@@ -49,8 +77,8 @@ class StreamedCheckpoint(Checkpoint):
     """A checkpoint that threads read through pinned buffers, straight into tensors on a GPU: at nearly the speed of the
     link or of the disk, whichever is slower, and with no copy in pageable memory.
 
-    `read` returns at once; `wait` and `finish` return when all values have arrived. Tensors to convert or to transpose,
-    and parts of rows, are read as on a CPU.
+    `read` returns at once; `wait` and `finish` return when all values have arrived. Tensors to convert or to transpose
+    are read as on a CPU.
     """
 
     _descriptors: dict[Path, int] = field(default_factory=dict)
@@ -65,25 +93,16 @@ class StreamedCheckpoint(Checkpoint):
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         self._check(name, target, transposed, cut)
         place = self.places[name]
-        scattered = transposed or not target.is_contiguous() or not (cut is None or cut.has_whole_rows)
-        if place.dtype is not target.dtype or scattered:
+        if place.dtype is not target.dtype or transposed or not target.is_contiguous():
             super().read(name, target, transposed, cut)
             return
         self.unread.discard(name)
         self._prepare(target.device)
         # Work in flight on the current stream may still use or fill the target's memory.
         usable = torch.cuda.current_stream(target.device).record_event()
-        file, octets = self._open(self.files[name]), target.view(-1).view(torch.uint8)
-        row_bytes = 0 if cut is None else (place.end - place.begin) // cut.shape[0]
-        stretches = [(0, len(octets))] if cut is None else [(r.start * row_bytes, len(r) * row_bytes) for r in cut.rows]
-        for (begin, _), part in zip(stretches, octets.split([length for _, length in stretches]), strict=True):
-            self._submit(file, place.begin + begin, part, usable)
-
-    def _submit(self, file: int, begin: int, octets: Tensor, usable: torch.cuda.Event) -> None:
-        size = min(PIECE, max(LEAST, -(-len(octets) // THREADS)))
-        for at in range(0, len(octets), size):
-            piece = octets[at : at + size]
-            self._pieces.append(self._threads.submit(self._load, file, begin + at, piece, usable))
+        file = self._open(self.files[name])
+        for piece in pieces_of(place, target, cut):
+            self._pieces.append(self._threads.submit(self._load, file, piece, usable))
 
     def wait(self) -> None:
         for piece in self._pieces:
@@ -101,10 +120,10 @@ class StreamedCheckpoint(Checkpoint):
                 os.close(descriptor)
         super().finish(ignored)
 
-    def _load(self, file: int, begin: int, target: Tensor, usable: torch.cuda.Event) -> None:
+    def _load(self, file: int, piece: Piece, usable: torch.cuda.Event) -> None:
         staging = self._idle.get()
         try:
-            staging.fill(file, begin, target, usable)
+            staging.fill(file, piece, usable)
         finally:
             self._idle.put(staging)
 
@@ -119,3 +138,26 @@ class StreamedCheckpoint(Checkpoint):
         if file not in self._descriptors:
             self._descriptors[file] = os.open(file, os.O_RDONLY)
         return self._descriptors[file]
+
+
+def pieces_of(place: Place, target: Tensor, cut: Cut | None) -> Iterator[Piece]:
+    """Of a tensor, or of what a `cut` leaves of it, for a contiguous `target`. Of parts of rows whole ones are read."""
+    octets = target.view(-1).view(torch.uint8)
+    if cut is None:
+        yield from _pieces(place.begin, octets)
+        return
+    row_bytes = (place.end - place.begin) // cut.shape[0]
+    stretches = octets.split([octets.numel() // len(target) * len(rows) for rows in cut.rows])
+    for rows, stretch in zip(cut.rows, stretches, strict=True):
+        begin = place.begin + rows.start * row_bytes
+        if cut.has_whole_rows:
+            yield from _pieces(begin, stretch)
+        else:
+            yield from _pieces(begin, stretch.view(len(rows), -1), row_bytes, cut.columns.start * target.itemsize)
+
+
+def _pieces(begin: int, target: Tensor, row_bytes: int = 0, first: int = 0) -> Iterator[Piece]:
+    step = max(row_bytes, 1)
+    size = max(1, min(PIECE, max(LEAST, -(-len(target) * step // THREADS))) // step)
+    for at in range(0, len(target), size):
+        yield Piece(begin + at * step, target[at : at + size], row_bytes, first)
