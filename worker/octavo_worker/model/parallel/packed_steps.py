@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from octavo_worker.model.base_runner import PromptScores
 from octavo_worker.model.cuda.packer import PackedStep, SpecialRow
 from octavo_worker.model.cuda.shapes import DecodeShape, PromptShape, RaggedShape, Shape, StepSizes
+from octavo_worker.model.parallel.steps import ENCODER
 
 _SHAPES: tuple[type[Shape], ...] = (DecodeShape, PromptShape, RaggedShape)
 
@@ -36,19 +36,12 @@ class PackedMessage(msgspec.Struct, array_like=True):
     uses_swapped_in: bool
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Sequence):  # such as an array of a prompt's tokens
-        return list(value)
-    raise TypeError(f"a {type(value).__name__} cannot be part of a step's message")
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _DECODER = msgspec.msgpack.Decoder(PackedMessage)
 
 
 def encode_packed(step: PackedStep) -> bytes:
     sizes, shape = step.sizes, step.shape
-    return _ENCODER.encode(
+    return ENCODER.encode(
         PackedMessage(
             step.words.tobytes(),
             None if shape is None else (_SHAPES.index(type(shape)), list(astuple(shape))),

@@ -31,17 +31,17 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be part of a step's message")
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _DECODER: msgspec.msgpack.Decoder[Step | MaskWords] = msgspec.msgpack.Decoder(Step | MaskWords)
 
 
 def encode_plan(plan: StepPlan, block_size: int) -> bytes:
     steps = [_needed(step, block_size) for step in plan.sequences]
-    return _ENCODER.encode(Step(msgspec.structs.replace(plan, sequences=steps)))
+    return ENCODER.encode(Step(msgspec.structs.replace(plan, sequences=steps)))
 
 
 def encode_masks(masks: Masks) -> bytes:
-    return _ENCODER.encode(MaskWords(list(masks.places), masks.words.shape[1], masks.words.tobytes()))
+    return ENCODER.encode(MaskWords(list(masks.places), masks.words.shape[1], masks.words.tobytes()))
 
 
 def decode(message: bytes) -> StepPlan | Masks:
