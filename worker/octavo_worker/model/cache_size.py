@@ -19,7 +19,7 @@ def cache_config(options: ModelOptions, model: CausalModel, max_model_len: int, 
     """The KV cache that the options ask for and the device has room for, with what `others` have in each block. Block 0
     of either pool is never used. Ranks share what is asked for: each has its heads of every block."""
     block_bytes = _block_bytes(options, model, *others)
-    num_blocks = pool_size(options, model, block_bytes, max_model_len)
+    num_blocks = pool_size(options, model, block_bytes, max_model_len, *others)
     host_blocks = options.host_cache_bytes // block_bytes
     dtype = cache_dtype(options, model)
     return CacheConfig(num_blocks, options.block_size, host_blocks + 1 if host_blocks else 0, dtype)
@@ -49,7 +49,9 @@ def asked_bytes(options: ModelOptions, *models: CausalModel) -> int | None:
     return options.kv_cache_bytes if blocks is None else blocks * _block_bytes(options, *models)
 
 
-def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int) -> int:
+def pool_size(
+    options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int, *others: CausalModel
+) -> int:
     """Blocks of the KV cache, the null block included.
 
     `num_blocks` as given, else `kv_cache_bytes`, else what the device has room for: on the CPU 1 GiB or a quarter of
@@ -59,7 +61,7 @@ def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_m
     if options.num_blocks is not None:
         blocks = options.num_blocks
     else:
-        budget = options.kv_cache_bytes or _room(options, model, max_model_len)
+        budget = options.kv_cache_bytes or _room(options, model, max_model_len, *others)
         kept = min(max_model_len, model.window + token_budget(options, model.device)) if model.window else max_model_len
         useful = options.max_running * -(-kept // options.block_size) + 1
         blocks = min(budget // block_bytes, useful)
@@ -68,10 +70,10 @@ def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_m
     return blocks
 
 
-def _room(options: ModelOptions, model: CausalModel, max_model_len: int) -> int:
-    """Bytes for the KV cache beside a loaded model."""
+def _room(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int:
+    """Bytes for the KV cache beside loaded models."""
     if model.device.type == "cuda":
-        return room_for_cache(options, model, max_model_len)
+        return room_for_cache(options, model, max_model_len, *others)
     return min(DEFAULT_CACHE_BYTES, int(psutil.virtual_memory().available * DEFAULT_CACHE_SHARE))
 
 

@@ -34,10 +34,12 @@ from octavo_worker.model.config import DecoderConfig, decoder_config, reject
 from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
 from octavo_worker.model.cuda.copies import keep_copies
 from octavo_worker.model.cuda.draft_batches import DraftBatches
+from octavo_worker.model.cuda.draft_model import CudaDraftModel
+from octavo_worker.model.cuda.draft_passes import DraftPasses, plans_for_passes
 from octavo_worker.model.cuda.memory import room_for_cache
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
-from octavo_worker.model.draft_model import DraftModel
+from octavo_worker.model.draft_model import DraftModel, DraftSizes
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.longrope import fix_factors, original_length, takes_long_factors
@@ -66,7 +68,8 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
     draft = None if options.draft_model is None else load_draft(options, model, wanted_len)
     models = [model] if draft is None else [model, draft[0]]
     if isinstance(model, Decoder) and any(linear.copy_bytes for linear in model.layers.linears):
-        keep_copies(model.layers.linears, room_for_cache(options, model, wanted_len), asked_bytes(options, *models))
+        room = room_for_cache(options, model, wanted_len, *models[1:])
+        keep_copies(model.layers.linears, room, asked_bytes(options, *models))
     cache = cache_config(options, model, wanted_len, *models[1:])
     readable = cache.num_host_blocks - 1 if cache.num_host_blocks and reads_host(model.device) else 0
     capacity = Capacity(cache.num_blocks - 1, options.block_size, readable, model.window)
@@ -99,7 +102,7 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
             leader.begin(Sizes(cache.num_blocks, cache.num_host_blocks, max_model_len))
         runner = PagedRunner(model, cache, max_model_len, budget, leader)
     if draft is not None:
-        runner.draft_model = draft_model(options, *draft, runner, cache)
+        use_draft_model(options, *draft, runner, cache)
     if cache.num_host_blocks:
         runner.speeds = measure_speeds(runner)
     if options.drafts:
@@ -136,21 +139,31 @@ def load_draft(options: ModelOptions, target: CausalModel, max_model_len: int) -
     return model, min(context, max_model_len)
 
 
-def draft_model(
+def use_draft_model(
     options: ModelOptions, model: CausalModel, context: int, runner: PagedRunner | CudaRunner, cache: CacheConfig
-) -> DraftModel:
-    budget, place = runner.token_budget, None
-    if model.device.type == "cuda":
-        place = DraftBatches(model, options.max_running, budget + options.max_running, context).place
-    return DraftModel(
+) -> None:
+    """Gives the runner a draft model of this `context`, whose cache has the blocks of its own."""
+    cache = dataclasses.replace(cache, dtype=cache_dtype(options, model))
+    sizes = DraftSizes(context, runner.token_budget, runner.vocab_size, runner.first_host_block)
+    if isinstance(runner, PagedRunner):
+        runner.draft_model = DraftModel(model, cache, sizes)
+        return
+    most = runner.token_budget + options.max_running  # rows that the model has buffers for
+    place = DraftBatches(model, options.max_running, most, context).place
+    draft = CudaDraftModel(model, cache, sizes, place)
+    places = runner.draft_places
+    sequences = min(places.tokens.shape[1], most // 2)
+    passes = DraftPasses(
         model,
-        dataclasses.replace(cache, dtype=cache_dtype(options, model)),
-        context=context,
-        budget=budget,
-        vocab_size=runner.vocab_size,
-        first_host_block=runner.first_host_block,
-        place=place,
+        places,
+        draft.as_target,
+        block_size=options.block_size,
+        sequences=sequences,
+        plans=plans_for_passes(model, sequences, context),
+        graphs=runner.captures and model.is_capturable is True,
     )
+    draft.use(passes, places)
+    runner.use_draft(draft)
 
 
 def choose_device(name: str) -> torch.device:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -15,93 +13,25 @@ from octavo_kernels import ops
 from octavo_kernels.cuda import reads_prefixes_once
 from octavo_kernels.plan import chunk_tokens, split_queries
 from octavo_kernels.step import StepInputs, carry, unpack_step
-from octavo_worker.contract.step import (
-    Done,
-    Launched,
-    Masks,
-    Sampled,
-    SequenceResult,
-    SharedReading,
-    StepError,
-    StepPlan,
-    StepResult,
-)
+from octavo_worker.contract.step import Done, Launched, Masks, SharedReading, StepError, StepPlan
 from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.cuda.graphs import CaptureError, GraphShape, StepGraphs
+from octavo_worker.model.cuda.draft_model import CudaDraftModel
+from octavo_worker.model.cuda.draft_passes import DraftPlaces
+from octavo_worker.model.cuda.graphs import CaptureError, StepGraphs
+from octavo_worker.model.cuda.launched import LaunchedStep, Special
 from octavo_worker.model.cuda.mailbox import Mailbox, Slot
 from octavo_worker.model.cuda.packer import PackedStep, Packer, SpecialRow
 from octavo_worker.model.cuda.plans import AttentionPlans
-from octavo_worker.model.cuda.shapes import DecodeShape, PromptShape, RaggedShape, Shape, StepShapes
+from octavo_worker.model.cuda.shapes import DecodeShape, GraphShape, PromptShape, RaggedShape, Shape, StepShapes
 from octavo_worker.model.cuda.swap import SwapStreams
-from octavo_worker.model.draft_model import DraftModel
-from octavo_worker.model.sampler import Choice, Scores, on_device, sample
+from octavo_worker.model.sampler import on_device, sample
 from octavo_worker.model.stage import Stage
 
 log = logging.getLogger(__name__)
 
 SHARED_BYTES = 1 << 20
 """Of one layer: what the second read of a shared prefix costs up to here, the cache of the chip hides."""
-
-
-@dataclass(frozen=True, slots=True)
-class Special:
-    """Special samples of a step: complete on the host once the device is `done` with them."""
-
-    rows: list[SpecialRow]
-    choice: Choice
-    done: torch.cuda.Event
-
-
-@dataclass(slots=True)
-class LaunchedStep:
-    """The device's half of a step in flight: what is to be read once it is done. `before`: the slot of the step that
-    the device computed before. `scores` are the log-probabilities of prompts. `logits` are kept until `choose`, if some
-    samples are masked; `finish` takes them and the masks. `drafts` are those of each sequence, if a model
-    guessed any."""
-
-    packed: PackedStep
-    swaps: list[torch.cuda.Event]
-    slot: Slot | None = None
-    before: Slot | None = None
-    special: list[Special] = field(default_factory=list)
-    scores: list[tuple[int, Scores]] = field(default_factory=list)  # by the sequence's place
-    drafts: Sequence[Sequence[int]] = ()
-    logits: Tensor | None = None
-    finish: Callable[[LaunchedStep, Masks], None] | None = None
-
-    def choose(self, masks: Masks) -> None:
-        """Starts the choice of the masked samples, behind all that was launched."""
-        assert self.finish is not None, "nothing of this step is chosen late"
-        self.finish(self, masks)
-
-    def result(self) -> StepResult:
-        """Waits for the device."""
-        for event in self.swaps:
-            event.synchronize()
-        if self.slot is None:
-            return StepResult([])
-        self.slot.done.synchronize()
-        answers = list(map(Sampled, self.slot.tokens[: self.packed.sizes.samples].tolist()))
-        for special in self.special:
-            special.done.synchronize()
-            for row, answer in zip(special.rows, special.choice.result(), strict=True):
-                answers[row.place] = answer
-        gap_ms = self.before.done.elapsed_time(self.slot.began) if self.before else 0.0
-        return StepResult(self._by_sequence(answers), gap_s=gap_ms / 1e3)
-
-    def _by_sequence(self, answers: list[Sampled]) -> list[SequenceResult]:
-        counts = self.packed.samples
-        if len(answers) == len(counts) and 0 not in counts:
-            results = [SequenceResult([answer]) for answer in answers]
-        else:
-            found = iter(answers)
-            results = [SequenceResult([next(found) for _ in range(count)]) for count in counts]
-        for result, drafts in zip(results, self.drafts, strict=False):
-            result.drafts = drafts
-        for place, scores in self.scores:
-            results[place].prompt_logprobs += scores.result()
-        return results
 
 
 class CudaRunner(BaseRunner):
@@ -115,7 +45,7 @@ class CudaRunner(BaseRunner):
     """
 
     asynchronous = True
-    draft_model: DraftModel | None = None
+    draft_model: CudaDraftModel | None = None
 
     def __init__(
         self,
@@ -139,8 +69,10 @@ class CudaRunner(BaseRunner):
         self._mailbox = Mailbox(words, samples)
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
         self._tables = torch.zeros((max_running, blocks), dtype=torch.int32, device=device)
-        self._sampled = torch.zeros(samples, dtype=torch.int64, device=device)
         self._inputs = StepInputs.allocate(samples, tokens, blocks, device)
+        guessed = min(max_running, samples // 2)  # sequences: each has two samples at least
+        self._sampled = torch.zeros(samples + drafts * guessed, dtype=torch.int64, device=device)
+        self.draft_places = DraftPlaces(self._inputs, self._sampled[samples:].view(drafts, guessed), samples)
         self._swap = SwapStreams(self.kv_cache, self.host_cache, self.first_host_block)
         self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
         self._stream = torch.cuda.Stream(device)
@@ -162,6 +94,7 @@ class CudaRunner(BaseRunner):
             vocab_size=model.vocab_size,
             shapes=self._shapes,
             first_host_block=self.first_host_block if self.reads_host else None,
+            guesses=self.draft_places.all,
         )
         self._graphs = StepGraphs(self._run) if graphs and model.is_capturable is not False else None
         torch.cuda.synchronize(device)
@@ -189,6 +122,19 @@ class CudaRunner(BaseRunner):
                 raise
             log.info("decode steps of this model launch their kernels one by one: %s", error)
             self._graphs = None
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are replayed as graphs."""
+        return self._graphs is not None
+
+    @torch.inference_mode()
+    def use_draft(self, model: CudaDraftModel) -> None:
+        """Let a model guess, in the `draft_places`."""
+        with torch.cuda.stream(self._stream):
+            model.warm_up()
+            self._stream.synchronize()
+        self.draft_model = model
 
     @torch.inference_mode()
     def _capture_all(self) -> None:
@@ -222,6 +168,10 @@ class CudaRunner(BaseRunner):
         slot.sent.record()
         step = LaunchedStep(packed, swaps, slot, self._before)
         self._before = slot
+        if self.draft_model is not None and self.draft_model.guesses_now:
+            unpack_step(self._message, self._tables, self._sampled, self._inputs, sizes.sequences, self.block_size)
+            self.draft_model.guess()
+            step.guessed = sizes.decoded
         logits = self._run_ragged(shape, step) if isinstance(shape, RaggedShape) else self._replay(shape)
         self._choose_again(logits, [row for row in packed.special if not row.row.masked], step)
         if any(row.row.masked for row in packed.special):
@@ -235,6 +185,8 @@ class CudaRunner(BaseRunner):
         assert step.slot is not None
         count = step.packed.sizes.samples
         carry(self._sampled[:count], step.slot.tokens[:count])
+        if step.guessed:
+            carry(self._inputs.token_ids[: step.guessed], step.slot.inputs[: step.guessed])
         step.slot.done.record()
 
     def _choose_masked(self, step: LaunchedStep, masks: Masks) -> None:
