@@ -18,7 +18,7 @@ GRAIN = 32
 """Estimates are rounded to so many steps where lengths are chosen: what was chosen once serves most steps after it."""
 REMEMBERED = 4096
 
-ASKING = 20e-6
+ASKING = 5e-6
 """Seconds that the host takes to ask one sequence for drafts, and to tell its drafter of what was said since."""
 ASKING_SHARE = 0.01
 """Part of the time that may go to asking in vain."""

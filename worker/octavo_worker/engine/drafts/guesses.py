@@ -74,6 +74,8 @@ class Guesses:
         tried = min(len(untried), len(said))
         right = next((at for at in range(tried) if untried[at] != said[at]), tried)
         self._latest.observe(min(right + 1, tried), right)
+        if right:  # it begins to help: soon it is asked in every step
+            self._rest = 0
 
     def _informed(self) -> Drafter:
         """The drafter, which knows all tokens."""
