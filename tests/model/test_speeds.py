@@ -21,13 +21,18 @@ class Passes:
     missed: int = 0
 
     def fill_in(self, steps: Sequence[SequenceStep]) -> None:
-        if steps[0].start > 1:
+        if steps[0].start:
             assert self.missed == steps[0].start + 1
             self.machine.now += 1e-6 * self.missed
-        elif steps[0].wanted:
-            assert all(step.wanted == 1 for step in steps)
-            self.machine.now += 1e-4 + 1e-5 * len(steps)
         self.missed = len(steps[0].tokens)
+
+    def pass_seconds(self, steps: Sequence[SequenceStep]) -> float:
+        assert all(step.wanted == 1 for step in steps)
+        self.machine.now += 1e-4 + 1e-5 * len(steps)
+        return 1e-4 + 1e-5 * len(steps)
+
+    def wait(self) -> None:
+        pass
 
 
 @dataclass

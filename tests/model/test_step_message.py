@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from octavo_kernels.step import SAMPLE, StepInputs, carry, unpack_step
-from octavo_worker.contract.step import SampleSpec, SequenceStep, StepError, StepPlan
+from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.cuda.packer import Packer, filtered_places
@@ -201,6 +201,31 @@ def test_a_token_outside_the_vocabulary_blames_its_sequence(token: int) -> None:
     steps = [SequenceStep([3], 0, [1]), SequenceStep([2, token], 0, [2])]
     with pytest.raises(StepError) as caught:
         packer.pack(StepPlan(steps, 0), np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32))
+    assert caught.value.sequence == 1
+
+
+GUESSES = range(60, 100)
+
+
+def guessing(drafts: list[int]) -> list[SequenceStep]:
+    spec = SampleSpec(EngineSampling(seed=2, max_tokens=9), 0, [7], [])
+    rows = tuple(range(1 + len(drafts)))
+    return [SequenceStep([8], 4, [1], [spec]), SequenceStep([5, *drafts], 1, [2], [spec] * len(rows), rows)]
+
+
+def test_drafts_that_the_device_guesses_are_taken_from_their_places() -> None:
+    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB, shapes=AsItIs(), guesses=GUESSES)
+    device, message = Device(), np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
+    device.sampled = torch.arange(100) + 200
+    packed = packer.pack(StepPlan(guessing([~61, ~99]), 2), message)
+    assert device.unpack(packed.words, 2).token_ids[:4].tolist() == [8, 5, 261, 299]
+
+
+@pytest.mark.parametrize("drafts", [[~61, ~100], [~59, ~60], [VOCAB, ~60], [UNKNOWN, UNKNOWN]])
+def test_a_draft_without_a_place_blames_its_sequence(drafts: list[int]) -> None:
+    packer = Packer(rows=ROWS, block_size=BLOCK, vocab_size=VOCAB, shapes=AsItIs(), guesses=GUESSES)
+    with pytest.raises(StepError) as caught:
+        packer.pack(StepPlan(guessing(drafts), 2), np.zeros(1000, np.int32))
     assert caught.value.sequence == 1
 
 

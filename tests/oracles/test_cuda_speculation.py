@@ -3,13 +3,15 @@ model hardly cares."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from proposers import speculate
 
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.contract.step import ModelRunner
+from octavo_worker.contract.step import Launched, ModelRunner, StepPlan
 from octavo_worker.engine.drafts import (
     ModelProposer,
     Proposer,
@@ -21,8 +23,10 @@ from octavo_worker.engine.process import scheduler_for
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.messages import AddRequest
 from octavo_worker.model import load_runner
+from octavo_worker.model.cuda.draft_model import CudaDraftModel
+from octavo_worker.model.cuda.draft_passes import GuessedWindow
 from octavo_worker.model.cuda.runner import CudaRunner
-from octavo_worker.model.cuda.shapes import PromptShape
+from octavo_worker.model.cuda.shapes import DraftShape, PromptShape
 
 from .drive import Answers, Engine, assert_same, request
 from .guessing import proposers, told
@@ -192,3 +196,85 @@ def test_the_bundled_draft_agrees_with_the_bundled_model() -> None:
         answers = by_model(runner).run(asked)
         assert_same(answers, plain)
         assert answers.stats.accepted_tokens > 0.15 * answers.stats.drafted_tokens  # of windows of seven
+
+
+class Counted:
+    """How many windows of a runner's steps the device guesses by itself."""
+
+    def __init__(self, runner: CudaRunner, patch: pytest.MonkeyPatch) -> None:
+        assert isinstance(runner.draft_model, CudaDraftModel)
+        self.windows, passes = 0, runner.draft_model._passes
+        guess = passes.guess
+
+        def counted(windows: Sequence[GuessedWindow]) -> None:
+            self.windows += len(windows)
+            guess(windows)
+
+        patch.setattr(passes, "guess", counted)
+
+
+PLAIN = [
+    request(str(i), [5 + i, 9, 30 + i, *range(40, 40 + 3 * i)], max_tokens=60, temperature=0.8, logprobs=1, seed=i)
+    for i in range(12)
+]
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_device_guesses_what_needs_no_host(folder: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In graphs and out of them, one sequence and many, the same windows as pass by pass."""
+    runner = load_runner(drafting(folder, speculate=f"draft:{folder}", cuda_graphs=graphs))
+    assert isinstance(runner, CudaRunner)
+    for asked in (PLAIN[:1], PLAIN):
+        with monkeypatch.context() as patch:
+            counted = Counted(runner, patch)
+            plain, answers = Engine(runner).run(asked), by_model(runner).run(asked)
+        assert_same(answers, plain)
+        assert counted.windows > 5 * len(asked)
+        if not runner.window:
+            assert answers.stats.accepted_tokens == answers.stats.drafted_tokens
+
+
+def test_passes_are_captured_at_the_start(twin: ModelRunner) -> None:
+    assert isinstance(twin, CudaRunner)
+    assert isinstance(twin.draft_model, CudaDraftModel)
+    passes = twin.draft_model._passes
+    assert passes._graphs is not None
+    assert set(passes._graphs._captured) == {
+        DraftShape(size, first) for size in passes._sizes for first in (True, False)
+    }
+
+
+def test_no_launch_waits_for_guesses(twin: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any call that reads from the device would raise."""
+    by_model(twin).run(PLAIN)  # what is done once is done
+    launch = type(twin).launch
+
+    def watched(self: CudaRunner, plan: StepPlan) -> Launched:
+        torch.cuda.set_sync_debug_mode("error" if plan.num_decodes == len(plan.sequences) else "default")
+        try:
+            return launch(self, plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(twin), "launch", watched)
+        answers = by_model(twin).run(PLAIN)
+    assert answers.stats.drafted_tokens > 50
+
+
+def test_in_the_fast_mode_guesses_of_the_target_itself_are_nearly_all_right(folder: Path) -> None:
+    runner = load_runner(drafting(folder, deterministic=False, speculate=f"draft:{folder}"))
+    answers = by_model(runner).run(PLAIN)
+    assert answers.stats.drafted_tokens > 200
+    if not runner.window:
+        assert answers.stats.accepted_tokens > 0.7 * answers.stats.drafted_tokens
+
+
+def test_few_sequences_and_one_draft(folder: Path) -> None:
+    """The least of all sizes."""
+    runner = load_runner(drafting(folder, speculate=f"draft:{folder}", speculate_most=1, max_running=1))
+    most = runner.most_samples  # type: ignore[attr-defined]
+    engine = Engine(runner, max_running=1, speculation=Speculation(ModelProposer(), FREE, 1, most))
+    answers = engine.run(PLAIN[:3])
+    assert_same(answers, Engine(runner, max_running=1).run(PLAIN[:3]))
+    assert answers.stats.drafted_tokens > 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from octavo_worker.engine.drafts import Acceptance, Guesses, count_accepted, expected_tokens
 from octavo_worker.engine.drafts.acceptance import PRIOR
+from octavo_worker.engine.drafts.guesses import LONGEST_REST
 
 tokens = st.lists(st.integers(0, 3), max_size=8)
 
@@ -69,9 +71,10 @@ class Script:
 
     def __init__(self) -> None:
         self.says: list[int] = []
+        self.told: list[int] = []
 
     def append(self, tokens: Sequence[int]) -> None:
-        """It learns nothing."""
+        self.told += tokens
 
     def propose(self, most: int) -> Sequence[int]:
         return [*self.says, *[99] * most]
@@ -84,59 +87,79 @@ class Script:
 
 
 def test_guesses_that_are_not_tried_show_how_good_they_are() -> None:
-    script = Script()
-    guesses = Guesses(script)
+    script, output = Script(), list[int]()
+    guesses = Guesses(script, output)
     script.says = [5]
     for estimate, token in ((1.0, 5), (0.0, 6)):
         for _ in range(90):
             assert guesses.propose(1) == [5]
-            guesses.append(token)
+            output.append(token)
         assert guesses.estimate == pytest.approx(estimate, abs=0.02)
 
 
-def test_guesses_that_do_not_pay_are_asked_for_seldom() -> None:
-    script = Script()
-    script.says = [5]
-    guesses, asked = Guesses(script), 0
-    for _ in range(200):
-        if guesses.may_pay(0.7):
-            asked += 1
+def test_who_is_asked_in_vain_rests_longer_and_longer() -> None:
+    output, asked = list[int](), list[int]()
+    guesses = Guesses(Script(), output)
+    for length in range(99):
+        if guesses.wakes <= length:
+            asked.append(length)
             guesses.propose(1)
-        guesses.append(6)
-    assert asked == 25
-    for _ in range(400):
-        if guesses.may_pay(0.7):
-            guesses.propose(1)
-        guesses.append(5)
-    assert guesses.may_pay(0.7), "it is noticed that they are right"
+            guesses.rest()
+        output.append(6)
+    rests = [after - before for before, after in itertools.pairwise(asked)]
+    assert rests[:5] == [1, 2, 4, 8, LONGEST_REST]
+    assert set(rests[5:]) == {LONGEST_REST}
+    guesses.rest(longest=3)
+    assert guesses.wakes == len(output) + 3
+    guesses.observe(1, 1)
+    assert guesses.wakes <= len(output), "who was right is asked at once"
+    guesses.rest()
+    assert guesses.wakes == len(output) + 1
+
+
+def test_what_was_said_meanwhile_is_learned_at_once() -> None:
+    """The drafter is told of all tokens, and the guess is compared with all that were said."""
+    script, output = Script(), [4]
+    script.says = [1, 2, 3, 4]
+    guesses = Guesses(script, output)
+    guesses.propose(4)
+    output += [1, 2, 3, 9, 9]
+    guesses.propose(4)
+    assert script.told == [1, 2, 3, 9, 9]
+    same = Acceptance()
+    same.observe(4, 3)
+    assert guesses.estimate == same.estimate
 
 
 def test_a_guess_counts_as_far_as_the_text_agrees_and_once() -> None:
-    script = Script()
+    script, output = Script(), list[int]()
     script.says = [1, 2, 3, 4]
-    guesses, same = Guesses(script), Acceptance()
+    guesses, same = Guesses(script, output), Acceptance()
     assert guesses.propose(4) == [1, 2, 3, 4]
-    twin = guesses.fork()
-    for token in (1, 2, 9, 4):
-        guesses.append(token)
-    for right in (1, 1, 0):
-        same.observe(1, right)
+    other = list(output)
+    twin = guesses.fork(other)
+    output += [1, 2, 9, 4]
+    guesses.propose(4)
+    output += [7]
+    guesses.propose(0)
+    same.observe(3, 2)
+    same.observe(1, 0)
     assert guesses.estimate == same.estimate
     twin.observe(4, 2)
-    for token in (1, 2, 9):
-        twin.append(token)
+    other += [1, 2, 9]
+    twin.propose(4)
     verified = Acceptance()
     verified.observe(4, 2)
     assert twin.estimate == verified.estimate
 
 
 def test_what_is_forced_goes_first_and_has_an_estimate_of_its_own() -> None:
-    script = Script()
+    script, output = Script(), list[int]()
     script.says = [1]
-    guesses = Guesses(script)
+    guesses = Guesses(script, output)
     for _ in range(50):
         guesses.propose(1)
-        guesses.append(7)
+        output.append(7)
     assert guesses.estimate < 0.1
     assert guesses.propose(2, (7, 8, 9)) == (7, 8)
     assert guesses.estimate > 0.9

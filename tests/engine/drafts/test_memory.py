@@ -20,7 +20,7 @@ def test_drafts_take_free_blocks_only() -> None:
         driver = drive(*requests, blocks=16, speculation=speculate(book(*requests, right=right), 7))
         assert_complete(driver, *requests)
         assert driver.scheduler.stats().preemptions == 0
-        assert driver.scheduler.stats().accepted_tokens > 10
+        assert driver.scheduler.stats().accepted_tokens > 5
 
 
 @DEVICES

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_worker.engine.drafts import NgramProposer
-from octavo_worker.engine.drafts.gram_index import GramIndex, Match
+from octavo_worker.engine.drafts.gram_index import OCCURRENCES, GramIndex, Match
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 large_ids = st.lists(st.sampled_from([0, 1, 2**16, 2**24, 2**31]), max_size=40)
@@ -16,7 +16,9 @@ large_ids = st.lists(st.sampled_from([0, 1, 2**16, 2**24, 2**31]), max_size=40)
 def searched(text: list[int], begun: int, window: int, *, least: int, most: int, count: int) -> list[int]:
     """What follows the latest occurrence of the longest run, found by looking everywhere. `begun` tokens were there at
     the beginning."""
-    places = [*range(max(0, begun - window), begun), *range(max(begun, len(text) - window), len(text))]
+    known = [*range(max(0, begun - window), begun), *range(max(begun, len(text) - window), len(text))]
+    places = [place for place in known if least <= place and text[place - least : place] == text[-least:]]
+    places = places[-OCCURRENCES:] if len(text) >= least else []
     for length in range(min(most, len(text)), least - 1, -1):
         for place in reversed(places):
             if place >= length and text[place - length : place] == text[-length:]:
@@ -100,7 +102,7 @@ def test_memory_is_bounded_by_the_window() -> None:
     index = GramIndex(range(1000), least=2, most=4, window=100)
     for token in range(5000):
         index.append((token % 977,))
-        assert all(len(known) <= 100 for known in (*index._own, *index._shared))
+        assert all(len(known) <= 100 for known in (index._own, index._shared))
     long = NgramProposer(window=100).begin(range(100_000), [], b"")
     assert len(long._index.text) == 104
 

@@ -31,9 +31,10 @@ from octavo_worker.messages import Refused
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"priority": PriorityPolicy, "fcfs": FcfsPolicy}
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
-OVERHEAD = 1.05
-"""Times by which a step with drafts is reckoned to take longer: planning them and taking them in costs something, too,
-and what gains less is not worth a guess."""
+OVERHEAD = 1.02
+OVERHEAD_S = 2e-4
+"""By so many times and seconds a step with drafts is reckoned to take longer. The host chooses them, verifies them, and
+does not plan ahead; and what gains less is not worth a guess."""
 
 MASK_THREADS = 16
 """Threads that compute masks at most."""
@@ -113,7 +114,7 @@ def speculation_for(runner: ModelRunner, options: ModelOptions) -> Speculation |
     if options.speculate == "off" or seconds is None:
         return None
     drafting = None if seconds.drafting is None else RowTimes(seconds.drafting)
-    ragged = [(rows, OVERHEAD * taken) for rows, taken in seconds.ragged]
+    ragged = [(rows, OVERHEAD * taken + OVERHEAD_S) for rows, taken in seconds.ragged]
     costs = StepCosts(RowTimes(seconds.plain), RowTimes(ragged), drafting, seconds.catching_up)
     if options.runner_guesses:
         if seconds.drafting is None:

@@ -130,7 +130,7 @@ class Requests:
     def _guesses(self, request: Request, output: list[int]) -> Guesses | None:
         if self._proposer is None or request.beam is not None or request.rules.limit < 1:
             return None
-        return Guesses(self._proposer.begin(request.prompt, output, request.salt))
+        return Guesses(self._proposer.begin(request.prompt, output, request.salt), output)
 
     def score(self, request: Request, start: int, logprobs: list[Logprob]) -> None:
         """Take log-probabilities of the prompt's tokens from `start` + 1 on. The sequence that computes them begins at

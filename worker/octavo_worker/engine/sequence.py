@@ -136,8 +136,8 @@ class Sequence:
     counts the blocks that were offered to it. The table of a waiting sequence is empty, but a swapped one's lists the
     host blocks that hold its `computed` tokens. The table of an oversized one that runs begins with host blocks.
 
-    `output` only grows: a step that was planned refers to its beginning. A grammar's `matcher` and the sequence's
-    `guesses` have taken all of it; None: it has no grammar, or is decoded without speculation.
+    `output` only grows: a step that was planned refers to its beginning. A grammar's `matcher` has taken all of
+    it, the `guesses` look at it when they are asked; None: it has no grammar, or is decoded without speculation.
     """
 
     __slots__ = (
@@ -238,8 +238,6 @@ class Sequence:
     def append(self, token: int) -> None:
         """Take a new token. Raises GrammarError if its grammar does not allow it."""
         self.output.append(token)
-        if self.guesses is not None:
-            self.guesses.append(token)
         if self.matcher is not None and not self.matcher.accept((token,)):
             raise GrammarError(f"token {token} was chosen, which the grammar does not allow")
 
@@ -289,8 +287,9 @@ class Sequence:
     def fork(self, index: int) -> Sequence:
         """A running sibling that shares all computed tokens, but has no reference yet to those on the host."""
         matcher = None if self.matcher is None else self.matcher.copy()
-        guesses = None if self.guesses is None else self.guesses.fork()
-        child = Sequence(self.request, [index], list(self.output), self.table.fork(), matcher, guesses)
+        output = list(self.output)
+        guesses = None if self.guesses is None else self.guesses.fork(output)
+        child = Sequence(self.request, [index], output, self.table.fork(), matcher, guesses)
         child.digests = list(self.digests)
         child.computed, child.published = self.computed, self.published
         child.state = State.RUNNING

@@ -73,14 +73,14 @@ def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_m
     return blocks
 
 
-def measured_room(options: ModelOptions, model: CausalModel, max_model_len: int) -> int | None:
-    """Bytes for this rank's part of the KV cache beside a loaded model; None where the options name its size. On the
+def measured_room(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int | None:
+    """Bytes for this rank's part of the KV cache beside loaded models; None where the options name its size. On the
     CPU its share of 1 GiB or of a quarter of the memory available, whichever is less. Raises `ModelError` where nothing
     is left."""
     if options.num_blocks is not None or options.kv_cache_bytes:
         return None
     if model.device.type == "cuda":
-        return room_for_cache(options, model, max_model_len)
+        return room_for_cache(options, model, max_model_len, *others)
     return min(DEFAULT_CACHE_BYTES, int(psutil.virtual_memory().available * DEFAULT_CACHE_SHARE)) // _ranks(model)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from msgspec.structs import replace
+from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.pools import empty_pools
@@ -16,45 +19,51 @@ from octavo_worker.model.batch import Batch, ragged_batch
 from octavo_worker.model.sampler import draw, on_device
 
 
+@dataclass(frozen=True, slots=True)
+class DraftSizes:
+    """`context`: the tokens of a sequence that a draft model can see; `budget`: those that it catches up in a step;
+    `vocab_size`: the width of the target's logits; `first_host_block`: the first id of the host's blocks."""
+
+    context: int
+    budget: int
+    vocab_size: int
+    first_host_block: int
+
+
 class DraftModel:
     """Draws drafts with the noise and the options of the samples that verify them: where both models expect about the
     same, they choose the same, at any temperature.
 
     Its KV cache has the target's block ids, so tables, prefixes, forks and rewinds are its own, too; what is copied or
     swapped there is copied and swapped here. But it computes nothing until a sequence wants drafts, and then all that
-    is missing, `budget` tokens a step at most: prompts, tokens of steps without drafts, and the last one of a window
-    that was right to its end. `_filled` says how many tokens at the beginning of each block it has computed since
+    is missing, its budget a step at most: prompts, tokens of steps without drafts, and the last one of a window that
+    was right to its end. `_filled` says how many tokens at the beginning of each block it has computed since
     the target wrote them: only those count. What is stale all the same costs acceptance, never a token.
 
-    Positions from `context` on, and sequences with blocks on the host, which it could not fill, get no drafts.
+    Positions from its context on, and sequences with blocks on the host, which it could not fill, get no drafts.
     """
 
     def __init__(
         self,
         model: CausalModel,
         cache: CacheConfig,
-        *,
-        context: int,
-        budget: int,
-        vocab_size: int,
-        first_host_block: int,
+        sizes: DraftSizes,
         place: Callable[[Batch], Batch] | None = None,
     ) -> None:
-        """`cache` is the target's, `dtype` apart; `vocab_size` the width of its logits. `place` readies a batch for the
-        model's device."""
+        """`cache` is the target's, `dtype` apart. `place` readies a batch for the model's device."""
         self.model = model
-        self._block_size, self._context, self._budget = cache.block_size, context, budget
-        self._vocab_size = vocab_size
-        self._first_host_block = first_host_block
+        self._block_size, self._context, self._budget = cache.block_size, sizes.context, sizes.budget
+        self._vocab_size = sizes.vocab_size
+        self._first_host_block = sizes.first_host_block
         self._place = place
         shape = (model.num_layers, model.num_kv_heads, cache.block_size, model.head_dim)
         dtype = cache.dtype or model.dtype
         pools = empty_pools(cache.num_blocks, cache.num_host_blocks, *shape, dtype, model.device)
         self._kv_cache, self._host_cache = pools.device, pools.host
-        self._filled = bytearray(first_host_block + cache.num_host_blocks)
+        self._filled = bytearray(sizes.first_host_block + cache.num_host_blocks)
         self._filled[0] = cache.block_size  # what lies left of the window is never missing
         self._full: dict[int, int] = {}  # by run: leading blocks that are known to be filled
-        model.bind(pools.blocks, cache.block_size, context)
+        model.bind(pools.blocks, cache.block_size, sizes.context)
 
     def of_plan(self, plan: StepPlan) -> StepPlan:
         """Do what a plan does with blocks here, too, and fill in its drafts: the plan itself if it wants none."""
@@ -85,13 +94,30 @@ class DraftModel:
         and no drafts."""
         self._note_writes(steps)
         found = list(steps)
-        windows = [_Window(place, step) for place, step in enumerate(steps) if step.wanted]
+        windows = [Window(place, step) for place, step in enumerate(steps) if step.wanted]
         if windows:
             self._full = {w.step.run_id: self._full.get(w.step.run_id, 0) for w in windows if w.step.run_id}
-            self._draw(windows)
+            self._draw(windows, self._budget)
         for window in windows:
             found[window.place] = window.verified()
         return found
+
+    @property
+    def guesses_now(self) -> bool:
+        """Whether the step that was filled in last waits for `guess`."""
+        return False
+
+    def guess(self) -> None:
+        """Starts what `fill_in` has left to the device, once the message of that step is unpacked there."""
+
+    def pass_seconds(self, steps: Sequence[SequenceStep]) -> float:
+        """What a pass takes that guesses a token for each of `steps`, which want one."""
+        began = time.perf_counter()
+        self.fill_in(steps)
+        return max(time.perf_counter() - began, 1e-9)
+
+    def wait(self) -> None:
+        """Until all that was started is computed."""
 
     def _note_writes(self, steps: Sequence[SequenceStep]) -> None:
         """What the target writes in this step is not computed here yet."""
@@ -103,12 +129,11 @@ class DraftModel:
             for block in table[slot + 1 : -(-step.end // size)]:
                 filled[block] = 0
 
-    def _draw(self, windows: Sequence[_Window]) -> None:
-        """A pass computes what is missing and chooses the first tokens, each of the others one more. Sequences that
-        miss least come first: a long prompt keeps no other from being drafted."""
-        parts, live, room = list[SequenceStep](), list[_Window](), self._budget
-        drafted = [window for window in windows if self._is_drafted(window.step)]
-        for window in sorted(drafted, key=lambda window: window.step.start - self._known(window.step)):
+    def _draw(self, windows: Sequence[Window], room: int) -> None:
+        """A pass computes what is missing, `room` tokens at most, and chooses the first tokens, each of the others one
+        more."""
+        parts, live = list[SequenceStep](), list[Window]()
+        for window in self._in_turn(windows):
             part = self._missing(window.step, room)
             if part is None:
                 break
@@ -122,6 +147,12 @@ class DraftModel:
                 window.take(token)
             live = [window for window in live if len(window.drafts) < window.wanted]
             parts = [window.next_part() for window in live]
+
+    def _in_turn(self, windows: Sequence[Window]) -> list[Window]:
+        """Those that may have drafts. Sequences that miss least come first: a long prompt keeps no other from being
+        drafted."""
+        drafted = [window for window in windows if self._is_drafted(window.step)]
+        return sorted(drafted, key=lambda window: window.step.start - self._known(window.step))
 
     def _is_drafted(self, step: SequenceStep) -> bool:
         return step.end <= self._context and step.block_table[0] < self._first_host_block
@@ -157,10 +188,15 @@ class DraftModel:
         self._note_parts(parts)
         if not rows:
             return []
-        logits = self.model.logits(features)
-        if narrow != self._vocab_size:
-            logits = F.pad(logits[:, : self._vocab_size], (0, max(0, self._vocab_size - narrow)), value=-torch.inf)
+        logits = self.as_target(self.model.logits(features))
         return [max(0, token) for token in draw(logits.float().contiguous(), rows).tolist()]
+
+    def as_target(self, logits: Tensor) -> Tensor:
+        """Logits as wide as the target's."""
+        narrow = self.model.vocab_size
+        if narrow == self._vocab_size:
+            return logits
+        return F.pad(logits[:, : self._vocab_size], (0, max(0, self._vocab_size - narrow)), value=-torch.inf)
 
     def _note_parts(self, parts: Sequence[SequenceStep]) -> None:
         size, filled = self._block_size, self._filled
@@ -171,7 +207,7 @@ class DraftModel:
             filled[part.block_table[last]] = part.end - last * size
 
 
-class _Window:
+class Window:
     """A decode that wants drafts, with those that were drawn so far."""
 
     __slots__ = ("drafts", "place", "step", "wanted")
@@ -184,6 +220,10 @@ class _Window:
         self.drafts.append(token)
         unknown = (UNKNOWN,) * (self.wanted - len(self.drafts))
         self.step = replace(self.step, tokens=(self.step.tokens[0], *self.drafts, *unknown))
+
+    def take_all(self, tokens: Sequence[int]) -> None:
+        self.drafts += tokens
+        self.step = replace(self.step, tokens=(self.step.tokens[0], *self.drafts))
 
     def next_part(self) -> SequenceStep:
         """Its latest draft alone."""

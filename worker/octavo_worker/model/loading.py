@@ -34,11 +34,13 @@ from octavo_worker.model.config import DecoderConfig, decoder_config, reject
 from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
 from octavo_worker.model.cuda.copies import keep_copies
 from octavo_worker.model.cuda.draft_batches import DraftBatches
+from octavo_worker.model.cuda.draft_model import CudaDraftModel
+from octavo_worker.model.cuda.draft_passes import DraftPasses, plans_for_passes
 from octavo_worker.model.cuda.memory import room_for_cache
 from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.devices import check_block_size, check_ranks, check_uniform, choose_device, device_of
-from octavo_worker.model.draft_model import DraftModel
+from octavo_worker.model.draft_model import DraftModel, DraftSizes
 from octavo_worker.model.eagle.build import build_head
 from octavo_worker.model.eagle.config import head_config
 from octavo_worker.model.eagle.drafts import EagleDrafts
@@ -74,7 +76,7 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
     draft = load_guesser(options, model, wanted_len) if options.runner_guesses else None
     others = [] if draft is None else [draft[0]]
     copy_weights(options, model, wanted_len, *others)
-    room, leader, handles = measured_room(options, model, wanted_len), None, list[bytes]()
+    room, leader, handles = measured_room(options, model, wanted_len, *others), None, list[bytes]()
     if ranks is not None:
         assert model.group is not None
         leader = Leader(ranks, model.group)
@@ -101,7 +103,7 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
     if isinstance(runner, CudaRunner):
         runner.warm_up()
     if draft is not None:
-        runner.draft_model = draft_model(options, *draft, runner, cache)
+        use_draft_model(options, *draft, runner, cache)
     if cache.num_host_blocks:
         runner.speeds = measure_speeds(runner)
     if options.drafts:
@@ -112,7 +114,7 @@ def load_runner(options: ModelOptions, ranks: Ranks | None = None) -> PagedRunne
 def copy_weights(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> None:
     """Keeps quantised weights in 16 bits as well, where the device has room for that."""
     if isinstance(model, Decoder) and any(linear.copy_bytes for linear in model.layers.linears):
-        room = room_for_cache(options, model, max_model_len)
+        room = room_for_cache(options, model, max_model_len, *others)
         keep_copies(model.layers.linears, room, asked_bytes(options, model, *others))
 
 
@@ -192,22 +194,35 @@ def load_draft(options: ModelOptions, folder: Path, target: CausalModel, max_mod
     return model, min(context, max_model_len)
 
 
-def draft_model(
+def use_draft_model(
     options: ModelOptions, model: CausalModel, context: int, runner: PagedRunner | CudaRunner, cache: CacheConfig
-) -> DraftModel:
-    budget, place = runner.token_budget, None
-    if model.device.type == "cuda":
-        place = DraftBatches(model, options.max_running, budget + options.max_running, context).place
+) -> None:
+    """Gives the runner a draft model or head of this `context`, whose cache has the blocks of its own."""
+    cache = dataclasses.replace(cache, dtype=cache_dtype(options, model))
+    sizes = DraftSizes(context, runner.token_budget, runner.vocab_size, runner.first_host_block)
     kind = EagleDrafts if isinstance(model, EagleHead) else DraftModel
-    return kind(
+    if isinstance(runner, PagedRunner):
+        runner.draft_model = kind(model, cache, sizes)
+        return
+    most = runner.token_budget + options.max_running  # rows that the model has buffers for
+    place = DraftBatches(model, options.max_running, most, context).place
+    if kind is EagleDrafts:
+        runner.draft_model = EagleDrafts(model, cache, sizes, place)
+        return
+    draft = CudaDraftModel(model, cache, sizes, place)
+    places = runner.draft_places
+    sequences = min(places.tokens.shape[1], most // 2)
+    passes = DraftPasses(
         model,
-        dataclasses.replace(cache, dtype=cache_dtype(options, model)),
-        context=context,
-        budget=budget,
-        vocab_size=runner.vocab_size,
-        first_host_block=runner.first_host_block,
-        place=place,
+        places,
+        draft.as_target,
+        block_size=options.block_size,
+        sequences=sequences,
+        plans=plans_for_passes(model, sequences, context),
+        graphs=runner.captures and model.is_capturable is True,
     )
+    draft.use(passes, places)
+    runner.use_draft(draft)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def _pass_seconds(model: DraftModel, runner: PagedRunner | CudaRunner, ones: Seq
         replace(step, tokens=(0, UNKNOWN), start=1, samples=(spec, spec), sample_rows=(0, 1))
         for step in _decodes(runner, ones).sequences
     ]
-    return _least(lambda: model.fill_in(steps), runs=1)
+    return model.pass_seconds(steps)
 
 
 def _catching_up_seconds(model: DraftModel, runner: PagedRunner | CudaRunner) -> float:
@@ -111,6 +111,7 @@ def _catching_up_seconds(model: DraftModel, runner: PagedRunner | CudaRunner) ->
     def catch_up() -> None:
         model.fill_in(computed)
         model.fill_in(asked)
+        model.wait()
 
     return _least(catch_up, RUNS) / count
 

@@ -2,9 +2,10 @@
 
 How a step with drafts goes:
 
-1. Each sequence has `Guesses`: a `Drafter` of the engine's one `Proposer`, and an `Acceptance`. Tokens are appended
-   when they are final: at commit, never at planning. So drafts are planned only when no step is in flight, and the
-   engine does not plan ahead while drafts are worth it (`engine/draft_planner.py`).
+1. Each sequence has `Guesses`: a `Drafter` of the engine's one `Proposer`, and an `Acceptance`. It is told of tokens
+   that are final when it is asked, and asked seldom where that was in vain: a token as such costs nothing. Final means
+   committed, so drafts are planned only when no step is in flight, and the engine does not plan ahead while drafts are
+   worth it (`engine/draft_planner.py`).
 2. Once all else of a step is planned, `Guesses.propose` is asked for as many tokens as may follow before the sequence's
    last one, and `choose_lengths` says how many of them are verified. Drafts take free blocks only. They are cut where
    there are none, where a token ends its sequence, and by a grammar that does not allow them. What a grammar forces is

@@ -43,10 +43,11 @@ class Acceptance:
             self._hits = KEPT * self._hits + accepted
             self._trials = KEPT * self._trials + min(accepted + 1, drafted)
 
-    def fade(self) -> None:
-        """A token was said that might have been guessed."""
-        self._hits += FADED * (PRIOR * PRIOR_TRIALS - self._hits)
-        self._trials += FADED * (PRIOR_TRIALS - self._trials)
+    def fade(self, tokens: int) -> None:
+        """So many tokens were said that might have been guessed."""
+        faded = 1.0 - (1.0 - FADED) ** tokens
+        self._hits += faded * (PRIOR * PRIOR_TRIALS - self._hits)
+        self._trials += faded * (PRIOR_TRIALS - self._trials)
 
     def fork(self) -> Acceptance:
         twin = Acceptance()

@@ -19,11 +19,17 @@ class RowTimes:
             raise ValueError("times of steps are needed: (rows, seconds), one or more of each")
         self._rows = np.array([rows for rows, _ in points])
         self._seconds = np.minimum.accumulate([seconds for _, seconds in reversed(points)])[::-1]
+        self._by_rows: list[float] = self.seconds(np.arange(self.most_rows + 1)).tolist()
 
     @property
     def most_rows(self) -> int:
         """The rows of the largest step that was measured."""
         return int(self._rows[-1])
+
+    def following(self, rows: int, count: int) -> list[float]:
+        """The seconds of steps of one row more than `rows`, two more, up to `count` more, within those that were
+        measured. They are looked up, because this is asked for in every step."""
+        return self._by_rows[rows + 1 : rows + 1 + count]
 
     def seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
         wanted = np.asarray(rows)
@@ -69,4 +75,5 @@ class StepCosts:
 
     def without_drafts(self, decodes: int, others: int) -> float:
         """Seconds of a step of so many decodes and `others`, rows of prompts."""
-        return float((self.ragged if others else self.plain).seconds(decodes + others))
+        times, rows = self.ragged if others else self.plain, decodes + others
+        return times.following(rows - 1, 1)[0] if rows <= times.most_rows else float(times.seconds(rows))

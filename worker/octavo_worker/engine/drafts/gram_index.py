@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WORD = array("I").itemsize
+OCCURRENCES = 16
+"""Of a run of the least length, the latest of so many are looked at: common ones occur all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +21,17 @@ class Match:
 
 
 class GramIndex:
-    """Knows of each run of `least` to `most` tokens of a text where it occurred last, and was followed by another.
+    """Knows where runs of `least` to `most` tokens of a text occurred before, and were followed by another.
 
-    The beginning of the text is indexed at once and never changed, so forks share it. Of it, and of what is appended,
-    the last `window` places each are known. A token costs as much as there are lengths.
+    One table has the last place of each run of `least` tokens, and each place the one before it with the same run:
+    longer runs are found by comparing the text at those places, the last `OCCURRENCES` of them. So a token costs the
+    same whatever lengths there are, and is cheap, as most are never asked about.
+
+    The beginning of the text is indexed at once and never changed, so forks share its table. Of it, and of what is
+    appended, the last `window` places each are known.
     """
 
-    __slots__ = ("_first", "_own", "_shared", "_window", "least", "most", "text")
+    __slots__ = ("_before", "_begun", "_first", "_own", "_shared", "_window", "least", "most", "text")
 
     def __init__(self, beginning: Sequence[int], *, least: int, most: int, window: int) -> None:
         if not 1 <= least <= most:
@@ -35,44 +41,56 @@ class GramIndex:
         self.least, self.most = least, most
         self.text = array("I", beginning)
         self._window = window
-        self._first = len(self.text)  # of the places that were appended and are still known
-        self._shared = [self._index(length) for length in range(least, most + 1)]
-        self._own: list[dict[bytes, int]] = [{} for _ in self._shared]
+        self._begun = self._first = len(self.text)  # of the places that were appended and are still known
+        self._before = array(
+            "I", bytes(WORD * self._begun)
+        )  # each place: the last one before it with the same run, or 0
+        self._shared: dict[bytes, int] = {}
+        self._own: dict[bytes, int] = {}
+        self._add(self._shared, max(0, self._begun - window))
 
-    def _index(self, length: int) -> dict[bytes, int]:
-        text = self.text.tobytes()
-        places = range(max(length, len(self.text) - self._window), len(self.text))
-        return {text[WORD * (place - length) : WORD * place]: place for place in places}
+    def _add(self, known: dict[bytes, int], first: int) -> None:
+        """Take note of the places from `first` on."""
+        first, end = max(self.least, first), len(self.text)
+        text, width = self.text[first - self.least : end].tobytes(), WORD * self.least
+        before, shared = self._before, self._shared
+        for place, at in zip(range(first, end), range(0, len(text), WORD), strict=False):
+            run = text[at : at + width]
+            before[place] = known.get(run) or shared.get(run) or 0
+            known[run] = place
 
     def append(self, tokens: Sequence[int]) -> None:
-        text = self.text
-        for token in tokens:
-            place = len(text)
-            tail = text[max(0, place - self.most) : place].tobytes()
-            for length, own in enumerate(self._own, self.least):
-                if length <= place:
-                    own[tail[-WORD * length :]] = place
-            text.append(token)
-            if len(text) - self._first > self._window:
-                self._forget(self._first)
-                self._first += 1
+        first = len(self.text)
+        self.text.extend(tokens)
+        self._before.frombytes(bytes(WORD * len(tokens)))
+        self._add(self._own, first)
+        while len(self.text) - self._first > self._window:
+            self._forget(self._first)
+            self._first += 1
 
     def _forget(self, place: int) -> None:
         """Drop what is known of a place, unless the same run has occurred since."""
-        for length, own in enumerate(self._own, self.least):
-            run = self.text[max(0, place - length) : place].tobytes()
-            if own.get(run) == place:
-                del own[run]
+        run = self.text[max(0, place - self.least) : place].tobytes()
+        if self._own.get(run) == place:
+            del self._own[run]
 
     def find(self) -> Match | None:
         """The latest occurrence of the longest run that the text ends in and that occurred before."""
-        tail = self.text[-self.most :].tobytes()
-        for length in range(min(self.most, len(tail) // WORD), self.least - 1, -1):
-            run, at = tail[-WORD * length :], length - self.least
-            place = self._own[at].get(run) or self._shared[at].get(run)
-            if place is not None:
-                return Match(place, length)
-        return None
+        text, end, best = self.text, len(self.text), 0
+        run = text[max(0, end - self.least) :].tobytes()
+        place, found = self._own.get(run) or self._shared.get(run), None
+        for _ in range(OCCURRENCES):
+            if not place or best == self.most:
+                break
+            length = self.least
+            while length < min(self.most, place) and text[place - 1 - length] == text[end - 1 - length]:
+                length += 1
+            if length > best:
+                best, found = length, Match(place, length)
+            place = self._before[place]
+            if self._begun <= place < self._first:  # forgotten, and so are those before it, back to the beginning
+                place = self._shared.get(run, 0)
+        return found
 
     def widen(self, match: Match, most: int) -> Match:
         """The match with its whole length, as far as that is below `most`."""
@@ -89,6 +107,7 @@ class GramIndex:
     def fork(self) -> GramIndex:
         twin = object.__new__(GramIndex)
         twin.least, twin.most, twin._window = self.least, self.most, self._window
-        twin.text, twin._first = self.text[:], self._first
-        twin._shared, twin._own = self._shared, [own.copy() for own in self._own]
+        twin.text, twin._before = self.text[:], self._before[:]
+        twin._begun, twin._first = self._begun, self._first
+        twin._shared, twin._own = self._shared, self._own.copy()
         return twin

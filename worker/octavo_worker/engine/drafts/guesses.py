@@ -10,52 +10,78 @@ from octavo_worker.engine.drafts.proposer import Drafter
 
 CERTAIN = 0.98
 """How likely a token is that a grammar forces, until it was seen."""
-SELDOM = 8
-"""Of so many tokens, one is guessed that is not expected to be right: that may have changed."""
+LONGEST_REST = 16
+"""Tokens that are said at most before a drafter that was asked in vain is asked again: that may have changed."""
 
 
 class Guesses:
     """Proposes the tokens of one sequence, and knows how often that was right, whether they were verified as drafts or
     left to plain decoding: so it is noticed when they begin to be right. Tokens that a grammar forces go before those
-    of the drafter, and have an estimate of their own. A draft model has `seen` so many tokens of the sequence."""
+    of the drafter, and have an estimate of their own. A draft model has `seen` so many tokens of the sequence.
 
-    __slots__ = ("_acceptance", "_drafter", "_forced", "_latest", "_length", "_new", "_untried", "seen")
+    A token that is said costs nothing: what the sequence's `output` has grown by is looked at when the drafter is asked
+    again. That is at once while it helps, and after twice as many tokens as before where it was in vain.
+    """
 
-    def __init__(self, drafter: Drafter) -> None:
+    __slots__ = (
+        "_acceptance",
+        "_drafter",
+        "_forced",
+        "_latest",
+        "_output",
+        "_proposed_at",
+        "_rest",
+        "_told",
+        "_untried",
+        "seen",
+        "wakes",
+    )
+
+    def __init__(self, drafter: Drafter, output: Sequence[int]) -> None:
+        """The drafter knows the `output` as it is."""
         self._drafter = drafter
+        self._output = output
+        self._told = self._proposed_at = len(output)
         self._acceptance = self._latest = Acceptance()
         self._forced = Acceptance(CERTAIN)
-        self._new: list[int] = []  # tokens that the drafter has not seen: it is told when it is asked
-        self._length = 0  # tokens since it began
-        self._untried: Sequence[int] = ()  # of the latest proposal, as far as the text agrees with it
+        self._untried: Sequence[int] = ()  # of the latest proposal, which began at `_proposed_at`
+        self._rest = 0
+        self.wakes = 0
+        """The length of the output from which on the drafter is worth asking."""
         self.seen = 0
 
-    def append(self, token: int) -> None:
-        """The output has grown by a token."""
-        if self._untried and self._untried[0] == UNKNOWN:  # the model was not asked
-            self._latest.fade()
-        elif self._untried:
-            is_right = self._untried[0] == token
-            self._latest.observe(1, int(is_right))
-            self._untried = self._untried[1:] if is_right else ()
-        self._length += 1
-        self._new.append(token)
-
-    def may_pay(self, least: float) -> bool:
-        """Whether it is worth asking the drafter where drafts pay that are right with more than this probability."""
-        return self._acceptance.estimate > least or self._length % SELDOM == 0
+    def rest(self, longest: int = LONGEST_REST) -> None:
+        """The drafter was asked in vain: it is left alone for `longest` tokens at most."""
+        self._rest = min(longest, 2 * self._rest or 1)
+        self.wakes = len(self._output) + self._rest
 
     def propose(self, most: int, forced: Sequence[int] = ()) -> Sequence[int]:
         """Up to `most` tokens that may follow. `estimate` and `observe` are about these from now on."""
+        self._look_back()
         self._latest = self._forced if forced else self._acceptance
-        self._untried = (forced or self._told().propose(most))[:most]
+        self._untried = (forced or self._informed().propose(most))[:most]
+        self._proposed_at = len(self._output)
         return self._untried
 
-    def _told(self) -> Drafter:
-        """The drafter, which has seen all tokens."""
-        if self._new:
-            self._drafter.append(self._new)
-            self._new = []
+    def _look_back(self) -> None:
+        """How good the latest proposal was, as far as the text has come and agrees with it."""
+        untried, said = self._untried, self._output[self._proposed_at :]
+        if not untried or not said:
+            return
+        if untried[0] == UNKNOWN:  # the model was not asked
+            self._latest.fade(len(said))
+            return
+        tried = min(len(untried), len(said))
+        right = next((at for at in range(tried) if untried[at] != said[at]), tried)
+        self._latest.observe(min(right + 1, tried), right)
+        if right:  # it begins to help: soon it is asked in every step
+            self._rest = 0
+
+    def _informed(self) -> Drafter:
+        """The drafter, which knows all tokens."""
+        if self._told < len(self._output):
+            self._drafter.append(self._output[self._told :])
+            self._told = len(self._output)
         return self._drafter
 
     @property
@@ -67,15 +93,19 @@ class Guesses:
         """What became of `drafted` tokens of the latest proposal. Called before they are appended."""
         self._untried = ()
         self._latest.observe(drafted, accepted)
+        if accepted and self._latest is self._acceptance:
+            self._rest = self.wakes = 0
 
-    def fork(self) -> Guesses:
-        """Those of a sequence that has said the same so far."""
-        twin = Guesses(self._told().fork())
-        twin._acceptance = twin._latest = self._acceptance.fork()
-        twin._forced, twin._untried, twin._length = self._forced.fork(), self._untried, self._length
-        twin.seen = self.seen
+    def fork(self, output: Sequence[int]) -> Guesses:
+        """Those of a sequence that has said the same so far: its `output`."""
+        twin = Guesses(self._informed().fork(), output)
+        twin._acceptance = self._acceptance.fork()
+        twin._forced = self._forced.fork()
+        twin._latest = twin._forced if self._latest is self._forced else twin._acceptance
+        twin._untried, twin._proposed_at = self._untried, self._proposed_at
+        twin._rest, twin.wakes, twin.seen = self._rest, self.wakes, self.seen
         return twin
 
     def close(self) -> None:
         """The sequence has ended."""
-        self._told().close()
+        self._informed().close()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from octavo_worker.engine.drafts.acceptance import expected_tokens
 from octavo_worker.engine.drafts.costs import StepCosts
 
@@ -40,7 +38,7 @@ def choose_lengths(
             for owner, (count, acceptance) in enumerate(zip(counts, acceptances, strict=True))
             for place in range(1, count + 1)
         )[: max(0, room)]
-        seconds = costs.ragged.seconds(decodes + others + np.arange(1, len(values) + 1)).tolist()
+        seconds = costs.ragged.following(decodes + others, len(values))
         passes = costs.passes([place if guessed[owner] else 0 for _, owner, place in values])
         tokens, best = float(decodes), 0
         for number, ((value, *_), taken, guessing) in enumerate(zip(values, seconds, passes, strict=True), 1):

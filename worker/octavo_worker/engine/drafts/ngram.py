@@ -12,7 +12,7 @@ class NgramProposer:
     """Prompt lookup. Good where a text quotes: edits, code, JSON, and answers about a document.
 
     The last `least` to `most` tokens are looked up in prompt and output, the longest first; the draft is what followed
-    them the last time. A sequence costs about 330 bytes a token with the lengths given here, for `window` tokens of the
+    them the last time. A sequence costs about 200 bytes a token, for `window` tokens of the
     prompt and as many of the output.
     """
 

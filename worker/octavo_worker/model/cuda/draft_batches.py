@@ -1,4 +1,4 @@
-"""The batches of a draft model on a GPU, which launches its kernels one by one."""
+"""Batches of a draft model on a GPU that launch their kernels one by one: what it missed, and passes that wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo_worker.model.sampler import on_device
 
 class DraftBatches:
     """Carries batches of at most `sequences` and `tokens` to the device, with the plans that the draft's layers share.
-    A step waits for each pass: the host chooses what the next one computes."""
+    Where they choose tokens, a step waits for each: the host says what they are drawn from."""
 
     def __init__(self, model: CausalModel, sequences: int, tokens: int, context: int) -> None:
         self._device = model.device

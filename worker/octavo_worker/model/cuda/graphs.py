@@ -1,18 +1,18 @@
-"""Steps as CUDA graphs: decodes for some batch sizes, and short prompts, with and without decodes beside them."""
+"""Steps as CUDA graphs: decodes for some batch sizes, short prompts, with and without decodes beside them, and
+passes of a draft model."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from octavo_worker.model.cuda.shapes import DecodeShape, PromptShape
-
-GraphShape = DecodeShape | PromptShape
+from octavo_worker.model.cuda.shapes import PromptShape
 
 
 class CaptureError(RuntimeError):
@@ -25,18 +25,21 @@ class Captured:
     logits: Tensor  # the graph's own memory: holds until another graph of the pool is replayed
 
 
-class StepGraphs:
+ShapeT = TypeVar("ShapeT", bound=Hashable)
+
+
+class StepGraphs(Generic[ShapeT]):
     """Captures `step(shape) -> logits` for some shapes of batches. `trial` runs the kernels of a step before.
 
     All graphs share one memory pool, so only one of them runs at a time, and a replay ends what another one left.
     """
 
-    def __init__(self, step: Callable[[GraphShape], Tensor], trial: Callable[[GraphShape], object]) -> None:
+    def __init__(self, step: Callable[[ShapeT], Tensor], trial: Callable[[ShapeT], object]) -> None:
         self._step, self._trial = step, trial
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[GraphShape, Captured] = {}
+        self._captured: dict[ShapeT, Captured] = {}
 
-    def __contains__(self, shape: GraphShape) -> bool:
+    def __contains__(self, shape: ShapeT) -> bool:
         return shape in self._captured
 
     def forget_prompts(self, *, but: int) -> None:
@@ -45,13 +48,13 @@ class StepGraphs:
         for shape in gone:
             del self._captured[shape]
 
-    def replay(self, shape: GraphShape) -> Tensor:
+    def replay(self, shape: ShapeT) -> Tensor:
         """Runs a captured graph on the current stream. Returns its logits."""
         captured = self._captured[shape]
         captured.graph.replay()
         return captured.logits
 
-    def capture(self, shape: GraphShape) -> None:
+    def capture(self, shape: ShapeT) -> None:
         """Tries the step once, so that modules are loaded and cuBLAS has chosen, then captures it."""
         self._trial(shape)
         torch.cuda.current_stream().synchronize()

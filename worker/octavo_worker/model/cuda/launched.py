@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,8 @@ class LaunchedStep:
     """The device's half of a step in flight: what is to be read once it is done. `before`: the slot of the step that
     the device computed before. `scores` are the log-probabilities of prompts. `logits` are kept until `choose`, if some
     samples are masked; `finish` takes them and the masks. `drafts` are those of each sequence, if a model
-    guessed any. What a `group` of ranks has computed is worth nothing if one of them was lost."""
+    guessed any; the device has guessed some of them, if it says what the first `guessed` tokens of the step were.
+    What a `group` of ranks has computed is worth nothing if one of them was lost."""
 
     packed: PackedStep
     swaps: list[torch.cuda.Event]
@@ -38,6 +40,7 @@ class LaunchedStep:
     special: list[Special] = field(default_factory=list)
     scores: list[tuple[int, Scores]] = field(default_factory=list)  # by the sequence's place
     drafts: Sequence[Sequence[int]] = ()
+    guessed: int = 0
     logits: Tensor | None = None
     finish: Callable[[LaunchedStep, Masks], None] | None = None
     group: Group | None = None
@@ -76,8 +79,17 @@ class LaunchedStep:
         else:
             found = iter(answers)
             results = [SequenceResult([next(found) for _ in range(count)]) for count in counts]
-        for result, drafts in zip(results, self.drafts, strict=False):
+        for result, drafts in zip(results, self._known_drafts(), strict=False):
             result.drafts = drafts
         for place, scores in self.scores:
             results[place].prompt_logprobs += scores.result()
         return results
+
+    def _known_drafts(self) -> Sequence[Sequence[int]]:
+        if not self.guessed:
+            return self.drafts
+        assert self.slot is not None
+        tokens, ends = self.slot.inputs[: self.guessed].tolist(), np.cumsum(self.packed.sizes.queries).tolist()
+        return [
+            tokens[end - len(drafts) : end] if drafts else () for end, drafts in zip(ends, self.drafts, strict=True)
+        ]

@@ -13,11 +13,13 @@ SLOTS = 3  # two steps in flight, and one that is being written
 
 @dataclass(slots=True)
 class Slot:
-    """One step's memory. `sent` fires when the message may be overwritten, `done` when `tokens` have arrived."""
+    """One step's memory. `sent` fires when the message may be overwritten, `done` when `tokens` have arrived, and
+    `inputs`: the tokens of decodes, where the device alone knew them."""
 
     message: Tensor
     words: np.ndarray  # the same memory
     tokens: Tensor
+    inputs: Tensor
     began: torch.cuda.Event
     sent: torch.cuda.Event
     done: torch.cuda.Event
@@ -41,6 +43,6 @@ class Mailbox:
 
 def _slot(words: int, tokens: int) -> Slot:
     message = torch.zeros(words, dtype=torch.int32, pin_memory=True)
-    answer = torch.zeros(tokens, dtype=torch.int64, pin_memory=True)
+    answer, inputs = (torch.zeros(tokens, dtype=torch.int64, pin_memory=True) for _ in range(2))
     began, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    return Slot(message, message.numpy(), answer, began, torch.cuda.Event(), done)
+    return Slot(message, message.numpy(), answer, inputs, began, torch.cuda.Event(), done)

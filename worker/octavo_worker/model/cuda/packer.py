@@ -60,11 +60,21 @@ class Packer:
     """Remembers what the device knows of each run: the row of its block table, how much of it was sent, its sampling
     parameters. When a run begins, those that are absent are forgotten, whether they have ended or sit out.
 
-    `first_host_block`: the first id of the host's blocks; None if no table ever has any."""
+    `first_host_block`: the first id of the host's blocks; None if no table ever has any. `guesses`: places behind the
+    samples of the step before, where the device finds drafts that it guesses itself. A plan has `~` such a place as
+    the draft."""
 
     def __init__(
-        self, *, rows: int, block_size: int, vocab_size: int, shapes: Shapes, first_host_block: int | None = None
+        self,
+        *,
+        rows: int,
+        block_size: int,
+        vocab_size: int,
+        shapes: Shapes,
+        first_host_block: int | None = None,
+        guesses: range = range(0),
     ) -> None:
+        self._guesses = guesses
         self._block_size = block_size
         self._first_host_block = first_host_block
         self._vocab_size = vocab_size
@@ -162,15 +172,27 @@ class Packer:
         _fill(tokens[single:], [s.tokens for s in steps[single:]])
         behind = [place for place, sample in enumerate(follows) if sample is not None]
         tokens[query_starts[behind]] = 0
+        guessed = self._guessed(steps, query_starts) if tokens.min() < 0 else []
+        guesses, tokens[guessed] = tokens[guessed], 0
         if tokens.min() < 0 or tokens.max() >= self._vocab_size:
             self._check_tokens(steps)
+        tokens[guessed] = guesses
         tokens[query_starts[behind]] = [~sample for sample in follows if sample is not None]
         return tokens
+
+    def _guessed(self, steps: Sequence[SequenceStep], query_starts: np.ndarray) -> list[int]:
+        """The places of drafts that the device guesses."""
+        drafts = (
+            (start + at, draft)
+            for start, s in zip(query_starts, steps, strict=True)
+            for at, draft in enumerate(s.drafts, 1)
+        )
+        return [place for place, draft in drafts if ~draft in self._guesses]
 
     def _check_tokens(self, steps: Sequence[SequenceStep]) -> None:
         for place, step in enumerate(steps):
             for token in step.tokens[step.follows is not None :]:
-                if not 0 <= token < self._vocab_size:
+                if not 0 <= token < self._vocab_size and not (step.drafts and ~token in self._guesses):
                     raise StepError(place, f"token id {token} is outside the vocabulary of {self._vocab_size}")
 
     def _rows(self, steps: Sequence[SequenceStep]) -> np.ndarray:

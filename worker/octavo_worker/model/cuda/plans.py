@@ -12,17 +12,28 @@ class AttentionPlans:
     without prefix groups (which cost a launch a layer), and for steps with prompts. The latter grow if the ends of many
     prompts are split along many keys at once.
 
-    Without `groups` sequences are never grouped. A model of unknown query heads (`num_heads` 0) has no plans: each
+    No sequence has more than so many `queries` (None: as many as there are tokens). Without `groups` sequences are
+    never grouped. A model of unknown query heads (`num_heads` 0) has no plans: each
     layer makes its own.
     """
 
-    def __init__(self, model: CausalModel, sequences: int, tokens: int, max_model_len: int, *, groups: bool) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        sequences: int,
+        tokens: int,
+        max_model_len: int,
+        *,
+        groups: bool,
+        queries: int | None = None,
+    ) -> None:
         self._model, self._groups = model, groups
         self._sequences, self._tokens = sequences, tokens
         self.chunks = sequences * -(-max_model_len // chunk_tokens())
         """Chunks of keys for which the plans for prompts have room. Another number changes all addresses."""
         self._decodes = {shared: self._make(self.chunks, sequences, 1, shared=shared) for shared in {False, groups}}
-        self._mixed = self._make(self.chunks, tokens, tokens, shared=groups)
+        self._queries = queries or tokens
+        self._mixed = self._make(self.chunks, tokens, self._queries, shared=groups)
 
     @staticmethod
     def scratch_bytes(model: CausalModel, sequences: int, max_model_len: int) -> int:
@@ -52,7 +63,7 @@ class AttentionPlans:
         """For a step with prompts of so many chunks."""
         if chunks > self.chunks:
             self._mixed = {}  # its memory first
-            self._mixed = self._make(chunks, self._tokens, self._tokens, shared=self._groups)
+            self._mixed = self._make(chunks, self._tokens, self._queries, shared=self._groups)
             self.chunks = chunks
 
     def for_step(self, batch: Batch, *, prompts_only: bool = False) -> dict[int, AttentionPlan]:

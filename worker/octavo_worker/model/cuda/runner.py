@@ -15,13 +15,15 @@ from octavo_kernels.step import StepInputs, carry, unpack_step
 from octavo_worker.contract.step import Done, Launched, Masks, SharedReading, StepError, StepPlan
 from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.cuda.graphs import CaptureError, GraphShape, StepGraphs
+from octavo_worker.model.cuda.draft_model import CudaDraftModel
+from octavo_worker.model.cuda.draft_passes import DraftPlaces
+from octavo_worker.model.cuda.graphs import CaptureError, StepGraphs
 from octavo_worker.model.cuda.launched import LaunchedStep
 from octavo_worker.model.cuda.mailbox import Mailbox, Slot
 from octavo_worker.model.cuda.packer import PackedStep, Packer
 from octavo_worker.model.cuda.plans import AttentionPlans
 from octavo_worker.model.cuda.sampling import StepSampler
-from octavo_worker.model.cuda.shapes import DecodeShape, PromptShape, RaggedShape, Shape, StepShapes
+from octavo_worker.model.cuda.shapes import DecodeShape, GraphShape, PromptShape, RaggedShape, Shape, StepShapes
 from octavo_worker.model.cuda.swap import SwapStreams
 from octavo_worker.model.draft_model import DraftModel
 from octavo_worker.model.parallel.leader import Leader
@@ -75,7 +77,10 @@ class CudaRunner(BaseRunner):
         self._tables = torch.zeros((max_running, blocks), dtype=torch.int32, device=device)
         self._inputs = StepInputs.allocate(samples, tokens, blocks, device)
         self._is_first = model.group is None or model.group.rank.index == 0
-        self._sampler = StepSampler(self.rows, self._inputs, reads=self._is_first)
+        guessed = min(max_running, samples // 2)  # sequences: each has two samples at least
+        self._sampler = StepSampler(self.rows, self._inputs, reads=self._is_first, guesses=drafts * guessed)
+        guesses = self._sampler.tokens[samples:].view(drafts, guessed)
+        self.draft_places = DraftPlaces(self._inputs, guesses, samples)
         self._swap = SwapStreams(self.kv_cache, self.host_cache, self.first_host_block)
         self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
         self._stream = torch.cuda.Stream(device)
@@ -96,6 +101,7 @@ class CudaRunner(BaseRunner):
             vocab_size=model.vocab_size,
             shapes=self._shapes,
             first_host_block=self.first_host_block if self.reads_host else None,
+            guesses=self.draft_places.all,
         )
         self._graphs = StepGraphs(self._run, self._try) if graphs and model.is_capturable is not False else None
         torch.cuda.synchronize(device)
@@ -138,6 +144,19 @@ class CudaRunner(BaseRunner):
             log.info("decode steps of this model launch their kernels one by one: %s", error)
             self._graphs = None
 
+    @property
+    def captures(self) -> bool:
+        """Whether steps are replayed as graphs."""
+        return self._graphs is not None
+
+    @torch.inference_mode()
+    def use_draft(self, model: CudaDraftModel) -> None:
+        """Let a model guess, in the `draft_places`."""
+        with torch.cuda.stream(self._stream):
+            model.warm_up()
+            self._stream.synchronize()
+        self.draft_model = model
+
     @torch.inference_mode()
     def _capture_all(self) -> None:
         kinds = (False,) if self.shared_reading is None else (False, True)
@@ -170,6 +189,10 @@ class CudaRunner(BaseRunner):
         slot.sent.record()
         step = LaunchedStep(packed, swaps, slot, self._before, group=self.model.group)
         self._before = slot
+        if self.draft_model is not None and self.draft_model.guesses_now:
+            self._unpack(sizes.sequences)
+            self.draft_model.guess()
+            step.guessed = sizes.decoded
         logits = self._run_ragged(shape, step) if isinstance(shape, RaggedShape) else self._replay(shape)
         self._sampler.choose_filtered(logits, packed)
         self._sampler.choose_special(logits, [row for row in packed.special if not row.row.masked], step)
@@ -185,6 +208,8 @@ class CudaRunner(BaseRunner):
         count = step.packed.sizes.samples
         if self._is_first:
             carry(self._sampler.tokens[:count], step.slot.tokens[:count])
+        if step.guessed:
+            carry(self._inputs.token_ids[: step.guessed], step.slot.inputs[: step.guessed])
         step.slot.done.record()
 
     def _choose_masked(self, step: LaunchedStep, masks: Masks) -> None:
@@ -249,7 +274,7 @@ class CudaRunner(BaseRunner):
         if shape.drafts:
             i.sample_rows[: shape.samples].zero_()
             i.samples[: shape.samples].zero_()
-        unpack_step(self._message, self._tables, self._sampler.tokens, i, shape.sequences, self.block_size)
+        self._unpack(shape.sequences)
         batch = self._batch(shape.sequences, tokens)
         batch.plans = self._plans.for_step(batch)
         logits = self.model.logits(self.model.forward(batch, i.sample_rows[: shape.samples]))
@@ -258,7 +283,7 @@ class CudaRunner(BaseRunner):
 
     def _run_decodes(self, shape: DecodeShape) -> Tensor:
         size = shape.sequences
-        unpack_step(self._message, self._tables, self._sampler.tokens, self._inputs, size, self.block_size)
+        self._unpack(size)
         batch = self._batch(size, size)
         batch.plans = self._plans.for_decodes(batch, shared=shape.is_shared)
         logits = self.model.logits(self.model.forward(batch, None))
@@ -268,7 +293,7 @@ class CudaRunner(BaseRunner):
     def _run_ragged(self, shape: RaggedShape, step: LaunchedStep) -> Tensor:
         """A step of any sizes, kernel by kernel. Returns its logits."""
         packed, sizes = step.packed, step.packed.sizes
-        unpack_step(self._message, self._tables, self._sampler.tokens, self._inputs, sizes.sequences, self.block_size)
+        self._unpack(sizes.sequences)
         batch = self._batch(sizes.sequences, sizes.tokens)
         batch.plans = self._plans.for_step(batch, prompts_only=shape.prompts_only)
         if shape.is_staged:
@@ -283,6 +308,10 @@ class CudaRunner(BaseRunner):
         logits = self.model.logits(features[:count])
         self._sampler.choose(logits)
         return logits
+
+    def _unpack(self, sequences: int) -> None:
+        """From the message of a step to its inputs, with padding up to so many sequences."""
+        unpack_step(self._message, self._tables, self._sampler.tokens, self._inputs, sequences, self.block_size)
 
     def _batch(self, sequences: int, tokens: int) -> Batch:
         i = self._inputs

@@ -14,15 +14,15 @@ from octavo_worker.model.sampler import WholeRows, on_device, sample
 
 
 class StepSampler:
-    """Chooses what follows each sampled row of a step: `tokens[samples]` (int64) at one address, which the next step
-    reads.
+    """Chooses what follows each sampled row of a step: `tokens[samples + guesses]` (int64) at one address, which the
+    next step reads. Behind the samples is room for `guesses` of a draft model, which are none of its own.
 
     Logits are those of this rank's tokens; every rank chooses all tokens. With `reads` choices are copied to the host
     as well: of several ranks the first alone does that.
     """
 
-    def __init__(self, rows: WholeRows | SplitRows, inputs: StepInputs, *, reads: bool) -> None:
-        self.tokens = torch.zeros(len(inputs.samples), dtype=torch.int64, device=inputs.samples.device)
+    def __init__(self, rows: WholeRows | SplitRows, inputs: StepInputs, *, reads: bool, guesses: int) -> None:
+        self.tokens = torch.zeros(len(inputs.samples) + guesses, dtype=torch.int64, device=inputs.samples.device)
         self._rows, self._inputs, self._reads = rows, inputs, reads
         self._search_stream = torch.cuda.Stream(self.tokens.device)  # finds the candidates of beam searches
 

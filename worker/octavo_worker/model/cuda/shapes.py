@@ -51,7 +51,17 @@ class RaggedShape:
     is_staged: bool
 
 
-Shape = DecodeShape | PromptShape | RaggedShape
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """A pass of a draft model that guesses a token for each of so many sequences, with padding. `is_first`: it computes
+    two tokens of each."""
+
+    sequences: int
+    is_first: bool
+
+
+GraphShape = DecodeShape | PromptShape
+Shape = GraphShape | RaggedShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,11 @@ class StepSizes:
     is_shared: bool
     is_scored: bool
     on_host: np.ndarray
+
+    @property
+    def decoded(self) -> int:
+        """Tokens of the decodes."""
+        return int(self.queries[: self.decodes].sum())
 
     @property
     def reads_host(self) -> bool:
