@@ -1,7 +1,8 @@
-"""The source of the products of one row with codes of eight bits, run on the CPU with threads and copies in a random order.
+"""The source of the products of one row with codes of eight bits, run on the CPU with threads and copies in a random
+order.
 
-What this shows: which code, scale and column meet, that nothing is read before it is there, and that no thread waits for
-ever. What it does not: speed, and orders that only memory of a GPU can show. test_cuda_w8a8.py runs them on one.
+What this shows: which code, scale and column meet, that nothing is read before it is there, and that no thread waits
+for ever. What it does not: speed, and orders that only memory of a GPU can show. test_cuda_w8a8.py runs them on one.
 """
 
 from __future__ import annotations
