@@ -101,7 +101,7 @@ def layers_row(rows: int, layer: Layer, form: Form, layers: int) -> Row:
 def w8a8_rows() -> list[Row]:
     """Every form, tried or not."""
     result = []
-    with changed(choice, W8A8_TRIED=frozenset(Form)):
+    with changed(choice, W8A8_TRIED=frozenset(Form), W8A8_ROW_TRIED=frozenset(Form)):
         for rows in W8A8_ROWS:
             layer = Layer(rows)
             for at in range(len(NAMES)):

@@ -131,6 +131,8 @@ UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
 # Forms of codes whose kernels have passed tests/kernels/test_cuda_w8a8.py on a GPU. All others go by way of dequantised
 # matrices. Not yet here: Form.INT8, Form.FP8, Form.FP8_BLOCKS.
 W8A8_TRIED: frozenset[Form] = frozenset({Form.INT8, Form.FP8, Form.FP8_BLOCKS})
+# Of these, those of which a single row is tried in `W8A8Kernel.ROW`. Not yet here: Form.FP8_BLOCKS.
+W8A8_ROW_TRIED: frozenset[Form] = frozenset({Form.INT8, Form.FP8})
 
 W8A8_TILES = ((1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (2, 128), (2, 256))  # consumers, tokens
 # Rows for which one tile is fastest, or next to it: 16 tokens of 48 rows of the weight at most, of which two find room
@@ -187,17 +189,19 @@ def choose_w8a8(
     """For a product of codes with codes, with any ending. Sums of integers are exact in all kernels; neither tiles nor
     the number of rows change a bit of `WIDE`, so that is what `uniform` products of floats are. None: the product goes
     by way of a dequantised matrix."""
-    return _w8a8(rows, columns, depth, form, chip, normed, uniform) if form in W8A8_TRIED else None
+    if form not in W8A8_TRIED:
+        return None
+    by_row = rows == 1 and form in W8A8_ROW_TRIED and (form is Form.INT8 or not uniform)
+    return _w8a8(rows, columns, depth, form, chip, normed, uniform, by_row)
 
 
 @lru_cache(maxsize=RECENT)
 def _w8a8(
-    rows: int, columns: int, depth: int, form: Form, chip: Chip, normed: bool, uniform: bool
+    rows: int, columns: int, depth: int, form: Form, chip: Chip, normed: bool, uniform: bool, by_row: bool
 ) -> W8A8Launch | None:
     if chip.major < TENSOR_CORES or (uniform and form is not Form.INT8 and not chip.hopper):
         return None
-    by_row = form is Form.INT8 or (form is Form.FP8 and not uniform)
-    if rows == 1 and by_row and chip.major >= OLDEST and depth <= (ROW_NORMED if normed else ROW_DEPTH):
+    if by_row and chip.major >= OLDEST and depth <= (ROW_NORMED if normed else ROW_DEPTH):
         return W8A8Launch(W8A8Kernel.ROW)
     if not chip.hopper:
         return W8A8Launch(W8A8Kernel.PLAIN)

@@ -121,9 +121,10 @@ class _Operands(NamedTuple):
         x, weight = self.x, self.weight
         return bool(
             cuda.run(
-                "w8a8_row", x.device, DTYPES[x.dtype], CELLS[weight.scheme.activations], x.data_ptr(),
-                _norm_operand(self.norm), CodedRows(weight.codes, weight.scales).operand(), address(self.bias),
-                address(self.residual), self.out.data_ptr(), weight.columns, weight.depth, self.gate,
+                "w8a8_row", x.device, DTYPES[x.dtype], CELLS[weight.scheme.activations], self.in_blocks,
+                x.data_ptr(), _norm_operand(self.norm), CodedRows(weight.codes, weight.scales).operand(),
+                address(self.bias), address(self.residual), self.out.data_ptr(), weight.columns, weight.depth,
+                self.gate,
             )
         )  # fmt: skip
 

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).parent / "data/compiled.json"
 CUDA = ("*.cu", "*.cuh", "*.h", "*.cpp", "CMakeLists.txt")
 TESTS = (
-    "compiled.py", "emulated.py", "emulated_exchange.py", "emulator/**/*", "plain_build.py", "step_words.py",
-    "test_codes.py", "test_cuda_build.py", "test_emulated.py", "test_emulated_exchange.py", "test_waves.py", "waved.py",
-    "waves/**/*",
+    "compiled.py", "emulated.py", "emulated_exchange.py", "emulated_w8a8.py", "emulator/**/*", "plain_build.py",
+    "step_words.py", "test_codes.py", "test_cuda_build.py", "test_emulated.py", "test_emulated_exchange.py",
+    "test_emulated_w8a8.py", "test_waves.py", "waved.py", "waves/**/*",
 )  # fmt: skip
 
 

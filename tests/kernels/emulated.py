@@ -30,8 +30,11 @@ class Operands(ctypes.Structure):
     )  # fmt: skip
 
 
-def build(folder: Path, kernels: str = "coded", entry: str = "entry.cpp", *flags: str) -> ctypes.CDLL:
-    """Compiles what runs on the host; raises `RuntimeError` with what the compiler says. `kernels`: their folder."""
+def build(
+    folder: Path, kernels: str = "coded", entry: str = "entry.cpp", *flags: str, sources: str = "*.cu"
+) -> ctypes.CDLL:
+    """Compiles what runs on the host; raises `RuntimeError` with what the compiler says. `kernels`: their folder, of
+    which `sources` are compiled."""
     (folder / kernels).mkdir()
     for source in (SOURCES / "cuda" / kernels).iterdir():
         text = SHARED.sub(r"char* const \1 = emulator::current->block->shared;", source.read_text())
@@ -39,7 +42,7 @@ def build(folder: Path, kernels: str = "coded", entry: str = "entry.cpp", *flags
     include = [f"-I{path}" for path in (EMULATOR, folder, SOURCES / "cuda", SOURCES)]
     flags = ("-std=c++17", "-O1", "-Xcompiler=-fPIC,-w", "-DOCTAVO_HOPPER=1", *flags, *include, "-x", "c++", "-c")
     objects = []
-    for source in [EMULATOR / entry, *sorted((folder / kernels).glob("*.cu"))]:
+    for source in [EMULATOR / entry, *sorted((folder / kernels).glob(sources))]:
         objects.append(f"{source.stem}.o")
         _run(["nvcc", *flags, str(source), "-o", objects[-1]], folder)
     _run(["nvcc", "-shared", "-o", "emulated.so", *objects], folder)

@@ -276,8 +276,6 @@ def w8a8_products() -> None:
         choice.choose_w8a8 = lambda *_, kind=kind: kind
         rows = 1 if kind.kernel is choice.W8A8Kernel.ROW else min(kind.tokens or 300, 150)
         for scheme in W8A8:
-            if kind.kernel is choice.W8A8Kernel.ROW and scheme.activation_group:
-                continue
             for columns, depth in ((272, 656), (16, 16)):
                 group = scheme.group or depth
                 stored = torch.randint(-60, 60, (columns, depth), dtype=torch.int8).view(DTYPES[scheme.codes])

@@ -88,6 +88,7 @@ def test_nothing_is_launched_for_no_rows() -> None:
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(Form))
+    monkeypatch.setattr(choice, "W8A8_ROW_TRIED", frozenset(Form))
 
 
 CODES = (Form.INT8, Form.FP8, Form.FP8_BLOCKS)
@@ -134,19 +135,29 @@ def test_a_decoders_products_take_the_tile_that_was_fastest(
 
 
 def test_a_row_alone_becomes_codes_in_its_product(tried: None) -> None:
-    for form, expected in zip(CODES, (W8A8Kernel.ROW, W8A8Kernel.ROW, W8A8Kernel.WIDE), strict=True):
-        launch = choose_w8a8(1, 4096, 4096, form, H200, normed=True)
-        assert launch is not None
-        assert launch.kernel is expected
+    for form in CODES:
+        assert choose_w8a8(1, 4096, 4096, form, H200, normed=True) == W8A8Launch(W8A8Kernel.ROW)
     deep = choose_w8a8(1, 4096, 16384, Form.INT8, H200, normed=True)
     assert deep is not None
     assert deep.kernel is W8A8Kernel.WIDE
     assert choose_w8a8(1, 4096, 16384, Form.INT8, H200) == W8A8Launch(W8A8Kernel.ROW)
 
 
-def test_uniform_products_of_floats_have_one_kernel(tried: None) -> None:
+@pytest.mark.parametrize("form", CODES)
+def test_a_row_whose_own_kernel_has_not_run_on_a_gpu_goes_as_several_do(
+    tried: None, form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert choose_w8a8(1, 4096, 4096, form, H200) == W8A8Launch(W8A8Kernel.ROW)
+    monkeypatch.setattr(choice, "W8A8_ROW_TRIED", frozenset(CODES) - {form})
+    launch = choose_w8a8(1, 4096, 4096, form, H200)
+    assert launch is not None
+    assert launch.kernel is W8A8Kernel.WIDE
+
+
+@pytest.mark.parametrize("form", [Form.FP8, Form.FP8_BLOCKS])
+def test_uniform_products_of_floats_have_one_kernel(tried: None, form: Form) -> None:
     for rows in (1, 7, 300):
-        launch = choose_w8a8(rows, 4096, 4096, Form.FP8, H200, uniform=True)
+        launch = choose_w8a8(rows, 4096, 4096, form, H200, uniform=True)
         assert launch is not None
         assert launch.kernel is W8A8Kernel.WIDE
     assert choose_w8a8(1, 4096, 4096, Form.INT8, H200, uniform=True) == W8A8Launch(W8A8Kernel.ROW)

@@ -35,6 +35,7 @@ TILES = [
 @pytest.fixture(autouse=True)
 def every_form_is_tried(monkeypatch):
     monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(Form))
+    monkeypatch.setattr(choice, "W8A8_ROW_TRIED", frozenset(Form))
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def test_every_kernel_and_tile(take, form, launch):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("form", [Form.INT8, Form.FP8])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("columns", "depth"), [*SHAPES, (1008, 8192), (6144, 2064), (28672, 4096)])
 def test_one_row_that_becomes_codes_on_the_way(take, dtype, form, columns, depth):
     case = make(form, 3, columns, depth, dtype)

@@ -82,10 +82,11 @@ void define_w8a8(py::module_& m) {
     a.out = out.data, a.out_stride = out.stride;
     check("w8a8_linear", w8a8_linear(a, launch, stream_at(stream)));
   });
-  m.def("w8a8_row", [](int dtype, int cells, Address x, const Norm& norm, const CodedRows& weight, Address bias,
-                       Address residual, Address out, int columns, int depth, const Gate& gate, Address stream) {
-    const W8A8RowArgs a{Dtype(dtype), Cells(cells), at<void>(x), norm.weight, norm.eps, norm.offset, weight, columns, depth,
-                        gate.gated, gate.kind, at<void>(bias), at<void>(residual), at<void>(out)};
+  m.def("w8a8_row", [](int dtype, int cells, bool in_blocks, Address x, const Norm& norm, const CodedRows& weight,
+                       Address bias, Address residual, Address out, int columns, int depth, const Gate& gate,
+                       Address stream) {
+    const W8A8RowArgs a{Dtype(dtype), Cells(cells), in_blocks, at<void>(x), norm.weight, norm.eps, norm.offset, weight,
+                        columns, depth, gate.gated, gate.kind, at<void>(bias), at<void>(residual), at<void>(out)};
     return launched("w8a8_row", w8a8_row(a, stream_at(stream)));
   });
 }

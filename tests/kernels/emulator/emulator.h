@@ -1,7 +1,7 @@
 // Runs the source of a CUDA kernel on the host: every thread of a cluster is a fiber, and what is of the GPU alone (copies,
 // barriers, matrix products) is computed as the PTX ISA says. Copies end as late as the kernel allows or at a random time
-// before, products of warpgroups as late as it allows, fibers take turns in a random order, and shared memory begins as NaN: a kernel that does not wait for what it reads
-// computes something else.
+// before, products of warpgroups as late as it allows, fibers take turns in a random order, warps rest for a while, and shared
+// memory begins as NaN: a kernel that does not wait for what it reads computes something else.
 #pragma once
 
 #include <ucontext.h>
@@ -163,13 +163,20 @@ inline void launch(Index grid, int threads, int shared_bytes, int cluster, std::
     }
     size_t left = fibers.size();
     steps_without_progress = 0;
+    std::vector<int> rests((fibers.size() + 31) / 32);  // turns that a warp misses, while others run ahead
     while (left > 0) {
       const size_t offset = random_source() % fibers.size();
       left = 0;
+      for (int& turns : rests) {
+        if (turns > 0) --turns;
+        else if (random_source() % 64 == 0) turns = random_source() % 64;
+      }
       for (size_t i = 0; i < fibers.size(); ++i) {
-        Fiber& f = *fibers[(i + offset) % fibers.size()];
+        const size_t at = (i + offset) % fibers.size();
+        Fiber& f = *fibers[at];
         if (f.done) continue;
         ++left;
+        if (rests[at / 32] > 0) continue;
         current = &f;
         swapcontext(&scheduler, &f.context);
       }

@@ -55,6 +55,22 @@ __device__ inline RowScale row_scale(uint32_t most) {
   return {__fdiv_rn(C::largest, magnitude), __fdiv_rn(magnitude, C::largest)};
 }
 
+// The bits of the largest magnitude of some numbers; the largest bits of so many lanes beside each other.
+template <int N>
+__device__ inline uint32_t largest_of(const float (&x)[N]) {
+  uint32_t most = 0;
+#pragma unroll
+  for (int j = 0; j < N; ++j) most = max(most, __float_as_uint(x[j]) & 0x7fffffffu);
+  return most;
+}
+
+template <int kLanes>
+__device__ inline uint32_t lanes_max(uint32_t x) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) x = max(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
 // What a sum of products of codes stands for.
 __device__ inline float scaled(float sum, float x_scale, float weight_scale) {
   return __fmul_rn(sum, __fmul_rn(x_scale, weight_scale));

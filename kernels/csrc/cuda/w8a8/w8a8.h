@@ -43,10 +43,11 @@ struct W8A8Args {
   int64_t out_stride;
 };
 
-// Of one row, which is not yet codes; a scale for each row of the weight.
+// Of one row, which is not yet codes.
 struct W8A8RowArgs {
   Dtype dtype;
   Cells cells;
+  bool in_blocks;
   const void* x;
   const void* norm;  // as in QuantiseArgs
   float eps, offset;

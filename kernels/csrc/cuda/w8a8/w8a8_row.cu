@@ -5,6 +5,10 @@
 // before the previous kernel has ended: weights are never written) and drains itself, and it adds up whole rows. Only x is
 // the block's. Every block normalises and quantises it for itself, which takes less time than a launch. Sums of integers are
 // exact; those of floats are of exact products in float32, in an order that depends on the depth alone.
+//
+// Of a piece in blocks each lane holds the scale of one group, and has the product with x's ready when the piece comes. What
+// a lane adds up of sixteen codes, which are of one group, is multiplied by it and added in float32: as in `wide`, but for the
+// order, and for the bits that tensor cores drop within a group. So results are not those of `wide` to the bit.
 #include <algorithm>
 
 #include "cache/args.h"
@@ -31,17 +35,25 @@ struct Cut {
   int units, piece, slots;
 };
 
-// Shared memory: barriers, what warps have of the whole of x, the lanes' sums, x, the rings.
+// Shared memory: barriers, what warps have of the whole of x, the lanes' sums, x, in blocks its scales, the rings.
 constexpr int kSquaresAt = kWarps * kMostSlots * 8, kLargestAt = kSquaresAt + 32 * 4, kSumsAt = kLargestAt + 32 * 4;
 constexpr int kXAt = kSumsAt + (kWarps * kBatch * kPitch * 4 + 127) / 128 * 128;
-__host__ __device__ inline int ring_at(int depth) { return kXAt + (depth * 2 + 127) / 128 * 128; }
-__host__ __device__ inline int bytes_of(const Cut& p, int depth) { return ring_at(depth) + kWarps * p.slots * p.piece; }
+__host__ __device__ inline int groups_of(int depth) { return (depth + kScaledDepth - 1) / kScaledDepth; }
+__host__ __device__ inline int scales_at(int depth) { return kXAt + (depth * 2 + 127) / 128 * 128; }
+__host__ __device__ inline int ring_at(int depth, bool in_blocks) {
+  return scales_at(depth) + (in_blocks ? (groups_of(depth) * 4 + 127) / 128 * 128 : 0);
+}
+__host__ __device__ inline int bytes_of(const Cut& p, int depth, bool in_blocks) {
+  return ring_at(depth, in_blocks) + kWarps * p.slots * p.piece;
+}
+static_assert(kPiece <= 32 * kScaledDepth && kStride % kScaledDepth == 0);
 
 #if OCTAVO_BULK_COPY
 
 // x in shared memory, sixteen elements a vector, and the products with it. Integers: its codes.
 struct Integers {
   using C = Int8;
+  static constexpr bool kInBlocks = false;
   struct Vector {
     uint4 codes;
   };
@@ -62,8 +74,10 @@ struct Integers {
 };
 // Floats: a sixteenth of its codes as float16. A code's product with that is a float16, too: of eight bits, below 2^14 and a
 // multiple of 2^-22. Both halves of all vectors lie in a row of their own, against bank conflicts.
+template <bool in_blocks>
 struct Floats {
   using C = Fp8;
+  static constexpr bool kInBlocks = in_blocks;
   struct Vector {
     uint4 halves[2];
   };
@@ -130,9 +144,10 @@ struct Warp {
     return int(int64_t(cut.units) * (blockIdx.x * kWarps + warp + next) / (gridDim.x * kWarps));
   }
   __device__ uint32_t full(int slot) const { return base + (warp * kMostSlots + slot) * 8; }
-  __device__ int slot_at(int slot) const { return ring_at(a.depth) + (warp * cut.slots + slot) * cut.piece; }
+  __device__ int slot_at(int slot) const { return ring_at(a.depth, K::kInBlocks) + (warp * cut.slots + slot) * cut.piece; }
   __device__ Sum* sums() const { return reinterpret_cast<Sum*>(shared + kSumsAt) + warp * kBatch * kPitch; }
   __device__ char* x() const { return shared + kXAt; }
+  __device__ float* x_scales() const { return reinterpret_cast<float*>(shared + scales_at(a.depth)); }
 
   __device__ void begin() {
     if (lane == 0) {
@@ -172,7 +187,7 @@ struct Warp {
       reinterpret_cast<uint4*>(x())[v] = static_cast<const uint4*>(a.norm)[v];
   }
   // All threads: x into shared memory, with the arithmetic of w8a8_rows.cu in its order: a row's codes do not tell which
-  // kernel made them. Returns its scale.
+  // kernel made them. Returns its scale; those of blocks are in shared memory then.
   __device__ float take_x() const {
     const int vectors = a.depth / kElements;
     uint4 raw[kAtOnce];
@@ -183,13 +198,19 @@ struct Warp {
       if (v < vectors) raw[i] = __ldcg(static_cast<const uint4*>(a.x) + v);
     }
     if (a.norm) normalise(raw, vectors);
+    float back = 1.0f;
+    if constexpr (K::kInBlocks) encode_blocks(raw, vectors);
+    else back = encode_whole(raw, vectors);
+    __syncthreads();
+    return back;
+  }
+  __device__ float encode_whole(const uint4 (&raw)[kAtOnce], int vectors) const {
     uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       float own[kElements];
       widen<T>(raw[i], own);
-#pragma unroll
-      for (float value : own) most = max(most, __float_as_uint(value) & 0x7fffffffu);
+      most = max(most, largest_of(own));
     }
     uint32_t* largest = reinterpret_cast<uint32_t*>(shared + kLargestAt);
     most = __reduce_max_sync(~0u, most);
@@ -200,20 +221,36 @@ struct Warp {
     for (int i = 0; i < kAtOnce; ++i) {
       const int v = threadIdx.x + i * kThreads;
       if (v >= vectors) break;
+      store_codes(raw[i], v, scale.forth);
+    }
+    return scale.back;
+  }
+  __device__ void encode_blocks(const uint4 (&raw)[kAtOnce], int vectors) const {
+    constexpr int lanes = kScaledDepth / kElements;
+    __syncthreads();  // codes lie where other threads had weights of the norm
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
       float own[kElements];
       widen<T>(raw[i], own);
-      uint32_t codes[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float four[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) four[j] = __fmul_rn(own[4 * half + j], scale.forth);
-        codes[half] = K::C::encode(four);
-      }
-      K::store(x(), a.depth, v, codes[0], codes[1]);
+      const RowScale scale = row_scale<typename K::C>(lanes_max<lanes>(largest_of(own)));
+      const int v = threadIdx.x + i * kThreads;
+      if (v >= vectors) continue;
+      store_codes(raw[i], v, scale.forth);
+      if (v % lanes == 0) x_scales()[v / lanes] = scale.back;
     }
-    __syncthreads();
-    return scale.back;
+  }
+  __device__ void store_codes(const uint4& raw, int v, float factor) const {
+    float own[kElements];
+    widen<T>(raw, own);
+    uint32_t codes[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float four[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) four[j] = __fmul_rn(own[4 * half + j], factor);
+      codes[half] = K::C::encode(four);
+    }
+    K::store(x(), a.depth, v, codes[0], codes[1]);
   }
   __device__ void normalise(uint4 (&raw)[kAtOnce], int vectors) const {
     constexpr int most = kMostNormed / kElements / kThreads;
@@ -240,9 +277,39 @@ struct Warp {
     }
   }
 
-  // Adds to a lane's sums what it has of a piece of a unit: its vectors from `from` of x on, of `count`.
+  // Of a piece in blocks, what a lane holds: the scales of its 32nd of the groups.
+  template <int kSides>
+  struct Scales {
+    float of[kSides];
+  };
+  __device__ int own_group(int from) const { return min(from / kScaledDepth + lane, groups_of(a.depth) - 1); }
+  template <int kSides>
+  __device__ Scales<kSides> weight_scales(int unit, int from) const {
+    Scales<kSides> scales{};
+    if constexpr (K::kInBlocks) {
+      if (unit == last) return scales;
+      const float* of_group = a.weight.scales + own_group(from) * a.weight.scales_stride + unit;
+#pragma unroll
+      for (int s = 0; s < kSides; ++s) scales.of[s] = of_group[s * cut.units];
+    }
+    return scales;
+  }
+  template <int kSides>
+  __device__ Scales<kSides> times_x_scales(Scales<kSides> scales, int from) const {
+    if constexpr (K::kInBlocks) {
+      const float own = x_scales()[own_group(from)];
+#pragma unroll
+      for (float& scale : scales.of) scale = __fmul_rn(own, scale);
+    }
+    return scales;
+  }
+
+  // Adds to a lane's sums what it has of a piece of a unit: its vectors from `from` of x on, of `count`; in blocks, the piece's
+  // scales from `group` on are theirs.
   template <int kSides, bool kWhole>
-  __device__ void multiply(const uint4* const (&weights)[kSides], int from, int count, Sum (&partial)[kSides][4]) const {
+  __device__ void multiply(const uint4* const (&weights)[kSides], int from, int count, const Scales<kSides>& scales, int group,
+                           Sum (&partial)[kSides][4]) const {
+    constexpr int of_group = kScaledDepth / kVector;
     uint4 raw[kSides][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j)
@@ -251,10 +318,23 @@ struct Warp {
         raw[s][j] = kWhole || j * 32 + lane < count ? weights[s][j * 32 + lane] : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
+      float scale[kSides] = {};
+      if constexpr (K::kInBlocks) {
+#pragma unroll
+        for (int s = 0; s < kSides; ++s) scale[s] = __shfl_sync(~0u, scales.of[s], group + (j * 32 + lane) / of_group);
+      }
       if (!kWhole && j * 32 + lane >= count) continue;
       const auto own = K::load(x(), a.depth, from + j * 32 + lane);
 #pragma unroll
-      for (int s = 0; s < kSides; ++s) K::multiply(partial[s][j], raw[s][j], own);
+      for (int s = 0; s < kSides; ++s) {
+        if constexpr (K::kInBlocks) {
+          Sum part = 0;
+          K::multiply(part, raw[s][j], own);
+          partial[s][j] = __fmaf_rn(part, scale[s], partial[s][j]);
+        } else {
+          K::multiply(partial[s][j], raw[s][j], own);
+        }
+      }
     }
   }
 
@@ -266,7 +346,7 @@ struct Warp {
   __device__ Addend addend(int begin) const {
     const int row = lane / 4, column = begin + row / kSides;
     if (lane % 4 != 0 || column >= last) return {0.0f, 0.0f};
-    const float scale = a.weight.scales[column + row % kSides * cut.units];
+    const float scale = K::kInBlocks ? 1.0f : a.weight.scales[column + row % kSides * cut.units];
     if (!a.residual || a.gated) return {0.0f, scale};
     const unsigned short raw = __ldcg(static_cast<const unsigned short*>(a.residual) + column);
     return {to_float(reinterpret_cast<const T&>(raw)), scale};
@@ -283,7 +363,8 @@ struct Warp {
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     const int row = lane / 4, column = begin + row / kSides, weight_row = column + row % kSides * cut.units;
-    float y = scaled(K::whole(sum), x_scale, addend.scale);
+    float y = K::whole(sum);
+    if constexpr (!K::kInBlocks) y = scaled(y, x_scale, addend.scale);
     if (a.bias && row < rows) y = __fadd_rn(y, element<T>(a.bias, weight_row));
     const float up = kSides == 2 ? __shfl_down_sync(~0u, y, 4) : 0.0f;
     if (lane % (4 * kSides) == 0 && row < rows) {
@@ -295,7 +376,7 @@ struct Warp {
   }
 
   template <int kSides>
-  __device__ void compute(float x_scale, Addend addends) {
+  __device__ void compute(float x_scale, Addend addends, Scales<kSides> next) {
     constexpr int units_at_once = kBatch / kSides;
 #pragma unroll 1
     for (int begin = first; begin < last; begin += units_at_once) {
@@ -309,15 +390,18 @@ struct Warp {
           const uint4* weights[kSides];
 #pragma unroll
           for (int s = 0; s < kSides; ++s) weights[s] = wait();
-          int own = from / kVector, left = min(cut.piece, a.depth - from);
+          const Scales<kSides> scales = times_x_scales(next, from);
+          const bool ends = from + cut.piece >= a.depth;
+          next = weight_scales<kSides>(u + ends, ends ? 0 : from + cut.piece);
+          int own = from / kVector, left = min(cut.piece, a.depth - from), group = 0;
 #pragma unroll 1
           for (; left >= kStride; left -= kStride) {
-            multiply<kSides, true>(weights, own, 0, partial);
-            own += kStride / kVector;
+            multiply<kSides, true>(weights, own, 0, scales, group, partial);
+            own += kStride / kVector, group += kStride / kScaledDepth;
 #pragma unroll
             for (int s = 0; s < kSides; ++s) weights[s] += kStride / kVector;
           }
-          if (left > 0) multiply<kSides, false>(weights, own, left / kVector, partial);
+          if (left > 0) multiply<kSides, false>(weights, own, left / kVector, scales, group, partial);
           __syncwarp();
 #pragma unroll
           for (int s = 0; s < kSides; ++s) feed();
@@ -334,22 +418,23 @@ struct Warp {
   template <int kSides>
   __device__ void run() {
     begin();
+    const Scales<kSides> scales = weight_scales<kSides>(first, 0);
     load_norm();
     wait_for_previous_kernel();
     launch_next_kernel();
     const Addend addends = addend<kSides>(first);
-    compute<kSides>(take_x(), addends);
+    compute<kSides>(take_x(), addends, scales);
   }
 };
 
 #endif
 
-template <class T, bool integers>
+template <class T, bool integers, bool in_blocks>
 __global__ void __launch_bounds__(kThreads, 1)
     w8a8_row_kernel(const __grid_constant__ W8A8RowArgs a, const __grid_constant__ Cut cut) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(128) char shared[];
-  Warp<T, std::conditional_t<integers, Integers, Floats>> warp(a, cut, shared);
+  Warp<T, std::conditional_t<integers, Integers, Floats<in_blocks>>> warp(a, cut, shared);
   if (a.gated) warp.template run<2>();
   else warp.template run<1>();
 #endif
@@ -368,14 +453,15 @@ cudaError_t w8a8_row(const W8A8RowArgs& a, cudaStream_t stream) {
   const int grid = std::min(device.multiprocessors, (cut.units + kWarps - 1) / kWarps);
   const int own = (cut.units + grid * kWarps - 1) / (grid * kWarps) * (a.gated ? 2 : 1);
   const int pieces = own * ((a.depth + cut.piece - 1) / cut.piece);
-  cut.slots = std::min({(device.shared_per_block - bytes_of(cut, a.depth)) / (kWarps * cut.piece), pieces, kMostSlots});
+  cut.slots = std::min({(device.shared_per_block - bytes_of(cut, a.depth, a.in_blocks)) / (kWarps * cut.piece), pieces, kMostSlots});
   if (cut.slots < std::min(pieces, 2)) return cudaErrorNotSupported;
-  const Launch how{dim3(grid), kThreads, bytes_of(cut, a.depth)};
+  const Launch how{dim3(grid), kThreads, bytes_of(cut, a.depth, a.in_blocks)};
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
-    if (a.cells == Cells::i8) return launch_after(w8a8_row_kernel<T, true>, how, stream, a, cut);
-    if (a.cells == Cells::f8) return launch_after(w8a8_row_kernel<T, false>, how, stream, a, cut);
-    return cudaErrorInvalidValue;
+    if (a.cells == Cells::i8 && !a.in_blocks) return launch_after(w8a8_row_kernel<T, true, false>, how, stream, a, cut);
+    if (a.cells != Cells::f8) return cudaErrorInvalidValue;
+    if (a.in_blocks) return launch_after(w8a8_row_kernel<T, false, true>, how, stream, a, cut);
+    return launch_after(w8a8_row_kernel<T, false, false>, how, stream, a, cut);
   });
 }
 

@@ -16,21 +16,6 @@ __device__ uint32_t block_max(uint32_t x, uint32_t* scratch) {
   return __reduce_max_sync(~0u, lane < warps ? scratch[lane] : 0u);
 }
 
-template <int kLanes>
-__device__ uint32_t lanes_max(uint32_t x) {
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) x = max(x, __shfl_xor_sync(~0u, x, step));
-  return x;
-}
-
-template <int N>
-__device__ uint32_t largest_of(const float (&x)[N]) {
-  uint32_t most = 0;
-#pragma unroll
-  for (int j = 0; j < N; ++j) most = max(most, __float_as_uint(x[j]) & 0x7fffffffu);
-  return most;
-}
-
 template <class C, int N>
 __device__ void store_codes(uint8_t* to, float (&x)[N], float factor) {
   uint32_t words[N / 4];

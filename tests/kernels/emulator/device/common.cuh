@@ -17,7 +17,9 @@
 #define __launch_bounds__(...)
 #undef __grid_constant__
 #define __grid_constant__
+#ifndef OCTAVO_BULK_COPY
 #define OCTAVO_BULK_COPY 0
+#endif
 #define OCTAVO_CLUSTERS 1
 #define OCTAVO_HOPPER 1
 using std::max;
@@ -63,6 +65,23 @@ V __shfl_sync(unsigned, V value, int from) {
 template <class V>
 V __shfl_xor_sync(unsigned, V value, int mask) {
   return shuffled(value, emulator::lane() ^ mask);
+}
+template <class V>
+V __shfl_down_sync(unsigned, V value, int lanes) {
+  return shuffled(value, min(emulator::lane() + lanes, 31));
+}
+inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
+  for (int step = 16; step > 0; step /= 2) value = max(value, __shfl_xor_sync(0, value, step));
+  return value;
+}
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __int2float_rn(int x) { return float(x); }
+inline int __float2int_rn(float x) { return int(std::nearbyint(x)); }
+inline int __dp4a(int a, int b, int sum) {
+  for (int i = 0; i < 32; i += 8) sum += int8_t(a >> i) * int8_t(b >> i);
+  return sum;
 }
 
 namespace octavo {
@@ -258,6 +277,10 @@ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint3
   if (shared % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(global) % 16) emulator::fail("a bulk copy that is not aligned");
   char* to = emulator::shared_of(emulator::current->block, shared, int(bytes));
   copy_later(emulator::current->block, barrier, bytes, [=] { std::memcpy(to, global, bytes); });
+}
+inline uint64_t read_once_policy() { return 0; }
+inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier, uint64_t) {
+  copy_bulk(shared, global, bytes, barrier);
 }
 inline void fence_bulk() {}
 inline void cluster_meet() {
