@@ -40,7 +40,8 @@ def build(
         text = SHARED.sub(r"char* const \1 = emulator::current->block->shared;", source.read_text())
         (folder / kernels / source.name).write_text(STATIC_SHARED.sub("static EMULATED ", text))
     include = [f"-I{path}" for path in (EMULATOR, folder, SOURCES / "cuda", SOURCES)]
-    flags = ("-std=c++17", "-O1", "-Xcompiler=-fPIC,-w", "-DOCTAVO_HOPPER=1", *flags, *include, "-x", "c++", "-c")
+    host = "-fPIC,-w,-fno-gnu-unique"  # several such libraries in one process have nothing in common
+    flags = ("-std=c++17", "-O1", f"-Xcompiler={host}", "-DOCTAVO_HOPPER=1", *flags, *include, "-x", "c++", "-c")
     objects = []
     for source in [EMULATOR / entry, *sorted((folder / kernels).glob(sources))]:
         objects.append(f"{source.stem}.o")
