@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from octavo.grammar import GrammarError
 
 Row = NDArray[np.int32]
+Rows = NDArray[np.int32]
 
 
 class Vocabulary:
     """The tokens of `tokenizer.json`, for a head of `rows` rows of logits. Rows without a token are padding.
 
     `stop_ids` are all ids that end a sequence: one of them at least, for the library would guess. `words` is the length
-    of a mask: int32, bit i % 32 of word i // 32 is token i. Making it takes about a second for 128,000 tokens.
+    of a mask: int32, bit i % 32 of word i // 32 is token i; `stop_words` are the words that have stop tokens. Making
+    it takes about a second for 128,000 tokens.
     """
 
     def __init__(self, tokenizer_json: str, *, rows: int, stop_ids: Iterable[int]) -> None:
@@ -38,6 +40,7 @@ class Vocabulary:
         except ValueError as error:
             raise GrammarError(f"no grammar can be followed with this tokenizer: {error}") from None
         self.stops = self.mask(self.stop_ids)
+        self.stop_words = np.flatnonzero(self.stops)
         self.texts = ~self.stops
         self.unconstrained = self.mask({token for token in ids if token < rows} - self.stop_ids)
 
