@@ -186,7 +186,7 @@ def _complete(matchers: Sequence[Matcher], places: NDArray[np.int64], rows: Rows
     has a stop token: numpy takes longer to begin than to look at all rows."""
     vocabulary = matchers[0].vocabulary
     stops = rows[places[:, None], vocabulary.stop_words] & vocabulary.stops[vocabulary.stop_words]
-    is_plain = rows.any(axis=1)[places] & ~stops.any(axis=1)
+    is_plain = (np.bitwise_or.reduce(rows, axis=1)[places] != 0) & ~stops.any(axis=1)
     return [
         None if plain and matcher._is_inside and not matcher._library.is_error() else _error(matcher, rows[place])
         for matcher, place, plain in zip(matchers, places.tolist(), is_plain.tolist(), strict=True)
