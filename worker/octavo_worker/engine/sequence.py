@@ -45,8 +45,8 @@ class Request:
     not planned ahead of its own step in flight.
 
     With a grammar, `barred` are the stop tokens that it ignores and `barred_early` those that may not come before
-    `min_tokens`. `slow_masks` counts masks that took too long; it is `suspected` if
-    others were computed together with its own when all of them did.
+    `min_tokens`. `slow_masks` counts masks that took too long; it is `suspected` if others were computed together with
+    its own when all of them did.
     """
 
     __slots__ = (

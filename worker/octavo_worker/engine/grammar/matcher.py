@@ -68,7 +68,7 @@ class Matcher:
         return count
 
     def take(self, token: int) -> bool:
-        """`accept` of one token, which costs next to nothing but the library's part. Whether it may come."""
+        """`accept` of one token, as every step asks for it. Whether it may come."""
         if not self._is_inside or self._is_apart(token):
             return self.accept((token,)) == 1
         return self._consume([token]) == 1

@@ -21,9 +21,9 @@ SLICES = (
     *(f"{_IN_STRING}{{1,{most}}}" for most in (3, 6, 10, 15, 30)),
     f"{_IN_STRING}+",
 )
-"""Sets of tokens that the library allows as a whole where all of them may come, so that it looks at the others alone.
-Masks are the same with any. A string with room for n characters takes the longest slice of up to n: finer steps than the
-library's own (10, 30) make the dearest masks cheaper, those of a string that is nearly as long as `maxLength` allows."""
+"""Sets of tokens that the library allows as a whole where all of them may come: it looks at the others alone. Masks
+are the same with any. A string with room for n characters takes the longest slice of up to n. Finer steps than the
+library's own (10, 30) make the dearest masks cheaper, those of a string that is nearly as long as it may be."""
 
 
 class Vocabulary:

@@ -28,7 +28,7 @@ class StepSampler:
         self.tokens = torch.zeros(len(inputs.samples), dtype=torch.int64, device=inputs.samples.device)
         self._rows, self._inputs, self._reads = rows, inputs, reads
         self._search_stream = torch.cuda.Stream(self.tokens.device)  # finds the candidates of beam searches
-        self._mask_stream = torch.cuda.Stream(self.tokens.device)
+        self._mask_stream = torch.cuda.Stream(self.tokens.device)  # brings masks
         only_masked = pack([Adjustment(masked=True)] * len(self.tokens))
         self._only_masked = torch.from_numpy(only_masked).to(self.tokens.device)
 
@@ -73,13 +73,19 @@ class StepSampler:
             self._draw_masked(logits, places[~is_special], masks.words[~is_special])
 
     def _draw_masked(self, logits: Tensor, places: np.ndarray, words: np.ndarray) -> None:
-        device, count = logits.device, len(places)
-        with torch.cuda.stream(self._mask_stream):  # while the step computes
-            allowed = on_device(words, torch.int32, device)
-        torch.cuda.current_stream().wait_stream(self._mask_stream)
-        allowed.record_stream(torch.cuda.current_stream())
+        """`words` are the masks of the samples at `places`. They travel while the step computes."""
+        count = len(places)
         has_gaps = int(places[-1]) >= count
-        rows = on_device(places, torch.int64, device) if has_gaps else slice(count)
+        rows: Tensor | slice = slice(count)
+        with torch.cuda.stream(self._mask_stream):
+            allowed = on_device(words, torch.int32, logits.device)
+            if has_gaps:
+                rows = on_device(places, torch.int64, logits.device)
+        now = torch.cuda.current_stream()
+        now.wait_stream(self._mask_stream)
+        for tensor in (allowed, rows):
+            if isinstance(tensor, Tensor):
+                tensor.record_stream(now)
         chosen = self._rows.gather(logits[rows]).float()
         adjust(chosen, self._only_masked[: count * ROW.itemsize // 4], None, allowed)
         tokens = ops.sample(chosen, self._inputs.samples[rows], None if has_gaps else self.tokens[rows])
