@@ -273,11 +273,11 @@ def test_masks_that_are_computed_together_are_those_one_by_one(
         matchers.append(compiler.compile(grammar))
         matchers[-1].accept(tokens)
     places = data.draw(st.permutations(range(len(matchers) + 2)))[: len(matchers)]
-    rows = np.zeros((len(matchers) + 2, matchers[0].words), np.int32)
+    rows = np.full((len(matchers) + 2, matchers[0].words), 0x5A5A5A5A, np.int32)  # what was there does not matter
     assert Together(2).fill(matchers, places, rows) == [None] * len(matchers)
     for matcher, place in zip(matchers, places, strict=True):
         assert np.array_equal(rows[place], matcher.mask())
-    assert not rows[[place for place in range(len(rows)) if place not in places]].any()
+    assert (rows[[place for place in range(len(rows)) if place not in places]] == 0x5A5A5A5A).all()
 
 
 def test_rows_of_the_wrong_shape_are_refused(compiler: Compiler) -> None:

@@ -63,6 +63,7 @@ STEPS = st.builds(
     SIZES,
     SHAPES,
     TOKENS,
+    words(np.int64),
     st.lists(st.builds(SpecialRow, COUNTS, ROWS, st.integers(-1, 99)), max_size=3),
     st.lists(st.builds(PromptScores, COUNTS, COUNTS, TOKENS, COUNTS), max_size=3),
     PAIRS,
@@ -116,7 +117,7 @@ def test_a_rank_computes_what_is_published() -> None:
     sizes = StepSizes(
         1, 1, 1, 1, *[np.ones(1, np.int32)] * 2, is_shared=False, is_scored=False, on_host=np.zeros(1, bool)
     )
-    step = PackedStep(np.zeros(0, np.int32), sizes, DecodeShape(1, False), [1], [], [], [], [], [], False)
+    step = PackedStep(np.zeros(0, np.int32), sizes, DecodeShape(1, False), [1], np.zeros(0, np.int64), *[[]] * 5, False)
     masks = Masks([0], np.array([[5, -1]], np.int32))
     descriptor = os.memfd_create("ranks")
     first, other = (RankMemory(descriptor, Rank(index, 2), 0) for index in range(2))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_worker.contract.step import Masks, SequenceStep
-from octavo_worker.engine.grammar import GrammarError, Matcher, Together
+from octavo_worker.engine.grammar import Barred, GrammarError, Matcher, Together, bar_all
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.step_in_flight import StepInFlight
@@ -63,7 +63,7 @@ class MaskFiller:
             return Masks.none()
         began = self._timer()
         last = wanted[-1]
-        rows = np.zeros((last.row + len(last.planned.samples), last.matcher.words), np.int32)
+        rows = np.empty((last.row + len(last.planned.samples), last.matcher.words), np.int32)
         known = self._fill_together(wanted, rows)
         for masked in wanted:
             masked.filled = self._fill_all(rows, masked, known)
@@ -82,10 +82,12 @@ class MaskFiller:
         if self._together is None or len(group) < WORTH_IT:
             return {}
         began = self._timer()
-        errors = self._together.fill([masked.matcher for masked in group], [masked.row for masked in group], rows)
+        places = [masked.row for masked in group]
+        errors = self._together.fill([masked.matcher for masked in group], places, rows)
         if self._timer() - began > SLOW_S:
             for masked in group:
                 masked.sequence.request.suspected = True
+        bar_all([_barred(masked.sequence) for masked in group], places, rows)
         return {masked.sequence: error for masked, error in zip(group, errors, strict=True)}
 
     def _fill_all(self, rows: NDArray[np.int32], masked: _Masked, known: dict[Sequence, GrammarError | None]) -> int:
@@ -100,8 +102,8 @@ class MaskFiller:
         elif (error := known[sequence]) is not None:
             self._requests.fail(sequence.request, "invalid_grammar", error.message, "grammar")
             return 0
-        else:
-            _bar_stops(first, sequence)
+        if len(planned.samples) == 1:
+            return 1
         behind = rows[masked.row + 1 : masked.row + len(planned.samples)]
         if planned.drafts:
             return 1 + self._look_ahead(behind, sequence, planned, masked.matcher.copy())
@@ -141,7 +143,7 @@ class MaskFiller:
         began = self._clock()
         matcher.fill(row)
         seconds = self._clock() - began
-        _bar_stops(row, sequence, drafts)
+        _barred(sequence, drafts).bar(row)
         return seconds
 
 
@@ -157,17 +159,8 @@ def _masked(step: StepInFlight) -> Iterable[_Masked]:
         place += len(planned.samples)
 
 
-def _bar_stops(row: NDArray[np.int32], sequence: Sequence, drafts: int = 0) -> None:
-    """Behind so many drafts."""
+def _barred(sequence: Sequence, drafts: int = 0) -> Barred:
+    """The stop tokens that may not come behind so many drafts."""
     request = sequence.request
     is_early = len(sequence.output) + drafts < request.rules.min_tokens
-    _bar(row, request.barred_early if is_early else request.barred)
-
-
-def _bar(row: NDArray[np.int32], barred: NDArray[np.int32] | None) -> None:
-    """Take stop tokens out that may not come yet. Where nothing else is left, the grammar wins: what is complete cannot
-    be continued."""
-    if barred is not None:
-        rest = row & ~barred
-        if rest.any():
-            row[:] = rest
+    return request.barred_early if is_early else request.barred

@@ -9,7 +9,7 @@ from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.admission import Limits, refusal, shortage
 from octavo_worker.engine.batch_manager import BatchManager
 from octavo_worker.engine.drafts import Guesses, Proposer
-from octavo_worker.engine.grammar import Matcher, Vocabulary
+from octavo_worker.engine.grammar import Barred, Matcher, Vocabulary
 from octavo_worker.engine.policy import SchedulingPolicy
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 from octavo_worker.engine.timers import Timers
@@ -223,5 +223,5 @@ class Requests:
 
 def _bar(request: Request, vocabulary: Vocabulary) -> None:
     ignored = vocabulary.stop_ids - set(request.sampling.stop_token_ids)
-    request.barred = vocabulary.mask(ignored) if ignored else None
-    request.barred_early = vocabulary.mask(request.rules.stop_ids)
+    request.barred = Barred(ignored)
+    request.barred_early = Barred(request.rules.stop_ids)

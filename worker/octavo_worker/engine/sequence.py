@@ -9,15 +9,12 @@ from collections.abc import Sequence as Tokens
 from enum import Enum
 from operator import attrgetter
 
-import numpy as np
-from numpy.typing import NDArray
-
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep
 from octavo_worker.decoding.beam import BeamSearch
 from octavo_worker.decoding.stop import StopRules
 from octavo_worker.engine.beam_group import BeamGroup
 from octavo_worker.engine.drafts import Guesses
-from octavo_worker.engine.grammar import GrammarError, Matcher
+from octavo_worker.engine.grammar import NONE_BARRED, GrammarError, Matcher
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.messages import AddRequest, EngineSampling, Logprob
 
@@ -48,8 +45,8 @@ class Request:
     not planned ahead of its own step in flight.
 
     With a grammar, `barred` are the stop tokens that it ignores and `barred_early` those that may not come before
-    `min_tokens`, as masks; None: there are none. `slow_masks` counts masks that took too long; it is `suspected` if
-    others were computed together with its own when all of them did.
+    `min_tokens`. `slow_masks` counts masks that took too long; it is `suspected` if others were computed together with
+    its own when all of them did.
     """
 
     __slots__ = (
@@ -103,8 +100,7 @@ class Request:
         if message.sampling.beam is not None:
             self.beam = BeamGroup(BeamSearch(message.sampling.beam, rules), len(message.sequences))
         self.needs_tokens = self.beam is not None
-        self.barred: NDArray[np.int32] | None = None
-        self.barred_early: NDArray[np.int32] | None = None
+        self.barred = self.barred_early = NONE_BARRED
         self.slow_masks = 0
         self.suspected = False
         self.oversized = False  # more than the device's memory holds: the rest of it is kept on the host
@@ -238,7 +234,7 @@ class Sequence:
     def append(self, token: int) -> None:
         """Take a new token. Raises GrammarError if its grammar does not allow it."""
         self.output.append(token)
-        if self.matcher is not None and not self.matcher.accept((token,)):
+        if self.matcher is not None and not self.matcher.take(token):
             raise GrammarError(f"token {token} was chosen, which the grammar does not allow")
 
     @property

@@ -9,7 +9,7 @@ from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
 from octavo.grammar import Grammar, GrammarError, refused
-from octavo_worker.engine.grammar.vocabulary import Row, Vocabulary
+from octavo_worker.engine.grammar.vocabulary import Row, Rows, Vocabulary
 
 
 class Matcher:
@@ -61,11 +61,17 @@ class Matcher:
         if not self._begun or self._closed:
             return count
         end = next((i for i in range(count, len(tokens)) if self._is_apart(tokens[i])), len(tokens))
-        count += self._consume(tokens[count:end])
+        count += self._consume(list(tokens[count:end]))
         if count == end < len(tokens) and tokens[end] in self._vocabulary.stop_ids and self.may_end:
             self._closed = True
             count += 1
         return count
+
+    def take(self, token: int) -> bool:
+        """`accept` of one token, as every step asks for it. Whether it may come."""
+        if not self._is_inside or self._is_apart(token):
+            return self.accept((token,)) == 1
+        return self._consume([token]) == 1
 
     def valid_prefix(self, tokens: Sequence[int]) -> int:
         """How many of these tokens `accept` would take."""
@@ -141,8 +147,8 @@ class Matcher:
             count += 1
         return count
 
-    def _consume(self, tokens: Sequence[int]) -> int:
-        taken = self._library.try_consume_tokens(list(tokens)) if tokens else 0
+    def _consume(self, tokens: list[int]) -> int:
+        taken = self._library.try_consume_tokens(tokens) if tokens else 0
         self._check()
         self._inside += taken
         return taken
@@ -162,19 +168,29 @@ class Together:
     def __init__(self, threads: int) -> None:
         self._executor = LLExecutor(threads)
 
-    def fill(
-        self, matchers: Sequence[Matcher], places: Sequence[int], rows: NDArray[np.int32]
-    ) -> list[GrammarError | None]:
+    def fill(self, matchers: Sequence[Matcher], places: Sequence[int], rows: Rows) -> list[GrammarError | None]:
         """`Matcher.fill` of each matcher into the row at its place in `rows[R, words]`, contiguous. Returns the
         errors."""
         words = matchers[0].words
         if rows.dtype != np.int32 or rows.shape[1:] != (words,) or not rows.flags.c_contiguous:
             raise ValueError(f"masks are contiguous rows of {words} int32: {rows.shape} {rows.dtype}")
-        pairs = list(zip(matchers, places, strict=True))
+        pairs = zip(matchers, places, strict=True)
         in_order = sorted(pairs, key=lambda pair: pair[0].automata)  # a thread takes neighbours: none waits for it
         if inside := [(matcher._library, place) for matcher, place in in_order if matcher._is_inside]:
             self._executor.unsafe_compute_mask_ptr(inside, rows.ctypes.data, rows.strides[0], len(rows))
-        return [_error(matcher, rows[place]) for matcher, place in pairs]
+        return _complete(matchers, np.array(places), rows)
+
+
+def _complete(matchers: Sequence[Matcher], places: NDArray[np.int64], rows: Rows) -> list[GrammarError | None]:
+    """`Matcher._complete` of all of them. What the library has written needs more than a look only where it is empty or
+    has a stop token: numpy takes longer to begin than to look at all rows."""
+    vocabulary = matchers[0].vocabulary
+    stops = rows[places[:, None], vocabulary.stop_words] & vocabulary.stops[vocabulary.stop_words]
+    is_plain = (np.bitwise_or.reduce(rows, axis=1)[places] != 0) & ~stops.any(axis=1)
+    return [
+        None if plain and matcher._is_inside and not matcher._library.is_error() else _error(matcher, rows[place])
+        for matcher, place, plain in zip(matchers, places.tolist(), is_plain.tolist(), strict=True)
+    ]
 
 
 def _error(matcher: Matcher, row: Row) -> GrammarError | None:

@@ -27,8 +27,9 @@ class Shapes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SpecialRow:
-    """A sample that asks for more than temperature and filters: its place among the step's samples, the row, and the
-    place among the step's tokens of the one that `row.output` lacks because the device alone knows it, or -1."""
+    """A sample that asks for more than temperature, filters and a mask: its place among the step's samples, the row,
+    and the place among the step's tokens of the one that `row.output` lacks because the device alone knows it, or -1.
+    """
 
     place: int
     row: SampleRow
@@ -40,14 +41,16 @@ class PackedStep:
     """A step as a runner executes it, complete: it may be executed again, or sent to other ranks.
 
     `words` are the message, in the memory that it was packed into, `shape` is what the step is padded to: a step
-    without sequences has neither. `samples` counts those of each sequence. Swaps, copies and `uses_swapped_in` are
-    those of the plan.
+    without sequences has neither. `samples` counts those of each sequence; those at the places `masked` (int64,
+    ascending) ask for a mask beside temperature and filters, and for nothing else. Swaps, copies and `uses_swapped_in`
+    are those of the plan.
     """
 
     words: np.ndarray
     sizes: StepSizes
     shape: Shape | None
     samples: list[int]
+    masked: np.ndarray
     special: list[SpecialRow]
     scores: list[PromptScores]
     copies: Sequence[tuple[int, int]]
@@ -87,6 +90,7 @@ class Packer:
         self._sampling = np.zeros(rows, SAMPLE)
         self._is_known = np.zeros(rows, bool)  # whether `_sampling` is filled in
         self._is_special = np.zeros(rows, bool)
+        self._is_masked = np.zeros(rows, bool)  # and not special
 
     @staticmethod
     def capacity(rows: int, samples: int, tokens: int, blocks: int) -> int:
@@ -137,6 +141,7 @@ class Packer:
             sizes,
             self._shapes.of(sizes),
             samples,
+            np.flatnonzero(self._is_masked[rows[owners]]),
             _special_rows(steps, special, query_starts),
             prompt_scores(plan, query_starts),
             plan.copies,
@@ -264,7 +269,8 @@ class Packer:
             specs, row = steps[place].samples, rows[place]
             if specs:
                 self._sampling[row] = _record(specs[0], self._vocab_size)
-                self._is_special[row] = _may_be_special(specs)
+                self._is_special[row] = is_special = _may_be_special(specs)
+                self._is_masked[row] = specs[0].masked and not is_special
                 self._is_known[row] = True
 
 
@@ -281,7 +287,7 @@ def _without_sequences(plan: StepPlan) -> PackedStep:
     none = np.zeros(0, np.int32)
     sizes = StepSizes(0, 0, 0, 0, none, none, is_shared=False, is_scored=False, on_host=none)
     moves = plan.copies, plan.swap_out, plan.swap_in, plan.uses_swapped_in
-    return PackedStep(none, sizes, None, [], [], [], *moves)
+    return PackedStep(none, sizes, None, [], none.astype(np.int64), [], [], *moves)
 
 
 def _tokens_after(steps: Sequence[SequenceStep], queries: np.ndarray, owners: np.ndarray) -> np.ndarray | int:
@@ -319,8 +325,9 @@ def _record(spec: SampleSpec, vocab_size: int) -> tuple[int | float, ...]:
 
 
 def _may_be_special(specs: Sequence[SampleSpec]) -> bool:
-    """Whether a sequence can ever ask for more than temperature and filters."""
+    """Whether a sequence can ever ask for more than temperature, filters and a mask, which forbids by itself what may
+    not come before `min_tokens`."""
     p = specs[0].params
     penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-    listed = p.logprobs is not None or bool(p.logit_bias) or p.min_tokens > 0
-    return penalised or listed or any(spec.candidates or spec.forbidden or spec.masked for spec in specs)
+    listed = p.logprobs is not None or bool(p.logit_bias) or (p.min_tokens > 0 and not specs[0].masked)
+    return penalised or listed or any(spec.candidates or spec.forbidden for spec in specs)

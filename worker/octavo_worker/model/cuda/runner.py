@@ -196,7 +196,7 @@ class CudaRunner(BaseRunner):
         logits = self._run_ragged(shape, step) if isinstance(shape, RaggedShape) else self._replay(shape)
         self._sampler.choose_filtered(logits, packed)
         self._sampler.choose_special(logits, [row for row in packed.special if not row.row.masked], step)
-        if any(row.row.masked for row in packed.special):
+        if len(packed.masked) or any(row.row.masked for row in packed.special):
             step.logits, step.finish = logits, self._choose_masked
         else:
             self._send_answer(step)
@@ -213,15 +213,14 @@ class CudaRunner(BaseRunner):
         step.slot.done.record()
 
     def _choose_masked(self, step: LaunchedStep, masks: Masks) -> None:
-        """Samples with a mask, from copies of their logits, which the next launch overwrites."""
+        """Samples with a mask, from logits that the next launch overwrites."""
         logits, step.logits = step.logits, None
         assert logits is not None
         if self._leader is not None:
             self._leader.masks(masks)
-        masked = {row.place: row for row in step.packed.special if row.row.masked}
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             if len(masks.places):
-                self._sampler.choose_special(logits, [masked[place] for place in masks.places], step, masks.words)
+                self._sampler.choose_masked(logits, step, masks)
             self._send_answer(step)
 
     def _move(self, packed: PackedStep) -> list[torch.cuda.Event]:

@@ -6,7 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo_kernels import ops
+from octavo_kernels.adjust import ROW, Adjustment, adjust, pack
 from octavo_kernels.step import StepInputs
+from octavo_worker.contract.step import Masks
 from octavo_worker.model.cuda.launched import LaunchedStep, Special
 from octavo_worker.model.cuda.packer import PackedStep, SpecialRow, filtered_places
 from octavo_worker.model.parallel.sampling import SplitRows
@@ -25,6 +28,9 @@ class StepSampler:
         self.tokens = torch.zeros(len(inputs.samples) + guesses, dtype=torch.int64, device=inputs.samples.device)
         self._rows, self._inputs, self._reads = rows, inputs, reads
         self._search_stream = torch.cuda.Stream(self.tokens.device)  # finds the candidates of beam searches
+        self._mask_stream = torch.cuda.Stream(self.tokens.device)  # brings masks
+        only_masked = pack([Adjustment(masked=True)] * len(self.tokens))
+        self._only_masked = torch.from_numpy(only_masked).to(self.tokens.device)
 
     def choose(self, logits: Tensor) -> None:
         """All rows, by temperature and, on one rank, by filters: the part of a step that graphs capture."""
@@ -50,6 +56,41 @@ class StepSampler:
             self._draw(logits, [rows[number] for number in chosen], step, _masks(words, chosen, logits.device))
         if searched:
             self._search(logits, [rows[number] for number in searched], step, _masks(words, searched, logits.device))
+
+    def choose_masked(self, logits: Tensor, step: LaunchedStep, masks: Masks) -> None:
+        """Samples whose masks are known now. Those that ask for nothing else need no word from the host but these: how
+        they are sampled is on the device since the step began. Their logits may be changed in place."""
+        places = np.array(masks.places, np.int64)
+        special = {row.place: row for row in step.packed.special if row.row.masked}
+        if not special:
+            self._draw_masked(logits, places, masks.words)
+            return
+        is_special = np.isin(places, step.packed.masked, invert=True)
+        rows = [special[place] for place in places[is_special].tolist()]
+        if rows:
+            self.choose_special(logits, rows, step, masks.words[is_special])
+        if len(rows) < len(places):
+            self._draw_masked(logits, places[~is_special], masks.words[~is_special])
+
+    def _draw_masked(self, logits: Tensor, places: np.ndarray, words: np.ndarray) -> None:
+        """`words` are the masks of the samples at `places`. They travel while the step computes."""
+        count = len(places)
+        has_gaps = int(places[-1]) >= count
+        rows: Tensor | slice = slice(count)
+        with torch.cuda.stream(self._mask_stream):
+            allowed = on_device(words, torch.int32, logits.device)
+            if has_gaps:
+                rows = on_device(places, torch.int64, logits.device)
+        now = torch.cuda.current_stream()
+        now.wait_stream(self._mask_stream)
+        for tensor in (allowed, rows):
+            if isinstance(tensor, Tensor):
+                tensor.record_stream(now)
+        chosen = self._rows.gather(logits[rows]).float()
+        adjust(chosen, self._only_masked[: count * ROW.itemsize // 4], None, allowed)
+        tokens = ops.sample(chosen, self._inputs.samples[rows], None if has_gaps else self.tokens[rows])
+        if has_gaps:
+            self.tokens[rows] = tokens
 
     def _draw(self, logits: Tensor, rows: list[SpecialRow], step: LaunchedStep, allowed: Tensor | None) -> None:
         assert step.slot is not None

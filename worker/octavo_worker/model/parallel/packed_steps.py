@@ -28,6 +28,7 @@ class PackedMessage(msgspec.Struct, array_like=True):
     is_scored: bool
     on_host: bytes
     samples: list[int]
+    masked: bytes
     special: list[SpecialRow]
     scores: list[PromptScores]
     copies: list[tuple[int, int]]
@@ -52,6 +53,7 @@ def encode_packed(step: PackedStep) -> bytes:
             sizes.is_scored,
             sizes.on_host.tobytes(),
             step.samples,
+            step.masked.tobytes(),
             step.special,
             step.scores,
             list(step.copies),
@@ -71,6 +73,7 @@ def decode_packed(message: bytes) -> PackedStep:
         sizes=StepSizes(*m.counts, queries, contexts, m.is_shared, m.is_scored, on_host),
         shape=None if m.shape is None else _SHAPES[m.shape[0]](*m.shape[1]),
         samples=m.samples,
+        masked=np.frombuffer(m.masked, np.int64),
         special=m.special,
         scores=m.scores,
         copies=m.copies,

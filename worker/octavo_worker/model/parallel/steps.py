@@ -49,7 +49,8 @@ def decode(message: bytes) -> StepPlan | Masks:
         case Step(plan):
             return plan
         case MaskWords(places, width, words):
-            return Masks(places, np.frombuffer(words, np.int32).reshape(len(places), width))
+            rows = np.frombuffer(words, np.int32).reshape(len(places), width)
+            return Masks(places, rows.copy())  # torch takes no memory that cannot be written
 
 
 def _needed(step: SequenceStep, block_size: int) -> SequenceStep:
