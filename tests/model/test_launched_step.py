@@ -27,7 +27,7 @@ def step_of(decodes: list[list[tuple[int, bool]]], prompt: int) -> LaunchedStep:
     sizes = StepSizes(
         len(queries), len(counts), int(queries.sum()), sum(samples), queries, queries, False, False, nothing
     )
-    packed = PackedStep(nothing, sizes, RaggedShape(0, False, False), samples, [], [], [], [], [], False)
+    packed = PackedStep(nothing, sizes, RaggedShape(0, False, False), samples, nothing, [], [], [], [], [], False)
     inputs = [token for drafts in decodes for token in (7, *(draft for draft, _ in drafts))]
     done: Any = SimpleNamespace(synchronize=lambda: None)
     slot: Any = SimpleNamespace(tokens=torch.arange(50), inputs=torch.tensor(inputs), began=done, done=done)

@@ -92,7 +92,7 @@ def test_tokens_are_those_of_the_general_way(
     unpack_step(
         torch.from_numpy(message), torch.zeros(ROWS, BLOCKS, dtype=torch.int32), torch.zeros(ROWS), inputs, ROWS, BLOCK
     )
-    sampler = StepSampler(WholeRows(VOCAB), inputs, reads=True)
+    sampler = StepSampler(WholeRows(VOCAB), inputs, reads=True, guesses=3)
     sampler.tokens.fill_(-2)
     slot = Slot(torch.from_numpy(message), message, sampler.tokens, *[None] * 3)  # type: ignore[arg-type]
     step = LaunchedStep(packed, [], slot)

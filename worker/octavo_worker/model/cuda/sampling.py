@@ -29,7 +29,7 @@ class StepSampler:
         self._rows, self._inputs, self._reads = rows, inputs, reads
         self._search_stream = torch.cuda.Stream(self.tokens.device)  # finds the candidates of beam searches
         self._mask_stream = torch.cuda.Stream(self.tokens.device)  # brings masks
-        only_masked = pack([Adjustment(masked=True)] * len(self.tokens))
+        only_masked = pack([Adjustment(masked=True)] * len(inputs.samples))
         self._only_masked = torch.from_numpy(only_masked).to(self.tokens.device)
 
     def choose(self, logits: Tensor) -> None:
