@@ -94,7 +94,7 @@ def test_tokens_are_those_of_the_general_way(
     )
     sampler = StepSampler(WholeRows(VOCAB), inputs, reads=True, guesses=3)
     sampler.tokens.fill_(-2)
-    slot = Slot(torch.from_numpy(message), message, sampler.tokens, *[None] * 3)  # type: ignore[arg-type]
+    slot = Slot(torch.from_numpy(message), message, sampler.tokens, *[None] * 4)  # type: ignore[arg-type]
     step = LaunchedStep(packed, [], slot)
     if masked:
         sampler.choose_masked(logits, step, Masks(masked, words[masked].numpy()))
