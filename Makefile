@@ -36,7 +36,7 @@ test: lint
 
 # After a change of CUDA sources: compiles them all, runs what can run without a GPU, and records that. Needs nvcc.
 compiled: $(INSTALLED)
-	$(BIN)/python tests/kernels/compiled.py -n 3 $(ARGS)
+	$(BIN)/python tests/kernels/compiled.py -n 3 --dist loadfile $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/octavo bench engine && $(BIN)/octavo bench service
