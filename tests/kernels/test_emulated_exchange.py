@@ -142,6 +142,8 @@ def test_calls_of_any_size_and_way_follow_each_other(built, ranks):
 def test_a_wait_for_a_rank_that_does_not_come_ends(built, way, ending):
     gpus = EmulatedGpus(built, 2, SLOT, PART)
     addend = values(2, 64, dtype=torch.float32)
+    if way is not Way.PUSH:
+        addend = gpus.addend(0, addend)  # others would be looked for, and written to, at the same distance
     waiting = threading.Thread(target=lambda: gpus.add(0, way, addend, None, None))
     waiting.start()
     waiting.join(0.2)
