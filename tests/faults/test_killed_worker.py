@@ -91,7 +91,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             assert info.stats.kv_dtype == flags.get("kv_dtype", "bfloat16")
             assert info.numerics.endswith("deterministic") == request.param.startswith("cuda")
         results = [queue.wait(job) for job in submit_all(queue, "undisturbed", times_as_long)]
-        assert (sum(result.usage.accepted_tokens for result in results) > 500) == ("speculate" in flags)
+        assert (sum(result.usage.accepted_tokens for result in results) > 0) == ("speculate" in flags)
         yield Scene(queue, workers, times_as_long, undisturbed or answers(results))
 
 
