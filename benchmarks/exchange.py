@@ -88,12 +88,12 @@ def sum_row(exchange: Exchange, rows: int, columns: int, bare: bool) -> dict[str
     addend, theirs = exchange.addend(rows, columns, BF16), torch.zeros_like(parts[0])
     rest, out, normed = torch.zeros_like(theirs), torch.empty_like(theirs), torch.empty_like(theirs)
     norm = RmsNorm(drawn(99, columns))
-    addend.copy_(parts[exchange.rank])
     total = torch.zeros(rows, columns, device="cuda")
     for part in parts:
         total += part.float()
     same = True
     for way in [None, *possible_ways(exchange, rows, columns)]:
+        addend.copy_(parts[exchange.rank])  # a sum may be left in its place
         exchange.add(addend, out, way=way)
         same &= torch.equal(out, total.to(BF16))
     del parts, total

@@ -23,8 +23,6 @@ MOST_RANKS = 8
 PUSHED = 1 << 20
 """Bytes that a rank gets from the others by push in one call, at most. More of them keep NVLink busy for longer than
 ranks take to meet twice."""
-SHARED_OUT = 512 << 10
-"""Bytes of a message beyond which each of more than two ranks sums a share, and writes it to the others."""
 PATTERNS = (4096, 3 << 20)
 """Bytes that `Exchange.check` gathers: by push, by pull."""
 APART = "the ranks' GPUs do not reach each other's memory: give one rank (--tensor-parallel 1), or GPUs with NVLink"
@@ -48,10 +46,11 @@ def slot_bytes(ranks: int) -> int:
 
 
 def way_to_add(ranks: int, rows: int, row_bytes: int, blocks: int) -> Way:
-    """For a sum of `rows` of `row_bytes`; `blocks`: so many rows are summed at once."""
+    """For a sum of `rows` of `row_bytes`; `blocks`: so many rows are summed at once. Of more than two ranks each sums a
+    share of what is not pushed, and writes it to the others."""
     if rows * row_bytes <= slot_bytes(ranks) and rows <= blocks:
         return Way.PUSH
-    return Way.SHARED_PULL if ranks > 2 and rows * row_bytes > SHARED_OUT else Way.PULL
+    return Way.SHARED_PULL if ranks > 2 else Way.PULL
 
 
 def way_to_gather(ranks: int, nbytes: int) -> Way:
@@ -126,8 +125,9 @@ class Exchange:
         """`out[T, H]` = the addends `[T, H]` of all ranks, in their order, plus `residual[T, H]`, which may be `out`.
         With a norm, `normed[T, H]` has the bits of `ops.rms_norm` of `out`. `way`: None is the fastest.
 
-        A row has a multiple of 16 bytes, 32 KiB at most. What is not pushed lies in `addend()`; `out` and `normed`
-        never do. The norm's weight is read before the stream's previous kernel has ended: it must be older than that.
+        A row has a multiple of 16 bytes, 32 KiB at most. What is not pushed lies in `addend()`, and a sum may be left
+        in its place; `out` and `normed` never lie there. The norm's weight is read before the stream's previous kernel
+        has ended: it must be older than that.
         Raises TypeError or ValueError for what no kernel computes.
         """
         dtype = float_type("addend", addend)
