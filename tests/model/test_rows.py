@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
+from octavo_kernels import ops
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.files import model_folder
@@ -19,3 +23,31 @@ def test_there_may_be_more_rows_than_tokens() -> None:
         every = runner.model.forward(batch, None).clone()
         some = runner.model.forward(batch, torch.tensor(rows))
     assert torch.equal(some, every[rows])
+
+
+@pytest.mark.parametrize("chosen", [[1], None])
+def test_a_shortened_model_makes_every_product_of_a_step(
+    chosen: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many rows: the last block has fewer of them than the others, and what is not tried before a graph is
+    captured may be impossible in it, such as making a library's handle."""
+    made = set[tuple[object, ...]]()
+    for name in ("linear", "gated_linear"):
+        product = getattr(ops, name)
+
+        def noted(x: Any, weight: Any, *rest: Any, _made: Any = product, _name: str = name, **more: Any) -> Any:
+            made.add((_name, *x.shape, *weight.shape))
+            return _made(x, weight, *rest, **more)
+
+        monkeypatch.setattr(ops, name, noted)
+    runner = load_runner(ModelOptions(model=str(model_folder("demo")), device="cpu", num_blocks=40))
+    batch = ragged_batch([SequenceStep([5, 9, 30], 0, [4])], runner.block_size, runner.vocab_size)
+    rows = None if chosen is None else torch.tensor(chosen)
+    with torch.inference_mode():
+        runner.model.forward(batch, rows)
+        whole = set(made)
+        made.clear()
+        with runner.model.shortened():
+            runner.model.forward(batch, rows)
+    assert made == whole
+    assert {rows for _, rows, *_ in made} == ({3} if chosen is None else {1, 3})

@@ -99,12 +99,12 @@ class Decoder:
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
-        """Meanwhile `forward` takes one block of each kind: all kernels of a step run, and what comes out means
-        nothing."""
+        """Meanwhile `forward` takes one block of each kind, then the last one, which computes fewer rows: all kernels
+        of a step run, and what comes out means nothing."""
         first_of = dict[Hashable, Block]()
         for block in self.layers.blocks:
             first_of.setdefault(block.kind, block)
-        self._blocks = list(first_of.values())
+        self._blocks = [*first_of.values(), self.layers.blocks[-1]]
         try:
             yield
         finally:
