@@ -99,14 +99,13 @@ def layers_row(rows: int, layer: Layer, form: Form, layers: int) -> Row:
 
 
 def w8a8_rows() -> list[Row]:
-    """Every form, tried or not."""
+    """Every form."""
     result = []
-    with changed(choice, W8A8_TRIED=frozenset(Form), W8A8_ROW_TRIED=frozenset(Form)):
-        for rows in W8A8_ROWS:
-            layer = Layer(rows)
-            for at in range(len(NAMES)):
-                result += product_rows(rows, layer, at)
-            result += [layers_row(rows, layer, form, 32 if rows <= 256 else 2) for form in FORMS]
+    for rows in W8A8_ROWS:
+        layer = Layer(rows)
+        for at in range(len(NAMES)):
+            result += product_rows(rows, layer, at)
+        result += [layers_row(rows, layer, form, 32 if rows <= 256 else 2) for form in FORMS]
     return result
 
 
@@ -123,8 +122,7 @@ def tile_rows(form: Form, name: str, rows: int, weights: list[PackedWeight]) -> 
     """A product in every tile that makes sense, beside the one that is chosen."""
     columns, depth = weights[0].columns, weights[0].depth
     chip = cuda.chip(torch.device("cuda", torch.cuda.current_device()))
-    with changed(choice, W8A8_TRIED=frozenset(Form)):
-        chosen = choice.choose_w8a8(rows, columns, depth, form, chip)
+    chosen = choice.choose_w8a8(rows, columns, depth, form, chip)
     layer, result = Layer(rows), []
     for tile in tiles_for(rows):
         rivals: dict[str, list[Callable[[], object]]] = {

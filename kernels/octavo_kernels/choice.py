@@ -128,12 +128,6 @@ GATE_TILES = {
 PLAIN_TILES = (Tile(1, 224), Tile(1, 160), Tile(1, 128), Tile(1, 96), Tile(1, 64), Tile(1, 48))
 UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
 
-# Forms of codes whose kernels have passed tests/kernels/test_cuda_w8a8.py on a GPU. All others go by way of dequantised
-# matrices. Not yet here: Form.INT8, Form.FP8, Form.FP8_BLOCKS.
-W8A8_TRIED: frozenset[Form] = frozenset({Form.INT8, Form.FP8, Form.FP8_BLOCKS})
-# Of these, those of which a single row is tried in `W8A8Kernel.ROW`. Not yet here: Form.FP8_BLOCKS.
-W8A8_ROW_TRIED: frozenset[Form] = frozenset({Form.INT8, Form.FP8})
-
 W8A8_TILES = ((1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (2, 128), (2, 256))  # consumers, tokens
 # Rows for which one tile is fastest, or next to it: 16 tokens of 48 rows of the weight at most, of which two find room
 # on a multiprocessor, and 64.
@@ -189,9 +183,7 @@ def choose_w8a8(
     """For a product of codes with codes, with any ending. Sums of integers are exact in all kernels; neither tiles nor
     the number of rows change a bit of `WIDE`, so that is what `uniform` products of floats are. None: the product goes
     by way of a dequantised matrix."""
-    if form not in W8A8_TRIED:
-        return None
-    by_row = rows == 1 and form in W8A8_ROW_TRIED and (form is Form.INT8 or not uniform)
+    by_row = rows == 1 and (form is Form.INT8 or not uniform)
     return _w8a8(rows, columns, depth, form, chip, normed, uniform, by_row)
 
 

@@ -32,9 +32,6 @@ class CodedLaunch(NamedTuple):
     consumers: int = 0
 
 
-CODED = True
-"""Whether weights of codes are laid out for the kernels in csrc/cuda/coded/."""
-
 CODED_FEW_ROWS, CODED_ANY_FEW_ROWS = 16, 8  # on Hopper, where blocks can share the depth; on other chips
 CODED_FEW_SCALES = 1  # of a brick, with more than eight rows
 CODED_NARROW_ROWS = 32  # from there on wide tiles
@@ -42,6 +39,7 @@ CODED_WIDE_ROWS = 4096  # from there on a matrix is dequantised for a library
 CODED_TILE_ROWS = 512  # likewise, where wide tiles cannot store
 CODED_TOKENS = (8, 16, 32, 64, 128)
 CODED_STRIPS, CODED_CLUSTERS, CODED_LEAST_BRICKS = 8, (8, 4, 2), 4  # of a block
+CODED_SPLIT = 1.1  # times as long by more blocks than find room, whose sums are added up
 
 WIDE_TILES = ((2, 64), (2, 128), (3, 128), (2, 192), (2, 256))  # consumers, tokens
 WIDE_CLUSTERS = (1, 2, 4)
@@ -107,13 +105,20 @@ def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) 
 
 
 def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> int:
-    """Blocks that share the depth of a tile: as many as find room, two on a multiprocessor, and have some bricks each.
-    It must not depend on the number of rows."""
+    """Blocks that share the depth of a tile: as many as find room, two on a multiprocessor, and have some bricks each;
+    more where the last round of whole tiles would leave many multiprocessors idle. It must not depend on the number of
+    rows."""
     strips = over(columns, STRIP_ROWS)
     tiles = over(strips // 2, CODED_STRIPS // 2) if gated else over(strips, CODED_STRIPS)
     deep = over(depth, bricks.depth)
-    fits = (n for n in CODED_CLUSTERS if tiles * n <= 2 * chip.multiprocessors and deep >= n * CODED_LEAST_BRICKS)
-    return next(fits, 1)
+    deep_enough = [n for n in (*CODED_CLUSTERS, 1) if n == 1 or deep >= n * CODED_LEAST_BRICKS]
+    roomy = next((n for n in deep_enough if tiles * n <= 2 * chip.multiprocessors), 1)
+
+    def clocks(n: int) -> float:
+        room = int(chip.multiprocessors * (WIDE_ROOM if n > 2 else 1))
+        return over(tiles * n, room) / n * (CODED_SPLIT if n > roomy else 1)
+
+    return min((n for n in reversed(deep_enough) if n >= roomy), key=clocks)
 
 
 @lru_cache(maxsize=RECENT)

@@ -24,7 +24,7 @@ def takes(weight: QuantisedWeight) -> bool:
 
 def knows(scheme: Scheme, depth: int, device: torch.device) -> bool:
     """Whether there are kernels for such a weight on a GPU."""
-    if not coded_choice.CODED or not cuda.available() or bricks_of(scheme, depth) is None:
+    if not cuda.available() or bricks_of(scheme, depth) is None:
         return False
     return cuda.chip(device).major >= TENSOR_CORES
 

@@ -85,24 +85,12 @@ def test_nothing_is_launched_for_no_rows() -> None:
     assert choose(0, 6144, 4096, Form.DENSE_16, Ending.PLAIN, H200) == library(0, 6144, 4096, Form.DENSE_16)
 
 
-@pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(Form))
-    monkeypatch.setattr(choice, "W8A8_ROW_TRIED", frozenset(Form))
-
-
 CODES = (Form.INT8, Form.FP8, Form.FP8_BLOCKS)
 
 
 @pytest.mark.parametrize("form", CODES)
-def test_codes_whose_kernels_have_not_run_on_a_gpu_are_dequantised(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(CODES) - {form})
-    assert choose_w8a8(8, 4096, 4096, form, H200) is None
-
-
-@pytest.mark.parametrize("form", CODES)
 @pytest.mark.parametrize(("columns", "depth"), [(8, 16), (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)])
-def test_tiles_of_codes_are_such_as_the_kernel_has(tried: None, form: Form, columns: int, depth: int) -> None:
+def test_tiles_of_codes_are_such_as_the_kernel_has(form: Form, columns: int, depth: int) -> None:
     for rows in (*range(2, 400), 1000, 8192):
         launch = choose_w8a8(rows, columns, depth, form, H200)
         assert launch is not None
@@ -128,13 +116,13 @@ def test_tiles_of_codes_are_such_as_the_kernel_has(tried: None, form: Form, colu
     ],
 )
 def test_a_decoders_products_take_the_tile_that_was_fastest(
-    tried: None, rows: int, columns: int, depth: int, tile: tuple[int, ...]
+    rows: int, columns: int, depth: int, tile: tuple[int, ...]
 ) -> None:
     """Or one within a few hundredths of it, on an H200."""
     assert choose_w8a8(rows, columns, depth, Form.FP8, H200) == W8A8Launch(W8A8Kernel.WIDE, *tile)
 
 
-def test_a_row_alone_becomes_codes_in_its_product(tried: None) -> None:
+def test_a_row_alone_becomes_codes_in_its_product() -> None:
     for form in CODES:
         assert choose_w8a8(1, 4096, 4096, form, H200, normed=True) == W8A8Launch(W8A8Kernel.ROW)
     deep = choose_w8a8(1, 4096, 16384, Form.INT8, H200, normed=True)
@@ -143,19 +131,8 @@ def test_a_row_alone_becomes_codes_in_its_product(tried: None) -> None:
     assert choose_w8a8(1, 4096, 16384, Form.INT8, H200) == W8A8Launch(W8A8Kernel.ROW)
 
 
-@pytest.mark.parametrize("form", CODES)
-def test_a_row_whose_own_kernel_has_not_run_on_a_gpu_goes_as_several_do(
-    tried: None, form: Form, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert choose_w8a8(1, 4096, 4096, form, H200) == W8A8Launch(W8A8Kernel.ROW)
-    monkeypatch.setattr(choice, "W8A8_ROW_TRIED", frozenset(CODES) - {form})
-    launch = choose_w8a8(1, 4096, 4096, form, H200)
-    assert launch is not None
-    assert launch.kernel is W8A8Kernel.WIDE
-
-
 @pytest.mark.parametrize("form", [Form.FP8, Form.FP8_BLOCKS])
-def test_uniform_products_of_floats_have_one_kernel(tried: None, form: Form) -> None:
+def test_uniform_products_of_floats_have_one_kernel(form: Form) -> None:
     for rows in (1, 7, 300):
         launch = choose_w8a8(rows, 4096, 4096, form, H200, uniform=True)
         assert launch is not None
@@ -163,6 +140,6 @@ def test_uniform_products_of_floats_have_one_kernel(tried: None, form: Form) -> 
     assert choose_w8a8(1, 4096, 4096, Form.INT8, H200, uniform=True) == W8A8Launch(W8A8Kernel.ROW)
 
 
-def test_older_chips_multiply_codes_plainly(tried: None) -> None:
+def test_older_chips_multiply_codes_plainly() -> None:
     for form in CODES:
         assert choose_w8a8(3, 4096, 4096, form, CHIPS["a100"]) == W8A8Launch(W8A8Kernel.PLAIN)

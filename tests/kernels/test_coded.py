@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_kernels import coded_choice, ops
+from octavo_kernels import ops
 from octavo_kernels.choice import Chip, Ending
 from octavo_kernels.coded import Bricks, CodedWeight, bricks_of, lay_out
 from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch, choose_coded, prefers_copy
@@ -117,8 +117,7 @@ def test_a_scheme_without_kernels_is_refused():
         lay_out(random_weight(Codes.INT4, 48, 16, 96))
 
 
-def test_weights_on_the_cpu_stay_as_they_are(monkeypatch):
-    monkeypatch.setattr(coded_choice, "CODED", True)
+def test_weights_on_the_cpu_stay_as_they_are():
     assert not isinstance(ops.pack(random_weight(Codes.INT4, 128, 16, 128)), CodedWeight)
 
 

@@ -1,6 +1,6 @@
 """Products of codes of eight bits with such codes, on a GPU: exact where both are integers, else against float64.
 
-The kernels are those of any form, tried or not, in every tile; `choice` alone decides which of them the engine gets.
+The kernels are those of any form, in every tile; `choice` alone decides which of them the engine gets.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,6 @@ TILES = [
     for consumers, tokens in choice.W8A8_TILES
     for height in ((16, 48, 64) if consumers == 1 else (80, 128))
 ]
-
-
-@pytest.fixture(autouse=True)
-def every_form_is_tried(monkeypatch):
-    monkeypatch.setattr(choice, "W8A8_TRIED", frozenset(Form))
-    monkeypatch.setattr(choice, "W8A8_ROW_TRIED", frozenset(Form))
 
 
 @pytest.fixture

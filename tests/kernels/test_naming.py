@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_kernels import choice, coded_choice, cuda, ops
+from octavo_kernels import choice, cuda, ops
 from octavo_kernels.choice import Chip, Ending, Form, Kernel
 from octavo_kernels.naming import way_of
 from octavo_kernels.weights import Activations, Codes, Scheme
@@ -40,14 +40,18 @@ def test_a_cpu_reads_codes() -> None:
     assert way_of(64, 128, torch.bfloat16, torch.device("cpu"), INT4) == (ops.cpu_level(), False)
 
 
-@pytest.mark.parametrize(("scheme", "name"), [(INT4, "coded few"), (INT8, "w8a8 row")])
-@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize(
+    ("scheme", "depth", "way"),
+    [
+        (INT4, 4096, ("coded few", False)),
+        (INT8, 4096, ("w8a8 row", False)),
+        (Scheme(Codes.INT4, 96), 9600, ("row", True)),
+        (INT8, 4104, ("row", True)),
+    ],
+)
 def test_codes_that_no_kernel_reads_are_dequantised_for_another(
-    monkeypatch: pytest.MonkeyPatch, scheme: Scheme, name: str, on: bool
+    monkeypatch: pytest.MonkeyPatch, scheme: Scheme, depth: int, way: tuple[str, bool]
 ) -> None:
     monkeypatch.setattr(cuda, "chip", lambda device: H100)
     monkeypatch.setattr(cuda, "available", lambda: True)
-    monkeypatch.setattr(coded_choice, "CODED", on)
-    monkeypatch.setattr(choice, "W8A8_TRIED", frozenset({Form.INT8}) if on else frozenset())
-    way = way_of(6144, 4096, torch.bfloat16, torch.device("cuda"), scheme)
-    assert way == ((name, False) if on else ("row", True))
+    assert way_of(6144, depth, torch.bfloat16, torch.device("cuda"), scheme) == way
