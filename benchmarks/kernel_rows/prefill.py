@@ -35,7 +35,7 @@ def prefill(
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_queries=max(queries),
         shared_prefixes=dtype.itemsize == 2,
     )  # fmt: skip
-    plan.update(cache.lengths, starts, prompts_only=only_prompts(context, queries, heads // kv_heads))
+    plan.update(cache.lengths, starts, decodes=not only_prompts(context, queries, heads // kv_heads))
 
     def call(layer: int) -> None:
         ops.paged_attention(

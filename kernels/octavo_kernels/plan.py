@@ -63,7 +63,7 @@ class AttentionPlan:
         self.decodes: bool = self._lists.decodes
         self.extends: bool = self._lists.extends
         self.shared_prefixes: bool = self._lists.groups
-        self._prompts_only = False
+        self._has_decodes = self._has_prompts = True
 
     @classmethod
     def partial_bytes(
@@ -113,13 +113,15 @@ class AttentionPlan:
         query_start: Tensor,
         groups: Tensor | None = None,
         prefix_lens: Tensor | None = None,
-        prompts_only: bool = False,
+        *,
+        decodes: bool = True,
+        prompts: bool = True,
     ) -> None:
         """Makes the lists for a step. `context_lens[S]` and `query_start[S + 1]` are int32, S at most `sequences`.
 
-        `prompts_only`: the caller knows that no sequence is computed as decodes are (`only_prompts`). Then layers are
-        spared the launches for those; with a sequence that is, the device traps. A graph that is replayed for other
-        batches must not be told.
+        Without `decodes` the caller knows that no sequence is computed as decodes are (`only_prompts`), without
+        `prompts` that all are (`few_queries`) and in no groups. Then layers are spared the launches for others; with a
+        sequence that needs those, the device traps. A graph that is replayed for other batches must not be told.
 
         With `shared_prefixes`, `groups[S]` and `prefix_lens[S]` (int32) may tell which sequences have equal leading
         blocks: sequence s is in group `groups[s]` (below S; -1: in none), and the first `prefix_lens[g]` tokens of the
@@ -133,15 +135,15 @@ class AttentionPlan:
         self._check("context_lens", context_lens, count)
         self._check("query_start", query_start, count + 1)
         shared: tuple[int, ...] = (0, 0)
-        if groups is not None and prefix_lens is not None and self.shared_prefixes:
+        if groups is not None and prefix_lens is not None and self.shared_prefixes and prompts:
             self._check("groups", groups, count)
             self._check("prefix_lens", prefix_lens, count)
             shared = (groups.data_ptr(), prefix_lens.data_ptr())
         cuda.run(
             "plan_attention", self._memory.device, self._lists, context_lens.data_ptr(), query_start.data_ptr(), count,
-            *shared, prompts_only,
+            *shared, decodes, prompts,
         )  # fmt: skip
-        self._prompts_only = prompts_only
+        self._has_decodes, self._has_prompts = decodes, prompts
 
     def _check(self, name: str, tensor: Tensor, size: int) -> None:
         if tensor.shape != (size,) or tensor.dtype != torch.int32:
@@ -159,13 +161,20 @@ class AttentionPlan:
                 "plan was made for (heads, kv_heads, head_dim, sliding_window) = "
                 f"{own}, not {(heads, kv_heads, head_dim, window)}"
             )
-        groups = self.shared_prefixes and sequences > self._lists.spared and not self._prompts_only
-        return self._lists, (sequences, groups, self.decodes and not self._prompts_only, self.extends, history_ready)
+        decodes, extends = self.decodes and self._has_decodes, self.extends and self._has_prompts
+        groups = self.shared_prefixes and sequences > self._lists.spared and self._has_decodes and self._has_prompts
+        return self._lists, (sequences, groups, decodes, extends, history_ready)
 
 
 def chunk_tokens() -> int:
     """Keys of one chunk: how long sequences are split among the multiprocessors."""
     return int(cuda.compiled.chunk_tokens)
+
+
+def few_queries(group: int, *, windowed: bool) -> int:
+    """The most query tokens of a sequence that is always computed as decodes are, of `group` query heads to a KV head,
+    unless the plan is `uniform`; `windowed`: in a layer with a sliding window. After a long context more are."""
+    return int(cuda.compiled.few_queries(group, windowed))
 
 
 def split_queries(group: int) -> int:

@@ -32,7 +32,7 @@ W8A8 = (  # group 0: all of the depth
     Scheme(Codes.FP8, 0, Activations.FP8),
     Scheme(Codes.FP8, 128, Activations.FP8, 128),
 )
-HOST = {"chunk_count", "only_prompts", "part_queries", "split_queries"}  # which launch nothing
+HOST = {"chunk_count", "only_prompts", "few_queries", "part_queries", "split_queries"}  # which launch nothing
 
 
 class Recorder:

@@ -19,7 +19,7 @@ ABSENT = {
     "coded_few", "coded_tiles", "coded_wide", "decode_step", "dequantise", "exchange_add", "exchange_gather", "linear",
     "quantise_rows", "w8a8_linear", "w8a8_row",
 }  # fmt: skip
-HOST = {"chip", "chunk_count", "only_prompts", "part_queries", "split_queries"}
+HOST = {"chip", "chunk_count", "only_prompts", "few_queries", "part_queries", "split_queries"}
 
 # Loads the module from the folder that it is given, and prints what it offers.
 LOAD = """

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo_kernels import cuda, ops, reference
-from octavo_kernels.plan import AttentionPlan, chunk_count, chunk_tokens, only_prompts, split_queries
+from octavo_kernels.plan import AttentionPlan, chunk_count, chunk_tokens, few_queries, only_prompts, split_queries
 
 from .conftest import assert_alone_as_together, assert_replays_follow_lengths, assert_tail_as_in_whole
 
@@ -45,7 +45,7 @@ def test_prompts_of_many_tiles(gpu_batch, dtype, head_dim):
 @pytest.mark.beyond_plain
 @pytest.mark.parametrize(
     ("lengths", "alone"),
-    [([(40, 900), (700, 700), (65, 2000)], True), ([(40, 900), (8, 700)], False), ([(40, 900), (64, 1200)], False)],
+    [([(40, 900), (700, 700), (65, 2000)], True), ([(40, 900), (16, 700)], False), ([(40, 900), (64, 1200)], False)],
 )
 def test_prompts_without_decodes(gpu_batch, lengths, alone):
     """Few queries are decodes, those after a long context are split, and the rest spares what both of them need."""
@@ -56,9 +56,27 @@ def test_prompts_without_decodes(gpu_batch, lengths, alone):
         sequences=len(lengths), tokens=sum(queries), chunks=chunk_count(contexts, queries, 2), heads=16,
         kv_heads=8, head_dim=128, max_queries=max(queries), shared_prefixes=True,
     )  # fmt: skip
-    for prompts_only in (alone, False):
-        plan.update(batch.context_lens, batch.query_start, prompts_only=prompts_only)
+    for decodes in (not alone, True):
+        plan.update(batch.context_lens, batch.query_start, decodes=decodes)
         assert torch.equal(batch.attend(plan=plan), batch.attend())
+
+
+@pytest.mark.beyond_plain
+@pytest.mark.parametrize("window", [0, 100])
+def test_few_queries_without_prompts(gpu_batch, window):
+    """What is computed as decodes are spares what longer queries and groups need."""
+    most = few_queries(4, windowed=window > 0)
+    lengths = [(1, 700), (4, 4), (3, 2000), (most, 600), (most, most)]
+    queries, contexts = zip(*lengths, strict=True)
+    batch = gpu_batch(lengths, heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    plan = AttentionPlan(
+        sequences=len(lengths), tokens=sum(queries), chunks=chunk_count(contexts, queries, 4), heads=32,
+        kv_heads=8, head_dim=128, max_queries=128, sliding_window=window, shared_prefixes=True,
+    )  # fmt: skip
+    groups, shared = torch.zeros_like(batch.context_lens), torch.full_like(batch.context_lens, 512)
+    for prompts in (False, True):
+        plan.update(batch.context_lens, batch.query_start, *(() if prompts else (groups, shared)), prompts=prompts)
+        assert torch.equal(batch.attend(plan=plan, sliding_window=window), batch.attend(sliding_window=window))
 
 
 @pytest.mark.parametrize("window", [1, 100, 128, 300])
@@ -264,13 +282,15 @@ def test_few_queries_after_a_long_context_are_split(gpu_batch, heads, kv_heads):
 
 @pytest.mark.beyond_plain
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (4, 4), (16, 1), (10, 2), (9, 1)])
-def test_few_queries_after_a_long_context_have_the_bits_of_decodes(gpu_batch, heads, kv_heads):
+def test_few_queries_have_the_bits_of_decodes(gpu_batch, heads, kv_heads):
     """One token after the other; plain kernels add up the keys of a single query in another order."""
     most, limit, lengths = few_queries_after_a_long_context(heads, kv_heads)
+    few = few_queries(heads // kv_heads, windowed=False)
+    lengths += [(few, few), (few, 700), (few + 1, 700)]
     batch = gpu_batch([(n, c) for n, c in lengths if n > 0], heads=heads, kv_heads=kv_heads, head_dim=128)
     together = batch.attend()
     for i, (queries, context) in enumerate(lengths):
-        if queries > most or context - queries < limit:
+        if queries > most or (queries > few and context - queries < limit):
             continue
         for place in {0, queries // 2, queries - 1}:
             one = batch.alone(i, last_queries=queries - place)

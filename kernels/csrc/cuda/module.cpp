@@ -112,11 +112,12 @@ void define_attention(py::module_& m) {
   });
   m.def("rope_write_kv", launching("rope_write_kv", rope_write_args, write));
   m.def("plan_attention", [](const AttentionPlan& plan, Address context_lens, Address query_start, int sequences,
-                             Address groups, Address prefix_lens, bool prompts_only, Address stream) {
+                             Address groups, Address prefix_lens, bool decodes, bool prompts, Address stream) {
     PlanArgs a = plan.args();
     a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start), a.sequences = sequences;
     a.groups = at<int32_t>(groups), a.prefix_lens = at<int32_t>(prefix_lens);
-    if (prompts_only) a.decode_capacity = 0;
+    if (!decodes) a.decode_capacity = 0;
+    if (!prompts) a.extend_capacity = 0, a.prefix = nullptr;
     check("plan_attention", plan_attention(a, stream_at(stream)));
   });
   m.def("paged_attention", launching("paged_attention", attention_args, attend));
@@ -220,6 +221,9 @@ void define_host(py::module_& m) {
   m.attr("header_words") = sizeof(PlanHeader) / 4;
   m.def("split_queries", [](int group) { return kSplitRows / group; });
   m.def("part_queries", [](int group) { return std::max(1, kDecodeRows / group); });
+  m.def("few_queries", [](int group, bool windowed) {
+    return group > kDecodeRows ? 0 : (windowed ? kDecodeRows : kFewRows) / group;
+  });
   m.def("chunk_count", [](const Counts& contexts, const Counts& queries, int group) {
     return chunk_count(contexts.data(), queries.data(), contexts.size(), group);
   });

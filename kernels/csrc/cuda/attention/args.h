@@ -15,13 +15,14 @@ inline constexpr int kRunDim = 128;  // the widest heads for that, and for warps
 inline constexpr int kSlice = 16;       // tokens that one warp takes at a time; block sizes are multiples of it
 inline constexpr int kDecodeRows = 16;  // query rows (tokens x grouped heads) of one tensor-core tile
 
-// A query of few rows after many cached tokens would keep few multiprocessors busy with whole tiles. Up to kSplitRows rows
-// after kSplitContext tokens it is split along its keys, as decodes are: each part of kDecodeRows rows is to the decode
-// kernel and to the fold a sequence of its own.
+// A query of few rows would keep few multiprocessors busy with whole tiles. Up to kFewRows rows, or kSplitRows after
+// kSplitContext tokens, it is split along its keys, as decodes are: each part of kDecodeRows rows is to the decode kernel and
+// to the fold a sequence of its own.
+inline constexpr int kFewRows = 32;
 inline constexpr int kSplitRows = 128;
 inline constexpr int kSplitContext = 1024;
 constexpr bool is_split(int context, int queries, int group) {
-  return queries * group <= kSplitRows && context - queries >= kSplitContext;
+  return queries * group <= (context - queries >= kSplitContext ? kSplitRows : kFewRows);
 }
 
 // Groups of few query rows are the decode kernel's. Up to kFewTimes as many are few, too, as long as those of all such groups

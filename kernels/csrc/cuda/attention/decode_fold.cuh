@@ -202,7 +202,8 @@ __global__ void __launch_bounds__(kFewThreads, 1024 / kFewThreads)
 template <class T, int D>
 cudaError_t launch_fold(const AttentionArgs& a, const Device& device, Merges merges, cudaStream_t stream) {
   constexpr int kRows = 128 / (D / 4);
-  const int rows = a.kv_heads * a.partial_rows, parts = a.extends && a.window == 0 ? kSplitRows / kDecodeRows : 1;
+  const bool splits = a.window == 0 && a.partial_rows == kDecodeRows;
+  const int rows = a.kv_heads * a.partial_rows, parts = splits ? (a.extends ? kSplitRows : kFewRows) / kDecodeRows : 1;
   if (a.sequences * rows <= (a.prefix ? 1024 : 512))
     return launch_after(fold_kernel<T, D>, {dim3(a.sequences, rows, parts), 256}, stream, a, merges);
   const dim3 grid(a.sequences, (rows + kRows - 1) / kRows);
