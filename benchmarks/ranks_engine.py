@@ -19,7 +19,7 @@ from gpu_engine import Results, compare, completed, contenders, flags, names
 
 PLANS = {
     "two": [
-        ("llama-8b", "octavo@2,octavo,vllm@2"),
+        ("llama-8b", "octavo@2,vllm@2,octavo"),
         ("llama-70b", "octavo-w4a16@2,vllm-w4a16@2"),
         ("llama-13b", "octavo@2,vllm@2"),
         ("llama-70b", "octavo-fp8@2,vllm-fp8@2"),
@@ -28,7 +28,7 @@ PLANS = {
     ],
     "two-large": [
         ("llama-70b", "octavo@2,vllm@2"),
-        ("llama-8b", "octavo@2,octavo,vllm@2"),
+        ("llama-8b", "octavo@2,vllm@2,octavo"),
     ],
     "four": [
         ("llama-8b", "octavo@4,octavo@2,octavo"),

@@ -109,8 +109,10 @@ def test_steps_are_timed_by_their_rows(asynchronous: bool, hiccup: int, monkeypa
     machine = Machine(step=1e-3, token=1e-5, byte=0.0, asynchronous=asynchronous, hiccup=hiccup, num_blocks=999)
     monkeypatch.setattr(speeds, "time", machine)
     measured = measure_steps(machine, 64, 7)  # type: ignore[arg-type]
-    assert [rows for rows, _ in measured.plain] == [1, 2, 4, 8, 16, 32, 64]
-    assert [rows for rows, _ in measured.ragged] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    sizes = list(speeds.PADDED_ROWS if asynchronous else speeds.STEP_ROWS)
+    assert measured.padded is asynchronous
+    assert [rows for rows, _ in measured.plain] == [rows for rows in sizes if rows <= 64]
+    assert [rows for rows, _ in measured.ragged] == sizes
     for rows, seconds in (*measured.plain, *measured.ragged):
         assert seconds == pytest.approx(1e-3 + 1e-5 * rows)
     assert machine.now < 0.5

@@ -89,6 +89,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_runner, "carry", lambda source, target: target.copy_(source))
     monkeypatch.setattr(cuda_runner, "AttentionPlans", Plans)
     monkeypatch.setattr(cuda_runner, "_shared_reading", lambda *_: None)
+    monkeypatch.setattr(cuda_runner, "few_queries", lambda _, windowed: 0)
     monkeypatch.setattr(StepShapes, "of", lambda *_: RaggedShape(1, prompts_only=False, is_staged=False))
     monkeypatch.setattr(sampling, "draw_part", draw_part)
     monkeypatch.setattr(sampling, "best_part", best_part)

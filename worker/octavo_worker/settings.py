@@ -73,7 +73,7 @@ class WorkerSettings(BaseSettings):
         "earlier answers of the tenant, too; or by a smaller model, `draft:FOLDER`, or an EAGLE-3 head "
         "of this model, `eagle:FOLDER`. Answers are the same.",
     )
-    speculate_most: int = Field(8, gt=0, description="Most guessed tokens of a sequence in one step.")
+    speculate_most: int = Field(7, gt=0, description="Most guessed tokens of a sequence in one step.")
     longrope: Literal["auto", "short", "long"] = Field(
         "auto",
         description="Factors of LongRoPE for all sequences; `auto`: long if the context is more than the original one.",

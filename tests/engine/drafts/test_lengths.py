@@ -115,6 +115,13 @@ def test_times_grow_evenly_between_sizes_and_never_fall() -> None:
     assert times.most_rows == 16
 
 
+def test_padded_steps_take_as_long_as_the_next_larger_one() -> None:
+    times = RowTimes([(16, 3.0), (5, 2.0), (8, 1.5), (1, 1.0)], padded=True)
+    assert times.seconds([1, 2, 5, 6, 9, 16, 32]).tolist() == [1.0, 1.5, 1.5, 1.5, 3.0, 3.0, 6.0]
+    costs = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(4, 2.0), (6, 8.1)], padded=True))
+    assert choose_lengths([7], [0.99], costs) == [3]
+
+
 @pytest.mark.parametrize("measured", [[], [(0, 1.0)], [(1, 0.0)], [(1, 1.0), (2, -1.0)]])
 def test_times_that_cannot_be_are_refused(measured: list[tuple[int, float]]) -> None:
     with pytest.raises(ValueError, match="times of steps"):

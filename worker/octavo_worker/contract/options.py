@@ -66,7 +66,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     preemption: Literal["auto", "swap", "recompute"] = "auto"
     scheduling: Literal["priority", "fcfs"] = "priority"
     speculate: str = "off"
-    speculate_most: int = 8
+    speculate_most: int = 7
     threads: int | None = None
     tensor_parallel: int = 1
     seed: int = 0

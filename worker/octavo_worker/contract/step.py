@@ -303,13 +303,15 @@ class StepSeconds:
     """Measured when a model is loaded that is to verify drafts: (rows, seconds) of `plain` steps, in which each decode
     computes one token, and of `ragged` ones, in which some compute several. No step may have more than `most_samples`
     then (None: as many as it has rows). `drafting` are (sequences, seconds) of a pass in which the runner guesses a
-    token for each; None: it guesses nothing. `catching_up` are its seconds for a token that it missed."""
+    token for each; None: it guesses nothing. `catching_up` are its seconds for a token that it missed. If ragged steps
+    are `padded`, those of other sizes take as long as the next larger one."""
 
     plain: Sequence[tuple[int, float]]
     ragged: Sequence[tuple[int, float]]
     most_samples: int | None = None
     drafting: Sequence[tuple[int, float]] | None = None
     catching_up: float = 0.0
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,9 +150,10 @@ class DraftPlanner:
     def _reserve(self, sequence: Sequence, count: int) -> int:
         """Take free blocks for up to `count` drafts behind the planned token. Returns for how many there are."""
         table = sequence.table
-        room = (len(table.blocks) + self._kv.pool.available) * table.block_size - sequence.computed
-        count = min(count, room)
-        table.reserve(sequence.computed + count)
+        if table.missing(sequence.computed + count):
+            room = (len(table.blocks) + self._kv.pool.available) * table.block_size - sequence.computed
+            count = min(count, room)
+            table.reserve(sequence.computed + count)
         return count
 
     def _compute_choice(

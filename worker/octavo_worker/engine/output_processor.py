@@ -74,7 +74,8 @@ class OutputProcessor:
         `planned` is for how many there was room, `samples` are those of the rows that count, the first of all at
         least."""
         accepted = count_accepted(drafts[: len(samples) - 1], [sampled.token for sampled in samples])
-        self._kv.rewind(sequence, planned - accepted)
+        if accepted < planned:
+            self._kv.rewind(sequence, planned - accepted)
         if drafts and sequence.guesses is not None:
             sequence.guesses.seen = sequence.computed
             self._requests.verify(sequence, len(drafts), accepted)

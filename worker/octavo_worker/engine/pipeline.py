@@ -39,9 +39,10 @@ class Pipeline:
     """Takes a scheduler's plans through a runner.
 
     With `ahead` the next step is planned and launched before the result of the one in flight is waited for: the device
-    goes from one to the other while results are taken in, new requests arrive and outputs leave. That needs a runner
-    that computes asynchronously; with others it is left off, because it would only delay results. Steps that landed
-    are kept in `log` while there is one.
+    goes from one to the other while results are taken in, new requests arrive and outputs leave. A step that could not
+    be planned ahead is launched as soon as the one before it is taken in. That needs a runner that computes
+    asynchronously; with others it is left off, because it would only delay results. Steps that landed are kept in `log`
+    while there is one.
     """
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, *, ahead: bool = True) -> None:
@@ -72,6 +73,8 @@ class Pipeline:
             return False
         if not launched or len(self._in_flight) > self._ahead:
             self._land()
+            if self._ahead and self.is_empty and self._launch():  # results leave while it runs
+                self._choose()
         return True
 
     def _launch(self) -> bool:

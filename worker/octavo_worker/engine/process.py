@@ -32,9 +32,10 @@ POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"priority": PriorityPolic
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
 OVERHEAD = 1.02
-OVERHEAD_S = 2e-4
-"""By so many times and seconds a step with drafts is reckoned to take longer. The host chooses them, verifies them, and
-does not plan ahead; and what gains less is not worth a guess."""
+OVERHEAD_S = 1e-4
+OVERHEAD_ROW_S = 3e-6
+"""By so many times and seconds, some for each row, a step with drafts is reckoned to take longer. The host chooses
+them, verifies them, and does not plan ahead; and what gains less is not worth a guess."""
 
 MASK_THREADS = 16
 """Threads that compute masks at most."""
@@ -114,8 +115,9 @@ def speculation_for(runner: ModelRunner, options: ModelOptions) -> Speculation |
     if options.speculate == "off" or seconds is None:
         return None
     drafting = None if seconds.drafting is None else RowTimes(seconds.drafting)
-    ragged = [(rows, OVERHEAD * taken + OVERHEAD_S) for rows, taken in seconds.ragged]
-    costs = StepCosts(RowTimes(seconds.plain), RowTimes(ragged), drafting, seconds.catching_up)
+    ragged = [(rows, OVERHEAD * taken + OVERHEAD_S + OVERHEAD_ROW_S * rows) for rows, taken in seconds.ragged]
+    verifying = RowTimes(ragged, padded=seconds.padded)
+    costs = StepCosts(RowTimes(seconds.plain), verifying, drafting, seconds.catching_up)
     if options.runner_guesses:
         if seconds.drafting is None:
             raise ValueError(f"speculate is {options.speculate!r}, but the runner guesses nothing")

@@ -71,8 +71,9 @@ class BlockTable:
         end = -(-num_tokens // self.block_size)
         if end < self.start:
             raise ValueError(f"{num_tokens} tokens end before the blocks that this table holds")
-        self._pool.release(reversed(self.blocks[end:]))
-        self.blocks = self.blocks[:end]
+        if end < len(self.blocks):
+            self._pool.release(reversed(self.blocks[end:]))
+            self.blocks = self.blocks[:end]
 
     def fork(self) -> BlockTable:
         """A table that shares every block, the partly filled last one included."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep, Speeds, StepPlan, StepSeconds
 from octavo_worker.messages import EngineSampling
 from octavo_worker.model.cuda.runner import CudaRunner
+from octavo_worker.model.cuda.shapes import DRAFTED_TOKENS
 from octavo_worker.model.draft_model import DraftModel
 from octavo_worker.model.runner import PagedRunner
 
@@ -20,6 +22,8 @@ COPIED_BLOCKS = 32
 MISSED_TOKENS = 256
 RUNS = 3
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+PADDED_ROWS = (1, 2, *DRAFTED_TOKENS)
+"""What steps with drafts are padded to on a GPU."""
 STEP_ROWS_AT_LEAST = (1, 8)
 SWEEPS = 4
 SWEEP_SECONDS = 0.1
@@ -48,7 +52,8 @@ def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_draft
     width = min(1 + most_drafts, runner.max_model_len)
     longest = min(max_running * width, runner.num_blocks - 1, runner.most_samples or max_running * width)
     plain, ragged, drafting = dict[int, float](), dict[int, float](), dict[int, float]()
-    began, sizes = time.perf_counter(), [rows for rows in STEP_ROWS if rows <= longest]
+    padded = runner.asynchronous
+    began, sizes = time.perf_counter(), [rows for rows in (PADDED_ROWS if padded else STEP_ROWS) if rows <= longest]
     for rows in (*(rows for rows in STEP_ROWS_AT_LEAST if rows <= longest), *sizes * SWEEPS):
         is_new = rows not in ragged
         if is_new:
@@ -67,15 +72,11 @@ def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_draft
     if not runner.asynchronous:  # rows cost the same either way: what differs is noise
         ragged = {rows: min(taken, plain.get(rows, inf)) for rows, taken in ragged.items()}
         plain = {rows: ragged[rows] for rows in plain}
+    found = StepSeconds(sorted(plain.items()), sorted(ragged.items()), runner.most_samples, padded=padded)
     if runner.draft_model is None:
-        return StepSeconds(sorted(plain.items()), sorted(ragged.items()), runner.most_samples)
-    return StepSeconds(
-        sorted(plain.items()),
-        sorted(ragged.items()),
-        runner.most_samples,
-        sorted(drafting.items()),
-        _catching_up_seconds(runner.draft_model, runner),
-    )
+        return found
+    catching_up = _catching_up_seconds(runner.draft_model, runner)
+    return replace(found, drafting=sorted(drafting.items()), catching_up=catching_up)
 
 
 def _decodes(runner: PagedRunner | CudaRunner, queries: Sequence[int]) -> StepPlan:
@@ -93,7 +94,7 @@ def _pass_seconds(model: DraftModel, runner: PagedRunner | CudaRunner, ones: Seq
     """Of a pass that guesses a token for each of some sequences, which have a prompt of one."""
     spec = SampleSpec(SAMPLE.params, 0, (0,), ())
     steps = [
-        replace(step, tokens=(0, UNKNOWN), start=1, samples=(spec, spec), sample_rows=(0, 1))
+        structs.replace(step, tokens=(0, UNKNOWN), start=1, samples=(spec, spec), sample_rows=(0, 1))
         for step in _decodes(runner, ones).sequences
     ]
     return model.pass_seconds(steps)

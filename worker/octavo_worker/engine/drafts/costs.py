@@ -10,23 +10,25 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class RowTimes:
-    """Measured (rows, seconds). Between two sizes, time grows evenly; past the largest one, as rows do. No step takes
-    longer than a larger one: what was measured otherwise is noise, which only ever adds."""
+    """Measured (rows, seconds). Between two sizes, time grows evenly, or, if steps are `padded`, is that of the larger;
+    past the largest one, it grows as rows do. No step takes longer than a larger one: what was measured otherwise is
+    noise, which only ever adds."""
 
-    def __init__(self, measured: Iterable[tuple[int, float]]) -> None:
+    def __init__(self, measured: Iterable[tuple[int, float]], *, padded: bool = False) -> None:
         points = sorted(measured)
         if not points or points[0][0] < 1 or min(seconds for _, seconds in points) <= 0.0:
             raise ValueError("times of steps are needed: (rows, seconds), one or more of each")
+        self._padded = padded
         self._rows = np.array([rows for rows, _ in points])
         self._seconds = np.minimum.accumulate([seconds for _, seconds in reversed(points)])[::-1]
-        self._by_rows: list[float] = self.seconds(np.arange(self.most_rows + 1)).tolist()
+        self._by_rows = self.seconds(np.arange(self.most_rows + 1))
 
     @property
     def most_rows(self) -> int:
         """The rows of the largest step that was measured."""
         return int(self._rows[-1])
 
-    def following(self, rows: int, count: int) -> list[float]:
+    def following(self, rows: int, count: int) -> NDArray[np.float64]:
         """The seconds of steps of one row more than `rows`, two more, up to `count` more, within those that were
         measured. They are looked up, because this is asked for in every step."""
         return self._by_rows[rows + 1 : rows + 1 + count]
@@ -34,7 +36,11 @@ class RowTimes:
     def seconds(self, rows: ArrayLike) -> NDArray[np.float64]:
         wanted = np.asarray(rows)
         beyond = np.maximum(1.0, wanted / self.most_rows)
-        return np.asarray(np.interp(wanted, self._rows, self._seconds) * beyond, np.float64)
+        if self._padded:
+            within = self._seconds[np.searchsorted(self._rows, np.minimum(wanted, self.most_rows))]
+        else:
+            within = np.interp(wanted, self._rows, self._seconds)
+        return np.asarray(within * beyond, np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +82,4 @@ class StepCosts:
     def without_drafts(self, decodes: int, others: int) -> float:
         """Seconds of a step of so many decodes and `others`, rows of prompts."""
         times, rows = self.ragged if others else self.plain, decodes + others
-        return times.following(rows - 1, 1)[0] if rows <= times.most_rows else float(times.seconds(rows))
+        return float(times.following(rows - 1, 1)[0] if rows <= times.most_rows else times.seconds(rows))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo_worker.engine.drafts.acceptance import expected_tokens
 from octavo_worker.engine.drafts.costs import StepCosts
@@ -27,28 +29,33 @@ def choose_lengths(
     The j-th draft of a sequence is worth a^j tokens, whatever else is verified. So the best drafts of any number are
     the most valuable ones, and those of a sequence are in order: numbers from none to all are compared.
     """
-    decodes, guessed = len(offered), by_model or [False] * len(offered)
-    room = costs.ragged.most_rows - decodes - others
-    chosen = [0] * decodes
+    decodes = len(offered)
+    chosen = np.zeros(decodes, np.int64)
     highest = decodes / costs.without_drafts(decodes, others) if any(offered) else 0.0
-    known = [0 if is_guessed else count for count, is_guessed in zip(offered, guessed, strict=True)]
-    for counts in (offered, known) if any(guessed) else (offered,):  # passes may be too dear where other drafts pay
-        values = sorted(
-            (-(acceptance**place), owner, place)
-            for owner, (count, acceptance) in enumerate(zip(counts, acceptances, strict=True))
-            for place in range(1, count + 1)
-        )[: max(0, room)]
+    counts = np.array(offered, np.int64)
+    is_guessed = None if by_model is None or not any(by_model) else np.array(by_model)
+    kinds = (counts,) if is_guessed is None else (counts, np.where(is_guessed, 0, counts))
+    for kind in kinds:  # passes may be too dear where other drafts pay
+        values, owners, places = _by_value(kind, np.array(acceptances))
         seconds = costs.ragged.following(decodes + others, len(values))
-        passes = costs.passes([place if guessed[owner] else 0 for _, owner, place in values])
-        tokens, best = float(decodes), 0
-        for number, ((value, *_), taken, guessing) in enumerate(zip(values, seconds, passes, strict=True), 1):
-            tokens -= value
-            if tokens / (taken + guessing) > highest:
-                highest, best = tokens / (taken + guessing), number
-        if best:
-            counted = Counter(owner for _, owner, _ in values[:best])
-            chosen = [counted[owner] for owner in range(decodes)]
-    return chosen
+        if is_guessed is not None:
+            seconds = seconds + costs.passes(np.where(is_guessed[owners], places, 0)[: len(seconds)].tolist())
+        speeds = (decodes + np.cumsum(values[: len(seconds)])) / seconds
+        if len(speeds) and speeds.max() > highest:
+            best = int(speeds.argmax())
+            highest, chosen = speeds[best], np.bincount(owners[: best + 1], minlength=decodes)
+    return chosen.tolist()
+
+
+def _by_value(
+    counts: NDArray[np.int64], acceptances: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """The value of each draft, whose it is, and its place there from 1: the most valuable first."""
+    owners = np.repeat(np.arange(len(counts)), counts)
+    places = np.arange(1, len(owners) + 1) - (np.cumsum(counts) - counts)[owners]
+    values = acceptances[owners] ** places
+    order = np.argsort(-values, kind="stable")
+    return values[order], owners[order], places[order]
 
 
 def expected_gain(

@@ -59,6 +59,26 @@ class PackedStep:
     uses_swapped_in: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What steps have in common whose sequences are the same, with as many tokens and samples each (`key`): rows of
+    block tables, places of tokens, and `records[samples]` but for their positions. `owners` are the sequences of the
+    samples, `after` how many tokens of those come after the one whose row is read. Places of `special` and `masked`
+    samples are as in `PackedStep`."""
+
+    key: list[tuple[int, int, int]]
+    rows: np.ndarray
+    queries: np.ndarray
+    query_starts: np.ndarray
+    query_ends: np.ndarray
+    samples: list[int]
+    owners: np.ndarray
+    after: np.ndarray | int
+    records: np.ndarray
+    special: list[int]
+    masked: np.ndarray
+
+
 class Packer:
     """Remembers what the device knows of each run: the row of its block table, how much of it was sent, its sampling
     parameters. When a run begins, those that are absent are forgotten, whether they have ended or sit out.
@@ -91,6 +111,7 @@ class Packer:
         self._is_known = np.zeros(rows, bool)  # whether `_sampling` is filled in
         self._is_special = np.zeros(rows, bool)
         self._is_masked = np.zeros(rows, bool)  # and not special
+        self._latest: Layout | None = None  # of decodes, which often come again as they were
 
     @staticmethod
     def capacity(rows: int, samples: int, tokens: int, blocks: int) -> int:
@@ -102,79 +123,94 @@ class Packer:
         steps = plan.sequences
         if not steps:
             return _without_sequences(plan)
-        count = len(steps)
-        queries = np.fromiter((len(s.tokens) for s in steps), np.int32, count)
-        query_ends = np.cumsum(queries, dtype=np.int32)
-        query_starts = query_ends - queries
-        tokens = self._tokens(plan, query_starts, query_ends)
-        rows = self._rows(steps)
+        layout = self._layout(plan)
+        count, owners = len(steps), layout.owners
+        tokens = self._tokens(plan, layout)
         starts = np.fromiter((s.start for s in steps), np.int32, count)
-        contexts = starts + queries
-        samples = [len(s.samples) for s in steps]
-        owners = np.repeat(np.arange(count), samples)
+        contexts = starts + layout.queries
 
         token_at = HEADER_WORDS + count * SEQUENCE_WORDS
         sample_at = token_at + len(tokens)
         block_at = sample_at + len(owners) * SAMPLE_WORDS
         message[:HEADER_WORDS] = count, len(tokens), len(owners), HEADER_WORDS, token_at, sample_at
         sequences = message[HEADER_WORDS:token_at].view(SEQUENCE)
-        sequences["row"], sequences["context"], sequences["queries"] = rows, contexts, queries
-        sequences["query_start"] = query_starts
+        sequences["row"], sequences["context"], sequences["queries"] = layout.rows, contexts, layout.queries
+        sequences["query_start"] = layout.query_starts
         sequences["group"], sequences["prefix"] = -1, 0
         sequences["group"][: len(plan.groups)] = plan.groups
         sequences["prefix"][: len(plan.prefix_lens)] = plan.prefix_lens
         message[token_at:sample_at] = tokens
-        words = self._pack_blocks(steps, rows, starts, contexts, sequences, message, block_at)
+        words = self._pack_blocks(steps, layout.rows, starts, contexts, sequences, message, block_at)
 
-        self._learn(steps, rows)
         records = message[sample_at:block_at].view(SAMPLE)
-        records[:] = self._sampling[rows[owners]]
-        after = _tokens_after(steps, queries, owners)
-        records["row"] = query_ends[owners] - after - 1
-        records["position"] = contexts[owners] - after
-        if max(samples) > 1:  # parallel sequences leave a prompt
-            records["index"] = [spec.index for s in steps for spec in s.samples]
-        special = np.flatnonzero(self._is_special[rows[owners]]).tolist()
-        sizes = self._sizes(plan, rows, queries, contexts, len(owners))
+        records[:] = layout.records
+        records["position"] = contexts[owners] - layout.after
+        sizes = self._sizes(plan, layout, contexts)
         return PackedStep(
             message[:words],
             sizes,
             self._shapes.of(sizes),
-            samples,
-            np.flatnonzero(self._is_masked[rows[owners]]),
-            _special_rows(steps, special, query_starts),
-            prompt_scores(plan, query_starts),
+            layout.samples,
+            layout.masked,
+            _special_rows(steps, layout.special, layout.query_starts),
+            prompt_scores(plan, layout.query_starts),
             plan.copies,
             plan.swap_out,
             plan.swap_in,
             plan.uses_swapped_in,
         )
 
-    def _sizes(
-        self, plan: StepPlan, rows: np.ndarray, queries: np.ndarray, contexts: np.ndarray, samples: int
-    ) -> StepSizes:
+    def _layout(self, plan: StepPlan) -> Layout:
+        steps = plan.sequences
+        key = [(s.run_id, len(s.tokens), len(s.samples)) for s in steps]
+        if self._latest is not None and self._latest.key == key:
+            return self._latest
+        rows = self._rows(steps)
+        self._learn(steps, rows)
+        queries = np.array([tokens for _, tokens, _ in key], np.int32)
+        query_ends = np.cumsum(queries, dtype=np.int32)
+        samples = [count for _, _, count in key]
+        owners = np.repeat(np.arange(len(steps)), samples)
+        row_of = rows[owners]
+        after = _tokens_after(steps, queries, owners)
+        records = self._sampling[row_of]
+        records["row"] = query_ends[owners] - after - 1
+        if max(samples) > 1:  # parallel sequences leave a prompt, or drafts are verified
+            records["index"] = [spec.index for s in steps for spec in s.samples]
+        special, masked = np.flatnonzero(self._is_special[row_of]).tolist(), np.flatnonzero(self._is_masked[row_of])
+        layout = Layout(
+            key, rows, queries, query_ends - queries, query_ends, samples, owners, after, records, special, masked
+        )
+        if len(steps) == plan.num_decodes and all(run_id for run_id, _, _ in key):
+            self._latest = layout
+        return layout
+
+    def _sizes(self, plan: StepPlan, layout: Layout, contexts: np.ndarray) -> StepSizes:
         return StepSizes(
-            len(rows),
+            len(layout.rows),
             plan.num_decodes,
-            int(queries.sum()),
-            samples,
-            queries,
+            int(layout.query_ends[-1]),
+            len(layout.owners),
+            layout.queries,
             contexts,
             is_shared=bool(plan.groups),
             is_scored=any(step.prompt_logprobs is not None for step in plan.sequences[plan.num_decodes :]),
-            on_host=self._on_host[rows] > 0,
+            on_host=self._on_host[layout.rows] > 0,
         )
 
-    def _tokens(self, plan: StepPlan, query_starts: np.ndarray, query_ends: np.ndarray) -> np.ndarray:
+    def _tokens(self, plan: StepPlan, layout: Layout) -> np.ndarray:
         """All token ids; those that the device alone knows as `~` the place of the sample that they follow."""
         steps, decodes = plan.sequences, plan.num_decodes
+        query_starts, query_ends = layout.query_starts, layout.query_ends
         follows = [s.follows for s in steps]
         if None not in follows and query_ends[-1] == decodes:
             return ~np.array(follows, np.int64)
         tokens = np.empty(int(query_ends[-1]), np.int64)
-        single = decodes if decodes and query_ends[decodes - 1] == decodes else 0
-        tokens[:single] = [s.tokens[0] for s in steps[:single]]
-        _fill(tokens[single:], [s.tokens for s in steps[single:]])
+        decoded = int(query_ends[decodes - 1]) if decodes else 0
+        tokens[:decoded] = list(chain.from_iterable([s.tokens for s in steps[:decodes]]))
+        _fill(tokens[decoded:], [s.tokens for s in steps[decodes:]])
+        if tokens.min() >= 0 and tokens.max() < self._vocab_size:
+            return tokens
         behind = [place for place, sample in enumerate(follows) if sample is not None]
         tokens[query_starts[behind]] = 0
         guessed = self._guessed(steps, query_starts) if tokens.min() < 0 else []
@@ -209,6 +245,7 @@ class Packer:
         return np.array(rows, np.int64)
 
     def _give_rows(self, steps: Sequence[SequenceStep], rows: list[int]) -> None:
+        self._latest = None
         here = {s.run_id for s in steps}
         for run_id in [run_id for run_id in self._row_of if run_id not in here]:
             self._free.append(self._row_of.pop(run_id))

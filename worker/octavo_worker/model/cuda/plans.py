@@ -66,10 +66,10 @@ class AttentionPlans:
             self._mixed = self._make(chunks, self._tokens, self._queries, shared=self._groups)
             self.chunks = chunks
 
-    def for_step(self, batch: Batch, *, prompts_only: bool = False) -> dict[int, AttentionPlan]:
-        """Updated on the device for any batch that fits. With `prompts_only` for this batch alone, of
-        which no sequence is computed as decodes are."""
-        return _updated(self._mixed, batch, prompts_only=prompts_only)
+    def for_step(self, batch: Batch, *, decodes: bool = True, prompts: bool = True) -> dict[int, AttentionPlan]:
+        """Updated on the device for any batch that fits. Without `decodes` no sequence of it is computed as decodes
+        are, without `prompts` all are, and in no groups: that must hold for all batches that a graph is for."""
+        return _updated(self._mixed, batch, decodes=decodes, prompts=prompts)
 
     def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> dict[int, AttentionPlan]:
         model = self._model
@@ -91,7 +91,11 @@ class AttentionPlans:
         }
 
 
-def _updated(plans: dict[int, AttentionPlan], batch: Batch, *, prompts_only: bool = False) -> dict[int, AttentionPlan]:
+def _updated(
+    plans: dict[int, AttentionPlan], batch: Batch, *, decodes: bool = True, prompts: bool = True
+) -> dict[int, AttentionPlan]:
     for plan in plans.values():
-        plan.update(batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens, prompts_only)
+        plan.update(
+            batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens, decodes=decodes, prompts=prompts
+        )
     return plans

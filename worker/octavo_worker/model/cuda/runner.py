@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.cuda import reads_prefixes_once
-from octavo_kernels.plan import chunk_tokens, split_queries
+from octavo_kernels.plan import chunk_tokens, few_queries, split_queries
 from octavo_kernels.step import StepInputs, carry, unpack_step
 from octavo_worker.contract.step import Done, Launched, Masks, SharedReading, StepError, StepPlan
 from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel
@@ -85,13 +85,15 @@ class CudaRunner(BaseRunner):
         self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
         self._stream = torch.cuda.Stream(device)
         self._before: Slot | None = None  # of the step launched last
+        heads_per_kv = max(1, model.num_heads // model.num_kv_heads)
         self._shapes = StepShapes(
             max_running,
             tokens,
             samples=samples,
             prompts=bool(model.is_capturable),
             chunks=self._plans.chunks,
-            heads_per_kv=max(1, model.num_heads // model.num_kv_heads),
+            heads_per_kv=heads_per_kv,
+            few_queries=0 if model.uniform else few_queries(heads_per_kv, windowed=any(model.windows)),
             block_size=cache.block_size,
             block_bytes=self.kv_cache[0, 0].nbytes,
         )
@@ -152,6 +154,7 @@ class CudaRunner(BaseRunner):
     @torch.inference_mode()
     def use_draft(self, model: CudaDraftModel) -> None:
         """Let a model guess, in the `draft_places`."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.model.device))  # its buffers are filled on that one
         with torch.cuda.stream(self._stream):
             model.warm_up()
             self._stream.synchronize()
@@ -167,8 +170,8 @@ class CudaRunner(BaseRunner):
             for sequences, tokens in product(*self._shapes.prompts):
                 if sequences <= tokens:
                     self._capture(PromptShape(sequences, tokens, self._plans.chunks))
-            for sequences, tokens in self._shapes.verifying(self._drafts):
-                self._capture(PromptShape(sequences, tokens, self._plans.chunks, drafts=True))
+            for shape in self._shapes.verifying(self._drafts):
+                self._capture(shape)
             self._stream.synchronize()
 
     def _execute(self, packed: PackedStep, slot: Slot) -> LaunchedStep:
@@ -184,9 +187,9 @@ class CudaRunner(BaseRunner):
             self._swap.wait_out()
         self._prepare(shape)
         words = len(packed.words)
-        slot.began.record()
+        slot.began.record(self._stream)
         carry(slot.message[:words], self._message[:words])
-        slot.sent.record()
+        slot.sent.record(self._stream)
         step = LaunchedStep(packed, swaps, slot, self._before, group=self.model.group)
         self._before = slot
         if self.draft_model is not None and self.draft_model.guesses_now:
@@ -210,7 +213,7 @@ class CudaRunner(BaseRunner):
             carry(self._sampler.tokens[:count], step.slot.tokens[:count])
         if step.guessed:
             carry(self._inputs.token_ids[: step.guessed], step.slot.inputs[: step.guessed])
-        step.slot.done.record()
+        step.slot.done.record(self._stream)
 
     def _choose_masked(self, step: LaunchedStep, masks: Masks) -> None:
         """Samples with a mask, from logits that the next launch overwrites."""
@@ -275,7 +278,7 @@ class CudaRunner(BaseRunner):
             i.samples[: shape.samples].zero_()
         self._unpack(shape.sequences)
         batch = self._batch(shape.sequences, tokens)
-        batch.plans = self._plans.for_step(batch)
+        batch.plans = self._plans.for_step(batch, prompts=not shape.few)
         logits = self.model.logits(self.model.forward(batch, i.sample_rows[: shape.samples]))
         self._sampler.choose(logits)
         return logits
@@ -294,7 +297,7 @@ class CudaRunner(BaseRunner):
         packed, sizes = step.packed, step.packed.sizes
         self._unpack(sizes.sequences)
         batch = self._batch(sizes.sequences, sizes.tokens)
-        batch.plans = self._plans.for_step(batch, prompts_only=shape.prompts_only)
+        batch.plans = self._plans.for_step(batch, decodes=not shape.prompts_only)
         if shape.is_staged:
             batch.stage = Stage.of(batch.block_tables, sizes.contexts, self.block_size)
         count = sizes.samples

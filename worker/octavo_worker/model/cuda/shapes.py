@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -13,7 +13,10 @@ from octavo_worker.model.stage import Stage
 PROMPT_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Steps with prompts are padded to these many tokens. With more, a GPU computes longer than their launches take."""
 
-FEW_QUERIES = 64
+DRAFTED_TOKENS = (4, 8, *PROMPT_TOKENS)
+"""Steps with drafts, to these: a product takes 8 rows in less time than 16."""
+
+STAGED_QUERIES = 64
 """Up to here one or two tiles hold all queries of a sequence: they may as well read the host's blocks over the link."""
 
 
@@ -29,12 +32,14 @@ class DecodeShape:
 @dataclass(frozen=True, slots=True)
 class PromptShape:
     """What a step with prompts or drafts is padded to, and for how many chunks of keys its attention plans have room.
-    It samples a row for each of its sequences, or, if it has `drafts`, that of every token."""
+    It samples a row for each of its sequences, or, if it has `drafts`, that of every token. `few`: all its sequences
+    are computed as decodes are, and in no groups."""
 
     sequences: int
     tokens: int
     chunks: int
     drafts: bool = False
+    few: bool = False
 
     @property
     def samples(self) -> int:
@@ -94,7 +99,8 @@ class StepShapes:
     """The shapes of the steps of one runner, of at most `sequences`, `samples` and `tokens`. The room for `chunks` only
     grows, and with it all prompt shapes change.
 
-    `block_bytes` are those of one layer. Without `prompts` no step with prompts is padded.
+    Sequences of up to `few_queries` are computed as decodes are. `block_bytes` are those of one layer. Without
+    `prompts` no step with prompts is padded.
     """
 
     def __init__(
@@ -106,15 +112,16 @@ class StepShapes:
         prompts: bool,
         chunks: int,
         heads_per_kv: int,
+        few_queries: int,
         block_size: int,
         block_bytes: int,
     ) -> None:
         self.decodes = batch_sizes(sequences)
         self.prompts = prompt_sizes(sequences, tokens if prompts else 0)
-        self._drafted = drafted_sizes(sequences)
+        self._drafted = drafted_sizes(sequences), [size for size in DRAFTED_TOKENS if prompts and size <= tokens]
         self._most_tokens, self._most_samples = tokens, samples
         self._chunks = chunks
-        self._heads_per_kv = heads_per_kv
+        self._heads_per_kv, self._few_queries = heads_per_kv, few_queries
         self._block_size, self._block_bytes = block_size, block_bytes
 
     def of(self, step: StepSizes) -> Shape:
@@ -126,7 +133,7 @@ class StepShapes:
             return DecodeShape(self.decodes[bisect_left(self.decodes, step.sequences)], step.is_shared)
         is_staged = self._is_staged(step)
         drafts = step.decodes == step.sequences and step.tokens == step.samples  # every row is sampled
-        sizes, tokens = self._drafted if drafts else self.prompts[0], self.prompts[1]
+        sizes, tokens = self._drafted if drafts else self.prompts
         fewest = step.sequences if drafts else max(step.sequences, step.samples)
         padded = sizes[min(bisect_left(sizes, fewest), len(sizes) - 1)]
         padding = padded - step.sequences  # a token and a chunk each
@@ -136,23 +143,32 @@ class StepShapes:
         chunks = chunk_count(step.contexts, step.queries, self._heads_per_kv)
         self._chunks = max(self._chunks, chunks + (padding if is_padded else 0))
         if is_padded:
-            return PromptShape(padded, tokens[fit], self._chunks, drafts)
+            few = drafts and not step.is_shared and int(step.queries.max()) <= self._few_queries
+            return PromptShape(padded, tokens[fit], self._chunks, drafts, few)
         return RaggedShape(self._chunks, only_prompts(step.contexts, step.queries, self._heads_per_kv), is_staged)
 
-    def verifying(self, drafts: int) -> list[tuple[int, int]]:
-        """(sequences, tokens) of the steps to come of decodes alone with up to `drafts` drafts each."""
-        sizes, lengths = self._drafted, self.prompts[1]
+    def verifying(self, drafts: int) -> list[PromptShape]:
+        """The shapes of the steps to come of decodes alone with up to `drafts` drafts each."""
+        few = min(drafts, self._few_queries - 1)
+        found = {PromptShape(*sizes, self._chunks, True, True) for sizes in self._verifying(few)}
+        if drafts:  # of many, or in groups
+            found |= {PromptShape(*sizes, self._chunks, True) for sizes in self._verifying(drafts)}
+        return sorted(found, key=astuple)
+
+    def _verifying(self, drafts: int) -> set[tuple[int, int]]:
+        """(sequences, tokens)."""
+        sizes, lengths = self._drafted
         found = set[tuple[int, int]]()
-        for count in range(1, sizes[-1] + 1 if drafts else 1):
+        for count in range(1, sizes[-1] + 1 if drafts > 0 else 1):
             padded = sizes[bisect_left(sizes, count)]
             most = min(count * (1 + drafts), self._most_samples) + padded - count
             fits = range(bisect_left(lengths, padded + 1), bisect_left(lengths, most) + 1)
             found.update((padded, lengths[fit]) for fit in fits if fit < len(lengths))
-        return sorted(shape for shape in found if shape[1] <= self._most_samples)
+        return {sizes for sizes in found if sizes[1] <= self._most_samples}
 
     def _is_staged(self, step: StepSizes) -> bool:
         """Whether many queries of a sequence read what lies on the host, and it fits."""
-        many = bool((step.on_host & (step.queries > FEW_QUERIES)).any())
+        many = bool((step.on_host & (step.queries > STAGED_QUERIES)).any())
         return many and Stage.fits(step.contexts, self._block_size, self._block_bytes)
 
 
