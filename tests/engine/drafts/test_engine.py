@@ -100,6 +100,19 @@ def test_a_step_with_drafts_is_not_planned_ahead_of_and_one_without_is() -> None
     assert [ahead for *_, ahead in story[-40:]] == [True] * 40
 
 
+def test_the_next_step_is_under_way_when_verified_tokens_leave() -> None:
+    """It could not be planned ahead, but nothing of it waits for what the agent does with them."""
+    request = make_request("a", prompt(9), max_tokens=13)
+    driver = Driver.create(60, 4, device=Recorder, speculation=speculate(book(request), 3))
+    driver.add(request)
+    under_way = []
+    while driver.busy:
+        if driver.step().verified:
+            under_way.append(not driver.pipeline.is_empty)
+    assert under_way == [True, True, False]
+    assert driver.tokens["a", 0] == expected_tokens(request, 0)
+
+
 def test_all_run_ahead_or_none() -> None:
     """A sequence that alone sat out the plans that are made ahead would be in every other step."""
     requests = [make_request(str(i), prompt(9, 50 * i), max_tokens=40) for i in range(3)]

@@ -18,8 +18,8 @@ _LOOK_S = 0.005  # at grammars that are being compiled, where nothing else is to
 class EngineLoop:
     """Serves one agent until it says `Shutdown` or closes its end.
 
-    Messages are taken before every step is planned, so an abort or a deadline acts within one step: the results of an
-    aborted request in the step in flight are dropped. A request with a grammar joins the others once that is compiled.
+    Messages are taken between steps, so an abort or a deadline acts before the step after the next: the results of an
+    aborted request in steps in flight are dropped. A request with a grammar joins the others once that is compiled.
     A step that one sequence provably spoiled (`StepError`) costs that request. After any other error no state can be
     trusted: it leaves `run` and ends the process, and the agent hands all jobs to other workers.
     """

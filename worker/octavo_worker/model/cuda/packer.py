@@ -61,12 +61,12 @@ class PackedStep:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What steps have in common whose sequences are the same, with as many tokens and samples each (`key`): rows of
-    block tables, places of tokens, and `records[samples]` but for their positions. `owners` are the sequences of the
-    samples, `after` how many tokens of those come after the one whose row is read. Places of `special` and `masked`
-    samples are as in `PackedStep`."""
+    """What steps have in common whose sequences are the same, with as many tokens and the same samples each (`key`):
+    rows of block tables, places of tokens, and `records[samples]` but for their positions. `owners` are the sequences
+    of the samples, `after` how many tokens of those come after the one whose row is read. Places of `special` and
+    `masked` samples are as in `PackedStep`."""
 
-    key: list[tuple[int, int, int]]
+    key: list[tuple[int, int, int, Sequence[int]]]
     rows: np.ndarray
     queries: np.ndarray
     query_starts: np.ndarray
@@ -162,14 +162,14 @@ class Packer:
 
     def _layout(self, plan: StepPlan) -> Layout:
         steps = plan.sequences
-        key = [(s.run_id, len(s.tokens), len(s.samples)) for s in steps]
+        key = [(s.run_id, len(s.tokens), len(s.samples), s.sample_rows) for s in steps]
         if self._latest is not None and self._latest.key == key:
             return self._latest
         rows = self._rows(steps)
         self._learn(steps, rows)
-        queries = np.array([tokens for _, tokens, _ in key], np.int32)
+        queries = np.array([tokens for _, tokens, *_ in key], np.int32)
         query_ends = np.cumsum(queries, dtype=np.int32)
-        samples = [count for _, _, count in key]
+        samples = [count for _, _, count, _ in key]
         owners = np.repeat(np.arange(len(steps)), samples)
         row_of = rows[owners]
         after = _tokens_after(steps, queries, owners)
@@ -181,7 +181,7 @@ class Packer:
         layout = Layout(
             key, rows, queries, query_ends - queries, query_ends, samples, owners, after, records, special, masked
         )
-        if len(steps) == plan.num_decodes and all(run_id for run_id, _, _ in key):
+        if len(steps) == plan.num_decodes and all(run_id for run_id, *_ in key):
             self._latest = layout
         return layout
 
