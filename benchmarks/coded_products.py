@@ -39,6 +39,7 @@ ALONE: dict[str, dict[str, int]] = {
     "few": {},
     "tiles": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 1 << 30},
     "wide": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_NARROW_ROWS": 0, "CODED_WIDE_ROWS": 1 << 30},
+    "pairs": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "PAIRS_FROM": 0},
     "matrix": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 0},
 }
 Product = Callable[[Tensor, Tensor, Tensor, Tensor], object]
@@ -50,7 +51,7 @@ def coded(form: str, columns: int, depth: int) -> PackedWeight:
     raw = torch.randint(0, 256, (columns, depth // PER_BYTE[kind]), dtype=torch.uint8, device="cuda")
     if kind is Codes.FP8:
         raw &= 0xBF  # no NaN
-    scales = torch.rand(groups, columns, device="cuda") / depth**0.5 / 8
+    scales = (torch.rand(groups, columns, device="cuda") / depth**0.5 / 8).bfloat16().float()
     points = torch.randint(0, 16, (groups, columns), dtype=torch.uint8, device="cuda") if zeros else None
     return ops.pack(QuantisedWeight(Scheme(kind, min(group, depth)), raw.view(DTYPES[kind]), scales, points))
 

@@ -24,7 +24,7 @@ class CodedKernel(IntEnum):
 class CodedLaunch(NamedTuple):
     """`TILES` are of so many `tokens`, rows of x, and a `cluster` of blocks shares the depth. `WIDE` has tiles of at
     most so many, with 64 rows of the weight for each of its `consumers`, and a `cluster` of pairs of blocks shares the
-    depth."""
+    depth. With 32 tokens it takes codes in pairs."""
 
     kernel: CodedKernel
     tokens: int = 0
@@ -42,6 +42,10 @@ CODED_STRIPS, CODED_CLUSTERS, CODED_LEAST_BRICKS = 8, (8, 4, 2), 4  # of a block
 CODED_SPLIT = 1.1  # times as long by more blocks than find room, whose sums are added up
 
 WIDE_TILES = ((2, 64), (2, 128), (3, 128), (2, 192), (2, 256))  # consumers, tokens
+PAIRED_TILES = ((2, 32), (4, 32))
+"""Those that take codes of four bits in pairs, whose scales are numbers of the type of x."""
+PAIRS_FROM = CODED_NARROW_ROWS + 1
+"""So many rows, up to `CODED_NARROW_ROWS`, are computed by these where they can: none until a GPU has measured them."""
 WIDE_CLUSTERS = (1, 2, 4)
 # Bytes a clock that a multiprocessor gets of what is read once, and out of the L2, from data sheets.
 MEMORY_RATE, L2_RATE = 19, 26
@@ -62,9 +66,10 @@ def choose_coded(
     normed: bool = False,
     uniform: bool = False,
     in_eights: bool = True,
+    scales_fit: bool = False,
 ) -> CodedLaunch | None:
     """The launch for `x[rows, depth]`, in 16 bits and aligned, with a weight of codes; see `choice.choose`.
-    `in_eights`: results, and what is added to them, are aligned, too.
+    `in_eights`: results, and what is added to them, are aligned, too. `scales_fit`: see `CodedWeight`.
 
     Rows of `TILES` never depend on how many there are, so a `uniform` product is one of those, or None.
     """
@@ -77,7 +82,9 @@ def choose_coded(
         return None
     wide = chip.hopper and not uniform and in_eights and columns % 8 == 0
     if wide and CODED_NARROW_ROWS < rows <= CODED_WIDE_ROWS:
-        return _wide(rows, columns, depth, bricks, gated, chip)
+        return _wide(rows, columns, depth, bricks, gated, chip, WIDE_TILES)
+    if wide and scales_fit and PAIRS_FROM <= rows <= CODED_NARROW_ROWS:
+        return _wide(rows, columns, depth, bricks, gated, chip, PAIRED_TILES)
     if chip.hopper and (uniform or rows <= CODED_TILE_ROWS):
         tokens = next((n for n in CODED_TOKENS if rows <= n), CODED_TOKENS[-1])
         return CodedLaunch(CodedKernel.TILES, tokens, _coded_cluster(columns, depth, bricks, gated, chip))
@@ -122,11 +129,13 @@ def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: 
 
 
 @lru_cache(maxsize=RECENT)
-def _wide(rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> CodedLaunch:
-    """The tile that is done first; of equals the first one."""
+def _wide(
+    rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip, tiles: tuple[tuple[int, int], ...]
+) -> CodedLaunch:
+    """The one of these tiles that is done first; of equals the first one."""
     launches = [
         CodedLaunch(CodedKernel.WIDE, tokens, cluster, consumers)
-        for consumers, tokens in WIDE_TILES
+        for consumers, tokens in tiles
         for cluster in WIDE_CLUSTERS
         if cluster <= over(depth, 64)
     ]
