@@ -54,7 +54,8 @@ def row(reference: Reference, kind: OnlineQuantization, rounding: Rounding, *, h
         layers = build(*given)
         if not head:
             return layers
-        return replace(layers, head=Quantised(ops.pack(rounding(layers.embed, kind)), None, Products()))
+        packed = ops.pack(rounding(layers.embed, kind))
+        return replace(layers, head=Quantised(packed, None, Products(), layers.embed.dtype))
 
     with patch.object(online, "quantised", rounding), patch.object(loading, "build_layers", built):
         divergence, _ = reference.beside(options)

@@ -59,7 +59,7 @@ def by_hand(weight: torch.Tensor, kind: str, group: int) -> torch.Tensor:
     for part in weight.float().split(group, dim=1):
         low, high = part.amin(1, keepdim=True).clamp(max=0), part.amax(1, keepdim=True).clamp(min=0)
         if kind == "int4":
-            scale = (high - low) / 15
+            scale = ((high - low) / 15).to(weight.dtype).float()
             zero = (-low / scale).round()
             parts.append(((part / scale).round() + zero).clamp(0, 15).sub(zero) * scale)
         else:

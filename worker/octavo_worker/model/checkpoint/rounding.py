@@ -46,7 +46,7 @@ def quantised(weight: Tensor, kind: OnlineQuantization) -> QuantisedWeight:
         if zeros is None:
             codes[at : at + rows], scales[:, at : at + rows] = _symmetric(piece, scheme.codes)
         else:
-            made = _four_bits(piece)
+            made = _four_bits(piece, weight.dtype)
             codes[at : at + rows], scales[:, at : at + rows], zeros[:, at : at + rows] = made
     return QuantisedWeight(scheme, codes, scales, zeros)
 
@@ -62,12 +62,13 @@ def _symmetric(groups: Tensor, codes: Codes) -> tuple[Tensor, Tensor]:
     return rounded.to(DTYPES[codes]).flatten(1), scales[..., 0].T
 
 
-def _four_bits(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _four_bits(groups: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, two a byte, scales and zero points: the codes 0 to 15 span from the least to the largest of a group's
-    values and zero, which is a code itself. On the bundled model the divergence is three quarters of that of symmetric
-    codes (docs/engine.md)."""
+    values and zero, which is a code itself. Scales are numbers of `dtype`, as those of checkpoints are: kernels need no
+    floats in between then. On the bundled model the divergence is three quarters of that of symmetric codes
+    (docs/engine.md)."""
     low, high = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
-    scales = (high - low) / low.new_tensor(15)  # as above
+    scales = ((high - low) / low.new_tensor(15)).to(dtype).float()  # as above
     divisor = _divisor(scales)
     zeros = (-low / divisor).round_().clamp_(0, 15)
     codes = (groups / divisor).round_().add_(zeros).clamp_(0, 15).to(torch.uint8).flatten(1)
