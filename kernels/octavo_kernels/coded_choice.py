@@ -111,6 +111,7 @@ def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) 
     return 128 + max(tokens * held, whole) + tokens * 144 <= chip.shared_per_block
 
 
+@lru_cache(maxsize=RECENT)
 def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> int:
     """Blocks that share the depth of a tile: as many as find room, two on a multiprocessor, and have some bricks each;
     more where the last round of whole tiles would leave many multiprocessors idle. It must not depend on the number of

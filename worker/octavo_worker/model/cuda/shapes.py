@@ -149,10 +149,9 @@ class StepShapes:
 
     def verifying(self, drafts: int) -> list[PromptShape]:
         """The shapes of the steps to come of decodes alone with up to `drafts` drafts each."""
-        few = min(drafts, self._few_queries - 1)
-        found = {PromptShape(*sizes, self._chunks, True, True) for sizes in self._verifying(few)}
-        if drafts:  # of many, or in groups
-            found |= {PromptShape(*sizes, self._chunks, True) for sizes in self._verifying(drafts)}
+        few, any_number = self._verifying(min(drafts, self._few_queries - 1)), self._verifying(drafts)
+        found = [PromptShape(*sizes, self._chunks, drafts=True, few=True) for sizes in few]
+        found += [PromptShape(*sizes, self._chunks, drafts=True) for sizes in any_number]  # or in groups
         return sorted(found, key=astuple)
 
     def _verifying(self, drafts: int) -> set[tuple[int, int]]:
