@@ -83,6 +83,10 @@ inline int __dp4a(int a, int b, int sum) {
   for (int i = 0; i < 32; i += 8) sum += int8_t(a >> i) * int8_t(b >> i);
   return sum;
 }
+inline __half __hfma(__half a, __half b, __half c) {
+  return __double2half(double(__half2float(a)) * __half2float(b) + __half2float(c));
+}
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }
 
 namespace octavo {
 
