@@ -141,6 +141,7 @@ def test_codes_of_a_norm_are_those_of_the_stored_norm(kind, dtype, depth, group)
         x = (torch.randn(rows, depth + 64, device="cuda") * 30).to(dtype)[:, :depth]
         for offset in (0.0, 1.0):
             norm = RmsNorm(torch.randn(depth, device="cuda").to(dtype), 1e-5, offset)
+            torch.cuda.synchronize()  # kernels read weights from before the previous one has ended
             stored = ops.rms_norm(x, norm.weight, norm.eps, offset=offset)
             for got, expected in zip(
                 w8a8.quantise(x, kind, group, norm), w8a8.quantise(stored, kind, group), strict=True
@@ -337,6 +338,7 @@ def test_operations_launch_it(form):
     case = make(form, 40, 1024, 512)
     weight = ops.pack(case.weight)
     norm = RmsNorm(torch.rand(512, device="cuda").bfloat16(), 1e-5)
+    torch.cuda.synchronize()  # kernels read weights from before the previous one has ended
     normed = ops.rms_norm(case.x, norm.weight, norm.eps)
     assert torch.equal(ops.quantised_linear(case.x, weight, case.bias, norm=norm), product(case, normed, case.bias))
     dense = torch.nn.functional.linear(case.x.float(), weight_of(case)).bfloat16()
