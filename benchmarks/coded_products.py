@@ -39,7 +39,6 @@ ALONE: dict[str, dict[str, int]] = {
     "few": {},
     "tiles": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 1 << 30},
     "wide": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_NARROW_ROWS": 0, "CODED_WIDE_ROWS": 1 << 30},
-    "pairs": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "PAIRS_FROM": 0},
     "matrix": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 0},
 }
 Product = Callable[[Tensor, Tensor, Tensor, Tensor], object]
@@ -124,7 +123,7 @@ def main() -> None:
     numbers = tuple(n for n in args.rows if args.only != "few" or n <= coded_choice.CODED_FEW_ROWS)
     torch.manual_seed(0)
     print("form | shape | us | floor us | % of floor | peer | peer us | times faster")
-    with changed(coded_choice, CODED=True, **ALONE.get(args.only, {})):
+    with changed(coded_choice, **ALONE.get(args.only, {})):
         rows = [r for form in args.forms for r in rows_of(form, numbers)]
     if args.out:
         document = report("coded_products", [asdict(r) for r in rows], device=torch.cuda.get_device_name())

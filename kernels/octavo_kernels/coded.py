@@ -33,10 +33,7 @@ class Bricks(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight(PackedWeight):
     """`codes[strips, bricks, 1024]`, `scales` and `zeros[strips, groups, 16]`, all of them with what fills up the last
-    strip and brick. Integers are stored from 0 on: codes and zeros of eight bits plus 128, as uint8. All scales are
-    numbers of the types `scales_fit`, of which only those of four bits are told."""
-
-    scales_fit: frozenset[torch.dtype] = frozenset()
+    strip and brick. Integers are stored from 0 on: codes and zeros of eight bits plus 128, as uint8."""
 
     @property
     def bricks(self) -> Bricks:
@@ -76,13 +73,8 @@ def lay_out(weight: QuantisedWeight) -> CodedWeight:
         return full.view(groups, -1, STRIP_ROWS).transpose(0, 1).contiguous()
 
     zeros = None if weight.zeros is None else in_strips(_from_zero(weight.zeros))
-    fit = frozenset(
-        dtype
-        for dtype in (torch.bfloat16, torch.float16)
-        if kind is Codes.INT4 and torch.equal(weight.scales.to(dtype).float(), weight.scales)
-    )
     return CodedWeight(
-        scheme, columns, depth, _in_bricks(codes, kind), in_strips(weight.scales), zeros, weight.order, fit
+        scheme, columns, depth, _in_bricks(codes, kind), in_strips(weight.scales), zeros, weight.order
     )  # fmt: skip
 
 

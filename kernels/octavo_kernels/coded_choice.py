@@ -24,7 +24,7 @@ class CodedKernel(IntEnum):
 class CodedLaunch(NamedTuple):
     """`TILES` are of so many `tokens`, rows of x, and a `cluster` of blocks shares the depth. `WIDE` has tiles of at
     most so many, with 64 rows of the weight for each of its `consumers`, and a `cluster` of pairs of blocks shares the
-    depth. With 32 tokens it takes codes in pairs."""
+    depth."""
 
     kernel: CodedKernel
     tokens: int = 0
@@ -39,13 +39,10 @@ CODED_WIDE_ROWS = 4096  # from there on a matrix is dequantised for a library
 CODED_TILE_ROWS = 512  # likewise, where wide tiles cannot store
 CODED_TOKENS = (8, 16, 32, 64, 128)
 CODED_STRIPS, CODED_CLUSTERS, CODED_LEAST_BRICKS = 8, (8, 4, 2), 4  # of a block
-CODED_SPLIT = 1.1  # times as long by more blocks than find room, whose sums are added up
+# Clocks of two blocks of a multiprocessor: of a brick, and of their beginning and end, the cluster's sums included.
+CODED_BRICK, CODED_END = 1550, 11000
 
 WIDE_TILES = ((2, 64), (2, 128), (3, 128), (2, 192), (2, 256))  # consumers, tokens
-PAIRED_TILES = ((2, 32), (4, 32))
-"""Those that take codes of four bits in pairs, whose scales are numbers of the type of x."""
-PAIRS_FROM = CODED_NARROW_ROWS + 1
-"""So many rows, up to `CODED_NARROW_ROWS`, are computed by these where they can: none until a GPU has measured them."""
 WIDE_CLUSTERS = (1, 2, 4)
 # Bytes a clock that a multiprocessor gets of what is read once, and out of the L2, from data sheets.
 MEMORY_RATE, L2_RATE = 19, 26
@@ -66,10 +63,9 @@ def choose_coded(
     normed: bool = False,
     uniform: bool = False,
     in_eights: bool = True,
-    scales_fit: bool = False,
 ) -> CodedLaunch | None:
     """The launch for `x[rows, depth]`, in 16 bits and aligned, with a weight of codes; see `choice.choose`.
-    `in_eights`: results, and what is added to them, are aligned, too. `scales_fit`: see `CodedWeight`.
+    `in_eights`: results, and what is added to them, are aligned, too.
 
     Rows of `TILES` never depend on how many there are, so a `uniform` product is one of those, or None.
     """
@@ -82,9 +78,7 @@ def choose_coded(
         return None
     wide = chip.hopper and not uniform and in_eights and columns % 8 == 0
     if wide and CODED_NARROW_ROWS < rows <= CODED_WIDE_ROWS:
-        return _wide(rows, columns, depth, bricks, gated, chip, WIDE_TILES)
-    if wide and scales_fit and PAIRS_FROM <= rows <= CODED_NARROW_ROWS:
-        return _wide(rows, columns, depth, bricks, gated, chip, PAIRED_TILES)
+        return _wide(rows, columns, depth, bricks, gated, chip)
     if chip.hopper and (uniform or rows <= CODED_TILE_ROWS):
         tokens = next((n for n in CODED_TOKENS if rows <= n), CODED_TOKENS[-1])
         return CodedLaunch(CodedKernel.TILES, tokens, _coded_cluster(columns, depth, bricks, gated, chip))
@@ -113,30 +107,24 @@ def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) 
 
 @lru_cache(maxsize=RECENT)
 def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> int:
-    """Blocks that share the depth of a tile: as many as find room, two on a multiprocessor, and have some bricks each;
-    more where the last round of whole tiles would leave many multiprocessors idle. It must not depend on the number of
-    rows."""
-    strips = over(columns, STRIP_ROWS)
+    """Blocks that share the depth of a tile, which have some bricks each: as many as are done first, the fewest of
+    equals. It must not depend on the number of rows."""
+    strips, deep = over(columns, STRIP_ROWS), over(depth, bricks.depth)
     tiles = over(strips // 2, CODED_STRIPS // 2) if gated else over(strips, CODED_STRIPS)
-    deep = over(depth, bricks.depth)
-    deep_enough = [n for n in (*CODED_CLUSTERS, 1) if n == 1 or deep >= n * CODED_LEAST_BRICKS]
-    roomy = next((n for n in deep_enough if tiles * n <= 2 * chip.multiprocessors), 1)
 
-    def clocks(n: int) -> float:
-        room = int(chip.multiprocessors * (WIDE_ROOM if n > 2 else 1))
-        return over(tiles * n, room) / n * (CODED_SPLIT if n > roomy else 1)
+    def clocks(n: int) -> int:
+        room = 2 * max(1, int(chip.multiprocessors / n * (WIDE_ROOM if n > 1 else 1)))
+        return over(tiles, room) * (over(deep, n) * CODED_BRICK + CODED_END)
 
-    return min((n for n in reversed(deep_enough) if n >= roomy), key=clocks)
+    return min((n for n in (1, *reversed(CODED_CLUSTERS)) if n == 1 or deep >= n * CODED_LEAST_BRICKS), key=clocks)
 
 
 @lru_cache(maxsize=RECENT)
-def _wide(
-    rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip, tiles: tuple[tuple[int, int], ...]
-) -> CodedLaunch:
-    """The one of these tiles that is done first; of equals the first one."""
+def _wide(rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> CodedLaunch:
+    """The tile that is done first; of equals the first one."""
     launches = [
         CodedLaunch(CodedKernel.WIDE, tokens, cluster, consumers)
-        for consumers, tokens in tiles
+        for consumers, tokens in WIDE_TILES
         for cluster in WIDE_CLUSTERS
         if cluster <= over(depth, 64)
     ]

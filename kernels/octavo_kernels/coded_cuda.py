@@ -140,7 +140,7 @@ def _choose(
     ending = Ending.PLAIN if not gated else Ending.GATE if bias is None else Ending.BIASED_GATE
     return coded_choice.choose_coded(
         len(x), weight.columns, weight.depth, weight.bricks, ending, cuda.chip(x.device), norm is not None, uniform,
-        in_eights, x.dtype in weight.scales_fit,
+        in_eights,
     )  # fmt: skip
 
 

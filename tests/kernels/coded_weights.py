@@ -26,21 +26,13 @@ def random_codes(kind: Codes, *shape: int, device: str = "cpu") -> Tensor:
 
 
 def random_weight(
-    kind: Codes,
-    group: int,
-    columns: int,
-    depth: int,
-    zeros: bool = False,
-    order: bool = False,
-    device: str = "cpu",
-    scales_of: torch.dtype = torch.float32,
+    kind: Codes, group: int, columns: int, depth: int, zeros: bool = False, order: bool = False, device: str = "cpu"
 ) -> QuantisedWeight:
-    """Scales are such that a product with normal rows is about one, and differ between rows and groups. They are
-    numbers of the type `scales_of`."""
+    """Scales are such that a product with normal rows is about one, and differ between rows and groups."""
     groups = -(-depth // group)
     spread = {Codes.INT4: 4.6, Codes.INT8: 74.0, Codes.FP4: 2.9, Codes.FP8: 90.0}[kind]
     scales = (torch.rand(groups, columns, device=device) + 0.5) / (spread * depth**0.5)
-    scales, points = scales.to(scales_of).float(), None
+    points = None
     if zeros:
         points = random_codes(kind, groups, columns, device=device)
         points = points & 15 if kind is Codes.INT4 else points

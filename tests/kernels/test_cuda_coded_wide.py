@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo_kernels import coded_choice, coded_cuda, cuda, ops, reference
-from octavo_kernels.coded_choice import PAIRED_TILES, WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
+from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
 from octavo_kernels.weights import Codes, dequantise
 
 from .coded_weights import FORM_NAMES, FORMS, random_weight
@@ -30,11 +30,6 @@ def launch(request, monkeypatch):
     return request.param
 
 
-PAIRS = [
-    CodedLaunch(CodedKernel.WIDE, tokens, cluster, consumers)
-    for consumers, tokens in PAIRED_TILES
-    for cluster in WIDE_CLUSTERS
-]
 every_launch = pytest.mark.parametrize("launch", LAUNCHES, ids=NAMES, indirect=True)
 some_launches = pytest.mark.parametrize("launch", LAUNCHES[::4], ids=NAMES[::4], indirect=True)
 
@@ -69,27 +64,6 @@ def test_products(launch, kind, group):
                         out = torch.full_like(residual, float("nan"))
                         assert coded_cuda._launch(x, weight, b, r, out)
                         assert_product(out, x, matrix, b, r)
-
-
-@pytest.mark.parametrize("launch", PAIRS, ids=lambda a: f"{a.consumers}x{a.tokens}x{a.cluster}", indirect=True)
-@pytest.mark.parametrize("group", [128, 64, 32, 256])
-def test_codes_in_pairs_are_those_of_the_matrix_to_the_bit(launch, group):
-    """Each by itself, and in products of many tiles for a block, less than a tile, and of gates."""
-    for columns, depth in ((4104, 456), (264, 1032), (1024, 1024)):
-        for dtype in HALF:
-            for zeros in (False, True):
-                weight, matrix = make(Codes.INT4, group, columns, depth, zeros=zeros, scales_of=dtype)
-                assert dtype in weight.scales_fit
-                identity = torch.eye(depth, dtype=dtype, device="cuda")
-                assert torch.equal(ops.quantised_linear(identity, weight), matrix.to(dtype).T)
-                for rows in (1, 17, 32, 33, 100):
-                    x, bias, residual = rows_of(rows, columns, depth, dtype)
-                    assert_product(ops.quantised_linear(x, weight), x, matrix)
-                    out = ops.quantised_linear(x, weight, bias, residual=residual)
-                    assert_product(out, x, matrix, bias, residual)
-                    if columns % 32 == 0:
-                        apart = ops.act_and_mul(ops.quantised_linear(x, weight, bias), "silu")
-                        assert torch.equal(ops.quantised_gated_linear(x, weight, "silu", bias), apart)
 
 
 @every_launch

@@ -30,7 +30,7 @@ struct CodedTile {
 };
 
 struct CodedWideTile {
-  int consumers, tokens;  // warpgroups, each with 64 of the weight's rows; most rows of x. 32: scales are numbers of its type
+  int consumers, tokens;  // warpgroups, each with 64 of the weight's rows; most rows of x
   int cluster;            // pairs of blocks that share the depth
 };
 

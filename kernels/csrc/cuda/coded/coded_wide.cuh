@@ -31,11 +31,9 @@ constexpr int kStripsEach = 4;  // of a warpgroup
 constexpr int kRoom = 226 * 1024;  // of a multiprocessor's shared memory: all of it, so that no two blocks are on one
 constexpr int kAhead = 4;          // residuals that are on their way
 
-// `pairs`: of codes in four bits whose scales are numbers of the type of x.
-template <Codes kind, int groups, int consumers, int tokens, bool pairs = false>
+template <Codes kind, int groups, int consumers, int tokens>
 struct Shape {
   static constexpr Codes kKind = kind;
-  static constexpr bool kPairs = pairs;
   static constexpr int kConsumers = consumers, kTokens = tokens, kThreads = (consumers + 1) * kWarpgroup;
   static constexpr int kStrips = consumers * kStripsEach, kStorers = consumers * kWarpgroup;
   static constexpr int kBrickStages = brick_depth(kind) / kDepth, kBrickGroups = groups;
@@ -52,7 +50,7 @@ struct Shape {
   static constexpr int kWeightsAt = kRing + kStages * kXBytes;
   static constexpr int kBytes = kRoom;  // 1 KB for aligning the ring
   // Registers: with those of the warpgroup that copies all that there are.
-  static constexpr int kTaken = consumers == 4 ? 112 : consumers == 3 ? 160 : 232, kKept = consumers == 3 ? 32 : 40;
+  static constexpr int kTaken = consumers == 3 ? 160 : 232, kKept = consumers == 3 ? 32 : 40;
   static_assert(kStages >= 4 && tokens * kStrips * kStripRows * 4 <= kStages * (kXBytes + kWeightBytes));
 };
 
@@ -82,7 +80,7 @@ __device__ inline void activate_all(float (&x)[8]) {
 
 template <class T, class S>
 struct Block {
-  using Weights = std::conditional_t<S::kPairs, RoundedPairs<T>, Rounded<T, S::kKind>>;
+  using Weights = Rounded<T, S::kKind>;
   using Sums = float[S::kTokens / 2];
   using Held = uint32_t[kStageSteps][4];
   static constexpr int kEights = S::kTokens / 8;
@@ -483,17 +481,13 @@ cudaError_t launch_shape(const CodedArgs& a, int cluster, const CodedSizes& size
   return launch_after(coded_wide_kernel<T, S>, how, stream, a, maps, grid);
 }
 
-// With codes of this kind, in tiles of the size that is asked for, which is one of these. Those of 32 rows take codes in pairs.
+// With codes of this kind, in tiles of the size that is asked for, which is one of these.
 template <Codes kind, int groups>
 cudaError_t launch_wide(const CodedArgs& a, const CodedWideTile& tile, const CodedSizes& sizes, const Device& device,
                         cudaStream_t stream) {
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     const auto is = [&](int consumers, int tokens) { return tile.consumers == consumers && tile.tokens == tokens; };
-    if constexpr (kind == Codes::int4) {
-      if (is(2, 32)) return launch_shape<T, Shape<kind, groups, 2, 32, true>>(a, tile.cluster, sizes, device, stream);
-      if (is(4, 32)) return launch_shape<T, Shape<kind, groups, 4, 32, true>>(a, tile.cluster, sizes, device, stream);
-    }
     if (is(2, 64)) return launch_shape<T, Shape<kind, groups, 2, 64>>(a, tile.cluster, sizes, device, stream);
     if (is(2, 128)) return launch_shape<T, Shape<kind, groups, 2, 128>>(a, tile.cluster, sizes, device, stream);
     if (is(3, 128)) return launch_shape<T, Shape<kind, groups, 3, 128>>(a, tile.cluster, sizes, device, stream);

@@ -6,17 +6,6 @@
 
 namespace octavo {
 
-// word & mask | more, in one instruction: the compiler takes two where both are constants.
-__host__ __device__ inline uint32_t masked(uint32_t word, uint32_t mask, uint32_t more) {
-#if defined(__CUDA_ARCH__)
-  uint32_t out;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(word), "r"(mask), "r"(more));
-  return out;
-#else
-  return (word & mask) | more;
-#endif
-}
-
 // Codes of a row in a group. Integers become floats without conversions: the bits of a code in the last ones of 2^23 are that
 // plus the code, with a nibble that lies in place i sixteen to the i times as much. What is fused below is exact.
 template <class T, Codes kind>
@@ -39,25 +28,13 @@ struct RoundedRow {
   }
   // Of words with a nibble in place i of the lower half.
   __host__ __device__ float nibble(uint32_t word, int i) const {
-    const float raw = float_of(masked(word, 0xfu << 4 * i, kInteger));
+    const float raw = float_of(masked_or(word, 0xfu << 4 * i, kInteger));
     return __fmaf_rn(raw, 1.0f / float(1 << 4 * i), offset[i]) * scale;
   }
   __host__ __device__ float byte(uint32_t word, int i) const {
     return (float_of(pick(word, kInteger, 0x7440 + i)) + offset[0]) * scale;
   }
 };
-
-// Words of which registers 0 and 2 are those of `first`, 1 and 3 those of `second` for the same rows of their strips: the lower
-// ones or, `upper`, those behind.
-template <Codes kind>
-__device__ inline uint32_t merged(uint32_t first, uint32_t second, bool upper) {
-  if constexpr (is_nibble(kind)) {
-    const int by = upper ? 4 : 0;
-    return (first >> by & 0x0f0f0f0f) | (second << (4 - by) & 0xf0f0f0f0);
-  } else {
-    return pick(first, second, upper ? 0x7632 : 0x5410);
-  }
-}
 
 template <class T, Codes kind>
 struct Rounded {
@@ -82,31 +59,15 @@ struct Rounded {
     }
   }
 
-  __device__ static uint32_t merge(uint32_t first, uint32_t second, bool upper) { return merged<kind>(first, second, upper); }
-};
-
-// The same numbers of integers in four bits whose scales are numbers of T: two codes less their zero point are exact there,
-// and their product with the scale is rounded once. That takes half of the instructions.
-template <class T>
-struct RoundedPairs {
-  using Codes4 = Unpack<T, Codes::int4>;
-
-  struct Row {
-    uint32_t scale, middle;
-
-    __device__ static uint32_t zero() { return 8; }
-    __device__ Row(float own_scale, uint32_t zero_point) : scale(pack<T>(own_scale, own_scale)), middle(Codes4::zero(zero_point)) {}
-  };
-
-  __device__ static void step(const uint32_t* words, const Row& low, const Row& high, uint32_t* registers) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const Row& row = i % 2 ? high : low;
-      registers[i] = bits_of_pair(__hmul2(pair_of<T>(Codes4::nibbles(words[0], i, row.middle)), pair_of<T>(row.scale)));
-    }
-  }
+  // Words of which registers 0 and 2 are those of `first`, 1 and 3 those of `second` for the same rows of their strips: the
+  // lower ones or, `upper`, those behind.
   __device__ static uint32_t merge(uint32_t first, uint32_t second, bool upper) {
-    return merged<Codes::int4>(first, second, upper);
+    if constexpr (is_nibble(kind)) {
+      const int by = upper ? 4 : 0;
+      return (first >> by & 0x0f0f0f0f) | (second << (4 - by) & 0xf0f0f0f0);
+    } else {
+      return pick(first, second, upper ? 0x7632 : 0x5410);
+    }
   }
 };
 
