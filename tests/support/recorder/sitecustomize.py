@@ -24,6 +24,7 @@ CHORES = {
     "Membership.reap": "leases that ran out",
     "Membership.stay_known": "the model's registration",
     "Supervisor._watch": "an engine that hangs",
+    "TokenizerDesk.run": "questions to the tokenizer",
     "reap_forever": "leases that ran out",
 }
 
