@@ -93,5 +93,6 @@ def redis_sync(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 async def redis_async(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    async with redis.asyncio.Redis.from_url(redis_url) as connection:
+    # A socket timeout can swallow the cancellation of what waits here: see octavo.connection.
+    async with redis.asyncio.Redis.from_url(redis_url, socket_timeout=None) as connection:
         yield connection
