@@ -151,7 +151,9 @@ class Subscriber:
         reading, so that what comes later is heard; status before reading, so that an ended job shows its end if it has
         one."""
         status, entries = await self._read(reader)
-        while status is None and not await self._exists(reader):  # forgotten after it was attached to
+        existed = False
+        while status is None and not existed:  # forgotten after it was attached to, and perhaps known again by now
+            existed = await self._exists(reader)
             status, entries = await self._read(reader)
         events = parse_entries(entries, reader.read)
         if (state := as_status(status)) is None:

@@ -142,10 +142,12 @@ async def test_whoever_asks_at_once_finds_them(tmp_path: Path, monkeypatch: pyte
                 assert await asyncio.wait_for(tokens(job), STALL_S) == fake.expected("a", 3, 20)
 
 
+@pytest.mark.parametrize("known_again", [False, True])
 async def test_one_that_is_forgotten_while_its_reader_looks_at_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_again: bool
 ) -> None:
-    """Between two commands the server goes away and comes back without the job."""
+    """Between two commands the server goes away and comes back without the job. Before the next one it may have been
+    told of it."""
     async with killable_service(tmp_path) as (server, client, connection):
         with ExitStack() as stack:
             stack.enter_context(forgotten_by(server, tmp_path))
@@ -158,7 +160,15 @@ async def test_one_that_is_forgotten_while_its_reader_looks_at_it(
                 forgotten.set()
                 return known
 
+            exists = client._subscriber._exists
+
+            async def tell_and_look(reader: Any) -> bool:
+                if known_again:
+                    await client._submissions.restore(reader.job_id)
+                return await exists(reader)
+
             monkeypatch.setattr(client._subscriber, "_attach", attach_and_forget)
+            monkeypatch.setattr(client._subscriber, "_exists", tell_and_look)
             reading = asyncio.create_task(tokens(job))
             await asyncio.wait_for(forgotten.wait(), STALL_S)
             async with fake.fake_worker(connection):
