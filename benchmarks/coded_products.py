@@ -37,9 +37,9 @@ FORMS = {
 }  # fmt: skip
 ALONE: dict[str, dict[str, int]] = {
     "few": {},
-    "tiles": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 1 << 30},
-    "wide": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_NARROW_ROWS": 0, "CODED_WIDE_ROWS": 1 << 30},
-    "matrix": {"CODED_FEW_ROWS": 0, "CODED_ANY_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 0},
+    "tiles": {"CODED_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 1 << 30},
+    "wide": {"CODED_FEW_ROWS": 0, "CODED_NARROW_ROWS": 0, "CODED_WIDE_ROWS": 1 << 30},
+    "matrix": {"CODED_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 0},
 }
 Product = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 

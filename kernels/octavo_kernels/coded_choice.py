@@ -6,7 +6,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from octavo_kernels.choice import NARROW_COLUMNS, OLDEST, RECENT, Chip, Ending, over
+from octavo_kernels.choice import OLDEST, RECENT, Chip, Ending, over
 from octavo_kernels.coded import STRIP_ROWS, Bricks
 
 
@@ -32,15 +32,17 @@ class CodedLaunch(NamedTuple):
     consumers: int = 0
 
 
-CODED_FEW_ROWS, CODED_ANY_FEW_ROWS = 16, 8  # on Hopper, where blocks can share the depth; on other chips
-CODED_FEW_SCALES = 1  # of a brick, with more than eight rows
-CODED_NARROW_ROWS = 32  # from there on wide tiles
+CODED_FEW_ROWS = 8
+CODED_NARROW_ROWS = 64  # from there on wide tiles, or a copy
 CODED_WIDE_ROWS = 4096  # from there on a matrix is dequantised for a library
 CODED_TILE_ROWS = 512  # likewise, where wide tiles cannot store
 CODED_TOKENS = (8, 16, 32, 64, 128)
-CODED_STRIPS, CODED_CLUSTERS, CODED_LEAST_BRICKS = 8, (8, 4, 2), 4  # of a block
-# Clocks of two blocks of a multiprocessor: of a brick, and of their beginning and end, the cluster's sums included.
-CODED_BRICK, CODED_END = 1550, 11000
+CODED_STRIPS, CODED_MOST_CLUSTER, CODED_LEAST_BRICKS = 8, 8, 4  # of a block
+CODED_PAIRED_TOKENS = 32  # up to there a multiprocessor has two blocks
+# Of the clusters of more than two blocks that there is room for, as many start at once.
+CODED_ROOM = 0.9
+# Clocks of a block: of a brick; of its beginning and end, and there for each block of the cluster.
+CODED_BRICK, CODED_END, CODED_SHARE = 1220, 5000, 1300
 
 WIDE_TILES = ((2, 64), (2, 128), (3, 128), (2, 192), (2, 256))  # consumers, tokens
 WIDE_CLUSTERS = (1, 2, 4)
@@ -81,42 +83,39 @@ def choose_coded(
         return _wide(rows, columns, depth, bricks, gated, chip)
     if chip.hopper and (uniform or rows <= CODED_TILE_ROWS):
         tokens = next((n for n in CODED_TOKENS if rows <= n), CODED_TOKENS[-1])
-        return CodedLaunch(CodedKernel.TILES, tokens, _coded_cluster(columns, depth, bricks, gated, chip))
+        blocks = 2 if tokens <= CODED_PAIRED_TOKENS and not uniform else 1
+        return CodedLaunch(CodedKernel.TILES, tokens, _coded_cluster(columns, depth, bricks, gated, chip, blocks))
     return None if gated or uniform else CodedLaunch(CodedKernel.MATRIX)
 
 
-def prefers_copy(rows: int, columns: int, bricks: Bricks, chip: Chip) -> bool:
-    """Whether a copy of the weight in 16 bits, if there is one, is multiplied sooner than the codes."""
-    wide = chip.hopper and columns > NARROW_COLUMNS
-    return rows > (CODED_NARROW_ROWS if wide else _few_rows(bricks, chip))
-
-
-def _few_rows(bricks: Bricks, chip: Chip) -> int:
-    return CODED_FEW_ROWS if chip.major >= OLDEST and bricks.scales <= CODED_FEW_SCALES else CODED_ANY_FEW_ROWS
+def prefers_copy(rows: int, chip: Chip) -> bool:
+    """Whether a copy of a weight in 16 bits, if there is one, is multiplied sooner than the codes."""
+    return rows > (CODED_NARROW_ROWS if chip.hopper else CODED_FEW_ROWS)
 
 
 def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) -> bool:
     """Whether x, or a cluster's share of it, fits into shared memory beside the sums of a unit, as coded_few.cu lays it
     out."""
-    if not 0 < rows <= _few_rows(bricks, chip) or depth % 8 or (normed and (rows > 1 or depth > 8192)):
+    if not 0 < rows <= CODED_FEW_ROWS or depth % 8 or (normed and (rows > 1 or depth > 8192)):
         return False
-    tokens, blocks = 8 if rows <= 8 else 16, CODED_CLUSTERS[0] if chip.major >= OLDEST else 1
+    blocks = CODED_MOST_CLUSTER if chip.major >= OLDEST else 1
     held, whole = (over(over(depth, bricks.depth), n) * bricks.depth * 2 + 16 for n in (blocks, 1))
-    return 128 + max(tokens * held, whole) + tokens * 144 <= chip.shared_per_block
+    return 128 + max(CODED_FEW_ROWS * held, whole) + CODED_FEW_ROWS * 144 <= chip.shared_per_block
 
 
 @lru_cache(maxsize=RECENT)
-def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> int:
+def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip, blocks: int) -> int:
     """Blocks that share the depth of a tile, which have some bricks each: as many as are done first, the fewest of
-    equals. It must not depend on the number of rows."""
+    equals. `blocks`: so many on a multiprocessor; among a decoder's products, the next one's are there already."""
     strips, deep = over(columns, STRIP_ROWS), over(depth, bricks.depth)
     tiles = over(strips // 2, CODED_STRIPS // 2) if gated else over(strips, CODED_STRIPS)
 
     def clocks(n: int) -> int:
-        room = 2 * max(1, int(chip.multiprocessors / n * (WIDE_ROOM if n > 1 else 1)))
-        return over(tiles, room) * (over(deep, n) * CODED_BRICK + CODED_END)
+        room = max(1, int(blocks * chip.multiprocessors / n * (CODED_ROOM if n > 2 else 1)))
+        return over(tiles, room) * (over(deep, n) * CODED_BRICK + CODED_END + n * CODED_SHARE)
 
-    return min((n for n in (1, *reversed(CODED_CLUSTERS)) if n == 1 or deep >= n * CODED_LEAST_BRICKS), key=clocks)
+    shares = range(1, CODED_MOST_CLUSTER + 1)
+    return min((n for n in shares if n == 1 or deep >= n * CODED_LEAST_BRICKS), key=clocks)
 
 
 @lru_cache(maxsize=RECENT)

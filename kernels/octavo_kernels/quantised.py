@@ -45,7 +45,7 @@ def quantised_linear(
     Sums are exact where both sides are integers, else float32. `norm` and `normed` as in `linear`, and so is `uniform`.
     `copy`, what `copy_of` gives, is multiplied in the weight's place where that is faster, unless `uniform`.
     """
-    if copy is not None and not uniform and _prefers_copy(x, weight):
+    if copy is not None and not uniform and prefers_copy(len(x), cuda.chip(x.device)):
         return linear(x, copy, bias, out, residual, norm, normed)
     rows = _check(x, weight, bias, norm)
     if residual is not None:
@@ -82,7 +82,7 @@ def quantised_gated_linear(
     copy: Tensor | None = None,
 ) -> Tensor:
     """`act_and_mul(quantised_linear(x, weight, bias), kind)`; arguments as in `gated_linear` and there."""
-    if copy is not None and not uniform and _prefers_copy(x, weight):
+    if copy is not None and not uniform and prefers_copy(len(x), cuda.chip(x.device)):
         return gated_linear(x, copy, kind, bias, out, scratch, norm, normed)
     if weight.columns % 2:
         raise ValueError(f"weight must have an even number of rows, not {weight.columns}")
@@ -113,11 +113,6 @@ def copy_of(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     copy = torch.empty_like(in_order)
     copy[:, weight.order.long()] = in_order
     return copy
-
-
-def _prefers_copy(x: Tensor, weight: PackedWeight) -> bool:
-    assert isinstance(weight, CodedWeight)
-    return prefers_copy(len(x), weight.columns, weight.bricks, cuda.chip(x.device))
 
 
 def _check(x: Tensor, weight: PackedWeight, bias: Tensor | None, norm: RmsNorm | None) -> int:

@@ -131,16 +131,18 @@ G128 = Bricks(128, 1)
         (1, 4096, 4096, HOPPER, {}, CodedLaunch(CodedKernel.FEW)),
         (1, 4096, 4096, HOPPER, {"normed": True}, CodedLaunch(CodedKernel.FEW)),
         (1, 4096, 14336, HOPPER, {"normed": True}, None),
-        (1, 4096, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 8, 4)),
+        (1, 4096, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 8, 3)),
         (4, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.FEW)),
-        (16, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.FEW)),
-        (17, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 32, 4)),
-        (17, 8192, 8192, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 32, 2)),
+        (8, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.FEW)),
+        (9, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 16, 7)),
+        (17, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 32, 7)),
+        (17, 8192, 8192, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 32, 3)),
         (2, 4096, 4096, HOPPER, {"normed": True}, None),
         (32, 6144, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 32, 4)),
-        (33, 6144, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 64, 4)),
+        (33, 6144, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 64, 2)),
         (256, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 256, 1, 2)),
-        (64, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 128, 4, 3)),
+        (64, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 64, 3)),
+        (65, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 128, 4, 3)),
         (300, 28672, 4096, HOPPER, {"in_eights": False}, CodedLaunch(CodedKernel.TILES, 128, 1)),
         (300, 28676, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 128, 1)),
         (4097, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.MATRIX)),
@@ -150,7 +152,7 @@ G128 = Bricks(128, 1)
         (9, 4096, 4096, AMPERE, {}, CodedLaunch(CodedKernel.MATRIX)),
         (8, 4096, 14336, AMPERE, {}, CodedLaunch(CodedKernel.MATRIX)),  # x has no room
         (1, 4096, 4096, AMPERE, {"uniform": True}, None),
-        (1, 100, 4100, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 8, 8)),
+        (1, 100, 4100, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 8, 5)),
     ],
 )
 def test_choice(rows, columns, depth, chip, options, expected):
@@ -158,13 +160,8 @@ def test_choice(rows, columns, depth, chip, options, expected):
 
 
 def test_many_rows_meet_a_copy_of_the_weight():
-    """A narrow weight is too small for tiles: a library's kernels are sooner done with it."""
-    fewest = {
-        (H, c): next(n for n in range(1, 99) if prefers_copy(n, c, G128, H))
-        for H in (HOPPER, AMPERE)
-        for c in (4096, 28672)
-    }
-    assert fewest == {(HOPPER, 4096): 17, (HOPPER, 28672): 33, (AMPERE, 4096): 9, (AMPERE, 28672): 9}
+    fewest = {chip: next(n for n in range(1, 99) if prefers_copy(n, chip)) for chip in (HOPPER, AMPERE)}
+    assert fewest == {HOPPER: 65, AMPERE: 9}
 
 
 def test_a_gate_needs_whole_strips_on_both_sides():
@@ -186,7 +183,7 @@ def test_how_a_depth_is_shared_does_not_depend_on_the_rows(columns, depth, endin
 @pytest.mark.parametrize("bricks", [G128, Bricks(64, 1), Bricks(128, 8)])
 @pytest.mark.parametrize("ending", [Ending.PLAIN, Ending.GATE])
 def test_wide_tiles_are_such_as_the_kernel_has(columns, depth, bricks, ending):
-    for rows in (33, 64, 65, 129, 200, 256, 300, 512, 1000, 4096):
+    for rows in (65, 100, 129, 200, 256, 300, 512, 1000, 4096):
         launch = choose_coded(rows, columns, depth, bricks, ending, HOPPER)
         assert launch is not None
         assert launch.kernel is CodedKernel.WIDE
@@ -197,7 +194,7 @@ def test_wide_tiles_are_such_as_the_kernel_has(columns, depth, bricks, ending):
 
 def test_a_gate_has_the_tiles_of_the_product_in_front_of_it():
     """So that its results are the activation of that product's, bit for bit."""
-    for rows in (33, 100, 256, 700):
+    for rows in (20, 33, 100, 256, 700):
         for columns in (32, 96, 1024, 28672):
             plain, gated = (choose_coded(rows, columns, 4096, G128, e, HOPPER) for e in (Ending.PLAIN, Ending.GATE))
             assert plain == gated
@@ -205,7 +202,7 @@ def test_a_gate_has_the_tiles_of_the_product_in_front_of_it():
 
 @pytest.mark.parametrize(("columns", "depth"), [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)])
 def test_a_decoders_products_find_work_for_half_of_the_chip(columns, depth):
-    for rows in (64, 128, 256, 512):
+    for rows in (128, 256, 512):
         launch = choose_coded(rows, columns, depth, G128, Ending.PLAIN, HOPPER)
         assert launch is not None
         pairs = -(-rows // launch.tokens) * -(-columns // (128 * launch.consumers)) * launch.cluster

@@ -95,7 +95,7 @@ def test_rows_in_float32_take_the_matrix():
 def test_every_kernel_is_the_one_that_was_chosen(kind, group, kernel):
     """A product that fell back silently would still be right."""
     weight, exact = make(kind, group, 1024, 1024)
-    rows = {"few": 1, "tiles": 20, "wide": 40, "matrix": 4100}[kernel]
+    rows = {"few": 1, "tiles": 20, "wide": 70, "matrix": 4100}[kernel]
     x, _, _ = rows_of(rows, 1024, 1024, torch.bfloat16)
     out = torch.empty(rows, 1024, dtype=x.dtype, device="cuda")
     assert coded_cuda._choose(x, weight, None, False, None, False).kernel is CodedKernel[kernel.upper()]
@@ -117,7 +117,7 @@ def test_codes_in_another_order_meet_their_columns(dtype, rows):
 
 
 @pytest.mark.parametrize("order", [False, True])
-@pytest.mark.parametrize("rows", [1, 8, 17, 33, 300])
+@pytest.mark.parametrize("rows", [1, 8, 17, 33, 65, 300])
 @pytest.mark.parametrize("columns", [1024, 6144])
 def test_products_of_many_rows_are_those_of_the_copy(columns, rows, order):
     weight, exact = make(Codes.INT4, 128, columns, 1024, zeros=True, order=order)
@@ -128,7 +128,7 @@ def test_products_of_many_rows_are_those_of_the_copy(columns, rows, order):
     torch.cuda.synchronize()  # kernels read weights from before the previous one has ended
     got = ops.quantised_linear(x, weight, bias, residual=residual, norm=norm, copy=copy)
     gate = ops.quantised_gated_linear(x, weight, "silu", norm=norm, copy=copy)
-    if rows > (32 if columns > 4224 else 16):
+    if rows > coded_choice.CODED_NARROW_ROWS:
         assert torch.equal(got, ops.linear(x, copy, bias, residual=residual, norm=norm))
         assert torch.equal(gate, ops.gated_linear(x, copy, "silu", norm=norm))
     else:
@@ -192,7 +192,7 @@ def test_a_uniform_row_feels_neither_the_others_nor_their_number(columns, depth,
         assert torch.equal(last, together[-n:])
 
 
-@pytest.mark.parametrize(("fewest", "most"), [(1, 8), (9, 16)])
+@pytest.mark.parametrize(("fewest", "most"), [(1, 8), (9, 32), (33, 64)])
 @pytest.mark.parametrize(("columns", "depth"), [(1024, 1024), (72, 3072), (4096, 14336)])
 def test_few_rows_feel_neither_the_others_nor_their_number(columns, depth, fewest, most):
     weight, _ = make(Codes.INT4, 128, columns, depth)

@@ -1,5 +1,4 @@
-// Products of one to sixteen rows with weights of codes: out = x weight^T; of up to eight on every chip from 80 on, of more on
-// Hopper.
+// Products of one to eight rows with weights of codes: out = x weight^T.
 //
 // The weights' rows are the sixteen of a tensor core instruction and x's its eight columns, so one row costs as much as
 // eight. x lies in shared memory; weights come straight into the registers of the lanes that multiply them, some bricks ahead
@@ -8,8 +7,8 @@
 // cluster share the depth, so that x fits.
 //
 // Sums of the codes are those of tensor cores, a group at a time, times the group's scale in float32: no weight is rounded.
-// All sums are in an order that depends on the weight, the chip and the instructions' columns (8 or 16) alone: a row's result
-// feels neither the other rows nor, between these, their number.
+// All sums are in an order that depends on the weight and the chip alone: a row's result feels neither the other rows nor their
+// number.
 #include <algorithm>
 
 #include "coded/codes.cuh"
@@ -24,8 +23,7 @@ constexpr int kStrips = 2, kUnitColumns = kStrips * kStripRows;
 constexpr int kPitch = kUnitColumns + 4;   // floats between the sums of two rows of x, against bank conflicts
 constexpr int kQuads = kUnitColumns / 4;   // of a unit's sums of a row
 static_assert(kQuads == 8);
-constexpr int kMostRows = 16, kMostCluster = 8;
-constexpr int kMostGroups = 1;             // of a brick, with more than eight rows: there are no registers for more
+constexpr int kMostRows = 8, kMostCluster = 8;
 constexpr int kNormedWidth = 8192;         // of the widest row that is normalised on the way
 constexpr int kSquares = kMostSquares * 4;                      // bytes in front of x
 
@@ -40,8 +38,7 @@ struct Cut {
 // Bytes of shared memory: of a row of x, which ends in zeros up to a whole brick (eight of them lie in different banks), and of
 // an item's sums.
 __host__ __device__ constexpr int row_bytes(int bricks, int brick_depth) { return bricks * brick_depth * 2 + 16; }
-template <int kTokens>
-constexpr int kItemBytes = kTokens * kPitch * 4;
+constexpr int kItemBytes = kMostRows * kPitch * 4;
 // As many as there are registers for.
 template <int kGroups>
 constexpr int kWarps = kGroups > 2 ? 8 : 12;
@@ -55,7 +52,7 @@ struct Brick {
   uint32_t zeros[kStrips];
 };
 
-template <class T, Codes kKind, int kGroups, int kTokens>
+template <class T, Codes kKind, int kGroups>
 struct Warp {
   using U = Unpack<T, kKind>;
   using B = Brick<kGroups>;
@@ -65,12 +62,11 @@ struct Warp {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   static constexpr int kAhead = is_float(kKind) && kGroups == 4 ? 1 : 2;  // code for older chips takes more registers
 #else
-  static constexpr int kAhead = kGroups > 1 || kTokens == 16 ? 2 : 3;
+  static constexpr int kAhead = kGroups > 1 ? 2 : 3;
 #endif
-  static constexpr int kTiles = kTokens / 8;       // of eight rows of x
   static constexpr int kAtOnce = (kNormedWidth / kNormVector + kThreads - 1) / kThreads;  // vectors of a row that a thread normalises
-  static constexpr int kChains = kTiles == 1 && kGroups <= 2 ? 2 : 1;  // of products that do not wait for each other
-  using Sums = float[kStrips][kTiles][4];
+  static constexpr int kChains = kGroups <= 2 ? 2 : 1;  // of products that do not wait for each other
+  using Sums = float[kStrips][4];
 
   const CodedArgs& a;
   const Cut& cut;
@@ -193,14 +189,14 @@ struct Warp {
     __syncthreads();
   }
 
-  // Adds to a lane's sums (rows lane / 4 and + 8 of each strip, with rows lane % 4 * 2 + {0, 1} of each eight of x) what a brick
-  // has. `x`: where this lane's row of each eight, for ldmatrix, has the brick's depth.
-  __device__ void multiply(const B& brick, const uint32_t (&x)[kTiles], Sums& sums) const {
+  // Adds to a lane's sums (rows lane / 4 and + 8 of each strip, with rows lane % 4 * 2 + {0, 1} of x) what a brick has. `x`:
+  // where this lane's row, for ldmatrix, has the brick's depth.
+  __device__ void multiply(const B& brick, uint32_t x, Sums& sums) const {
     const bool has_zeros = !is_float(kKind) && a.matrix.zeros;
-    uint32_t b[kTiles][4];
+    uint32_t b[4];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      float products[kStrips][kTiles][kChains][4] = {};
+      float products[kStrips][kChains][4] = {};
       uint32_t middle[kStrips][2];
 #pragma unroll
       for (int s = 0; s < kStrips; ++s)
@@ -209,55 +205,47 @@ struct Warp {
 #pragma unroll
       for (int i = 0; i < kGroupSteps; ++i) {
         const int step = g * kGroupSteps + i;
-        if (step % 2 == 0)
-#pragma unroll
-          for (int n = 0; n < kTiles; ++n) ldmatrix(b[n], x[n] + step * kStepDepth * 2);
+        if (step % 2 == 0) ldmatrix(b, x + step * kStepDepth * 2);
 #pragma unroll
         for (int s = 0; s < kStrips; ++s) {
           const uint4& raw = brick.codes[s][step / (kSteps / 2)];
           const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
           uint32_t operand[4];
           U::step(words + step % (kSteps / 2) * step_words(kKind), middle[s][0], middle[s][1], operand);
-#pragma unroll
-          for (int n = 0; n < kTiles; ++n)
-            mma<T>(products[s][n][i % kChains], operand, b[n][step % 2 * 2], b[n][step % 2 * 2 + 1]);
+          mma<T>(products[s][i % kChains], operand, b[step % 2 * 2], b[step % 2 * 2 + 1]);
         }
       }
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
         const float scale[2] = {scale_of(brick.scales[s], g, 0), scale_of(brick.scales[s], g, 1)};
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float product = kChains == 1 ? products[s][n][0][i] : products[s][n][0][i] + products[s][n][kChains - 1][i];
-            sums[s][n][i] = __fmaf_rn(product, scale[i / 2], sums[s][n][i]);
-          }
+        for (int i = 0; i < 4; ++i) {
+          const float product = kChains == 1 ? products[s][0][i] : products[s][0][i] + products[s][kChains - 1][i];
+          sums[s][i] = __fmaf_rn(product, scale[i / 2], sums[s][i]);
+        }
       }
     }
   }
 
   // An item's sums, [row of x][column of the unit], where all threads of the cluster find them.
   __device__ void share(int item, const Sums& sums) const {
-    float* to = reinterpret_cast<float*>(shared + sums_at() + item * kItemBytes<kTokens>) + lane % 4 * 2 * kPitch + lane / 4;
+    float* to = reinterpret_cast<float*>(shared + sums_at() + item * kItemBytes) + lane % 4 * 2 * kPitch + lane / 4;
 #pragma unroll
     for (int s = 0; s < kStrips; ++s)
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) to[(n * 8 + i % 2) * kPitch + s * kStripRows + i / 2 * 8] = sums[s][n][i];
+      for (int i = 0; i < 4; ++i) to[i % 2 * kPitch + s * kStripRows + i / 2 * 8] = sums[s][i];
   }
 
   // Four columns of a unit of the batch, added up over parts and blocks, in their order; some loads at a time.
   __device__ float4 total(int unit, int row, int quad) const {
-    const int of_unit = sums_at() + (row * kPitch + quad * 4) * 4 + (unit << cut.part_bits) * kItemBytes<kTokens>;
+    const int of_unit = sums_at() + (row * kPitch + quad * 4) * 4 + (unit << cut.part_bits) * kItemBytes;
     const int terms = cut.cluster << cut.part_bits;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int from = 0; from < terms; from += 4) {
       float4 v[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (from + i < terms) v[i] = term(of_unit + part_of(from + i) * kItemBytes<kTokens>, from + i >> cut.part_bits);
+        if (from + i < terms) v[i] = term(of_unit + part_of(from + i) * kItemBytes, from + i >> cut.part_bits);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         if (from + i < terms) sum = from + i == 0 ? v[i] : plus(sum, v[i]);
@@ -315,11 +303,8 @@ struct Warp {
   // Bricks in turn: `kAhead` are in registers or on their way there.
   __device__ void compute(B (&ahead)[kAhead], const float4& early) {
     // Rows of x that are not there are the last one's again: columns of a product do not feel each other.
-    uint32_t x[kTiles];
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n)
-      x[n] = shared_address(x_at()) + min(n * 8 + lane % 8, a.rows - 1) * pitch() + lane / 8 * 16 +
-             (a.norm ? begin * kDepth * 2 : 0);
+    const uint32_t x = shared_address(x_at()) + min(lane % 8, a.rows - 1) * pitch() + lane / 8 * 16 +
+                       (a.norm ? begin * kDepth * 2 : 0);
     int turn = 0;
 #pragma unroll 1
     for (int batch = first; batch < last; batch += cut.batch) {
@@ -333,10 +318,7 @@ struct Warp {
 #pragma unroll
           for (int i = 0; i < kAhead; ++i) {
             if (i != turn || left == 0) continue;
-            uint32_t here[kTiles];
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n) here[n] = x[n] + at;
-            multiply(ahead[i], here, sums);
+            multiply(ahead[i], x + at, sums);
             bring(ahead[i]);
             at += kDepth * 2, --left, turn = (i + 1) % kAhead;
           }
@@ -364,19 +346,18 @@ struct Warp {
   }
 };
 
-template <class T, Codes kKind, int kGroups, int kTokens>
+template <class T, Codes kKind, int kGroups>
 __global__ void __launch_bounds__(kWarps<kGroups> * 32)
     coded_few_kernel(const __grid_constant__ CodedArgs a, const __grid_constant__ Cut cut) {
   extern __shared__ __align__(128) char shared[];
-  Warp<T, kKind, kGroups, kTokens>(a, cut, shared).run();
+  Warp<T, kKind, kGroups>(a, cut, shared).run();
 }
 
 // Clocks that parts of a launch take, fitted to measurements on an H200: what a brick of both strips keeps a quarter of a
 // multiprocessor busy, what a warp alone needs for it, a meeting of a cluster of two and of more. Bytes a clock: from memory,
 // through the L2, of another block's sums.
-constexpr int kAlone = 800, kMeetingOfTwo = 1000, kMeeting = 4000, kFromMemory = 21, kFromL2 = 40, kFromBlock = 32;
-template <int kTokens>
-constexpr int kBusy = kTokens == 8 ? 260 : 200;
+constexpr int kBusy = 260, kAlone = 800, kMeetingOfTwo = 1000, kMeeting = 4000;
+constexpr int kFromMemory = 21, kFromL2 = 40, kFromBlock = 32;
 
 struct Choice {
   Cut cut;
@@ -384,38 +365,37 @@ struct Choice {
   int64_t clocks;
 };
 
-
-template <int kTokens, int kWarps>
+template <int kWarps>
 bool consider(Choice& choice, const CodedArgs& a, int room, const Device& device) {
   Cut& cut = choice.cut;
   const int parts = cut.parts(), clusters = std::min(room, cut.units), most = units(cut.units, clusters);
   const int part = units(cut.bricks, cut.cluster), depth = brick_depth(a.matrix.kind);
   // What one row with its norm takes is less, and what fewer rows do: all of them are cut alike.
-  const int x_bytes = kSquares + std::max(kTokens * row_bytes(part, depth), row_bytes(cut.bricks, depth));
-  const int fit = (device.shared_per_block - x_bytes) / (kItemBytes<kTokens> * parts);
+  const int x_bytes = kSquares + std::max(kMostRows * row_bytes(part, depth), row_bytes(cut.bricks, depth));
+  const int fit = (device.shared_per_block - x_bytes) / (kItemBytes * parts);
   if (fit < 1) return false;
   cut.batch = std::min(most, fit);
   const int batches = units(most, cut.batch), items = cut.batch * parts, rest = items % kWarps;
-  const auto clocks_of = [](int warps) { return warps == 0 ? 0 : std::max(kAlone, warps * kBusy<kTokens> / 4); };
+  const auto clocks_of = [](int warps) { return warps == 0 ? 0 : std::max(kAlone, warps * kBusy / 4); };
   const int64_t all_items = items / kWarps * clocks_of(kWarps) + clocks_of(rest);
   const int64_t busy = batches * all_items * units(part, parts);
   const int meeting = cut.cluster == 2 ? kMeetingOfTwo : kMeeting;
   const int64_t read = int64_t(most) * part * kStrips * (kBrickBytes + kBrickBytes / 16) / kFromMemory;
-  const int64_t shared_sums = cut.cluster == 1 ? 0 : int64_t(most) * parts * kItemBytes<kTokens> / kFromBlock + batches * meeting;
-  choice.clocks = std::max(busy, read) + kTokens * row_bytes(part, depth) / kFromL2 + shared_sums;
+  const int64_t shared_sums = cut.cluster == 1 ? 0 : int64_t(most) * parts * kItemBytes / kFromBlock + batches * meeting;
+  choice.clocks = std::max(busy, read) + kMostRows * row_bytes(part, depth) / kFromL2 + shared_sums;
   choice.grid = clusters * cut.cluster;
   // Never two blocks on a multiprocessor: another would be left without one.
   const int alone = device.shared_per_multiprocessor / 2 + 1024;
-  choice.bytes = std::min(std::max(x_bytes + cut.batch * parts * kItemBytes<kTokens>, alone), device.shared_per_block);
+  choice.bytes = std::min(std::max(x_bytes + cut.batch * parts * kItemBytes, alone), device.shared_per_block);
   return true;
 }
 
-template <class T, Codes kKind, int kGroups, int kTokens>
+template <class T, Codes kKind, int kGroups>
 cudaError_t launch(const CodedArgs& a, const CodedSizes& sizes, const Device& device, cudaStream_t stream) {
   Choice best{};
   best.clocks = INT64_MAX;
   const int strips = a.gated ? sizes.strips / 2 : sizes.strips;
-  const auto kernel = coded_few_kernel<T, kKind, kGroups, kTokens>;
+  const auto kernel = coded_few_kernel<T, kKind, kGroups>;
   for (int cluster = 1; cluster <= (device.major >= 9 ? kMostCluster : 1); cluster *= 2) {
     int room = device.multiprocessors;
     if (cluster > 1) {
@@ -425,7 +405,7 @@ cudaError_t launch(const CodedArgs& a, const CodedSizes& sizes, const Device& de
     for (int part_bits = 0; 1 << part_bits <= kWarps<kGroups> && room > 0; ++part_bits) {
       Choice choice{};
       choice.cut = {a.gated ? strips : units(strips, kStrips), sizes.bricks, sizes.grouping.shift, sizes.groups, cluster, part_bits, 0};
-      if (consider<kTokens, kWarps<kGroups>>(choice, a, room, device) && choice.clocks < best.clocks) best = choice;
+      if (consider<kWarps<kGroups>>(choice, a, room, device) && choice.clocks < best.clocks) best = choice;
     }
   }
   if (best.clocks == INT64_MAX) return cudaErrorNotSupported;
@@ -440,18 +420,14 @@ cudaError_t coded_few(const CodedArgs& a, cudaStream_t stream) {
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   const CodedSizes sizes = sizes_of(a.matrix);
   const bool halves = !a.gated || a.columns % (2 * kStripRows) == 0;
-  if (device.major < 8 || a.rows < 1 || a.rows > (device.major >= 9 ? kMostRows : 8) || a.depth < 1 ||
+  if (device.major < 8 || a.rows < 1 || a.rows > kMostRows || a.depth < 1 ||
       a.depth % kNormVector != 0 || a.columns < 1 || !halves || !aligned(a.x, a.rows > 1 ? a.x_stride : 0) ||
       !aligned(a.norm, 0) || (a.norm && (a.rows > 1 || a.depth > kNormedWidth)))
     return cudaErrorInvalidValue;
   return with_half(a.dtype, [&](auto tag) {
     return with_codes(a.matrix.kind, sizes.grouping.of_brick, [&](auto kind, auto groups) {
       using T = decltype(tag);
-      constexpr Codes k = decltype(kind)::value;
-      constexpr int g = decltype(groups)::value;
-      if (a.rows <= 8) return launch<T, k, g, 8>(a, sizes, device, stream);
-      if constexpr (g <= kMostGroups) return launch<T, k, g, 16>(a, sizes, device, stream);
-      return cudaErrorNotSupported;
+      return launch<T, decltype(kind)::value, decltype(groups)::value>(a, sizes, device, stream);
     });
   });
 }

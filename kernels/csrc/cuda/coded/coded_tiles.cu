@@ -9,8 +9,8 @@ cudaError_t coded_tiles(const CodedArgs& a, const CodedTile& tile, [[maybe_unuse
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   const bool halves = !a.gated || a.columns % (2 * kStripRows) == 0;
-  const bool shared_evenly = tile.cluster == 1 || tile.cluster == 2 || tile.cluster == 4 || tile.cluster == 8;
-  if (!runs_hopper_code(device) || a.rows < 1 || a.depth < 1 || a.columns < 1 || a.norm || !halves || !shared_evenly ||
+  const bool known = tile.cluster >= 1 && tile.cluster <= 8;
+  if (!runs_hopper_code(device) || a.rows < 1 || a.depth < 1 || a.columns < 1 || a.norm || !halves || !known ||
       !aligned(a.x, a.x_stride))
     return cudaErrorInvalidValue;
 #if OCTAVO_HOPPER

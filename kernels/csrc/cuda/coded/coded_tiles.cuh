@@ -3,7 +3,7 @@
 //
 // The weights are the left operand, from registers, and a tile of x's rows the right one, from shared memory: so few rows
 // need no padding, and what the codes stand for never passes shared memory. A block has eight strips (codes.cuh), four for
-// each of two warpgroups; one warp more keeps a ring of bricks, their scales and the rows of x going (weights from before the
+// each of two warpgroups; one thread more keeps a ring of bricks, their scales and rows of x going (weights from before the
 // previous kernel has ended: they are never written). Blocks of a cluster share the depth and then add each other's sums, in
 // their order.
 //
@@ -14,19 +14,17 @@
 
 #include <algorithm>
 
-#include "coded/codes.cuh"
 #include "coded/store.cuh"
+#include "coded/strips.cuh"
 #include "device/buffer_ring.cuh"
 #include "linear/linear.cuh"
-#include "linear/linear_tiles.cuh"
 
 namespace octavo {
 namespace {
 
-constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kConsumers = 2, kMultipliers = kConsumers * kWarpgroup, kThreads = kMultipliers + kWarpgroup;
 constexpr int kStripsEach = 4, kStrips = kConsumers * kStripsEach, kTileColumns = kStrips * kStripRows;
 constexpr int kPitch = kTileColumns + 4;  // floats between the sums of two rows of x, against bank conflicts
-constexpr int kMostCluster = 8;
 
 template <Codes kind, int groups, int tokens>
 struct Shape {
@@ -88,50 +86,34 @@ struct Block {
     fence_bulk();
   }
 
-  // The strip of this number in the tile. Gated, the second warpgroup's are those of what the first one's gates multiply. Those
-  // that are not there are the last one: its results are not stored twice.
-  __device__ int64_t strip(int i) const {
-    if (!a.gated) return min(tile * kStrips + i, cut.strips - 1);
-    return min(tile * kStripsEach + i % kStripsEach, cut.strips - 1) + i / kStripsEach * cut.strips;
-  }
-
-  // One warp's: brick i of every strip into a stage, by a lane each for codes, scales and zeros.
-  __device__ void bring_weights(int i, int stage) const {
-    const int lane = threadIdx.x % 32, at = begin + i, group = S::kGroups > 1 ? at * S::kGroups : at >> cut.shift;
+  // One thread's: brick i of every strip into a stage. Gated, the second warpgroup's strips are those of what the first one's
+  // gates multiply. Those that are not there come as zeros, and are not stored.
+  __device__ void bring_weights(const CodedMaps& maps, int i, int stage) const {
+    const int at = begin + i, group = S::kGroups > 1 ? at * S::kGroups : at >> cut.shift;
+    const int first = tile * (a.gated ? kStripsEach : kStrips), zeros = a.matrix.zeros ? S::kZeros : 0;
     const uint32_t full = ring().full + 8 * stage, to = base + stage_at(stage);
-    const bool has_zeros = a.matrix.zeros != nullptr;
-    if (lane == 0)
-      barrier_expect(full, S::kSlabs * S::kSlabBytes + kStrips * (kBrickBytes + S::kScales + (has_zeros ? S::kZeros : 0)));
-    __syncwarp();
-    const int own = lane % kStrips;
-    const int64_t of_group = (strip(own) * cut.groups + group) * kStripRows;
-    if (lane < kStrips) {
-      const char* codes = static_cast<const char*>(a.matrix.codes) + (strip(own) * cut.bricks + at) * kBrickBytes;
-      copy_bulk(to + S::kCodesAt + own * kBrickBytes, codes, kBrickBytes, full);
-    } else if (lane < 2 * kStrips) {
-      copy_bulk(to + S::kScalesAt + own * S::kScales, a.matrix.scales + of_group, S::kScales, full);
-    } else if (lane < 3 * kStrips && has_zeros) {
-      copy_bulk(to + S::kZerosAt + own * S::kZeros, a.matrix.zeros + of_group, S::kZeros, full);
-    }
+    barrier_expect(full, S::kSlabs * S::kSlabBytes + kStrips * (kBrickBytes + S::kScales + zeros));
+    copy_strips(to + S::kCodesAt, maps.codes, at * (kBrickBytes / 4), first, full);
+    copy_strips(to + S::kScalesAt, maps.scales, group * kStripRows, first, full);
+    if (zeros) copy_strips(to + S::kZerosAt, maps.zeros, group * kStripRows, first, full);
   }
-  __device__ void bring_x(const CUtensorMap& x, int i, int stage) const {
-    if (threadIdx.x % 32 != 0) return;
+  __device__ void bring_x(const CodedMaps& maps, int i, int stage) const {
 #pragma unroll
     for (int slab = 0; slab < S::kSlabs; ++slab)
-      copy_rows(base + stage_at(stage) + slab * S::kSlabBytes, x, (begin + i) * S::kBrickDepth + slab * kDepth, first_token,
+      copy_rows(base + stage_at(stage) + slab * S::kSlabBytes, maps.x, (begin + i) * S::kBrickDepth + slab * kDepth, first_token,
                 ring().full + 8 * stage);
   }
-  __device__ void load(const CUtensorMap& x) const {
+  __device__ void load(const CodedMaps& maps) const {
     const int early = min(S::kStages, bricks);
-    for (int i = 0; i < early; ++i) bring_weights(i, i);
+    for (int i = 0; i < early; ++i) bring_weights(maps, i, i);
     wait_for_previous_kernel();
     launch_next_kernel();
     BufferRing to = ring();
-    for (int i = 0; i < early; ++i, to.advance()) bring_x(x, i, i);
+    for (int i = 0; i < early; ++i, to.advance()) bring_x(maps, i, i);
     if (early < S::kStages) return;
     for (int i = early; i < bricks; ++i, to.advance()) {
       barrier_wait(to.empty_now(), to.parity ^ 1);
-      bring_weights(i, to.stage), bring_x(x, i, to.stage);
+      bring_weights(maps, i, to.stage), bring_x(maps, i, to.stage);
     }
   }
 
@@ -208,10 +190,10 @@ struct Block {
   // A consumer's share of what this block stores: four columns of a row at a time.
   __device__ void store() const {
     const int tile_columns = a.gated ? kTileColumns / 2 : kTileColumns, columns = a.gated ? a.columns / 2 : a.columns;
-    const int quads = tile_columns / 4 / cut.cluster, first = rank * quads;
-    const int tokens = min(S::kTokens, a.rows - first_token);
-    for (int i = threadIdx.x - kWarpgroup; i < quads * tokens; i += kConsumers * kWarpgroup) {
-      const int token = i / quads, in_tile = (first + i % quads) * 4, column = tile * tile_columns + in_tile;
+    const int quads = tile_columns / 4, all = quads * min(S::kTokens, a.rows - first_token);
+    const int end = all * (rank + 1) / cut.cluster;
+    for (int i = all * rank / cut.cluster + threadIdx.x - kWarpgroup; i < end; i += kMultipliers) {
+      const int token = i / quads, in_tile = i % quads * 4, column = tile * tile_columns + in_tile;
       if (column >= columns) continue;
       const int64_t row = first_token + token;
       const float4 other = a.gated ? total(token, kTileColumns / 2 + in_tile) : addends<T>(a, row, column);
@@ -224,10 +206,10 @@ struct Block {
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
     multiply(sums);
-    barrier_sync(1, kConsumers * kWarpgroup);  // the ring is read no more
+    barrier_sync(1, kMultipliers);  // the ring is read no more
     share(sums);
     if (cut.cluster > 1) cluster_meet();
-    else barrier_sync(1, kConsumers * kWarpgroup);
+    else barrier_sync(1, kMultipliers);
     wait_for_previous_kernel();  // it may have written what is added now, or still read what is written
     store();
     if (cut.cluster > 1) cluster_meet();  // the others have read this block's sums
@@ -239,7 +221,7 @@ struct Block {
 template <class T, class S>
 __global__ void __launch_bounds__(kThreads, S::kBlocks)
     coded_tiles_kernel(const __grid_constant__ CodedArgs a, const __grid_constant__ TileCut cut,
-                       const __grid_constant__ CUtensorMap x) {
+                       const __grid_constant__ CodedMaps maps) {
 #if OCTAVO_WGMMA
   extern __shared__ char memory[];
   char* const aligned_memory = memory + (-shared_address(memory) & (S::kRing - 1));
@@ -251,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks)
     block.compute();
   } else {
     if constexpr (S::kUneven) give_registers<40>();
-    if (threadIdx.x < 32) block.load(x);
+    if (threadIdx.x == 0) block.load(maps);
     __syncwarp();
     if (cut.cluster > 1) cluster_meet(), cluster_meet();
   }
@@ -260,13 +242,14 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks)
 
 template <class T, class S>
 cudaError_t launch_shape(const CodedArgs& a, int cluster, const CodedSizes& sizes, cudaStream_t stream) {
-  CUtensorMap x;
-  if (!describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, S::kTokens)) return cudaErrorNotSupported;
-  const int sides = a.gated ? 2 : 1, strips = sizes.strips / sides;
+  CodedMaps maps{};
+  if (!describe_matrix(maps.x, a.x, a.rows, a.depth, a.x_stride, S::kTokens) ||
+      !describe_weight(maps, a.matrix, sizes, a.gated, kStrips, kBrickBytes, S::kGroups * kStripRows))
+    return cudaErrorNotSupported;
+  const int strips = sizes.strips / (a.gated ? 2 : 1), tiles = units(strips, a.gated ? kStripsEach : kStrips);
   const TileCut cut{units(a.rows, S::kTokens), cluster, strips, sizes.bricks, sizes.grouping.shift, sizes.groups};
-  const int tiles = units(strips, a.gated ? kStripsEach : kStrips);
   const Launch how{dim3(tiles * cut.token_tiles * cluster), kThreads, S::kBytes, cluster};
-  return launch_after(coded_tiles_kernel<T, S>, how, stream, a, cut, x);
+  return launch_after(coded_tiles_kernel<T, S>, how, stream, a, cut, maps);
 }
 
 // With codes of this kind, in tiles of the rows that are asked for.

@@ -17,6 +17,7 @@
 
 #include "coded/rounded.cuh"
 #include "device/buffer_ring.cuh"
+#include "coded/strips.cuh"
 #include "device/cluster.cuh"
 #include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
@@ -62,15 +63,7 @@ struct Grid {
   __host__ __device__ int pairs() const { return along_x * along_weight; }
 };
 
-struct Maps {
-  CUtensorMap x, codes, scales, zeros;
-};
-
 #if OCTAVO_WGMMA
-
-__device__ inline void copy_strips(uint32_t shared, const CUtensorMap& map, int at, int strip, uint32_t barrier) {
-  copy_box(shared, map, at, strip, 0, barrier);
-}
 
 template <Activation kind>
 __device__ inline void activate_all(float (&x)[8]) {
@@ -125,7 +118,7 @@ struct Block {
     const int zeros = a.matrix.zeros ? S::kScales : 0;
     barrier_expect(ring.full + 8 * stage, grid.tokens * kRowBytes + S::kStrips * (S::kCodeBytes + S::kScales * 4 + zeros));
   }
-  __device__ void bring_weights(const Maps& maps, const Tile& to, int i, int stage) const {
+  __device__ void bring_weights(const CodedMaps& maps, const Tile& to, int i, int stage) const {
     const uint32_t barrier = ring.full + 8 * stage, shared = base + weights_at(stage);
     const int at = begin + i, brick = at / S::kBrickStages;
     const int group = S::kBrickGroups == 1 ? brick >> grid.shift : at * S::kBrickGroups / S::kBrickStages;
@@ -133,13 +126,13 @@ struct Block {
     copy_strips(shared + S::kScalesAt, maps.scales, group * kStripRows, to.strip, barrier);
     if (a.matrix.zeros) copy_strips(shared + S::kZerosAt, maps.zeros, group * kStripRows, to.strip, barrier);
   }
-  __device__ void bring_x(const Maps& maps, const Tile& to, int i, int stage) const {
+  __device__ void bring_x(const CodedMaps& maps, const Tile& to, int i, int stage) const {
     const int from = across * (grid.tokens / kPair);
     copy_rows(x_at(stage) + from * kRowBytes, maps.x, (begin + i) * kDepth, to.token + from, ring.full + 8 * stage,
               uint16_t(3 << (rank - across)));
   }
   // The first weights are on their way before the previous kernel has ended.
-  __device__ void load(const Maps& maps) {
+  __device__ void load(const CodedMaps& maps) {
     const int early = min(S::kStages, count);
     const Tile first = tile(first_pair());
     for (int i = 0; i < early; ++i) expect(i), bring_weights(maps, first, i, i);
@@ -431,7 +424,7 @@ struct Block {
 
 template <class T, class S>
 __global__ void __launch_bounds__(S::kThreads, 1)
-    coded_wide_kernel(const __grid_constant__ CodedArgs a, const __grid_constant__ Maps maps, const __grid_constant__ Grid grid) {
+    coded_wide_kernel(const __grid_constant__ CodedArgs a, const __grid_constant__ CodedMaps maps, const __grid_constant__ Grid grid) {
 #if OCTAVO_WGMMA
   extern __shared__ char memory[];
   Block<T, S> block(a, grid, memory + (-shared_address(memory) & (S::kRing - 1)));
@@ -449,32 +442,15 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 #endif
 }
 
-// Of strips, [halves][strips][row], so many elements and strips of each half at a time.
-bool describe_strips(CUtensorMap& map, const void* data, int64_t row, int64_t strips, int halves, int box, int box_strips,
-                     CUtensorMapDataType element, int size) {
-  const cuuint64_t stride = row * size;
-  return describe_tensor<3>(map, data, {cuuint64_t(row), cuuint64_t(strips), cuuint64_t(halves)}, {stride, stride * strips},
-                            {cuuint32_t(box), cuuint32_t(box_strips), cuuint32_t(halves)}, element, BoxRows::dense);
-}
-template <class S>
-bool describe_weight(Maps& maps, const CodedMatrix& m, const CodedSizes& sizes, int halves) {
-  const int strips = sizes.strips / halves, high = S::kStrips / halves, row = sizes.groups * kStripRows;
-  return describe_strips(maps.codes, m.codes, int64_t(sizes.bricks) * (kBrickBytes / 4), strips, halves, S::kCodeBytes / 4,
-                         high, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4) &&
-         describe_strips(maps.scales, m.scales, row, strips, halves, S::kScales, high, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4) &&
-         (!m.zeros || describe_strips(maps.zeros, m.zeros, row, strips, halves, S::kScales, high,
-                                      CU_TENSOR_MAP_DATA_TYPE_UINT8, 1));
-}
-
 template <class T, class S>
 cudaError_t launch_shape(const CodedArgs& a, int cluster, const CodedSizes& sizes, const Device& device, cudaStream_t stream) {
   const int halves = a.gated ? 2 : 1, strips = S::kStrips / halves, along_x = units(a.rows, S::kTokens);
   const Grid grid{along_x, units(sizes.strips / halves, strips * kPair), units(units(a.rows, along_x), 16) * 16, strips,
                   units(a.depth, kDepth), cluster, sizes.grouping.shift};
   if (grid.stages < cluster) return cudaErrorInvalidValue;
-  Maps maps{};
+  CodedMaps maps{};
   if (!describe_matrix(maps.x, a.x, a.rows, a.depth, a.x_stride, grid.tokens / kPair) ||
-      !describe_weight<S>(maps, a.matrix, sizes, halves))
+      !describe_weight(maps, a.matrix, sizes, a.gated, S::kStrips, S::kCodeBytes, S::kScales))
     return cudaErrorNotSupported;
   const int pairs = cluster > 1 ? grid.pairs() * cluster : std::min(grid.pairs(), device.multiprocessors / kPair);
   const Launch how{dim3(kPair * pairs), S::kThreads, S::kBytes, kPair * cluster};
