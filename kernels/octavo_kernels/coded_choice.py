@@ -106,7 +106,8 @@ def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) 
 @lru_cache(maxsize=RECENT)
 def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip, blocks: int) -> int:
     """Blocks that share the depth of a tile, which have some bricks each: as many as are done first, the fewest of
-    equals. `blocks`: so many on a multiprocessor; among a decoder's products, the next one's are there already."""
+    equals. A multiprocessor has room for `blocks`. None is taken to be alone there: where there is room, those of a
+    decoder's next product start."""
     strips, deep = over(columns, STRIP_ROWS), over(depth, bricks.depth)
     tiles = over(strips // 2, CODED_STRIPS // 2) if gated else over(strips, CODED_STRIPS)
 
