@@ -202,6 +202,11 @@ def test_a_gate_has_the_tiles_of_the_product_in_front_of_it():
 
 @pytest.mark.parametrize(("columns", "depth"), [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)])
 def test_a_decoders_products_find_work_for_half_of_the_chip(columns, depth):
+    for rows in (9, 17, 32, 64):
+        launch = choose_coded(rows, columns, depth, G128, Ending.PLAIN, HOPPER)
+        assert launch is not None
+        assert launch.kernel is CodedKernel.TILES
+        assert -(-columns // 128) * launch.cluster >= 66
     for rows in (128, 256, 512):
         launch = choose_coded(rows, columns, depth, G128, Ending.PLAIN, HOPPER)
         assert launch is not None

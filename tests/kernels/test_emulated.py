@@ -64,6 +64,9 @@ def test_every_form_of_codes(emulated, kind, group):
             options = {"bias": bias, "residual": residual}
             assert_product(emulated.few(x, weight, **options), x, exact, bias, residual)
             assert_product(emulated.tiles(x, weight, 8, 2, **options), x, exact, bias, residual)
+            many = rows_of(13, 40, 272, dtype)
+            got = emulated.tiles(many[0], weight, 16, 3, bias=bias, residual=many[2])
+            assert_product(got, many[0], exact, bias, many[2])
             assert_product(emulated.wide(x, weight, 2, 64, 2, **options), x, exact.to(dtype), bias, residual)
 
 

@@ -23,7 +23,7 @@ constexpr int kStrips = 2, kUnitColumns = kStrips * kStripRows;
 constexpr int kPitch = kUnitColumns + 4;   // floats between the sums of two rows of x, against bank conflicts
 constexpr int kQuads = kUnitColumns / 4;   // of a unit's sums of a row
 static_assert(kQuads == 8);
-constexpr int kMostRows = 8, kMostCluster = 8;
+constexpr int kMostRows = 8;
 constexpr int kNormedWidth = 8192;         // of the widest row that is normalised on the way
 constexpr int kSquares = kMostSquares * 4;                      // bytes in front of x
 

@@ -9,8 +9,8 @@ cudaError_t coded_tiles(const CodedArgs& a, const CodedTile& tile, [[maybe_unuse
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   const bool halves = !a.gated || a.columns % (2 * kStripRows) == 0;
-  const bool known = tile.cluster >= 1 && tile.cluster <= 8;
-  if (!runs_hopper_code(device) || a.rows < 1 || a.depth < 1 || a.columns < 1 || a.norm || !halves || !known ||
+  const bool has_cluster = tile.cluster >= 1 && tile.cluster <= kMostCluster;
+  if (!runs_hopper_code(device) || a.rows < 1 || a.depth < 1 || a.columns < 1 || a.norm || !halves || !has_cluster ||
       !aligned(a.x, a.x_stride))
     return cudaErrorInvalidValue;
 #if OCTAVO_HOPPER

@@ -16,8 +16,8 @@
 #include <algorithm>
 
 #include "coded/rounded.cuh"
-#include "device/buffer_ring.cuh"
 #include "coded/strips.cuh"
+#include "device/buffer_ring.cuh"
 #include "device/cluster.cuh"
 #include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
@@ -424,7 +424,8 @@ struct Block {
 
 template <class T, class S>
 __global__ void __launch_bounds__(S::kThreads, 1)
-    coded_wide_kernel(const __grid_constant__ CodedArgs a, const __grid_constant__ CodedMaps maps, const __grid_constant__ Grid grid) {
+    coded_wide_kernel(const __grid_constant__ CodedArgs a, const __grid_constant__ CodedMaps maps,
+                      const __grid_constant__ Grid grid) {
 #if OCTAVO_WGMMA
   extern __shared__ char memory[];
   Block<T, S> block(a, grid, memory + (-shared_address(memory) & (S::kRing - 1)));

@@ -17,6 +17,7 @@ namespace octavo {
 
 constexpr int kStripRows = 16, kBrickBytes = 1024, kStepDepth = 16;
 constexpr int kBrickWords = kBrickBytes / 4 / 32;  // of a lane
+constexpr int kMostCluster = 8;  // blocks that share the depth of a product, on Hopper
 
 constexpr bool is_nibble(Codes kind) { return kind == Codes::int4 || kind == Codes::fp4; }
 constexpr bool is_float(Codes kind) { return kind == Codes::fp4 || kind == Codes::fp8; }
