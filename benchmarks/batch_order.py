@@ -20,10 +20,10 @@ from typing import Any
 
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.workloads import Work, workload
+from octavo_worker.contract.messages import BATCH, NORMAL, AddRequest, EngineSampling, SequenceInput
 from octavo_worker.contract.step import Sampled, SampleRow, SequenceResult, StepPlan, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
-from octavo_worker.messages import BATCH, NORMAL, AddRequest, EngineSampling, SequenceInput
 
 POOL_TOKENS, BLOCK = 116_208, 16
 TOKEN_BYTES = 819_200  # keys and values

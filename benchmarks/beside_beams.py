@@ -17,16 +17,16 @@ import time
 from array import array
 from pathlib import Path
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import GPU_WORKLOADS, Work
+from octavo_worker.contract.messages import AddRequest, BeamOptions, EngineSampling, SequenceInput
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import scheduler_for
 from octavo_worker.engine.step_log import StepLog
-from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling, SequenceInput
-from octavo_worker.model import load_runner
 
 BESIDE = ("nothing", "plain", "search")
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from paper.workload import read_lengths
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.engine import EngineBench
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import Work
+from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.files import model_folder
-from octavo_worker.model import load_runner
 
 BLOCK_SIZES = (4, 8, 16, 32)
 

@@ -100,7 +100,7 @@ def ratios(turns: dict[str, list[dict[str, float]]]) -> dict[str, float]:
 async def read_streams(streams: int, tokens: int) -> dict[str, float]:
     """CPU microseconds of this process per token that `events` yields."""
     from octavo import AsyncClient
-    from octavo.server import EmbeddedServer
+    from octavo.service.server import EmbeddedServer
 
     with EmbeddedServer() as server:
         feeder = await asyncio.create_subprocess_exec(
@@ -130,8 +130,8 @@ async def count(events: Any) -> int:
 
 def time_chunk() -> dict[str, float]:
     """Microseconds, the least of several runs: interruptions only ever add."""
-    from octavo import wire
-    from octavo.models import Chunk
+    from octavo.queue import wire
+    from octavo.terms.messages import Chunk
 
     chunk = Chunk(index=0, token_ids=(1234,), texts=(" hello",))
     frame = wire.encode_chunk(chunk)

@@ -23,16 +23,16 @@ from typing import Any
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
+from octavo_worker.contract.files import model_folder
+from octavo_worker.contract.messages import AddRequest, EngineSampling, Ready, SequenceInput, Shutdown, StepOutput
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.files import model_folder
-from octavo_worker.messages import AddRequest, EngineSampling, Ready, SequenceInput, Shutdown, StepOutput
 
 PROMPT = list(range(10, 138))
 
 
 async def start(options: ModelOptions) -> dict[str, Any]:
     began = time.perf_counter()
-    command = [sys.executable, "-m", "octavo_worker.engine_process", "--options", options.to_json()]
+    command = [sys.executable, "-m", "octavo_worker.assembly.engine_process", "--options", options.to_json()]
     engine = await EngineProcess.start(command)
     try:
         ready = await engine.receive()

@@ -27,12 +27,14 @@ from urllib.request import urlopen
 import psutil
 import typer
 
-from octavo import AsyncClient, JobRequest, SamplingParams, wire
-from octavo.calls import run, run_many
-from octavo.connection import connect
-from octavo.models import Chunk, JobStatus, ModelCard, Terminal, Usage
-from octavo.protocol import MAX_APPENDS, Append, Cell, Claim
-from octavo.server import EmbeddedServer
+from octavo import AsyncClient, JobRequest, SamplingParams
+from octavo.queue import wire
+from octavo.queue.calls import run, run_many
+from octavo.queue.connection import connect
+from octavo.queue.protocol import MAX_APPENDS, Append, Cell, Claim
+from octavo.service.server import EmbeddedServer
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
+from octavo.terms.workers import ModelCard
 
 MODEL = "bench"
 LEASE_MS = 120_000

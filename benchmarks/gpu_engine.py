@@ -31,7 +31,7 @@ from peers.process import Peer, PeerFailed
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, workload
-from octavo_worker.files import model_folder
+from octavo_worker.contract.files import model_folder
 
 TEMPERATURE = 1.0
 SETTINGS = ("device", "max_model_len", "gpu_memory", "swap_memory")

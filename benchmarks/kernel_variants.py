@@ -20,13 +20,13 @@ import torch
 from kernel_rows.measuring import changed
 
 from octavo_kernels import choice
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.engine import EngineBench
 from octavo_worker.bench.report import median, report, write
 from octavo_worker.bench.shapes import write_shape
 from octavo_worker.bench.workloads import Work
+from octavo_worker.contract.messages import BATCH
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.messages import BATCH
-from octavo_worker.model import load_runner
 
 Change = Callable[..., Any] | int | tuple[Any, ...]
 

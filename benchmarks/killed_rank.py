@@ -25,11 +25,12 @@ import torch
 from peers.workers import Place, queue_place, requests, submitted
 
 from octavo import AsyncClient
-from octavo.cli.service import device_groups, gpus
-from octavo.models import JobInfo, WorkerInfo
+from octavo.service.service import device_groups, gpus
+from octavo.terms.models import JobInfo
+from octavo.terms.workers import WorkerInfo
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
-from octavo_worker.files import model_folder
+from octavo_worker.contract.files import model_folder
 
 PROMPT = 128
 RUNNING_TOKENS = 16
@@ -44,7 +45,7 @@ class Engine:
 
     def __init__(self, worker: WorkerInfo, ranks: int) -> None:
         first = psutil.Process(worker.stats.engine_pid)
-        further = [each for each in first.children() if "octavo_worker.rank_process" in each.cmdline()]
+        further = [each for each in first.children() if "octavo_worker.assembly.rank_process" in each.cmdline()]
         self.ranks = [first, *sorted(further, key=lambda each: int(each.cmdline()[each.cmdline().index("--rank") + 1]))]
         assert len(self.ranks) == ranks, f"an engine of {ranks} ranks has {len(self.ranks)} processes"
 

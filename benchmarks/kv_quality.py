@@ -23,14 +23,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.report import report, write
+from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
-from octavo_worker.files import model_folder
-from octavo_worker.model import load_runner
 from octavo_worker.model.batch import Batch, ragged_batch
-from octavo_worker.model.cuda.runner import CudaRunner
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.runner.cuda.runner import CudaRunner
+from octavo_worker.runner.paged import PagedRunner
 
 RESULTS = Path(__file__).parent / "results"
 HELD_OUT = 0.05

@@ -18,13 +18,13 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.engine import EngineBench, Timing
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import Work
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model import load_runner
 
 BLOCK = 16
 

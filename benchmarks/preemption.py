@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from octavo_kernels import ops
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner, SequenceStep, StepPlan
 from octavo_worker.memory.cost import CostModel, Victim
-from octavo_worker.model import load_runner
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 

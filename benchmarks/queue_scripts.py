@@ -30,11 +30,15 @@ from typing import Any
 import psutil
 import redis
 
-from octavo.calls import Call
-from octavo.models import Chunk, JobRequest, JobStatus, ModelCard, SamplingParams, Terminal, Usage
-from octavo.protocol import Append, Cell, Claim, Limits, Retention
-from octavo.server import EmbeddedServer
-from octavo.wire import encode_result
+from octavo.queue.calls import Call
+from octavo.queue.protocol import Append, Cell, Claim
+from octavo.queue.wire import encode_result
+from octavo.service.server import EmbeddedServer
+from octavo.terms.limits import Limits, Retention
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingParams
+from octavo.terms.workers import ModelCard
 
 MODEL, SUBSCRIBER, LEASE_MS = "bench", "reader", 60_000
 CELL = Cell()
@@ -42,8 +46,8 @@ CHUNK = Chunk(token_ids=(7,), texts=(" seven",))
 LIST_SOURCES = """
 import json
 from importlib.resources import files
-from octavo.scripts import script
-names = [path.name for path in (files("octavo") / "lua").iterdir() if path.name.endswith(".lua")]
+from octavo.queue.scripts import script
+names = [path.name for path in (files("octavo.queue") / "lua").iterdir() if path.name.endswith(".lua")]
 print(json.dumps({name[:-4]: script(name[:-4]).source for name in names if name != "common.lua"}))
 """
 

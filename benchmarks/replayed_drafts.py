@@ -20,16 +20,16 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.scripted import ReplayProposer, ScriptedRunner
 from octavo_worker.bench.shapes import SHAPES, write_shape
+from octavo_worker.contract.messages import AddRequest, EngineSampling, SequenceInput
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.drafts import RowTimes, Speculation, StepCosts
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import scheduler_for, speculation_for
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
-from octavo_worker.model import load_runner
 
 PROMPT = 128
 ALWAYS = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(4096, 1.0)]))

@@ -25,10 +25,10 @@ from typing import Any
 from peers.workers import ended, queue_place, requests, submitted
 
 from octavo import AsyncClient
-from octavo.models import JobStatus
+from octavo.terms.messages import JobStatus
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
-from octavo_worker.files import model_folder
+from octavo_worker.contract.files import model_folder
 
 WARM_OUTPUT = 8
 MAX_RUNNING = 256

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
+from octavo_worker.assembly import loading
 from octavo_worker.bench.quality import Reference
 from octavo_worker.bench.report import report, write
+from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
-from octavo_worker.files import model_folder
-from octavo_worker.model import loading
 from octavo_worker.model.checkpoint.formats import online
 from octavo_worker.model.checkpoint.rounding import quantised
 from octavo_worker.model.decoder import DecoderLayers

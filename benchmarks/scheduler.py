@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from octavo_worker.bench.report import report, write
-from octavo_worker.channel import EngineChannel, encode_frame
+from octavo_worker.contract.channel import EngineChannel, encode_frame
+from octavo_worker.contract.messages import AddRequest, EngineSampling, SequenceInput
 from octavo_worker.contract.step import Sampled, SequenceResult, StepPlan, StepResult
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
 
 STEPS = 400
 ARRIVALS = 5

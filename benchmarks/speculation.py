@@ -24,16 +24,16 @@ from typing import Any
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from octavo.structured import Grammar
+from octavo.terms.structured import Grammar
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.scripted import ScriptedRunner
+from octavo_worker.contract.files import model_folder
+from octavo_worker.contract.messages import AddRequest, EngineSampling, SequenceInput
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.grammar import Compiler, Vocabulary
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import scheduler_for
-from octavo_worker.files import model_folder
-from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
-from octavo_worker.model import load_runner
 
 RECORD = {
     "type": "object",

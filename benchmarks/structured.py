@@ -25,17 +25,17 @@ from typing import Any
 
 import numpy as np
 
-from octavo.structured import Grammar
+from octavo.terms.structured import Grammar
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.report import percentile, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
+from octavo_worker.contract.files import model_folder
+from octavo_worker.contract.messages import AddRequest, EngineSampling, SequenceInput
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.grammar import Compiler, Vocabulary
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import mask_threads, scheduler_for
-from octavo_worker.files import model_folder
-from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
-from octavo_worker.model import load_runner
 
 PROMPT, END = 128, 2
 RECORD = {

@@ -10,10 +10,11 @@ import time
 
 import redis
 
-from octavo import wire
-from octavo.calls import run_sync
-from octavo.models import Chunk, JobStatus, ModelCard, Terminal, Usage
-from octavo.protocol import Append, Cell
+from octavo.queue import wire
+from octavo.queue.calls import run_sync
+from octavo.queue.protocol import Append, Cell
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
+from octavo.terms.workers import ModelCard
 
 MODEL = "bench"
 PAUSE_S = 0.004  # a step: readers are not to fall behind, which would make them read pages instead

@@ -23,8 +23,8 @@ from octavo_worker.bench.engine import blocks_for
 from octavo_worker.bench.report import report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, workload
+from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.files import model_folder
 
 PACKAGES = ("shared", "gateway", "worker", "kernels")
 BLOCK_SIZE = 16

@@ -13,7 +13,7 @@ import redis
 import redis.asyncio
 from hypothesis import HealthCheck, settings
 
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
 
 # Threads of torch that wait for each other by spinning take the cores from those they wait for, where several processes
 # share them: a step of milliseconds takes seconds. Read when torch is loaded, here and in processes that tests start.
@@ -93,6 +93,6 @@ def redis_sync(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 async def redis_async(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    # A socket timeout can swallow the cancellation of what waits here: see octavo.connection.
+    # A socket timeout can swallow the cancellation of what waits here: see octavo.queue.connection.
     async with redis.asyncio.Redis.from_url(redis_url, socket_timeout=None) as connection:
         yield connection

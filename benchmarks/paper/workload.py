@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo_worker.contract.messages import AddRequest, BeamOptions, EngineSampling, SequenceInput
 from octavo_worker.contract.step import Sampled, SampleSpec, SequenceResult, StepPlan, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling, SequenceInput
 
 MAX_LEN = 2048  # of OPT-13B, the paper's model in section 6
 MEMORY_TOKENS = 15_700  # KV slots that 12 GB hold for it, table 1

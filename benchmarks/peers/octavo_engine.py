@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.engine import EngineBench, Timing
 from octavo_worker.bench.workloads import Work
+from octavo_worker.contract.messages import BATCH
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.messages import BATCH
-from octavo_worker.model import load_runner
 from peers.base import serve
 
 options = ModelOptions.from_json(sys.argv[1])

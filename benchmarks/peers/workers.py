@@ -15,8 +15,10 @@ from typing import Any
 import psutil
 
 from octavo import AsyncClient
-from octavo.models import JobInfo, JobRequest, SamplingParams, WorkerInfo
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
+from octavo.terms.models import JobInfo, JobRequest
+from octavo.terms.sampling import SamplingParams
+from octavo.terms.workers import WorkerInfo
 from octavo_worker.bench.service import START_TIMEOUT_S, Child, ServiceFailed
 
 POLL_S = 0.05

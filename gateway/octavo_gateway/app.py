@@ -20,13 +20,13 @@ from octavo import AsyncClient
 from octavo_gateway import errors
 from octavo_gateway.auth import Keyring
 from octavo_gateway.durable import answers as durable
-from octavo_gateway.metrics import Metrics
-from octavo_gateway.origins import OriginCheck, is_loopback
+from octavo_gateway.http.origins import OriginCheck, is_loopback
+from octavo_gateway.http.requests import HEADER, RequestLog
 from octavo_gateway.reaper import reap_forever
-from octavo_gateway.requests import HEADER, RequestLog
 from octavo_gateway.routes import add_routes
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.state import Gateway
+from octavo_gateway.status.metrics import Metrics
 from octavo_gateway.ui import routes as ui
 
 log = logging.getLogger(__name__)

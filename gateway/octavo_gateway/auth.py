@@ -14,8 +14,8 @@ from typing import Annotated
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from octavo.errors import InvalidRequest
-from octavo.requests import checked_tenant
+from octavo.client.requests import checked_tenant
+from octavo.terms.errors import InvalidRequest
 from octavo_gateway.errors import ApiError
 from octavo_gateway.settings import GatewaySettings
 

@@ -11,14 +11,14 @@ import typer
 import uvicorn
 from pydantic import ValidationError
 
-from octavo.address import parse_address
-from octavo.connection import default_url
-from octavo.errors import ServerUnavailable
+from octavo.queue.address import parse_address
+from octavo.queue.connection import default_url
+from octavo.terms.errors import ServerUnavailable
 from octavo_gateway.auth import Keyring
-from octavo_gateway.http import raise_file_limit
+from octavo_gateway.http.protocol import raise_file_limit
 from octavo_gateway.logs import log_config
-from octavo_gateway.metrics import MULTIPROCESS_DIR
 from octavo_gateway.settings import GatewaySettings
+from octavo_gateway.status.metrics import MULTIPROCESS_DIR
 
 
 def _option(name: str) -> Any:
@@ -82,7 +82,7 @@ def _serve(settings: GatewaySettings) -> None:
         log_config=log_config(settings.log_level, settings.log_format),
         log_level=settings.log_level,
         access_log=False,
-        http="octavo_gateway.http:HttpProtocol",  # a name reaches further processes
+        http="octavo_gateway.http.protocol:HttpProtocol",  # a name reaches further processes
         ws="none",
         timeout_graceful_shutdown=max(1, round(settings.grace)),
         server_header=False,

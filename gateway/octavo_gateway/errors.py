@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from octavo.errors import (
+from octavo.dialects.openai.problems import invalid_body, problem
+from octavo.terms.errors import (
     GrammarError,
     IdempotencyConflict,
     InvalidRequest,
@@ -27,8 +28,7 @@ from octavo.errors import (
     UnknownModel,
     WorkerNotFound,
 )
-from octavo.models import JobError, JobStatus
-from octavo.openai.problems import invalid_body, problem
+from octavo.terms.messages import JobError, JobStatus
 
 IN_OPENAPI: dict[int | str, dict[str, Any]] = {
     "4XX": {

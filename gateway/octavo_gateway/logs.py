@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from octavo.logs import LogFormat
+from octavo.terms.logs import LogFormat
 
 _ROUTINE = ("Started server", "Started parent", "Waiting for application", "Application ", "Finished server")
 _LISTENS = "Uvicorn running on "
@@ -26,12 +26,12 @@ def log_config(level: str, log_format: LogFormat = "auto") -> dict[str, Any]:
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"ours": {"()": "octavo.logs.formatter", "log_format": log_format}},
+        "formatters": {"ours": {"()": "octavo.terms.logs.formatter", "log_format": log_format}},
         "filters": {"telling": {"()": "octavo_gateway.logs.Telling"}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "ours"}},
         "root": {"level": level.upper(), "handlers": ["stderr"]},
         "loggers": {
-            "uvicorn.access": {"level": "WARNING"},  # octavo_gateway.requests says it, with the request's id
+            "uvicorn.access": {"level": "WARNING"},  # octavo_gateway.http.requests says it, with the request's id
             "uvicorn.error": {"filters": ["telling"]},
         },
     }

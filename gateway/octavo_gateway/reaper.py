@@ -7,8 +7,8 @@ import logging
 import random
 
 from octavo import AsyncClient
-from octavo.errors import OctavoError
-from octavo_gateway.metrics import Metrics
+from octavo.terms.errors import OctavoError
+from octavo_gateway.status.metrics import Metrics
 
 INTERVAL_S = 0.8
 

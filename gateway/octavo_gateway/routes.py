@@ -10,18 +10,21 @@ from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from starlette.routing import BaseRoute
 
-from octavo.models import JobRequest
-from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
-from octavo.openai.responses.requests import ResponseRequest
-from octavo_gateway import health, jobs, pages, tokenizer, workers
+from octavo.dialects.anthropic.body import CountRequest, MessagesRequest
+from octavo.dialects.openai.requests import ChatCompletionRequest, CompletionRequest
+from octavo.dialects.openai.responses.requests import ResponseRequest
+from octavo.dialects.ui.body import UiChatRequest
+from octavo.terms.models import JobRequest
+from octavo_gateway import tokenizer
 from octavo_gateway.anthropic import routes as anthropic
-from octavo_gateway.anthropic.body import CountRequest, MessagesRequest
-from octavo_gateway.body import add_schemas
 from octavo_gateway.durable import routes as durable
+from octavo_gateway.http.body import add_schemas
+from octavo_gateway.jobs import routes as jobs
 from octavo_gateway.openai import chat, completions, models, responses
+from octavo_gateway.page import routes as pages
+from octavo_gateway.status import health, workers
 from octavo_gateway.tokenizer import DetokenizeRequest, TokenizeRequest
 from octavo_gateway.ui import routes as ui
-from octavo_gateway.ui.body import UiChatRequest
 
 _PARTS = (jobs, durable, chat, completions, responses, models, ui, anthropic, tokenizer, workers, health, pages)
 _BODIES = (

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from octavo.models import MAX_BODY_BYTES
-from octavo.protocol import Limits, Retention
+from octavo.terms.fields import MAX_BODY_BYTES
+from octavo.terms.limits import Limits, Retention
 
 
 def _split(value: object) -> object:

@@ -10,11 +10,11 @@ from time import monotonic
 from typing import Any
 
 from octavo import AsyncClient
-from octavo.errors import OctavoError
-from octavo.grammar_checks import GrammarChecks
+from octavo.dialects.grammar.checks import GrammarChecks
+from octavo.terms.errors import OctavoError
 from octavo_gateway.auth import Keyring
-from octavo_gateway.metrics import Metrics
 from octavo_gateway.settings import GatewaySettings
+from octavo_gateway.status.metrics import Metrics
 
 _PROBE_S = 1.0
 

@@ -7,14 +7,16 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field, model_validator
 
-from octavo.errors import WorkerNotFound
-from octavo.messages import TokenizerAnswer
-from octavo.models import JobRequest, ModelCard, ModelName, TokenIds
-from octavo.openai.fields import Body
-from octavo.openai.requests import ChatCompletionRequest
+from octavo.dialects.openai.fields import Body
+from octavo.dialects.openai.requests import ChatCompletionRequest
+from octavo.terms.errors import WorkerNotFound
+from octavo.terms.fields import ModelName, TokenIds
+from octavo.terms.messages import TokenizerAnswer
+from octavo.terms.models import JobRequest
+from octavo.terms.workers import ModelCard
 from octavo_gateway.auth import CurrentTenant
-from octavo_gateway.body import described, json_body
 from octavo_gateway.errors import ApiError
+from octavo_gateway.http.body import described, json_body
 from octavo_gateway.state import Gateway
 
 router = APIRouter(tags=["tokenizer"])

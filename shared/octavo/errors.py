@@ -1,93 +1,29 @@
-"""Errors of the client. Each says what to do next; `code` is stable and safe to branch on."""
+"""Public errors of the client. Inside octavo they are imported from `octavo.terms.errors`."""
 
-from __future__ import annotations
+from octavo.terms.errors import (
+    GrammarError,
+    IdempotencyConflict,
+    InvalidRequest,
+    JobFailed,
+    JobNotFound,
+    MalformedMessage,
+    OctavoError,
+    QueueFull,
+    ServerUnavailable,
+    UnknownModel,
+    WorkerNotFound,
+)
 
-
-class OctavoError(Exception):
-    """Base of all errors raised by this package."""
-
-    code = "error"
-
-    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        if code is not None:
-            self.code = code
-
-
-class InvalidRequest(OctavoError):
-    """The job can never run as it stands."""
-
-    code = "invalid_request"
-
-
-class GrammarError(InvalidRequest):
-    """A grammar that cannot be compiled, or not be followed. `place` is where: a JSON pointer into the schema, or some
-    if it may be any of them, or line and column of a Lark grammar; empty if unknown."""
-
-    code = "invalid_grammar"
-
-    def __init__(self, message: str, *, place: str = "", code: str | None = None, param: str | None = None) -> None:
-        super().__init__(f"{message} (at {place})" if place else message, code=code, param=param)
-        self.place = place
-
-
-class UnknownModel(InvalidRequest):
-    """No worker has ever registered this model."""
-
-    code = "model_not_found"
-
-
-class IdempotencyConflict(OctavoError):
-    """The idempotency key was used before with another body."""
-
-    code = "idempotency_conflict"
-
-
-class QueueFull(OctavoError):
-    """A cap of the queue is reached; retry after `retry_after_s` seconds."""
-
-    code = "queue_full"
-
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class JobNotFound(OctavoError):
-    """No such job, or its result has expired."""
-
-    code = "job_not_found"
-
-
-class WorkerNotFound(OctavoError):
-    """No such worker, or it does not answer."""
-
-    code = "worker_not_found"
-
-
-class JobFailed(OctavoError):
-    """The job ended without completing: failed, cancelled or expired. `status` says which."""
-
-    code = "job_failed"
-
-    def __init__(self, message: str, status: str = "failed", code: str | None = None, param: str | None = None) -> None:
-        super().__init__(message, code=code, param=param)
-        self.status = status
-        self.args = (message, status, code, param)  # pickle and result backends rebuild exceptions from these
-
-    def __str__(self) -> str:
-        return self.message
-
-
-class ServerUnavailable(OctavoError):
-    """The Redis server cannot be reached."""
-
-    code = "server_unavailable"
-
-
-class MalformedMessage(OctavoError):
-    """Bytes that are not a message of this protocol, or exceed its limits."""
-
-    code = "malformed_message"
+__all__ = [
+    "GrammarError",
+    "IdempotencyConflict",
+    "InvalidRequest",
+    "JobFailed",
+    "JobNotFound",
+    "MalformedMessage",
+    "OctavoError",
+    "QueueFull",
+    "ServerUnavailable",
+    "UnknownModel",
+    "WorkerNotFound",
+]

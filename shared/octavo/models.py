@@ -1,225 +1,78 @@
-"""What a service submits and what it gets back.
+"""Public models: requests, events, results. Inside octavo they are imported from `octavo.terms`."""
 
-These models are the contract between clients, the gateway and the workers. They hold no behaviour beyond
-validation: anything accepted here can be stored, sent and resumed as it is. The models of other nouns can be had
-from here as well.
-"""
+from octavo.terms.conversation import Message
+from octavo.terms.fields import (
+    MAX_BODY_BYTES,
+    MAX_LOGIT_BIAS,
+    MAX_PINS,
+    MAX_SEQUENCES,
+    MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
+    IdempotencyKey,
+    ModelName,
+    Priority,
+    StopString,
+    TokenId,
+    TokenIds,
+)
+from octavo.terms.messages import (
+    AnswerFormat,
+    Chunk,
+    FinishReason,
+    JobError,
+    JobStatus,
+    Progress,
+    Terminal,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result, SequenceResult
+from octavo.terms.sampling import SamplingParams
+from octavo.terms.structured import Grammar
+from octavo.terms.tools import Tool, ToolCall, ToolChoice
+from octavo.terms.workers import CELL_STATES, ModelCard, PinnedPrefix, PinOutcome, PrefixPin, WorkerInfo, WorkerMemory
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Annotated, Self
-
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-
-from octavo.conversation import Message as Message
-from octavo.conversation import TemplateArguments
-from octavo.fields import MAX_BODY_BYTES as MAX_BODY_BYTES
-from octavo.fields import MAX_LOGIT_BIAS as MAX_LOGIT_BIAS
-from octavo.fields import MAX_PINS as MAX_PINS
-from octavo.fields import MAX_SEQUENCES as MAX_SEQUENCES
-from octavo.fields import MAX_STOP_STRINGS as MAX_STOP_STRINGS
-from octavo.fields import MAX_TOP_LOGPROBS as MAX_TOP_LOGPROBS
-from octavo.fields import Frozen, MetadataKey, MetadataValue
-from octavo.fields import IdempotencyKey as IdempotencyKey
-from octavo.fields import ModelName as ModelName
-from octavo.fields import Priority as Priority
-from octavo.fields import StopString as StopString
-from octavo.fields import TokenId as TokenId
-from octavo.fields import TokenIds as TokenIds
-from octavo.messages import AnswerFormat as AnswerFormat
-from octavo.messages import Chunk as Chunk
-from octavo.messages import FinishReason as FinishReason
-from octavo.messages import JobError as JobError
-from octavo.messages import JobStatus as JobStatus
-from octavo.messages import Progress as Progress
-from octavo.messages import Terminal as Terminal
-from octavo.messages import TokenLogprob as TokenLogprob
-from octavo.messages import TopLogprob as TopLogprob
-from octavo.messages import Usage as Usage
-from octavo.sampling import SamplingParams as SamplingParams
-from octavo.structured import Grammar as Grammar
-from octavo.structured import as_grammar, check_grammar
-from octavo.tools import MAX_TOOLS, check_tools
-from octavo.tools import Tool as Tool
-from octavo.tools import ToolCall as ToolCall
-from octavo.tools import ToolChoice as ToolChoice
-from octavo.workers import CELL_STATES as CELL_STATES
-from octavo.workers import ModelCard as ModelCard
-from octavo.workers import PinnedPrefix as PinnedPrefix
-from octavo.workers import PinOutcome as PinOutcome
-from octavo.workers import PrefixPin as PrefixPin
-from octavo.workers import WorkerInfo as WorkerInfo
-from octavo.workers import WorkerMemory as WorkerMemory
-
-
-def _checked(grammar: Grammar) -> Grammar:
-    check_grammar(grammar)
-    return grammar
-
-
-class JobRequest(Frozen):
-    """One generation job: exactly one of `prompt` (text or token ids) and `messages`.
-
-    `timeout_s` bounds the whole job, `queue_timeout_s` the wait for a worker; a job past either ends as `expired`. The
-    priority `batch` is for work whose single jobs are not awaited: it comes after all other, and a worker begins with
-    the job of the highest `max_tokens`. With a `grammar` the text of every sequence obeys it, unless it is cut off by
-    `max_tokens`, the context or a stop string.
-
-    `tools`, `tool_choice` and `chat_template_kwargs` belong to `messages`. `parsed`: the answer is to be taken apart by
-    `octavo.parsing`, so markers of calls and thoughts stay in its text and its first chunk names their format. Jobs
-    with tools are parsed in any case.
-    """
-
-    model: ModelName
-    prompt: str | TokenIds | None = None
-    messages: Annotated[tuple[Message, ...], Field(fail_fast=True)] | None = None
-    sampling: SamplingParams = SamplingParams()
-    grammar: Annotated[Grammar, BeforeValidator(as_grammar), AfterValidator(_checked)] | None = None
-    tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] = ()
-    tool_choice: ToolChoice = ToolChoice()
-    parallel_tool_calls: bool = True
-    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
-    parsed: bool = False
-    priority: Priority = "normal"
-    add_special_tokens: bool = True
-    timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
-    queue_timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
-    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
-
-    @model_validator(mode="after")
-    def _one_kind_of_prompt(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give exactly one of prompt and messages")
-        if self.prompt is not None and len(self.prompt) == 0:
-            raise ValueError("prompt is empty: give at least one character or token id")
-        if self.messages is not None and len(self.messages) == 0:
-            raise ValueError("messages is empty: give at least one message")
-        return self
-
-    @model_validator(mode="after")
-    def _tools_of_a_conversation(self) -> Self:
-        if self.messages is None and (self.tools or self.chat_template_kwargs):
-            raise ValueError("tools and chat_template_kwargs go into a chat template: give messages")
-        check_tools(self.tools, self.tool_choice)
-        return self
-
-    @property
-    def prompt_texts(self) -> Iterator[str]:
-        """All text that may go into the prompt."""
-        if isinstance(self.prompt, str):
-            yield self.prompt
-        for message in self.messages or ():
-            yield from message.texts
-        for tool in self.offered_tools:
-            yield from (tool.name, tool.description, tool.parameters)
-
-    @property
-    def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model gets to see."""
-        return () if self.tool_choice.mode == "none" else self.tools
-
-    def is_obeyed(self, tool: Tool) -> bool:
-        """Whether the arguments of every call of the tool obey its schema."""
-        return tool.strict or (self.tool_choice.mode == "required" and self.tool_choice.name in (None, tool.name))
-
-    @property
-    def is_parsed(self) -> bool:
-        return self.parsed or bool(self.offered_tools)
-
-
-class Event(Frozen):
-    """One step of a stream: tokens, or its end. Or the `progress` of a beam search, which is no part of the stream: it
-    changes no offset, is not stored, and may be missed.
-
-    `offset` counts the tokens of all sequences up to and including this event; resuming with `after=offset`
-    continues with the next token. `end` is set on the last event only. `reset`: the offset that was resumed from does
-    not hold any more; drop what was read, the stream comes again from `offset`, its beginning.
-    """
-
-    offset: int
-    chunk: Chunk | None = None
-    end: Terminal | None = None
-    progress: Progress | None = None
-    reset: bool = False
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return self.chunk.token_ids if self.chunk else ()
-
-    @property
-    def text(self) -> str:
-        return self.chunk.text if self.chunk else ""
-
-    @property
-    def index(self) -> int:
-        return self.chunk.index if self.chunk else 0
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self.chunk.finish_reason if self.chunk else None
-
-
-class DeadLetter(Frozen):
-    """A job that was given up: `reason` is dead_lettered (three engines crashed over it alone) or job_damaged. `at` is
-    in seconds since the epoch, by the server's clock."""
-
-    job_id: str
-    reason: str
-    at: float
-    worker: str | None = None
-    attempts: int = 0
-
-
-class SequenceResult(Frozen):
-    """The whole of one generated sequence."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    format: AnswerFormat | None = None
-
-
-class JobInfo(Frozen):
-    """Where a job stands now. Times are seconds since the epoch, by the server's clock. `usage` once a worker has
-    ended it. `crashes` of workers that ran it, since it last got on by 64 tokens."""
-
-    id: str
-    status: JobStatus
-    model: str
-    tenant: str
-    priority: Priority
-    created_at: float
-    started_at: float | None = None
-    finished_at: float | None = None
-    tokens: int = 0
-    attempts: int = 0
-    crashes: int = 0
-    worker: str | None = None
-    error: JobError | None = None
-    metadata: dict[str, str] = Field(default_factory=dict)
-    usage: Usage | None = None
-    progress: Progress | None = None
-
-
-class Result(Frozen):
-    """A finished job with all its sequences."""
-
-    id: str
-    status: JobStatus
-    model: str
-    sequences: tuple[SequenceResult, ...]
-    usage: Usage
-    error: JobError | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-
-    @property
-    def text(self) -> str:
-        return self.sequences[0].text if self.sequences else ""
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return self.sequences[0].token_ids if self.sequences else ()
+__all__ = [
+    "CELL_STATES",
+    "MAX_BODY_BYTES",
+    "MAX_LOGIT_BIAS",
+    "MAX_PINS",
+    "MAX_SEQUENCES",
+    "MAX_STOP_STRINGS",
+    "MAX_TOP_LOGPROBS",
+    "AnswerFormat",
+    "Chunk",
+    "DeadLetter",
+    "Event",
+    "FinishReason",
+    "Grammar",
+    "IdempotencyKey",
+    "JobError",
+    "JobInfo",
+    "JobRequest",
+    "JobStatus",
+    "Message",
+    "ModelCard",
+    "ModelName",
+    "PinOutcome",
+    "PinnedPrefix",
+    "PrefixPin",
+    "Priority",
+    "Progress",
+    "Result",
+    "SamplingParams",
+    "SequenceResult",
+    "StopString",
+    "Terminal",
+    "TokenId",
+    "TokenIds",
+    "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
+    "TopLogprob",
+    "Usage",
+    "WorkerInfo",
+    "WorkerMemory",
+]

@@ -15,11 +15,11 @@ from redis.exceptions import ConnectionError
 from tokenizers import Tokenizer
 
 import octavo_worker
-from octavo.calls import run_sync
-from octavo.models import Chunk, JobStatus
-from octavo.protocol import Append, HeartbeatReply
+from octavo.queue.calls import run_sync
+from octavo.queue.protocol import Append, HeartbeatReply
+from octavo.terms.messages import Chunk, JobStatus
 from octavo_worker.agent import agent as module
-from octavo_worker.messages import HIGH, NORMAL, Abort, AddRequest, EngineStats, RequestFailed, StepOutput
+from octavo_worker.contract.messages import HIGH, NORMAL, Abort, AddRequest, EngineStats, RequestFailed, StepOutput
 
 TOKENIZER = Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled" / "demo" / "tokenizer.json"))
 

@@ -12,8 +12,8 @@ import waiting
 from queue_client import MODEL, Queue, known_queue
 from redis.exceptions import ConnectionError
 
-from octavo.connection import connect
-from octavo.protocol import Claims
+from octavo.queue.connection import connect
+from octavo.queue.protocol import Claims
 from octavo_worker.agent import claimer as module
 from octavo_worker.agent.claimer import Claimer
 from octavo_worker.agent.room import Room

@@ -9,8 +9,8 @@ from queue_client import Queue
 from waiting import eventually
 from worker_process import WorkerProcess
 
-from octavo.models import Result
-from octavo_worker.files import model_folder
+from octavo.terms.models import Result
+from octavo_worker.contract.files import model_folder
 
 SMALL = {"model": "demo", "device": "cpu", "threads": 1, "num_blocks": 64}
 

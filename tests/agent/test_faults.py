@@ -19,10 +19,10 @@ from waiting import STALL_S, eventually, until
 from worker_process import WorkerProcess
 
 from octavo import AsyncClient, Client
-from octavo.calls import run_sync
-from octavo.handles import AsyncJob
-from octavo.models import JobStatus
-from octavo.server import EmbeddedServer
+from octavo.client.handles import AsyncJob
+from octavo.queue.calls import run_sync
+from octavo.service.server import EmbeddedServer
+from octavo.terms.messages import JobStatus
 
 PROMPT = (7, 8, 9)
 SLOW = "step_seconds=0.01"

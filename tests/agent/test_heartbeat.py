@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.protocol import Cell
+from octavo.queue.protocol import Cell
 from octavo_worker.agent import heartbeat as module
 from octavo_worker.agent.heartbeat import Heartbeat
 

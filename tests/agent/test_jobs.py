@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import octavo_worker
-from octavo.keys import Keys
-from octavo.models import Chunk, JobRequest, JobStatus, SamplingParams
-from octavo.protocol import Append, Claim
-from octavo_worker.agent.answer_form import EncodedPrompt
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Append, Claim
+from octavo.terms.messages import Chunk, JobStatus
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingParams
 from octavo_worker.agent.jobs import MAX_CHUNK_TOKENS, ActiveJob
-from octavo_worker.messages import EngineSampling, Logprob, RequestStarted, TokenOutput
+from octavo_worker.agent.prompts.answer_form import EncodedPrompt
+from octavo_worker.contract.messages import EngineSampling, Logprob, RequestStarted, TokenOutput
 
 TOKENIZER = Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled" / "demo" / "tokenizer.json"))
 PROMPT = [70, 71, 72]

@@ -7,8 +7,8 @@ from queue_client import Queue
 from waiting import eventually
 
 from octavo import Client
-from octavo.errors import WorkerNotFound
-from octavo.stats import PREEMPTION_REASONS
+from octavo.terms.errors import WorkerNotFound
+from octavo.terms.stats import PREEMPTION_REASONS
 from octavo_worker.memory.cost import Decision
 
 PROMPT = tuple(range(2, 66))

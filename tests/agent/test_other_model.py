@@ -11,7 +11,7 @@ from queue_client import Queue, expected
 from waiting import STALL_S, eventually
 
 import octavo_worker
-from octavo.models import JobStatus
+from octavo.terms.messages import JobStatus
 from octavo_worker.agent.digest import _samples, files_digest, served_digest
 
 DEMO = Path(octavo_worker.__file__).parent / "bundled" / "demo"

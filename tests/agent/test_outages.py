@@ -17,8 +17,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from waiting import STALL_S, eventually
 
-from octavo.keys import Keys
-from octavo.protocol import Cell
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Cell
 from octavo_worker.agent.heartbeat import Heartbeat
 
 PROMPT = (7, 8, 9)

@@ -14,15 +14,15 @@ from queue_client import MODEL, known_queue
 from waiting import STALL_S, eventually
 
 from octavo import AsyncClient
-from octavo.calls import run_sync
-from octavo.connection import connect
-from octavo.models import Chunk, JobError, JobStatus
-from octavo.protocol import Append
+from octavo.queue.calls import run_sync
+from octavo.queue.connection import connect
+from octavo.queue.protocol import Append
+from octavo.terms.messages import Chunk, JobError, JobStatus
 from octavo_worker.agent.agent import Agent
-from octavo_worker.agent.answer_form import EncodedPrompt
 from octavo_worker.agent.jobs import ActiveJob
+from octavo_worker.agent.prompts.answer_form import EncodedPrompt
 from octavo_worker.agent.publisher import Publisher
-from octavo_worker.messages import Ready, TokenOutput
+from octavo_worker.contract.messages import Ready, TokenOutput
 
 PROMPT = (7, 8, 9)
 
@@ -157,7 +157,7 @@ def test_a_stream_that_lost_its_beginning_is_not_continued(queue, start_worker):
 
 async def test_a_result_that_nobody_could_read_is_left_to_the_stream(redis_url, monkeypatch):
     """64 sequences of 2,560 tokens with 20 log-probabilities each are 74 MiB; here the limit is lower instead."""
-    monkeypatch.setattr("octavo.wire.MAX_BYTES", 2000)
+    monkeypatch.setattr("octavo.queue.wire.MAX_BYTES", 2000)
     with redis.Redis.from_url(redis_url) as connection:
         queue = known_queue(connection)
         job_id = queue.submit(PROMPT, sampling=sampling(1200))

@@ -10,7 +10,7 @@ from queue_client import Queue
 from waiting import eventually
 
 from octavo import Client, InvalidRequest, UnknownModel
-from octavo.models import PinnedPrefix
+from octavo.terms.workers import PinnedPrefix
 
 SYSTEM = "Thou art a helpful servant of the house of Capulet, and speakest only in rhymes of two lines each, my lord."
 SMALL = {"num_blocks": 41}

@@ -10,8 +10,8 @@ from queue_client import VOCABULARY, Queue
 from waiting import eventually
 
 from octavo import Client
-from octavo.models import Progress
-from octavo_worker.messages import BeamOptions
+from octavo.terms.messages import Progress
+from octavo_worker.contract.messages import BeamOptions
 
 PROMPT = (7, 8, 9)
 

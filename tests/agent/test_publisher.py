@@ -13,14 +13,14 @@ import redis
 from queue_client import MODEL, Queue, known_queue
 from waiting import STALL_S
 
-from octavo.calls import run_sync
-from octavo.connection import connect
-from octavo.models import JobStatus
-from octavo.server import EmbeddedServer
-from octavo_worker.agent.answer_form import EncodedPrompt
+from octavo.queue.calls import run_sync
+from octavo.queue.connection import connect
+from octavo.service.server import EmbeddedServer
+from octavo.terms.messages import JobStatus
 from octavo_worker.agent.jobs import ActiveJob
+from octavo_worker.agent.prompts.answer_form import EncodedPrompt
 from octavo_worker.agent.publisher import Publisher
-from octavo_worker.messages import TokenOutput
+from octavo_worker.contract.messages import TokenOutput
 
 
 class Desk:

@@ -10,8 +10,8 @@ from worker_process import WorkerProcess
 
 from octavo import Client
 from octavo_worker.bench.quality import Loaded
+from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.files import model_folder
 
 TOKENS = 24
 

@@ -15,11 +15,11 @@ import redis
 from queue_client import known_queue
 from waiting import STALL_S, eventually
 
-from octavo import wire
-from octavo.keys import Keys
-from octavo.models import JobStatus
-from octavo_worker.replicas import ReplicasRefused, environments
-from octavo_worker.settings import WorkerSettings
+from octavo.queue import wire
+from octavo.queue.keys import Keys
+from octavo.terms.messages import JobStatus
+from octavo_worker.assembly.replicas import ReplicasRefused, environments
+from octavo_worker.assembly.settings import WorkerSettings
 
 
 def told(**flags: Any) -> list[dict[str, str]]:

@@ -12,11 +12,12 @@ from queue_client import MODEL, Queue, expected
 from waiting import STALL_S, eventually, until
 
 from octavo import AsyncClient, Client
-from octavo.connection import connect_sync
-from octavo.errors import ServerUnavailable
-from octavo.handles import AsyncJob
-from octavo.models import JobRequest, JobStatus
-from octavo.roles import ROLES, lacking
+from octavo.client.handles import AsyncJob
+from octavo.queue.connection import connect_sync
+from octavo.queue.roles import ROLES, lacking
+from octavo.terms.errors import ServerUnavailable
+from octavo.terms.messages import JobStatus
+from octavo.terms.models import JobRequest
 
 PROMPT = [7, 8, 9]
 FIELDS = {"model": MODEL, "ignore_eos": True, "seed": 1}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from octavo_worker.agent.room import Room, room_for
-from octavo_worker.messages import EngineStats, Ready
+from octavo_worker.contract.messages import EngineStats, Ready
 
 BLOCK = 16
 

@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from octavo import AsyncClient, ServerUnavailable
-from octavo.connection import default_url
+from octavo.queue.connection import default_url
 from octavo_worker.agent.supervisor import WorkerFailed, serve
+from octavo_worker.assembly.settings import WorkerSettings
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.settings import WorkerSettings
 
 ENGINE = [sys.executable, "-c", "import time; time.sleep(60)"]
 

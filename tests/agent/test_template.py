@@ -8,9 +8,10 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from octavo.models import JobRequest, Message
-from octavo_worker.agent.template import ChatTemplate
-from octavo_worker.agent.tokens import Prompts
+from octavo.terms.conversation import Message
+from octavo.terms.models import JobRequest
+from octavo_worker.agent.prompts.template import ChatTemplate
+from octavo_worker.agent.prompts.tokens import Prompts
 
 SPECIAL = ["<|start|>", "<|end|>", "</think>"]
 

@@ -7,12 +7,14 @@ from chat_templates import FAMILIES, Family
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.keys import Keys
-from octavo.models import AnswerFormat, Chunk, JobRequest, SamplingParams
-from octavo.protocol import Claim
-from octavo_worker.agent.answer_form import AnswerForm, EncodedPrompt
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Claim
+from octavo.terms.messages import AnswerFormat, Chunk
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingParams
 from octavo_worker.agent.jobs import ActiveJob
-from octavo_worker.messages import AddRequest, EngineSampling, TokenOutput
+from octavo_worker.agent.prompts.answer_form import AnswerForm, EncodedPrompt
+from octavo_worker.contract.messages import AddRequest, EngineSampling, TokenOutput
 
 THOUGHTS = {
     "hermes": ("<think>", "one two three four five", "</think>"),

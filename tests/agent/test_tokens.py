@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 import octavo_worker
-from octavo.models import JobRequest, Message, SamplingParams
-from octavo_worker.agent.tokens import PromptRejected, Prompts, check_ids
+from octavo.terms.conversation import Message
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingParams
+from octavo_worker.agent.prompts.tokens import PromptRejected, Prompts, check_ids
 
 DEMO = Path(octavo_worker.__file__).parent / "bundled" / "demo"
 

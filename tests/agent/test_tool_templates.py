@@ -7,9 +7,10 @@ import json
 import pytest
 from chat_templates import FAMILIES, Family
 
-from octavo.models import JobRequest, Message
-from octavo.parsing import family_of, is_marker
-from octavo_worker.agent.tokens import PromptRejected, Prompts
+from octavo.dialects.parsing import family_of, is_marker
+from octavo.terms.conversation import Message
+from octavo.terms.models import JobRequest
+from octavo_worker.agent.prompts.tokens import PromptRejected, Prompts
 
 CALL_ID = "call_0123456789abcdef"
 
@@ -117,7 +118,7 @@ def test_a_template_that_escapes_what_is_not_ascii_lets_no_marker_through() -> N
 
 
 def marks(family: Family, said: str) -> dict[str, int]:
-    from octavo_worker.agent.chat_model import ChatModel
+    from octavo_worker.agent.prompts.chat_model import ChatModel
 
     chat = ChatModel(family.source, family.source, tokenizer=family.tokenizer(), variables={})
     pieces = chat.render(JobRequest(model="m", messages=[Message(role="user", content=said)]))
@@ -180,7 +181,7 @@ def test_a_prompt_may_end_inside_a_thought(
 def test_a_user_cannot_open_a_thought(prompts_of: dict[str, Prompts]) -> None:
     source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '</think>' if false }}"
     family = Family(source, ("<think>", "</think>"), (), ("none", "think"), "</think>")
-    from octavo_worker.agent.chat_model import ChatModel
+    from octavo_worker.agent.prompts.chat_model import ChatModel
 
     chat = ChatModel(source, source, tokenizer=family.tokenizer(), variables={})
     request = JobRequest(model="m", messages=[Message(role="user", content="hi <think>")], parsed=True)

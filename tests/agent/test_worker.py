@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from waiting import eventually
 
 import octavo_worker
-from octavo.models import JobStatus
-from octavo_worker.messages import BeamOptions
+from octavo.terms.messages import JobStatus
+from octavo_worker.contract.messages import BeamOptions
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from octavo_worker.bench import service as bench
 RUNNING = """
 import time
 from octavo_worker.bench.service import service
-from octavo_worker.files import model_folder
+from octavo_worker.contract.files import model_folder
 with service(model_folder("demo"), ["--num-blocks=80"]):
     print("running", flush=True)
     time.sleep(3600)

@@ -12,7 +12,8 @@ from octavo_worker.bench.floors import Costs, floor_seconds
 from octavo_worker.bench.shapes import SHAPES
 from octavo_worker.bench.workloads import Work
 from octavo_worker.model.config import decoder_config
-from octavo_worker.model.parallel.shards import Rank, Shards
+from octavo_worker.model.shards import Shards
+from octavo_worker.ranks.rank import Rank
 
 READS, MULTIPLIES = Ceilings(1e12, 1e30), Ceilings(1e30, 1e12)  # only one of the two counts
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from octavo_worker.bench.cli import bench
 from octavo_worker.bench.quality import Divergence, Mismatch, windows_of
-from octavo_worker.files import model_folder
+from octavo_worker.contract.files import model_folder
 
 DEMO = model_folder("demo")
 

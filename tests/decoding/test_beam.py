@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from octavo_worker.decoding.beam import BeamSearch
-from octavo_worker.decoding.stop import StopRules
-from octavo_worker.messages import BeamOptions
+from octavo_worker.contract.messages import BeamOptions
+from octavo_worker.engine.beams.search import BeamSearch
+from octavo_worker.engine.stop import StopRules
 
 EOS = 9
 

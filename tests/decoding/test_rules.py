@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.models import SamplingParams
-from octavo_worker.decoding.sampling import resolve_sampling
-from octavo_worker.decoding.stop import StopRules
-from octavo_worker.messages import EngineSampling
+from octavo.terms.sampling import SamplingParams
+from octavo_worker.agent.sampling import resolve_sampling
+from octavo_worker.contract.messages import EngineSampling
+from octavo_worker.engine.stop import StopRules
 
 
 def test_every_parameter_reaches_the_engine():

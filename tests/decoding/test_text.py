@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import octavo_worker
-from octavo_worker.decoding.text import StopStrings, TextStream
+from octavo_worker.agent.text import StopStrings, TextStream
 
 DEMO = Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled/demo/tokenizer.json"))
 TEXT = "To be, or not to be 日本語 🎉\n\ncafé � end"
@@ -167,7 +167,7 @@ def test_without_tokenizer_there_is_no_text():
 
 
 def test_text_needs_no_torch():
-    code = "import sys, octavo_worker.decoding.text, octavo_worker.channel; assert 'torch' not in sys.modules"
+    code = "import sys, octavo_worker.agent.text, octavo_worker.contract.channel; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

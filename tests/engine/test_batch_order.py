@@ -14,10 +14,10 @@ from fake_runner import DelayedRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_worker.engine.forecast import HORIZON, most_growth, peak_growth
-from octavo_worker.engine.policy import BATCH_PACE
+from octavo_worker.contract.messages import BATCH, AddRequest
+from octavo_worker.engine.scheduling.forecast import HORIZON, most_growth, peak_growth
+from octavo_worker.engine.scheduling.policy import BATCH_PACE
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import BATCH, AddRequest
 
 NEVER = 1e9
 

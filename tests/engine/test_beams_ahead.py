@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workloads import MixedPolicy, run_workload
 
+from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.contract.step import StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions
 
 
 class Plans(DelayedRunner):

@@ -8,8 +8,16 @@ import msgspec
 import pytest
 from engine_driver import make_request
 
-from octavo_worker.channel import EngineChannel, encode_frame
-from octavo_worker.messages import Abort, EngineStats, Logprob, RequestStarted, Shutdown, StepOutput, TokenOutput
+from octavo_worker.contract.channel import EngineChannel, encode_frame
+from octavo_worker.contract.messages import (
+    Abort,
+    EngineStats,
+    Logprob,
+    RequestStarted,
+    Shutdown,
+    StepOutput,
+    TokenOutput,
+)
 
 
 @pytest.fixture

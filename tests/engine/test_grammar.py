@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from octavo.grammar import Grammar, GrammarError
+from octavo.dialects.grammar.grammars import Grammar, GrammarError
+from octavo_worker.contract.files import model_folder
 from octavo_worker.engine.grammar import Compiler, Matcher, Together, Vocabulary
-from octavo_worker.files import model_folder
 
 FOLDER = model_folder("demo")
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))

@@ -13,11 +13,11 @@ from generated_schemas import allowed, unchecked
 from tokenizers import Tokenizer
 from waiting import STALL_S, eventually
 
-from octavo.grammar import Grammar, GrammarError, too_slow
-from octavo.grammar_trials import validate
+from octavo.dialects.grammar.grammars import Grammar, GrammarError, too_slow
+from octavo.dialects.grammar.trials import validate
+from octavo_worker.contract.files import model_folder
 from octavo_worker.engine.grammar import Compiler, Vocabulary
 from octavo_worker.engine.grammar.compiler import SHARERS
-from octavo_worker.files import model_folder
 
 FOLDER = model_folder("demo")
 TEXT = (FOLDER / "tokenizer.json").read_text(encoding="utf-8")

@@ -30,10 +30,10 @@ from generated_schemas import SCHEMAS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.grammar import Grammar, GrammarError
+from octavo.dialects.grammar.grammars import Grammar, GrammarError
+from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.engine.grammar import Matcher
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions
 
 UNHURRIED = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 

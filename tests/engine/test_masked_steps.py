@@ -10,7 +10,7 @@ from generated_schemas import SCHEMAS, allowed, unchecked, walk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo.grammar import Grammar
+from octavo.dialects.grammar.grammars import Grammar
 from octavo_worker.engine.grammar import Barred, Compiler, Vocabulary, bar_all
 
 UNHURRIED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -9,9 +9,9 @@ from engine_driver import Driver, expected_tokens, make_request
 from fake_runner import FakeRunner
 
 from octavo_worker.contract.capacity import Capacity
+from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.contract.step import StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions
 
 
 def sliding(usable_blocks: int, window: int, **options: Any) -> Driver:

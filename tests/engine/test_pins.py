@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_driver import Driver, expected_tokens, make_request
 
-from octavo_worker.messages import PinPrefix
+from octavo_worker.contract.messages import PinPrefix
 
 SYSTEM = list(range(40))
 

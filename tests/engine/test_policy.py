@@ -11,9 +11,9 @@ from fake_runner import DelayedRunner, FakeRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_worker.engine.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
+from octavo_worker.contract.messages import AddRequest, BeamOptions
+from octavo_worker.engine.scheduling.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions
 
 Policy = Callable[[], SchedulingPolicy]
 POLICIES = pytest.mark.parametrize("policy", [PriorityPolicy, FcfsPolicy])

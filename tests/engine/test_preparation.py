@@ -11,13 +11,13 @@ from engine_driver import Driver, make_request, prompt
 from followed import COMPILER, END, FOLDER, STOPS, VOCAB, expected, ids
 from waiting import STALL_S, eventually
 
-from octavo.grammar import Grammar, GrammarError, too_slow
-from octavo_worker.channel import AgentChannel, EngineChannel
+from octavo.dialects.grammar.grammars import Grammar, GrammarError, too_slow
+from octavo_worker.contract.channel import AgentChannel, EngineChannel
+from octavo_worker.contract.messages import Abort, AddRequest, Shutdown, StepOutput
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.grammar import Compiler, Preparation, Vocabulary
 from octavo_worker.engine.loop import EngineLoop
 from octavo_worker.engine.process import preparation_for
-from octavo_worker.messages import Abort, AddRequest, Shutdown, StepOutput
 
 DIGITS = Grammar("regex", "[0-9]{12}")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_driver import Driver, expected_beams, expected_tokens, make_request
 
+from octavo_worker.contract.messages import BeamOptions
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import BeamOptions
 
 
 def numbers(start: int, count: int) -> range:

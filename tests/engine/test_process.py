@@ -18,11 +18,11 @@ import pytest
 from engine_driver import Driver, expected_tokens, make_request
 from waiting import STALL_S
 
-from octavo_worker.channel import AgentChannel, EngineChannel
+from octavo_worker.contract.channel import AgentChannel, EngineChannel
+from octavo_worker.contract.messages import Abort, Ready, RequestFailed, Shutdown, StepOutput, TokenOutput
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.grammar import Preparation
 from octavo_worker.engine.loop import EngineLoop
-from octavo_worker.messages import Abort, Ready, RequestFailed, Shutdown, StepOutput, TokenOutput
 
 FAKE_ENGINE = Path(__file__).parents[1] / "support" / "fake_engine.py"
 
@@ -207,7 +207,7 @@ def test_entry_point_refuses_bad_options():
     command = [
         sys.executable,
         "-m",
-        "octavo_worker.engine_process",
+        "octavo_worker.assembly.engine_process",
         "--fd",
         "0",
         "--options",

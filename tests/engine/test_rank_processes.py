@@ -16,10 +16,10 @@ import psutil
 import pytest
 from waiting import STALL_S, eventually
 
-from octavo_worker.channel import _TO_AGENT, _frame_length
+from octavo_worker.contract.channel import _TO_AGENT, _frame_length
+from octavo_worker.contract.messages import Ready, Refused, ToAgent
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.messages import Ready, Refused, ToAgent
-from octavo_worker.rank_processes import Ranks, RanksFailed
+from octavo_worker.ranks.processes import Ranks, RanksFailed
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def engine(**options: object) -> Iterator[tuple[subprocess.Popen[bytes], socket.
     command = [
         sys.executable,
         "-m",
-        "octavo_worker.engine_process",
+        "octavo_worker.assembly.engine_process",
         "--fd",
         str(theirs.fileno()),
         "--options",

@@ -8,8 +8,8 @@ import pytest
 from engine_driver import Driver, assert_complete, expected_tokens, make_request, prompt
 from fake_runner import score
 
+from octavo_worker.contract.messages import BeamOptions, Logprob
 from octavo_worker.contract.step import Sampled
-from octavo_worker.messages import BeamOptions, Logprob
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 255, 256, 257])

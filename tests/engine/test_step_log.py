@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from engine_driver import Driver, make_request
 
+from octavo_worker.contract.messages import EngineStats
 from octavo_worker.engine.step_log import StepLog, chrome_trace
-from octavo_worker.messages import EngineStats
 
 
 def driven(log: StepLog | None) -> Driver:

@@ -8,8 +8,8 @@ from typing import Any
 from engine_driver import Driver, make_request
 from fake_runner import FakeRunner
 
+from octavo_worker.contract.messages import EngineStats
 from octavo_worker.contract.step import Done, StepPlan
-from octavo_worker.messages import EngineStats
 
 
 class Held(FakeRunner):

@@ -10,9 +10,9 @@ from engine_driver import Driver, make_request
 from fake_runner import DelayedRunner, value_of
 from workloads import run_workload
 
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.step import SampleSpec, SequenceStep, StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import EngineSampling
 
 
 class Keeping(DelayedRunner):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from engine_driver import Driver, expected_beams, expected_tokens, make_request
 
+from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions
 
 
 def swapping(usable_blocks: int, host_blocks: int, **options: Any) -> Driver:

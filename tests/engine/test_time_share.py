@@ -11,8 +11,8 @@ from engine_driver import Driver, expected_tokens, make_request
 from fake_runner import DelayedRunner, FakeRunner
 
 from octavo_worker.contract.step import Launched, StepPlan, StepResult
+from octavo_worker.engine.scheduling.time_share import TimeShare
 from octavo_worker.engine.sequence import Sequence
-from octavo_worker.engine.time_share import TimeShare
 
 
 @dataclass

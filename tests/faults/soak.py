@@ -34,10 +34,11 @@ from waiting import until
 from worker_process import WorkerProcess
 
 from octavo import AsyncClient
-from octavo.errors import JobNotFound, OctavoError
-from octavo.keys import Keys
-from octavo.models import Event, JobRequest, JobStatus, Result
-from octavo.server import EmbeddedServer
+from octavo.queue.keys import Keys
+from octavo.service.server import EmbeddedServer
+from octavo.terms.errors import JobNotFound, OctavoError
+from octavo.terms.messages import JobStatus
+from octavo.terms.models import Event, JobRequest, Result
 
 LEASE_S = 3.0
 IN_FLIGHT = 24

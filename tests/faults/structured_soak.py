@@ -40,8 +40,8 @@ from waiting import STALL_S
 from worker_process import WorkerProcess
 
 from octavo import AsyncClient
-from octavo.models import JobStatus
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
+from octavo.terms.messages import JobStatus
 from octavo_worker.bench.report import encode, report, write
 
 IN_FLIGHT = 32

@@ -13,7 +13,7 @@ from waiting import eventually
 from worker_process import WorkerProcess
 
 from octavo import Client
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
 
 BLOCKS = 21  # of 16 tokens, one of them the null block: a third of what the job needs
 SAMPLING = {"max_tokens": 500, "ignore_eos": True, "temperature": 0.9}

@@ -19,7 +19,7 @@ from two_gpus import TWO_GPUS, on_two_gpus
 from waiting import eventually
 from worker_process import WorkerProcess
 
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
 
 JOBS = 40
 FLAGS = {

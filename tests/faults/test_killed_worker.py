@@ -17,7 +17,7 @@ from queue_client import Answers, Queue, answers, known_queue
 from waiting import STALL_S, eventually
 from worker_process import WorkerProcess
 
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
 
 JOBS = 200
 # with room for all jobs at once, the worker that is not killed could take every one, or end them before the kill

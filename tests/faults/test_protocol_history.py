@@ -22,10 +22,10 @@ from killable_server import forgotten_by, killable_service
 from waiting import STALL_S, until
 
 from octavo import AsyncClient, JobRequest, SamplingParams, ServerUnavailable
-from octavo.connection import connect
-from octavo.models import Chunk, JobStatus, Terminal, Usage
-from octavo.server import die_with_parent
-from octavo.streams import parse_entries
+from octavo.queue.connection import connect
+from octavo.queue.streams import parse_entries
+from octavo.service.server import die_with_parent
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 
 
 @dataclass

@@ -17,10 +17,11 @@ from waiting import STALL_S, eventually
 from worker_process import WorkerProcess
 
 from octavo import Client
-from octavo.blocking import Job
 from octavo.cli.app import build_app
-from octavo.connection import connect_sync
-from octavo.models import JobRequest, JobStatus
+from octavo.client.blocking import Job
+from octavo.queue.connection import connect_sync
+from octavo.terms.messages import JobStatus
+from octavo.terms.models import JobRequest
 
 LONG = 150
 FAKE = "step_seconds=0.01"

@@ -22,8 +22,10 @@ from waiting import STALL_S
 from worker_process import WorkerProcess
 
 from octavo import AsyncClient
-from octavo.models import Grammar, JobStatus, Result
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
+from octavo.terms.messages import JobStatus
+from octavo.terms.models import Result
+from octavo.terms.structured import Grammar
 from octavo_gateway.settings import GatewaySettings
 
 FLAGS = {"model": "demo", "num_blocks": 2048, "max_running": 32, "threads": 1, "device": "cpu", "lease": 1.0}

@@ -29,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from scripted_worker import ScriptedWorker
 from waiting import until
 
-from octavo.models import Chunk, JobError, JobRequest, JobStatus, TokenLogprob
-from octavo.protocol import Claim
-from octavo.server import EmbeddedServer, die_with_parent
+from octavo.queue.protocol import Claim
+from octavo.service.server import EmbeddedServer, die_with_parent
+from octavo.terms.messages import Chunk, JobError, JobStatus, TokenLogprob
+from octavo.terms.models import JobRequest
 
 MOST_TOKENS = 4
 MOST_GROWTH = 128 << 20

@@ -24,8 +24,8 @@ from typing import Any
 import msgpack
 import psutil
 
-from octavo import wire
-from octavo.errors import MalformedMessage
+from octavo.queue import wire
+from octavo.terms.errors import MalformedMessage
 
 DATA = Path(__file__).parents[1] / "shared" / "data"
 DECODERS = {name.removeprefix("decode_"): getattr(wire, name) for name in dir(wire) if name.startswith("decode_")}

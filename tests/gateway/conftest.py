@@ -17,7 +17,7 @@ from serving import serving
 from waiting import STALL_S
 from worker_process import WorkerProcess
 
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
 from octavo_gateway.settings import GatewaySettings
 
 

@@ -19,10 +19,10 @@ from waiting import STALL_S, until
 from worker_process import WorkerProcess
 
 from octavo import AsyncClient
-from octavo.answer_parser import AnswerParser
-from octavo.models import AnswerFormat, Chunk, JobStatus, Usage
-from octavo_gateway.anthropic.body import MessagesRequest
-from octavo_gateway.anthropic.events import MessageEvents, whole_message
+from octavo.dialects.answer_parser import AnswerParser
+from octavo.dialects.anthropic.body import MessagesRequest
+from octavo.dialects.anthropic.events import MessageEvents, whole_message
+from octavo.terms.messages import AnswerFormat, Chunk, JobStatus, Usage
 
 HI: dict[str, Any] = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
 

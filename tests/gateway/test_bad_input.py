@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from scripted_worker import MODEL
 from waiting import STALL_S
 
-from octavo.models import JobRequest
-from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
+from octavo.dialects.openai.requests import ChatCompletionRequest, CompletionRequest
+from octavo.terms.models import JobRequest
 
 CHAT, TEXT, JOBS = "/v1/chat/completions", "/v1/completions", "/v1/jobs"
 HELLO = [{"role": "user", "content": "hello"}]

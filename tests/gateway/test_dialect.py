@@ -16,8 +16,8 @@ from scripted_worker import MODEL, ScriptedWorker, whole_text
 from waiting import until
 
 from octavo.cli.batch import run as run_batch
-from octavo.openai.fields import REFUSED, MessageWithoutEffect, WithoutEffect
-from octavo.openai.requests import ChatCompletionRequest, CompletionRequest
+from octavo.dialects.openai.fields import REFUSED, MessageWithoutEffect, WithoutEffect
+from octavo.dialects.openai.requests import ChatCompletionRequest, CompletionRequest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 WINDOW = 4
@@ -228,6 +228,8 @@ def test_the_documentation_lists_every_field():
 
 
 def test_the_client_starts_without_the_dialect():
-    program = "import sys, octavo; print(sorted(name for name in sys.modules if name.startswith('octavo.openai')))"
+    program = (
+        "import sys, octavo; print(sorted(name for name in sys.modules if name.startswith('octavo.dialects.openai')))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

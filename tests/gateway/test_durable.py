@@ -15,10 +15,10 @@ from scripted_worker import MODEL, ScriptedWorker, text_of, whole_text
 from waiting import STALL_S, until
 
 from octavo import AsyncClient
-from octavo.calls import run
-from octavo.keys import Keys
-from octavo.models import Chunk, JobStatus
-from octavo.protocol import Append
+from octavo.queue.calls import run
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Append
+from octavo.terms.messages import Chunk, JobStatus
 
 OPEN_TAIL = {"stream-up-to-date": "true", "stream-closed": None}
 

@@ -9,9 +9,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.models import Chunk, Event, JobInfo, JobStatus, Terminal, Usage
-from octavo.pages import Page
-from octavo.streams import events_of_result
+from octavo.queue.pages import Page
+from octavo.queue.streams import events_of_result
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
+from octavo.terms.models import Event, JobInfo
 from octavo_gateway.durable.answers import next_cursor
 from octavo_gateway.durable.log import Batch, Offset, batch_of_page
 

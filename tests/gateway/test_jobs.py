@@ -10,11 +10,14 @@ from scripted_worker import MODEL, ScriptedWorker, text_of, whole_text
 from sse import ServerEvent, read_events
 from waiting import until
 
-from octavo import AsyncClient, wire
-from octavo.connection import connect
-from octavo.keys import Keys
-from octavo.models import JobRequest, Progress, SamplingParams
-from octavo.structs import as_dict
+from octavo import AsyncClient
+from octavo.queue import wire
+from octavo.queue.connection import connect
+from octavo.queue.keys import Keys
+from octavo.terms.messages import Progress
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingParams
+from octavo.terms.structs import as_dict
 
 TOKENS = 6
 

@@ -12,10 +12,11 @@ import redis
 from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
 from waiting import until
 
-from octavo.calls import run_sync
-from octavo.models import JobStatus, ModelCard, TokenLogprob
-from octavo.openai.logprobs import CompletionLogprobs
-from octavo.protocol import Cell
+from octavo.dialects.openai.logprobs import CompletionLogprobs
+from octavo.queue.calls import run_sync
+from octavo.queue.protocol import Cell
+from octavo.terms.messages import JobStatus, TokenLogprob
+from octavo.terms.workers import ModelCard
 
 HELLO = [{"role": "user", "content": "hello"}]
 

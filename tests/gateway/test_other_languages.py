@@ -21,13 +21,13 @@ from scripted_worker import MODEL, ScriptedWorker, whole_text
 from waiting import STALL_S, until
 
 from octavo import AsyncClient
-from octavo.calls import run
-from octavo.handles import AsyncJob
-from octavo.keys import Keys
-from octavo.models import Chunk, JobError, JobStatus, Terminal, Usage
-from octavo.protocol import Append, Cell
-from octavo.roles import ROLES
-from octavo.server import EmbeddedServer
+from octavo.client.handles import AsyncJob
+from octavo.queue.calls import run
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Append, Cell
+from octavo.queue.roles import ROLES
+from octavo.service.server import EmbeddedServer
+from octavo.terms.messages import Chunk, JobError, JobStatus, Terminal, Usage
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"

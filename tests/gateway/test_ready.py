@@ -13,7 +13,7 @@ from killable_server import killable_server
 from scripted_worker import MODEL, ScriptedWorker
 from waiting import until
 
-from octavo.errors import QueueFull
+from octavo.terms.errors import QueueFull
 from octavo_gateway import state
 
 

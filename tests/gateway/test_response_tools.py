@@ -13,7 +13,7 @@ from response_oracles import check_event, check_item, check_response
 from scripted_worker import MODEL, ScriptedWorker
 from tool_answers import ANSWERS, ROME, TOOLS
 
-from octavo.models import Chunk
+from octavo.terms.messages import Chunk
 
 ASKED = [{"role": "user", "content": "What will it be like?"}]
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]

@@ -14,12 +14,12 @@ from responses_http import ended, events_of, resumed, with_status
 from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
 from waiting import until
 
-from octavo.errors import JobNotFound
-from octavo.openai.responses.events import ResponseLog
-from octavo.openai.responses.record import job_of
-from octavo.openai.responses.requests import ResponseRequest
+from octavo.dialects.openai.responses.events import ResponseLog
+from octavo.dialects.openai.responses.record import job_of
+from octavo.dialects.openai.responses.requests import ResponseRequest
+from octavo.terms.errors import JobNotFound
+from octavo_gateway.http.streams import Mailbox
 from octavo_gateway.openai.telling import write
-from octavo_gateway.streams import Mailbox
 
 HELLO = {"model": MODEL, "input": "hello"}
 

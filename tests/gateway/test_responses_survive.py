@@ -20,7 +20,7 @@ from tool_answers import ANSWERS, TOOLS
 from waiting import STALL_S, until
 
 from octavo import AsyncClient
-from octavo.openai.responses.record import job_of
+from octavo.dialects.openai.responses.record import job_of
 
 TOKENS = 60
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]

@@ -19,8 +19,8 @@ from sse import read_events
 from waiting import STALL_S, until
 
 from octavo import AsyncClient
-from octavo.connection import connect
-from octavo.keys import Keys
+from octavo.queue.connection import connect
+from octavo.queue.keys import Keys
 from octavo_gateway.auth import Keyring
 
 HELLO_JOB = {"model": MODEL, "prompt": "hello"}

@@ -9,7 +9,7 @@ from responses_http import has_tokens, resumed, with_status
 from scripted_worker import MODEL, ScriptedWorker, whole_text
 from waiting import until
 
-from octavo.openai.responses.record import job_of
+from octavo.dialects.openai.responses.record import job_of
 
 HELLO = {"model": MODEL, "input": "hello"}
 

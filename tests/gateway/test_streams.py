@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from waiting import STALL_S
 
-from octavo_gateway.streams import Mailbox
+from octavo_gateway.http.streams import Mailbox
 
 
 async def test_what_waits_leaves_in_one_piece():

@@ -11,7 +11,7 @@ from scripted_worker import MODEL, ScriptedWorker
 from waiting import STALL_S
 
 from octavo import Client
-from octavo.models import PinOutcome
+from octavo.terms.workers import PinOutcome
 from octavo_gateway.auth import Keyring
 
 TENANTS = {"a-key": "acme", "g-key": "globex", "o-key": "ops"}

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_worker import MODEL
 
-from octavo.models import Chunk, TokenLogprob
-from octavo.openai.logprobs import CompletionLogprobs, TextOffsets
-from octavo_worker.decoding.text import StopStrings
+from octavo.dialects.openai.logprobs import CompletionLogprobs, TextOffsets
+from octavo.terms.messages import Chunk, TokenLogprob
+from octavo_worker.agent.text import StopStrings
 
 
 def held_back(tokens: list[str], stop: list[str]) -> list[str]:

@@ -16,12 +16,13 @@ from worker_process import WorkerProcess
 
 import octavo_worker
 from octavo import AsyncClient, Client
-from octavo.calls import run_sync
-from octavo.errors import InvalidRequest
-from octavo.keys import Keys
-from octavo.models import JobRequest, ModelCard
-from octavo.protocol import Cell
-from octavo.questions import QUESTIONS_KEPT
+from octavo.queue.calls import run_sync
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Cell
+from octavo.queue.questions import QUESTIONS_KEPT
+from octavo.terms.errors import InvalidRequest
+from octavo.terms.models import JobRequest
+from octavo.terms.workers import ModelCard
 
 DEMO = Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled" / "demo" / "tokenizer.json"))
 
@@ -75,7 +76,7 @@ async def test_without_a_worker_it_is_a_503(http, redis_url, redis_sync):
 
 
 async def test_a_question_that_a_dying_worker_took_is_asked_again(http, worker, redis_sync, monkeypatch):
-    monkeypatch.setattr("octavo.questions._TOKENIZER_ANSWER_S", (0.05, 60.0))
+    monkeypatch.setattr("octavo.queue.questions._TOKENIZER_ANSWER_S", (0.05, 60.0))
     taken = asyncio.create_task(asyncio.to_thread(redis_sync.blpop, [Keys().questions(MODEL)], 60))
     for task in worker._tasks[2:3]:  # the scripted worker's own answers
         task.cancel()

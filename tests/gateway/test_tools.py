@@ -17,10 +17,10 @@ from tool_answers import ANSWERS, ROME, TOOLS, ToolAnswer
 from waiting import until
 from worker_process import WorkerProcess
 
-from octavo.answer_parser import AnswerParser
 from octavo.cli.batch import run as run_batch
-from octavo.client import AsyncClient
-from octavo.models import Tool
+from octavo.client.asynchronous import AsyncClient
+from octavo.dialects.answer_parser import AnswerParser
+from octavo.terms.tools import Tool
 
 ASKED = [{"role": "user", "content": "What will it be like?"}]
 StartModel = Callable[..., WorkerProcess]

@@ -16,11 +16,12 @@ from tool_answers import ANSWERS, TOOLS
 from waiting import STALL_S, until
 
 from octavo import AsyncClient
-from octavo.answer_parser import AnswerParser
-from octavo.errors import InvalidRequest
-from octavo.models import AnswerFormat, Chunk, Event, JobError, JobStatus, Terminal, Usage
-from octavo_gateway.ui.body import UiChatRequest, UiPart, _turns
-from octavo_gateway.ui.parts import UiParts
+from octavo.dialects.answer_parser import AnswerParser
+from octavo.dialects.ui.body import UiChatRequest, UiPart, _turns
+from octavo.dialects.ui.parts import UiParts
+from octavo.terms.errors import InvalidRequest
+from octavo.terms.messages import AnswerFormat, Chunk, JobError, JobStatus, Terminal, Usage
+from octavo.terms.models import Event
 
 
 def body(*texts: str, chat: str = "c1", **more: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from octavo import AsyncClient, Client, QueueFull, ServerUnavailable
 from octavo.cli.app import build_app
-from octavo.errors import OctavoError
+from octavo.terms.errors import OctavoError
 
 WORDS = ("one", "two", "three")
 

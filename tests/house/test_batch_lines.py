@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import typer
 
-from octavo.cli.batch_files import keep_answers
-from octavo.cli.batch_lines import BatchLine, parse_line
-from octavo.models import Grammar
+from octavo.service.batches.files import keep_answers
+from octavo.service.batches.lines import BatchLine, parse_line
+from octavo.terms.structured import Grammar
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = {"role": "user", "content": "hello"}

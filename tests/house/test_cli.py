@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from waiting import STALL_S, eventually
 
 from octavo.cli.app import build_app
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

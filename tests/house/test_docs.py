@@ -16,10 +16,10 @@ import settings_table
 from cli_driver import Cli, Up
 from waiting import STALL_S
 
-import octavo.errors
+import octavo.terms.errors
 from octavo import Client
 from octavo.cli.app import GROUP, build_app
-from octavo.roles import ROLES
+from octavo.queue.roles import ROLES
 from octavo_gateway.errors import _STATUSES
 
 ROOT = Path(__file__).parents[2]
@@ -145,11 +145,13 @@ def test_every_error_is_in_the_table_with_its_code_and_status() -> None:
     text = (ROOT / "docs" / "errors.md").read_text()
     statuses = dict(_STATUSES)
     classes = [
-        item for _, item in inspect.getmembers(octavo.errors, inspect.isclass) if item.__module__ == "octavo.errors"
+        item
+        for _, item in inspect.getmembers(octavo.terms.errors, inspect.isclass)
+        if item.__module__ == "octavo.terms.errors"
     ]
     assert len(classes) > 5
     for kind in classes:
-        if kind is not octavo.errors.OctavoError:
+        if kind is not octavo.terms.errors.OctavoError:
             status = statuses.get(kind, "")
             assert f"| `{kind.__name__}` | `{kind.code}` |{f' {status} ' if status else ' '}|" in text
 

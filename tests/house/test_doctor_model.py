@@ -54,7 +54,7 @@ def test_a_quantised_model() -> None:
 
 def test_products_without_a_kernel_for_their_codes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from octavo_kernels.naming import Way
-    from octavo_worker.model import inspection
+    from octavo_worker.assembly import inspection
 
     for dequantises, state in ((True, "warning"), (False, "ok")):
         monkeypatch.setattr(inspection, "way_of", lambda *_, slow=dequantises, **__: Way("x", slow))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from import_rules import RULES, Rule, imported
+from import_rules import ROOMS, RULES, Rule, folder_of, imported, package_of, room_of
 from waiting import STALL_S
 
 ROOT = Path(__file__).parents[2]
@@ -25,24 +25,49 @@ def test_every_module_has_one_rule() -> None:
     assert sorted(governed) == sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-AGENT, ENGINE, MODEL, MEMORY, DECODING = (
-    f"worker/octavo_worker/{part}" for part in ("agent", "engine", "model", "memory", "decoding")
+@pytest.mark.parametrize("room", ROOMS)
+def test_arrows_between_rooms_run_down_the_list_only(room: str) -> None:
+    below = ROOMS[ROOMS.index(room) :]
+    arrows = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sorted((ROOT / folder_of(room)).rglob("*.py"))
+        for name in imported(path.read_text(), package_of(path))
+        if room_of(name) not in (None, *below)
+    }
+    assert arrows == set()
+
+
+MOST_FLAT_MODULES = 20
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_few_modules_side_by_side(room: str) -> None:
+    flat = [path for path in (ROOT / folder_of(room)).glob("*.py") if path.stem != "__init__"]
+    assert flat
+    assert len(flat) <= MOST_FLAT_MODULES, f"before a further flat file in {room}, find the seam"
+
+
+AGENT, ENGINE, MODEL, MEMORY, RANKS = (
+    f"worker/octavo_worker/{part}" for part in ("agent", "engine", "model", "memory", "ranks")
 )
 FORBIDDEN = [
     *((AGENT, f"octavo_worker.{name}") for name in ("engine", "model", "memory.block_pool", "contract.step", "bench")),
-    *((AGENT, f"octavo_worker.engine.{path.stem}") for path in sorted((ROOT / ENGINE).glob("[a-z]*.py"))),
-    *((AGENT, name) for name in ("octavo_worker.decoding.beam", "torch", "octavo_kernels", "octavo.cli", "fastapi")),
-    *((MODEL, f"octavo_worker.{name}") for name in ("agent", "memory", "decoding.stop", "channel", "engine")),
-    *((MODEL, f"octavo_worker.engine.{path.stem}") for path in sorted((ROOT / ENGINE).glob("[a-z]*.py"))),
-    *((MODEL, name) for name in ("redis", "octavo.models", "octavo_gateway")),
-    *((ENGINE, f"octavo_worker.{name}") for name in ("model", "agent", "settings", "engine_process", "decoding.text")),
-    *((ENGINE, name) for name in ("torch", "redis", "octavo", "octavo.protocol", "octavo_kernels")),
-    *((MEMORY, name) for name in ("numpy", "octavo_worker.messages", "octavo_worker.contract.step", "torch")),
-    *((DECODING, name) for name in ("torch", "redis", "octavo_worker.engine.sequence", "tokenizers", "octavo.models")),
-    *(("shared/octavo", name) for name in ("octavo_worker", "octavo_gateway", "torch", "typer", "octavo.cli.app")),
-    *(("shared/octavo/openai", name) for name in ("redis", "msgspec", "octavo.client", "octavo.wire", "fastapi")),
-    *(("shared/octavo/parsing", name) for name in ("redis", "pydantic", "msgspec", "octavo.models", "transformers")),
-    *(("gateway/octavo_gateway", name) for name in ("octavo_worker.messages", "torch", "redis", "octavo.cli")),
+    *((AGENT, name) for name in ("octavo_worker.engine.beams.search", "torch", "octavo_kernels", "octavo.cli")),
+    *((MODEL, f"octavo_worker.{name}") for name in ("agent", "memory", "engine.stop", "runner", "assembly")),
+    *((MODEL, name) for name in ("redis", "octavo.terms.models", "octavo_gateway")),
+    *((ENGINE, f"octavo_worker.{name}") for name in ("model", "agent", "assembly.settings", "runner")),
+    *((ENGINE, name) for name in ("torch", "redis", "octavo", "octavo.queue.protocol", "octavo_kernels")),
+    *((MEMORY, name) for name in ("numpy", "octavo_worker.contract.messages", "octavo_worker.contract.step", "torch")),
+    *((RANKS, name) for name in ("octavo_worker.model.shards", "octavo_worker.runner.base", "redis")),
+    *(("shared/octavo/terms", name) for name in ("redis", "octavo.queue.wire", "typer", "torch")),
+    *(("shared/octavo/queue", name) for name in ("octavo_worker", "octavo.client.requests", "typer", "octavo.cli.app")),
+    *(("shared/octavo/client", name) for name in ("octavo_gateway", "octavo.dialects.openai", "rich", "llguidance")),
+    *(("shared/octavo/dialects", name) for name in ("redis", "octavo.client.asynchronous", "octavo.queue.wire")),
+    *(
+        ("shared/octavo/dialects/parsing", name)
+        for name in ("redis", "pydantic", "octavo.terms.models", "transformers")
+    ),
+    *(("gateway/octavo_gateway", name) for name in ("octavo_worker.contract.messages", "torch", "redis", "octavo.cli")),
     *(("kernels/octavo_kernels", name) for name in ("octavo_worker.contract.step", "redis", "transformers")),
 ]
 
@@ -112,9 +137,9 @@ def test_an_engine_starts_without_what_takes_longer_to_import_than_its_model_to_
     heavy = ("transformers", "sympy", "torch._dynamo", "tokenizers", "huggingface_hub", "jinja2", "pydantic", "redis")
     program = f"""
 import sys
-import octavo_worker.engine_process
+import octavo_worker.assembly.engine_process
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model import load_runner
+from octavo_worker.assembly.loading import load_runner
 load_runner(ModelOptions(model="demo", device="cpu", num_blocks=9, threads=1))
 print(sorted(set({heavy!r}) & sys.modules.keys()))
 """

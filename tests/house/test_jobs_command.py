@@ -6,8 +6,8 @@ import redis
 from queue_client import known_queue
 from typer.testing import CliRunner
 
-from octavo.calls import run_sync
 from octavo.cli.app import build_app
+from octavo.queue.calls import run_sync
 
 
 def test_tail_fails_unless_the_job_completed(redis_url: str, redis_sync: redis.Redis) -> None:

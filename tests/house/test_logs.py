@@ -14,7 +14,7 @@ import pytest
 from cli_driver import Cli, start_up
 from rich.console import Console
 
-from octavo.cli.service_log import ServiceLog
+from octavo.service.service_log import ServiceLog
 from octavo_gateway.logs import log_config
 from octavo_worker.agent.logs import configure_logging
 

@@ -13,7 +13,8 @@ from octavo.cli import jobs, top
 from octavo.cli.console import counted
 from octavo.cli.memory_view import memory_panel
 from octavo.cli.weights import products_table
-from octavo.models import JobInfo, JobStatus
+from octavo.terms.messages import JobStatus
+from octavo.terms.models import JobInfo
 
 LOAD = top.WorkerLoad(
     id="a-host.of.some-length-31698-35b629",

@@ -19,7 +19,7 @@ from import_rules import imported, package_of
 from waiting import STALL_S
 
 from octavo_gateway.settings import GatewaySettings
-from octavo_worker.settings import WorkerSettings
+from octavo_worker.assembly.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -34,9 +34,9 @@ def test_the_wheel_holds_our_three_packages_with_their_data_and_nothing_else(tmp
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"octavo", "octavo_gateway", "octavo_worker"}
     assert {
         "octavo/py.typed",
-        "octavo/lua/claim.lua",
-        "octavo/lua/lib/keys.lua",
-        "octavo_gateway/static/index.html",
+        "octavo/queue/lua/claim.lua",
+        "octavo/queue/lua/lib/keys.lua",
+        "octavo_gateway/page/static/index.html",
         "octavo_worker/bundled/demo/model.safetensors",
         "octavo_worker/bundled/demo/chat_template.jinja",
     } <= set(names)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo import local
-from octavo.cli.service import Plan, Service, gpus, is_free
-from octavo.errors import OctavoError
-from octavo.local import LocalService
+from octavo.queue import local
+from octavo.queue.local import LocalService
+from octavo.service.service import Plan, Service, gpus, is_free
+from octavo.terms.errors import OctavoError
 
 PLAN = Plan("demo", 3, "127.0.0.1", 8000, None)
 

@@ -23,8 +23,8 @@ from scripted_worker import MODEL, ScriptedWorker
 from waiting import STALL_S
 
 from octavo import AsyncClient, cli
-from octavo.cli.console import QuotingConsole
-from octavo.errors import OctavoError
+from octavo.service.console import QuotingConsole
+from octavo.terms.errors import OctavoError
 
 HOSTILE = "a\tb\x1b]0;owned\x07\x1b[31m\x9b2J\x08\x7f\rc\n"
 SHOWN = "a\tb\\x1b]0;owned\\x07\\x1b[31m\\x9b2J\\x08\\x7f\\rc\n"

@@ -8,9 +8,10 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from octavo.cli.top import Reader, Snapshot, _screen
-from octavo.client import AsyncClient
-from octavo.models import WorkerInfo
+from octavo.cli.top import _screen
+from octavo.client.asynchronous import AsyncClient
+from octavo.service.fleet import Reader, Snapshot
+from octavo.terms.workers import WorkerInfo
 
 
 class Counts:

@@ -11,8 +11,8 @@ from octavo_kernels import cuda, ops, reference
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.plan import AttentionPlan
 from octavo_kernels.weights import Activations, Codes, dequantise
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model import load_runner
 from octavo_worker.model.errors import ModelError
 
 from .coded_weights import random_weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.models import CELL_STATES
+from octavo.terms.workers import CELL_STATES
 from octavo_worker.memory.block_map import CellState, block_map
 from octavo_worker.memory.block_pool import BlockPool
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from waiting import STALL_S
 
-from octavo_worker.model.backing import Backing
+from octavo_worker.runner.backing import Backing
 
 BLOCK_BYTES = 1 << 20
 BLOCKS = 320  # more than twice what is asked for ahead
@@ -81,7 +81,7 @@ def test_a_process_ends_without_a_thread_that_still_holds_a_pool() -> None:
     """A thread that lets go of a tensor while the interpreter ends aborts the process."""
     program = f"""
 import atexit, threading, torch
-from octavo_worker.model.backing import Backing
+from octavo_worker.runner.backing import Backing
 atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
 Backing(torch.empty(({BLOCKS}, {BLOCK_BYTES}), dtype=torch.uint8))
 """

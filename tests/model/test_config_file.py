@@ -21,11 +21,11 @@ from transformers import (
     Qwen3Config,
 )
 
+from octavo_worker.assembly.loading import choose_dtype, context_length
 from octavo_worker.bench.shapes import SHAPES
-from octavo_worker.files import model_folder
+from octavo_worker.contract.files import model_folder
 from octavo_worker.model.config import decoder_config, reject
 from octavo_worker.model.config_file import FAMILIES, read_file
-from octavo_worker.model.loading import choose_dtype, context_length
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,

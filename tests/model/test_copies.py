@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_worker.model.cuda.copies import SHARE, keep_copies
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.parts import Parts
+from octavo_worker.runner.cuda.copies import SHARE, keep_copies
 
 
 class Copied(Linear):

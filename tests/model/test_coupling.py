@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.step import SampleRow
 from octavo_worker.engine.drafts import count_accepted
-from octavo_worker.messages import EngineSampling
-from octavo_worker.model.sampler import sample
+from octavo_worker.runner.sampler import sample
 
 DRAWS = 100_000
 VOCABULARY = 12

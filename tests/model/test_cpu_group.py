@@ -13,11 +13,11 @@ import pytest
 import torch
 from rank_threads import on_ranks, ranks_of
 
-from octavo_worker.model.parallel.board import Board
-from octavo_worker.model.parallel.cpu_group import CpuGroup
-from octavo_worker.model.parallel.memory import BOARD_BYTES, RankLost, RankMemory
-from octavo_worker.model.parallel.shards import Rank
-from octavo_worker.rank_processes import RanksFailed, reserve
+from octavo_worker.ranks.board import Board
+from octavo_worker.ranks.cpu_group import CpuGroup
+from octavo_worker.ranks.memory import BOARD_BYTES, RankLost, RankMemory
+from octavo_worker.ranks.processes import RanksFailed, reserve
+from octavo_worker.ranks.rank import Rank
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -72,9 +72,9 @@ def test_messages_of_any_length_arrive_in_order() -> None:
 
 ANOTHER = """
 import os, sys, time
-from octavo_worker.model.parallel.cpu_group import CpuGroup
-from octavo_worker.model.parallel.memory import RankMemory
-from octavo_worker.model.parallel.shards import Rank
+from octavo_worker.ranks.cpu_group import CpuGroup
+from octavo_worker.ranks.memory import RankMemory
+from octavo_worker.model.shards import Rank
 import torch
 group = CpuGroup(RankMemory(int(sys.argv[1]), Rank(1, 2), 4096), Rank(1, 2))
 print("there", flush=True)

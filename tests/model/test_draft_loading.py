@@ -12,13 +12,14 @@ import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig
 from watched_draft import watched
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.files import model_folder
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep, StepPlan
-from octavo_worker.files import model_folder
-from octavo_worker.messages import EngineSampling
-from octavo_worker.model import ModelError, UnsupportedModel, load_runner
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.model import ModelError, UnsupportedModel
 from octavo_worker.model.vocabularies import check_same_vocabulary, token_ids
+from octavo_worker.runner.paged import PagedRunner
 
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # K and V, layers, KV heads, head size, tokens, float32
 SIZES = {

@@ -13,15 +13,15 @@ from eagle_heads import head_values, random_head, random_tensors, write_head
 from transformers import GptOssConfig, LlamaConfig, MistralConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from octavo_worker.assembly.loading import _described, load_guesser, load_model, load_runner
+from octavo_worker.contract.files import model_folder
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep, StepPlan
-from octavo_worker.files import model_folder
-from octavo_worker.messages import EngineSampling
-from octavo_worker.model import ModelError, UnsupportedModel, load_runner
+from octavo_worker.model import ModelError, UnsupportedModel
 from octavo_worker.model.config import FAMILIES
 from octavo_worker.model.eagle.config import head_config
-from octavo_worker.model.loading import _described, load_guesser, load_model
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.runner.paged import PagedRunner
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import STALL_S
 
-from octavo_worker.files import ModelNotFound, model_folder, served_name
+from octavo_worker.contract.files import ModelNotFound, model_folder, served_name
 
 
 def test_demo_is_bundled_with_its_draft() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from octavo_worker.contract.step import SequenceStep
-from octavo_worker.model.base_runner import BaseRunner, CacheConfig
 from octavo_worker.model.batch import ragged_batch
+from octavo_worker.model.causal_model import CacheConfig
 from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import DenseFormat, Format, Matrix, Reader
 from octavo_worker.model.checkpoint.source import Checkpoint
@@ -20,6 +20,7 @@ from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.layers.linear import Dense, Linear, Products
 from octavo_worker.model.layers.norm import Input
+from octavo_worker.runner.base import BaseRunner
 
 CONFIG = LlamaConfig(
     vocab_size=50,

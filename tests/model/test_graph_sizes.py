@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo_worker.model.cuda import shapes as module
-from octavo_worker.model.cuda.shapes import (
+from octavo_worker.runner.cuda import shapes as module
+from octavo_worker.runner.cuda.shapes import (
     PROMPT_TOKENS,
     DecodeShape,
     PromptShape,

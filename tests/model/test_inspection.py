@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, MixtralConfig
 
+from octavo_worker.assembly import inspection
+from octavo_worker.assembly.inspection import Inspection, inspect
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.files import model_folder
-from octavo_worker.model import ModelError, inspection, load_runner
-from octavo_worker.model.inspection import Inspection, inspect
+from octavo_worker.model import ModelError
 
 DATA = Path(__file__).parent / "data" / "quantised"
 CHECKPOINTS = sorted(path.parent.name for path in DATA.glob("*/config.json"))

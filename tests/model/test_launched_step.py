@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_worker.model.cuda.launched import LaunchedStep
-from octavo_worker.model.cuda.packer import PackedStep
-from octavo_worker.model.cuda.shapes import RaggedShape, StepSizes
+from octavo_worker.runner.cuda.launched import LaunchedStep
+from octavo_worker.runner.cuda.packer import PackedStep
+from octavo_worker.runner.cuda.shapes import RaggedShape, StepSizes
 
 DRAFTS = st.lists(st.lists(st.tuples(st.integers(0, 999), st.booleans()), max_size=4), min_size=1, max_size=6)
 """Of each decode: the tokens that are verified, and whether the device guesses them."""

@@ -11,10 +11,10 @@ import torch
 from transformers import BloomConfig, LlamaConfig, MambaConfig, MistralConfig, PreTrainedConfig, T5Config
 
 from octavo_kernels import cuda
+from octavo_worker.assembly.devices import choose_device
+from octavo_worker.assembly.loading import choose_dtype, load_runner
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model import ModelError, UnsupportedModel, load_runner
-from octavo_worker.model.devices import choose_device
-from octavo_worker.model.loading import choose_dtype
+from octavo_worker.model import ModelError, UnsupportedModel
 
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 16 * 4  # K and V, layers, KV heads, head size, tokens, float32
 

@@ -19,8 +19,9 @@ from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights
 from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.linear import Products
-from octavo_worker.model.parallel.group import Group
-from octavo_worker.model.parallel.shards import Rank, Shards
+from octavo_worker.model.shards import Shards
+from octavo_worker.ranks.group import Group
+from octavo_worker.ranks.rank import Rank
 
 CONFIG = LlamaConfig(
     vocab_size=64,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Phi3Config
 
+from octavo_worker.assembly.loading import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import ModelError
-from octavo_worker.model.base_runner import CacheConfig
-from octavo_worker.model.loading import load_model
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.model.causal_model import CacheConfig
+from octavo_worker.runner.paged import PagedRunner
 
 ORIGINAL, CONTEXT = 64, 256
 ROPE: dict[str, Any] = {

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo_kernels.step import StepInputs, unpack_step
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.step import Masks, SampleSpec, SequenceStep, StepPlan
-from octavo_worker.messages import EngineSampling
-from octavo_worker.model.cuda.launched import LaunchedStep
-from octavo_worker.model.cuda.mailbox import Slot
-from octavo_worker.model.cuda.packer import Packer
-from octavo_worker.model.cuda.sampling import StepSampler
-from octavo_worker.model.cuda.shapes import DecodeShape, StepSizes
-from octavo_worker.model.sampler import WholeRows, sample
+from octavo_worker.runner.cuda.launched import LaunchedStep
+from octavo_worker.runner.cuda.mailbox import Slot
+from octavo_worker.runner.cuda.packer import Packer
+from octavo_worker.runner.cuda.sampling import StepSampler
+from octavo_worker.runner.cuda.shapes import DecodeShape, StepSizes
+from octavo_worker.runner.sampler import WholeRows, sample
 
 ROWS, BLOCKS, BLOCK, VOCAB = 8, 4, 16, 203
 WORDS = -(-VOCAB // 32)

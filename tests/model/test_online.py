@@ -12,16 +12,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedConfig
 
 from octavo_kernels.weights import QuantisedWeight, dequantise
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.quality import Reference
+from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
-from octavo_worker.files import model_folder
-from octavo_worker.model import UnsupportedModel, load_runner
-from octavo_worker.model.base_runner import BaseRunner
+from octavo_worker.model import UnsupportedModel
 from octavo_worker.model.checkpoint import rounding
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.layers.linear import Dense
 from octavo_worker.model.layers.norm import Input
 from octavo_worker.model.layers.quantised import Quantised
+from octavo_worker.runner.base import BaseRunner
 
 KINDS: tuple[OnlineQuantization, ...] = ("fp8", "int8", "int4")
 LLAMA = LlamaConfig(

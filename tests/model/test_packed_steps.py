@@ -12,17 +12,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo_worker.assembly.follower import compute_packed
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.step import Masks, SampleRow
-from octavo_worker.messages import EngineSampling
-from octavo_worker.model.base_runner import PromptScores
-from octavo_worker.model.cuda.packer import PackedStep, SpecialRow
-from octavo_worker.model.cuda.shapes import DecodeShape, PromptShape, RaggedShape, StepSizes
-from octavo_worker.model.parallel.board import Board
-from octavo_worker.model.parallel.follower import compute_packed
-from octavo_worker.model.parallel.memory import RankMemory
-from octavo_worker.model.parallel.packed_steps import decode_packed, encode_packed
-from octavo_worker.model.parallel.shards import Rank
-from octavo_worker.model.parallel.steps import encode_masks
+from octavo_worker.ranks.board import Board
+from octavo_worker.ranks.memory import RankMemory
+from octavo_worker.ranks.rank import Rank
+from octavo_worker.runner.base import PromptScores
+from octavo_worker.runner.cuda.packer import PackedStep, SpecialRow
+from octavo_worker.runner.cuda.shapes import DecodeShape, PromptShape, RaggedShape, StepSizes
+from octavo_worker.runner.parallel.packed_steps import decode_packed, encode_packed
+from octavo_worker.runner.parallel.steps import encode_masks
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 COUNTS = st.integers(0, 2**20)

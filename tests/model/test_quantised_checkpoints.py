@@ -17,15 +17,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2Config, Qwen2MoeConfig
 
 from octavo_kernels.weights import Codes, Scheme, dequantise
+from octavo_worker.assembly.loading import load_model, load_runner
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model import UnsupportedModel, load_runner
+from octavo_worker.model import UnsupportedModel
 from octavo_worker.model.checkpoint.source import RandomWeights
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import CheckpointError
 from octavo_worker.model.layers.linear import Dense
 from octavo_worker.model.layers.parts import Parts
 from octavo_worker.model.layers.quantised import Quantised
-from octavo_worker.model.loading import load_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": 48,

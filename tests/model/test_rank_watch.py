@@ -13,14 +13,14 @@ from collections.abc import Iterator
 import pytest
 from waiting import STALL_S
 
-from octavo_worker.model.parallel.memory import HUNG_SLICES, SLICE_MS, RankLost, RankMemory
-from octavo_worker.model.parallel.shards import Rank
-from octavo_worker.model.parallel.watch import Watch
+from octavo_worker.ranks.memory import HUNG_SLICES, SLICE_MS, RankLost, RankMemory
+from octavo_worker.ranks.rank import Rank
+from octavo_worker.ranks.watch import Watch
 
 ANOTHER = """
 import sys, time
-from octavo_worker.model.parallel.memory import RankMemory
-from octavo_worker.model.parallel.shards import Rank
+from octavo_worker.ranks.memory import RankMemory
+from octavo_worker.model.shards import Rank
 memory = RankMemory(int(sys.argv[1]), Rank(1, 2), 0)
 print("there", flush=True)
 time.sleep(3600)

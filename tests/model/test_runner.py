@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import Sampled, SampleSpec, SequenceStep, StepError, StepPlan
-from octavo_worker.messages import EngineSampling
-from octavo_worker.model import load_runner
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.runner.paged import PagedRunner
 
 
 @pytest.fixture(scope="module")

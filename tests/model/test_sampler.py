@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import torch
 
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.step import SampleRow
-from octavo_worker.messages import EngineSampling
-from octavo_worker.model.sampler import adjust_rows, sample, score
+from octavo_worker.runner.sampler import adjust_rows, sample, score
 
 
 def spec(

@@ -25,16 +25,16 @@ from transformers import (
 )
 
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme, dequantise
+from octavo_worker.assembly.devices import check_ranks
+from octavo_worker.assembly.loading import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.checkpoint.formats import Reader
 from octavo_worker.model.checkpoint.formats.cuts import cut_weight
 from octavo_worker.model.checkpoint.source import Cut
 from octavo_worker.model.config import decoder_config
-from octavo_worker.model.devices import check_ranks
 from octavo_worker.model.errors import ModelError, UnsupportedModel
-from octavo_worker.model.loading import load_model
-from octavo_worker.model.parallel.shards import vocabulary_of
+from octavo_worker.ranks.rank import vocabulary_of
 
 DATA = Path(__file__).parent / "data" / "quantised"
 FOLDERS = sorted(path.parent for path in DATA.glob("*/config.json"))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from octavo_worker.contract.step import SequenceStep, StepPlan
-from octavo_worker.model import speeds
-from octavo_worker.model.speeds import measure_speeds, measure_steps
+from octavo_worker.runner import speeds
+from octavo_worker.runner.speeds import measure_speeds, measure_steps
 
 
 @dataclass

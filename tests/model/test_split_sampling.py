@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_threads import on_ranks
 
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.step import Sampled, SampleRow
-from octavo_worker.messages import EngineSampling
-from octavo_worker.model.parallel import filters
-from octavo_worker.model.parallel.cpu_group import CpuGroup
-from octavo_worker.model.parallel.sampling import SplitRows
-from octavo_worker.model.parallel.shards import vocabulary_of
-from octavo_worker.model.sampler import WholeRows
+from octavo_worker.ranks.cpu_group import CpuGroup
+from octavo_worker.ranks.rank import vocabulary_of
+from octavo_worker.runner.parallel import filters
+from octavo_worker.runner.parallel.sampling import SplitRows
+from octavo_worker.runner.sampler import WholeRows
 
 VOCABULARIES = [70, 211, 1003, 5000]
 

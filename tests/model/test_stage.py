@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from octavo_kernels import ops
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
-from octavo_worker.files import model_folder
-from octavo_worker.model import load_runner
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.stage import Stage
 

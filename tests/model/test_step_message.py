@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from octavo_kernels.step import SAMPLE, StepInputs, carry, unpack_step
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep, StepError, StepPlan
-from octavo_worker.messages import EngineSampling
 from octavo_worker.model.batch import ragged_batch
-from octavo_worker.model.cuda.packer import Packer, filtered_places
-from octavo_worker.model.cuda.shapes import RaggedShape, StepSizes
+from octavo_worker.runner.cuda.packer import Packer, filtered_places
+from octavo_worker.runner.cuda.shapes import RaggedShape, StepSizes
 
 ROWS, BLOCKS, BLOCK, VOCAB, TOKENS, FIRST_HOST_BLOCK = 6, 12, 16, 500, 256, 5000
 SAMPLES = 4 * ROWS  # of decodes with several tokens

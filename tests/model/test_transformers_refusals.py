@@ -17,8 +17,9 @@ from transformers import (
     XmodConfig,
 )
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model import UnsupportedModel, load_runner, transformers_route
+from octavo_worker.model import UnsupportedModel, transformers_route
 
 TEXT_DECODER: dict[str, Any] = {"is_encoder_decoder": False, "is_decoder": True}
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {

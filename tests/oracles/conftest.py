@@ -11,9 +11,9 @@ import pytest
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
-from octavo_worker.model import load_runner
 
 from .zoo import save
 

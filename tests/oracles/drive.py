@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from followed import matchers_of
 
+from octavo_worker.contract.messages import AddRequest, EngineSampling, EngineStats, Grammar, Logprob, SequenceInput
 from octavo_worker.contract.step import Launched, ModelRunner, StepPlan
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.messages import AddRequest, EngineSampling, EngineStats, Grammar, Logprob, SequenceInput
 
 
 @dataclass

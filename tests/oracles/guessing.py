@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from proposers import AnswerBook
 
+from octavo_worker.contract.messages import AddRequest
 from octavo_worker.engine.drafts import NgramProposer, Proposer, SuffixProposer
-from octavo_worker.messages import AddRequest
 
 from .drive import Answers
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest
-from octavo_worker.model import load_runner
 
 from .conftest import Pair
 from .drive import Engine, request

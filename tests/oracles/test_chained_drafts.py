@@ -12,7 +12,7 @@ from chained_drafts import ChainedRunner
 from transformers import LlamaConfig
 from watched_draft import watched
 
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.runner.paged import PagedRunner
 
 from .drive import Engine, assert_same, request
 from .test_draft_model import by_model, load_with, without_beams

@@ -10,15 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
+from octavo_worker.assembly.loading import load_model, load_runner
+from octavo_worker.contract.messages import AddRequest, BeamOptions, EngineSampling
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner, SampleRow, StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling
-from octavo_worker.model import load_runner
-from octavo_worker.model.base_runner import CacheConfig
-from octavo_worker.model.cuda.runner import CudaRunner
-from octavo_worker.model.loading import load_model
-from octavo_worker.model.sampler import sample
+from octavo_worker.model.causal_model import CacheConfig
+from octavo_worker.runner.cuda.runner import CudaRunner
+from octavo_worker.runner.sampler import sample
 
 from .drive import Engine, request
 

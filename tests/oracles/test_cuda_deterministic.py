@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import MistralConfig
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest
-from octavo_worker.model import load_runner
 
 from .drive import Answers, Engine, assert_same, request
 from .test_cuda import COMMON, CONFIGS, VOCAB, options, random_model, random_requests

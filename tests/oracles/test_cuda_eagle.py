@@ -9,10 +9,10 @@ import pytest
 from eagle_heads import VOCAB as KNOWN
 from eagle_heads import knowing_pair, random_head
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest
-from octavo_worker.model import load_runner
 
 from .drive import Engine, assert_same, request
 from .test_cuda import CONFIGS, random_model, random_requests

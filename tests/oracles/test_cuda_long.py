@@ -12,11 +12,11 @@ import torch
 from growth import Holdings
 from transformers import AutoModelForCausalLM
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest
-from octavo_worker.model import load_runner
 
 from .drive import Engine, request
 from .test_cuda import CONFIGS, options

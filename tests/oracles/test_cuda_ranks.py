@@ -14,12 +14,12 @@ import pytest
 import torch
 from two_gpus import TWO_GPUS
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest, EngineSampling
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner, SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, EngineSampling
-from octavo_worker.model import load_runner
-from octavo_worker.rank_processes import Ranks
+from octavo_worker.ranks.processes import Ranks
 
 from .conftest import Pair, loader
 from .drive import Engine, Orphans, assert_same, request

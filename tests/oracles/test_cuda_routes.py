@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model import load_runner
 from octavo_worker.model.errors import UnsupportedModel
 
 from .drive import Engine, request

@@ -10,6 +10,8 @@ import pytest
 import torch
 from proposers import speculate
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import Launched, ModelRunner, StepPlan
 from octavo_worker.engine.drafts import (
@@ -21,12 +23,10 @@ from octavo_worker.engine.drafts import (
 )
 from octavo_worker.engine.process import scheduler_for
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest
-from octavo_worker.model import load_runner
-from octavo_worker.model.cuda.draft_model import CudaDraftModel
-from octavo_worker.model.cuda.draft_passes import GuessedWindow
-from octavo_worker.model.cuda.runner import CudaRunner
-from octavo_worker.model.cuda.shapes import DraftShape, PromptShape
+from octavo_worker.runner.cuda.draft_model import CudaDraftModel
+from octavo_worker.runner.cuda.draft_passes import GuessedWindow
+from octavo_worker.runner.cuda.runner import CudaRunner
+from octavo_worker.runner.cuda.shapes import DraftShape, PromptShape
 
 from .drive import Answers, Engine, assert_same, request
 from .guessing import proposers, told

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from watched_draft import watched
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.drafts import ModelProposer, RowTimes, Speculation, StepCosts
-from octavo_worker.model import load_runner
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.runner.paged import PagedRunner
 
 from .conftest import Pair
 from .drive import Answers, Engine, Orphans, assert_same, request

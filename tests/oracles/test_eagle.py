@@ -13,12 +13,12 @@ import pytest
 from eagle_heads import VOCAB, knowing_pair, random_head
 from watched_draft import watched
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.files import model_folder
+from octavo_worker.contract.messages import AddRequest
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.drafts import ModelProposer, RowTimes, Speculation, StepCosts
-from octavo_worker.files import model_folder
-from octavo_worker.messages import AddRequest
-from octavo_worker.model import load_runner
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.runner.paged import PagedRunner
 
 from .conftest import Pair
 from .drive import Engine, Orphans, assert_same, request

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import UNKNOWN, SampleRow, SampleSpec, SequenceStep, StepPlan
-from octavo_worker.messages import EngineSampling
-from octavo_worker.model import load_runner
-from octavo_worker.model.runner import PagedRunner
-from octavo_worker.model.sampler import sample
+from octavo_worker.runner.paged import PagedRunner
+from octavo_worker.runner.sampler import sample
 
 VOCAB, LAYERS, BLOCK = 130, 7, 16
 ROPE3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

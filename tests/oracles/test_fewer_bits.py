@@ -9,13 +9,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.files import model_folder
+from octavo_worker.contract.messages import AddRequest
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep, StepPlan
-from octavo_worker.files import model_folder
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest
-from octavo_worker.model import load_runner
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.runner.paged import PagedRunner
 
 from .drive import Answers, Engine, request
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from growth import Holdings
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions
-from octavo_worker.model import load_runner
 
 from .drive import Engine, request
 from .zoo import VOCAB, save

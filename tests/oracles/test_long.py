@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner, SequenceStep
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest
-from octavo_worker.model import load_runner
 from octavo_worker.model.batch import Batch, ragged_batch
 from octavo_worker.model.stage import Stage
 

@@ -12,12 +12,12 @@ import pytest
 from followed import END, VOCAB, schema, text_of
 from two_gpus import TWO_GPUS
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest, BeamOptions, Grammar
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions, Grammar
-from octavo_worker.model import load_runner
-from octavo_worker.rank_processes import Ranks
+from octavo_worker.ranks.processes import Ranks
 
 from .drive import Answers, Engine, request
 

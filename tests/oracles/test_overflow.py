@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import BeamOptions
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.pipeline import Pipeline
-from octavo_worker.messages import BeamOptions
-from octavo_worker.model import load_runner
 
 from .drive import Engine, request
 from .zoo import build

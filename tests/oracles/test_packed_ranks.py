@@ -12,17 +12,16 @@ import msgspec
 import pytest
 from gpu_on_cpu import pretend
 
+from octavo_worker.assembly.follower import compute_packed
+from octavo_worker.assembly.loading import load_model, load_runner
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.model import load_runner
-from octavo_worker.model.base_runner import CacheConfig, CausalModel
-from octavo_worker.model.cuda.runner import CudaRunner
-from octavo_worker.model.loading import load_model
-from octavo_worker.model.parallel.board import Board
-from octavo_worker.model.parallel.follower import compute_packed
-from octavo_worker.model.parallel.leader import Leader, Member
-from octavo_worker.model.parallel.shards import Rank
+from octavo_worker.model.causal_model import CacheConfig, CausalModel
+from octavo_worker.ranks.board import Board
+from octavo_worker.ranks.rank import Rank
+from octavo_worker.runner.cuda.runner import CudaRunner
+from octavo_worker.runner.parallel.leader import Leader, Member
 
 from .drive import Engine, request
 from .test_masks import bound, check, free

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
-from octavo_worker.messages import AddRequest, BeamOptions
 
 from .conftest import Pair
 from .drive import Answers, Engine, request

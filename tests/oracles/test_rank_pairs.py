@@ -12,13 +12,13 @@ import pytest
 from followed import END, text_of
 from two_gpus import TWO_GPUS
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest, BeamOptions, EngineSampling, Grammar
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner, Sampled, SampleSpec, SequenceStep, StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling, Grammar
-from octavo_worker.model import load_runner
 from octavo_worker.model.errors import ModelError
-from octavo_worker.rank_processes import Ranks
+from octavo_worker.ranks.processes import Ranks
 
 from .drive import Answers, Engine, request
 

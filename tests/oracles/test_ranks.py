@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest, BeamOptions, EngineSampling
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner, SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions, EngineSampling
-from octavo_worker.model import load_runner
-from octavo_worker.rank_processes import Ranks
+from octavo_worker.ranks.processes import Ranks
 
 from .conftest import Pair
 from .drive import Answers, Engine, request

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import WhisperConfig
 
+from octavo_worker.assembly.loading import load_model, load_runner
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model import load_runner
-from octavo_worker.model.base_runner import CacheConfig
-from octavo_worker.model.loading import load_model
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.model.causal_model import CacheConfig
 from octavo_worker.model.transformers_route import TransformersModel
+from octavo_worker.runner.paged import PagedRunner
 
 from .conftest import Pair
 from .drive import Engine, request

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from octavo_worker.messages import AddRequest
+from octavo_worker.contract.messages import AddRequest
 
 from .conftest import Pair
 from .drive import Engine, request

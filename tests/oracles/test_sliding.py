@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from octavo_worker.contract.messages import AddRequest
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest
 
 from .conftest import Pair
 from .drive import Answers, Engine, request

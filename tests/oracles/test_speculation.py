@@ -13,11 +13,11 @@ import pytest
 from followed import END, schema
 from proposers import speculate
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest, BeamOptions, Grammar
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions, Grammar
-from octavo_worker.model import load_runner
 
 from .conftest import Pair
 from .drive import Answers, Engine, Orphans, assert_same, request

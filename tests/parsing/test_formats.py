@@ -14,7 +14,7 @@ from generated_texts import SCHEMAS, Generated
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.parsing import REASONING_FORMATS, TOOL_FORMATS, Parsed, Parser
+from octavo.dialects.parsing import REASONING_FORMATS, TOOL_FORMATS, Parsed, Parser
 
 TEXTS = [
     *(*plain.HERMES, *plain.LLAMA, *plain.MISTRAL),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.parsing import Parser, ThoughtMeter, closing_text
+from octavo.dialects.parsing import Parser, ThoughtMeter, closing_text
 
 TEXTS = [
     # tools, reasoning, opened, text, where the meter says inside behind each piece

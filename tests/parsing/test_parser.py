@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from generated_texts import SCHEMAS
 
-from octavo.parsing import (
+from octavo.dialects.parsing import (
     NONE,
     REASONING_FORMATS,
     TOOL_FORMATS,

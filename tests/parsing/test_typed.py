@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.parsing.typed import parameter, value_of
+from octavo.dialects.parsing.typed import parameter, value_of
 
 
 @pytest.mark.parametrize(

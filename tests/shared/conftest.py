@@ -11,12 +11,17 @@ import redis
 import redis.asyncio
 from sync_streams import read_stream_sync
 
-from octavo import AsyncClient, wire
-from octavo.calls import Call, run_sync
-from octavo.connection import connect
-from octavo.keys import Keys
-from octavo.models import Chunk, Event, JobRequest, JobStatus, ModelCard, SamplingParams, Terminal, Usage
-from octavo.protocol import Append, AppendReply, Cell, Claim, Claims, FinishReply, Limits, Retention
+from octavo import AsyncClient
+from octavo.queue import wire
+from octavo.queue.calls import Call, run_sync
+from octavo.queue.connection import connect
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Append, AppendReply, Cell, Claim, Claims, FinishReply
+from octavo.terms.limits import Limits, Retention
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
+from octavo.terms.models import Event, JobRequest
+from octavo.terms.sampling import SamplingParams
+from octavo.terms.workers import ModelCard
 
 T = TypeVar("T")
 MODEL = "toy"

@@ -17,11 +17,11 @@ from killable_server import server_program
 from typer.testing import CliRunner
 
 from octavo import AsyncClient
-from octavo.address import parse_address, shown
 from octavo.cli.app import build_app
-from octavo.connection import connect, connect_sync, outage, refusal
-from octavo.errors import ServerUnavailable
-from octavo.server import EmbeddedServer
+from octavo.queue.address import parse_address, shown
+from octavo.queue.connection import connect, connect_sync, outage, refusal
+from octavo.service.server import EmbeddedServer
+from octavo.terms.errors import ServerUnavailable
 
 # What a secret is made of in these tests occurs in no message of ours; between the parts stand special characters.
 PART = "Zq7"
@@ -93,7 +93,7 @@ async def messages_of(url: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.connection._RETRIES", 0)
+    monkeypatch.setattr("octavo.queue.connection._RETRIES", 0)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tool_answers import ANSWERS, TOOLS, format_of
 
-from octavo import wire
-from octavo.answer_parser import AnswerParser
-from octavo.messages import AnswerFormat, Chunk
-from octavo.models import Tool
-from octavo.parsing import assemble
+from octavo.dialects.answer_parser import AnswerParser
+from octavo.dialects.parsing import assemble
+from octavo.queue import wire
+from octavo.terms.messages import AnswerFormat, Chunk
+from octavo.terms.tools import Tool
 
 DATA = [Tool.model_validate(tool) for tool in TOOLS]
 
@@ -92,6 +92,6 @@ def test_a_chunk_that_is_cut_keeps_its_format() -> None:
 
 
 def test_the_examples_are_of_every_family() -> None:
-    from octavo.parsing import NONE, TOOL_FORMATS
+    from octavo.dialects.parsing import NONE, TOOL_FORMATS
 
     assert set(ANSWERS) == set(TOOL_FORMATS) - {NONE}

@@ -6,9 +6,9 @@ from typing import Any
 
 from waiting import STALL_S
 
-from octavo import wire
-from octavo.models import Chunk, JobStatus
-from octavo.protocol import Append
+from octavo.queue import wire
+from octavo.queue.protocol import Append
+from octavo.terms.messages import Chunk, JobStatus
 
 
 def test_attached_subscribers_get_one_message_a_call_and_the_gone_are_forgotten(world: Any) -> None:

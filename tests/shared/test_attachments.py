@@ -8,9 +8,10 @@ import fake_worker as fake
 import pytest
 from waiting import until
 
-from octavo.errors import InvalidRequest, JobNotFound, QueueFull
-from octavo.models import MAX_BODY_BYTES, JobStatus
-from octavo.protocol import Limits
+from octavo.terms.errors import InvalidRequest, JobNotFound, QueueFull
+from octavo.terms.fields import MAX_BODY_BYTES
+from octavo.terms.limits import Limits
+from octavo.terms.messages import JobStatus
 
 NOBODY = "g00_00000000000000000000000000"
 ATTACHED = b'{"what": "came \x00with it"}'

@@ -14,7 +14,7 @@ import pytest
 from waiting import STALL_S
 
 from octavo import Client, JobFailed, JobRequest, JobStatus, UnknownModel
-from octavo.connection import connect
+from octavo.queue.connection import connect
 
 
 def serve(url: str, ready: threading.Event, stop: threading.Event) -> None:

@@ -21,10 +21,10 @@ import redis
 from waiting import STALL_S, eventually
 
 from octavo import Client, InvalidRequest, JobFailed, JobRequest
-from octavo.connection import connect
-from octavo.models import JobStatus
-from octavo.server import EmbeddedServer, die_with_parent
-from octavo.waiting_tasks import WaitingTasks
+from octavo.queue.connection import connect
+from octavo.service.server import EmbeddedServer, die_with_parent
+from octavo.service.waiting_tasks import WaitingTasks
+from octavo.terms.messages import JobStatus
 
 celery = pytest.importorskip("celery")
 

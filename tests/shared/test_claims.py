@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.models import JobStatus, Progress
+from octavo.terms.messages import JobStatus, Progress
 
 LONG = tuple(range(100))
 

@@ -32,7 +32,7 @@ from octavo import (
     ServerUnavailable,
     UnknownModel,
 )
-from octavo.calls import run
+from octavo.queue.calls import run
 
 NOBODY = "g00_00000000000000000000000000"
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from octavo.connection import Line, connect, is_final
+from octavo.queue.connection import Line, connect, is_final
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from octavo import AsyncClient, JobNotFound, wire
-from octavo.models import Chunk, JobStatus, Terminal, Usage
+from octavo import AsyncClient, JobNotFound
+from octavo.queue import wire
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 
 
 def spoil_hash(world: Any, job_id: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from redis.exceptions import OutOfMemoryError
 
-from octavo.errors import IdempotencyConflict, InvalidRequest, QueueFull, UnknownModel
-from octavo.protocol import Limits
+from octavo.terms.errors import IdempotencyConflict, InvalidRequest, QueueFull, UnknownModel
+from octavo.terms.limits import Limits
 
 
 def test_an_accepted_job_is_queued_with_its_seed_and_rings_the_bell(world: Any, request_of: Any) -> None:

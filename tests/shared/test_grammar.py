@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from waiting import STALL_S
 
-from octavo.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarError, source
-from octavo.grammar_trials import Trials, validate
-from octavo.strict_schema import strict
+from octavo.dialects.grammar.grammars import MAX_GRAMMAR_BYTES, Grammar, GrammarError, source
+from octavo.dialects.grammar.trials import Trials, validate
+from octavo.dialects.strict_schema import strict
 
 
 @pytest.mark.parametrize(

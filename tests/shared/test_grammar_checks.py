@@ -8,8 +8,8 @@ import threading
 import pytest
 from waiting import STALL_S, until
 
-from octavo.grammar import TOO_SLOW, Grammar, GrammarError, too_slow
-from octavo.grammar_checks import GrammarChecks
+from octavo.dialects.grammar.checks import GrammarChecks
+from octavo.dialects.grammar.grammars import TOO_SLOW, Grammar, GrammarError, too_slow
 
 DIGITS = Grammar("regex", "[0-9]+")
 

@@ -6,11 +6,12 @@ import fake_worker as fake
 import pytest
 import redis.asyncio
 
-from octavo import AsyncClient, InvalidRequest, wire
-from octavo import pins as module
-from octavo.calls import run
-from octavo.models import PinOutcome, WorkerInfo
-from octavo.pins import version_of
+from octavo import AsyncClient, InvalidRequest
+from octavo.client import pins as module
+from octavo.client.pins import version_of
+from octavo.queue import wire
+from octavo.queue.calls import run
+from octavo.terms.workers import PinOutcome, WorkerInfo
 
 
 async def test_a_name_is_each_tenant_s_own(client: AsyncClient) -> None:

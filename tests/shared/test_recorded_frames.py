@@ -11,8 +11,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from octavo import wire
-from octavo.errors import MalformedMessage
+from octavo.queue import wire
+from octavo.terms.errors import MalformedMessage
 
 DATA = Path(__file__).parent / "data"
 RECORDED = [row for file in sorted(DATA.glob("frames-*.json")) for row in json.loads(file.read_text(encoding="utf-8"))]

@@ -9,13 +9,15 @@ import fake_worker as fake
 import pytest
 from waiting import STALL_S, until
 
-from octavo import AsyncClient, JobStatus, OctavoError, wire
-from octavo.calls import run
-from octavo.connection import connect
-from octavo.errors import InvalidRequest, ServerUnavailable
-from octavo.handles import AsyncJob
-from octavo.models import JobRequest, Terminal, Usage
-from octavo.server import EmbeddedServer
+from octavo import AsyncClient, JobStatus, OctavoError
+from octavo.client.handles import AsyncJob
+from octavo.queue import wire
+from octavo.queue.calls import run
+from octavo.queue.connection import connect
+from octavo.service.server import EmbeddedServer
+from octavo.terms.errors import InvalidRequest, ServerUnavailable
+from octavo.terms.messages import Terminal, Usage
+from octavo.terms.models import JobRequest
 
 
 async def append(connection, claim, start, tokens):

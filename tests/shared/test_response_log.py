@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from response_oracles import check_event, check_response
 from tool_answers import ANSWERS, TOOLS, format_of
 
-from octavo import wire
-from octavo.models import AnswerFormat, Chunk, JobError, JobStatus, Terminal, TokenLogprob, Usage
-from octavo.openai.responses.events import ResponseLog
-from octavo.openai.responses.record import Record, job_of, job_of_item, response_id
-from octavo.openai.responses.requests import ResponseRequest
-from octavo.streams import events_of_result
+from octavo.dialects.openai.responses.events import ResponseLog
+from octavo.dialects.openai.responses.record import Record, job_of, job_of_item, response_id
+from octavo.dialects.openai.responses.requests import ResponseRequest
+from octavo.queue import wire
+from octavo.queue.streams import events_of_result
+from octavo.terms.messages import AnswerFormat, Chunk, JobError, JobStatus, Terminal, TokenLogprob, Usage
 
 JOB = "g00_01ARZ3NDEKTSV4RRFFQ69G5FAV"
 FINISHED_AT = 1_800_000_007.5

@@ -9,8 +9,9 @@ import fake_worker as fake
 import pytest
 import redis.asyncio
 
-from octavo import AsyncClient, JobNotFound, JobRequest, JobStatus, calls
-from octavo.handles import AsyncJob
+from octavo import AsyncClient, JobNotFound, JobRequest, JobStatus
+from octavo.client.handles import AsyncJob
+from octavo.queue import calls
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import octavo
-from octavo.scripts import script
+from octavo.queue.scripts import script
 
-LUA = Path(octavo.__file__).parent / "lua"
+LUA = Path(octavo.__file__).parent / "queue" / "lua"
 TRANSITIONS = sorted(path.stem for path in LUA.glob("*.lua"))
 DEFINITION = re.compile(r"^( *)local (?:function )?(\w+(?:, \w+)*)")
 SHARED = {  # what the parts define for others

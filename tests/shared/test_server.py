@@ -17,10 +17,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from waiting import STALL_S
 
-from octavo import server as server_module
-from octavo.errors import ServerUnavailable
-from octavo.server import EmbeddedServer, server_url
-from octavo.server_program import find_binary
+from octavo.service import server as server_module
+from octavo.service.server import EmbeddedServer, server_url
+from octavo.service.server_program import find_binary
+from octavo.terms.errors import ServerUnavailable
 
 
 def test_it_answers_on_loopback_and_never_evicts() -> None:
@@ -61,7 +61,7 @@ def test_it_has_not_started_before_everything_is_there_again(tmp_path: Path, mon
 
 def test_it_dies_with_a_parent_that_was_killed() -> None:
     program = (
-        "import time\nfrom octavo.server import EmbeddedServer\n"
+        "import time\nfrom octavo.service.server import EmbeddedServer\n"
         "s = EmbeddedServer(); s.start(); print(s.pid, flush=True); time.sleep(3600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from octavo.errors import ServerUnavailable
-from octavo.server import EmbeddedServer
-from octavo.server_program import find_binary
+from octavo.service.server import EmbeddedServer
+from octavo.service.server_program import find_binary
+from octavo.terms.errors import ServerUnavailable
 
 
 def install(folder: Path, name: str, version: str, then: str = "exit 1") -> Path:

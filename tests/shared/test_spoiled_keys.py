@@ -11,7 +11,7 @@ import redis
 from spoiling import LiveCell, cases
 
 from octavo import AsyncClient
-from octavo.errors import OctavoError
+from octavo.terms.errors import OctavoError
 
 SHARES = 8
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.models import JobStatus
+from octavo.terms.messages import JobStatus
 
 
 def test_a_queued_job_is_cancelled_at_once(world: Any) -> None:

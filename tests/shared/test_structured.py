@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from octavo import wire
-from octavo.errors import InvalidRequest
-from octavo.models import Grammar, JobRequest
-from octavo.openai.requests import ChatCompletionRequest
-from octavo.requests import build_request
-from octavo.structured import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES
+from octavo.client.requests import build_request
+from octavo.dialects.openai.requests import ChatCompletionRequest
+from octavo.queue import wire
+from octavo.terms.errors import InvalidRequest
+from octavo.terms.models import JobRequest
+from octavo.terms.structured import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES, Grammar
 
 SCHEMA = {"type": "object", "properties": {"size": {"type": "integer"}, "name": {"type": "string"}}}
 TEXT = json.dumps(SCHEMA)

@@ -14,11 +14,14 @@ import redis.asyncio
 from killable_server import forgotten_by, killable_service
 from waiting import STALL_S
 
-from octavo import AsyncClient, JobNotFound, JobStatus, submissions, wire
-from octavo.calls import run
-from octavo.handles import AsyncJob
-from octavo.models import Event
-from octavo.protocol import Claim, Retention
+from octavo import AsyncClient, JobNotFound, JobStatus
+from octavo.client.asynchronous import submissions
+from octavo.client.handles import AsyncJob
+from octavo.queue import wire
+from octavo.queue.calls import run
+from octavo.queue.protocol import Claim
+from octavo.terms.limits import Retention
+from octavo.terms.models import Event
 from octavo_worker.agent.ends import Ends
 
 

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from waiting import STALL_S
 
 from octavo import AsyncClient, Event, JobStatus, UnknownModel
-from octavo import client as client_module
-from octavo import subscriber as subscriber_module
-from octavo.calls import run
-from octavo.connection import connect
-from octavo.keys import Keys
-from octavo.models import Progress
-from octavo.protocol import Append, Claim
-from octavo.reader import Reader
-from octavo.streams import PAGE
+from octavo.client.asynchronous import asynchronous as client_module
+from octavo.client.asynchronous import subscriber as subscriber_module
+from octavo.client.reader import Reader
+from octavo.queue.calls import run
+from octavo.queue.connection import connect
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Append, Claim
+from octavo.queue.streams import PAGE
+from octavo.terms.messages import Progress
 
 
 @pytest.fixture

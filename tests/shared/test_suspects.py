@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.models import JobStatus
+from octavo.terms.messages import JobStatus
 
 
 def die(world: Any, claims: list[Any], why: str) -> None:

@@ -9,9 +9,11 @@ import pytest
 from chat_templates import FAMILIES
 from tool_answers import ANSWERS, SCHEMA, TOOLS
 
-from octavo.models import AnswerFormat, Grammar, Tool, ToolChoice
-from octavo.parsing import Parser
-from octavo.tool_grammar import ModelTokens, NoToolGrammar, answer_grammar
+from octavo.dialects.parsing import Parser
+from octavo.terms.messages import AnswerFormat
+from octavo.terms.structured import Grammar
+from octavo.terms.tools import Tool, ToolChoice
+from octavo_worker.agent.prompts.tool_grammar import ModelTokens, NoToolGrammar, answer_grammar
 from octavo_worker.engine.grammar import Compiler, Matcher, Vocabulary
 
 DATA = [Tool.model_validate(tool) for tool in TOOLS]

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from octavo import wire
-from octavo.calls import run_many
-from octavo.connection import connect
-from octavo.errors import UnknownModel
-from octavo.models import Chunk, JobError, JobStatus, Terminal, Usage
-from octavo.protocol import Append, Retention
+from octavo.queue import wire
+from octavo.queue.calls import run_many
+from octavo.queue.connection import connect
+from octavo.queue.protocol import Append
+from octavo.terms.errors import UnknownModel
+from octavo.terms.limits import Retention
+from octavo.terms.messages import Chunk, JobError, JobStatus, Terminal, Usage
 
 LIVE_KEYS = {"models", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers"}  # what may stay when all jobs have ended
 

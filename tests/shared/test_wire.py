@@ -13,23 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo import wire
-from octavo.errors import MalformedMessage
-from octavo.models import (
-    Chunk,
-    JobError,
-    JobRequest,
-    JobStatus,
-    Message,
-    ModelCard,
-    SamplingParams,
-    Terminal,
-    TokenLogprob,
-    TopLogprob,
-    Usage,
-    WorkerInfo,
-)
-from octavo.streams import assemble
+from octavo.queue import wire
+from octavo.queue.streams import assemble
+from octavo.terms.conversation import Message
+from octavo.terms.errors import MalformedMessage
+from octavo.terms.messages import Chunk, JobError, JobStatus, Terminal, TokenLogprob, TopLogprob, Usage
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingParams
+from octavo.terms.workers import ModelCard, WorkerInfo
 
 DECODERS: list[Callable[[bytes], Any]] = [
     wire.decode_request,

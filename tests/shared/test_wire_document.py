@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo import wire
-from octavo.keys import JobHash, Keys
-from octavo.messages import JobStatus
-from octavo.protocol import Retention
+from octavo.queue import wire
+from octavo.queue.keys import JobHash, Keys
+from octavo.terms.limits import Retention
+from octavo.terms.messages import JobStatus
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "wire.md").read_text(encoding="utf-8")

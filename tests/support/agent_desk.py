@@ -12,13 +12,13 @@ import redis
 import waiting
 from queue_client import MODEL, Queue, known_queue
 
-from octavo.calls import run_sync
-from octavo.connection import connect
-from octavo.protocol import Claims, HeartbeatReply
+from octavo.queue.calls import run_sync
+from octavo.queue.connection import connect
+from octavo.queue.protocol import Claims, HeartbeatReply
 from octavo_worker.agent.agent import Agent
-from octavo_worker.agent.answer_form import EncodedPrompt
 from octavo_worker.agent.heartbeat import Holding
-from octavo_worker.messages import AddRequest, EngineStats, Ready, StepOutput, TokenOutput
+from octavo_worker.agent.prompts.answer_form import EncodedPrompt
+from octavo_worker.contract.messages import AddRequest, EngineStats, Ready, StepOutput, TokenOutput
 
 PROMPT = (7, 8, 9)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from octavo_worker.agent.logs import configure_logging
 from octavo_worker.agent.supervisor import WorkerFailed, serve
+from octavo_worker.assembly.settings import WorkerSettings
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.settings import WorkerSettings
 
 
 def main() -> None:

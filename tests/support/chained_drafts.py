@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from octavo_kernels.step import StepInputs, unpack_step
 from octavo_worker.contract.step import Launched, SequenceStep, StepPlan
-from octavo_worker.model.base_runner import CacheConfig
-from octavo_worker.model.cuda.draft_model import CudaDraftModel
-from octavo_worker.model.cuda.draft_passes import DraftPasses, DraftPlaces
-from octavo_worker.model.cuda.packer import Packer
-from octavo_worker.model.cuda.shapes import RaggedShape, StepSizes
-from octavo_worker.model.draft_model import DraftSizes
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.model.causal_model import CacheConfig
+from octavo_worker.runner.cuda.draft_model import CudaDraftModel
+from octavo_worker.runner.cuda.draft_passes import DraftPasses, DraftPlaces
+from octavo_worker.runner.cuda.packer import Packer
+from octavo_worker.runner.cuda.shapes import RaggedShape, StepSizes
+from octavo_worker.runner.draft_model import DraftSizes
+from octavo_worker.runner.paged import PagedRunner
 
 
 class AsItIs:

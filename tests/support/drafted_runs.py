@@ -8,7 +8,7 @@ from engine_driver import Driver
 from proposers import AnswerBook
 from workloads import teach
 
-from octavo_worker.messages import AddRequest
+from octavo_worker.contract.messages import AddRequest
 
 
 def book(*requests: AddRequest, right: float | None = 1.0, **options: int) -> AnswerBook:

@@ -21,10 +21,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from octavo import AsyncClient
-from octavo.calls import run
-from octavo.keys import Keys
-from octavo.models import Chunk, JobStatus, Terminal, Usage
-from octavo.protocol import Append, Cell, Claim
+from octavo.queue.calls import run
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Append, Cell, Claim
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 
 MODEL = "written"
 CELL = Cell()

@@ -9,12 +9,7 @@ from typing import Any
 
 from fake_runner import FakeRunner, candidates, next_token
 
-from octavo_worker.decoding.beam import BeamSearch
-from octavo_worker.decoding.stop import StopRules
-from octavo_worker.engine.grammar import Matcher
-from octavo_worker.engine.pipeline import Pipeline
-from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.messages import (
+from octavo_worker.contract.messages import (
     AddRequest,
     EngineSampling,
     RequestFailed,
@@ -23,6 +18,11 @@ from octavo_worker.messages import (
     SequenceInput,
     StepOutput,
 )
+from octavo_worker.engine.beams.search import BeamSearch
+from octavo_worker.engine.grammar import Matcher
+from octavo_worker.engine.pipeline import Pipeline
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.engine.stop import StopRules
 
 
 def make_request(

@@ -1,4 +1,4 @@
-"""An engine process on the fake model, with the command line of `python -m octavo_worker.engine_process`.
+"""An engine process on the fake model, with the command line of `python -m octavo_worker.assembly.engine_process`.
 
 `--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake, as in
 "fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a
@@ -23,10 +23,10 @@ from pathlib import Path
 import msgspec
 from fake_runner import FakeRunner
 
+from octavo_worker.contract.lifetime import ignore_signals
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import Launched, Sampled, SequenceStep, StepPlan
 from octavo_worker.engine.process import serve
-from octavo_worker.lifetime import ignore_signals
 
 
 class CrashingRunner(FakeRunner):

@@ -20,6 +20,7 @@ from fake_model import next_token as next_token
 from fake_model import score as score
 from msgspec.structs import replace
 
+from octavo_worker.contract.messages import Logprob
 from octavo_worker.contract.step import (
     UNKNOWN,
     Done,
@@ -33,7 +34,6 @@ from octavo_worker.contract.step import (
     StepResult,
     StepSeconds,
 )
-from octavo_worker.messages import Logprob
 
 GAP = 3
 """Ids between the device's blocks and the host's, as on a GPU whose memory is mapped in pages."""

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager, suppress
 
 import redis.asyncio
 
-from octavo import wire
-from octavo.calls import run
-from octavo.models import Chunk, JobError, JobRequest, JobStatus, ModelCard, Terminal, Usage, WorkerInfo
-from octavo.protocol import Append, Cell, Claim
-from octavo.streams import read_stream
+from octavo.queue import wire
+from octavo.queue.calls import run
+from octavo.queue.protocol import Append, Cell, Claim
+from octavo.queue.streams import read_stream
+from octavo.terms.messages import Chunk, JobError, JobStatus, Terminal, Usage
+from octavo.terms.models import JobRequest
+from octavo.terms.workers import ModelCard, WorkerInfo
 
 MODEL = "toy"
 CELL = Cell()

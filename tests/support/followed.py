@@ -10,12 +10,12 @@ from fake_model import candidates, masked_out, next_token
 from generated_schemas import unchecked
 from tokenizers import Tokenizer
 
-from octavo.grammar import Grammar
-from octavo_worker.decoding.beam import BeamSearch
-from octavo_worker.decoding.stop import StopRules
+from octavo.dialects.grammar.grammars import Grammar
+from octavo_worker.contract.files import model_folder
+from octavo_worker.contract.messages import AddRequest
+from octavo_worker.engine.beams.search import BeamSearch
 from octavo_worker.engine.grammar import Compiler, Matcher, Vocabulary
-from octavo_worker.files import model_folder
-from octavo_worker.messages import AddRequest
+from octavo_worker.engine.stop import StopRules
 
 FOLDER = model_folder("demo")
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from octavo.grammar import Grammar
+from octavo.dialects.grammar.grammars import Grammar
 from octavo_worker.engine.grammar import Matcher
 
 WHOLE = st.integers(-(2**53), 2**53)  # to the library numbers are floats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from octavo.parsing import Parsed, Parser
+from octavo.dialects.parsing import Parsed, Parser
 
 SCHEMAS = {
     "get_weather": {

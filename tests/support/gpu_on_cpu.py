@@ -16,10 +16,10 @@ from torch import Tensor
 
 from octavo_kernels import operands, ops
 from octavo_kernels.ranks import sample_part
-from octavo_worker.model.cuda import runner as cuda_runner
-from octavo_worker.model.cuda.shapes import RaggedShape, StepShapes
-from octavo_worker.model.parallel import leader, sampling
-from octavo_worker.model.parallel.cpu_group import CpuGroup
+from octavo_worker.ranks.cpu_group import CpuGroup
+from octavo_worker.runner.cuda import runner as cuda_runner
+from octavo_worker.runner.cuda.shapes import RaggedShape, StepShapes
+from octavo_worker.runner.parallel import leader, sampling
 
 ALL = float(np.finfo(np.float32).min)
 

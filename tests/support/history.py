@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from octavo.models import Chunk, JobStatus, Terminal
+from octavo.terms.messages import Chunk, JobStatus, Terminal
 
 PERMANENT_KEYS = {"models", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers", "bell:toy"}
 

@@ -20,13 +20,14 @@ import fake_worker as fake
 import redis
 from sync_streams import read_stream_sync
 
-import octavo.calls
-from octavo import wire
-from octavo.calls import Call, run_sync
-from octavo.connection import connect_sync
-from octavo.models import Chunk, JobStatus, Terminal, Usage, WorkerInfo
-from octavo.protocol import Append, AppendReply, Claim
-from octavo.scripts import Script, script
+import octavo.queue.calls
+from octavo.queue import wire
+from octavo.queue.calls import Call, run_sync
+from octavo.queue.connection import connect_sync
+from octavo.queue.protocol import Append, AppendReply, Claim
+from octavo.queue.scripts import Script, script
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
+from octavo.terms.workers import WorkerInfo
 
 LEASE_MS = 700
 CAPACITY = 16
@@ -155,7 +156,7 @@ def unfenced(name: str) -> Script:
 def main() -> None:
     url, worker_id, log, *options = sys.argv[1:]
     if "--unfenced" in options:
-        octavo.calls.script = unfenced  # type: ignore[attr-defined]
+        octavo.queue.calls.script = unfenced  # type: ignore[attr-defined]
     with connect_sync(url) as connection, open(log, "a", buffering=1) as output:
         Worker(connection, worker_id, output).main()
 

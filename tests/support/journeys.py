@@ -14,7 +14,7 @@ import pytest
 from cli_driver import Cli, start_up
 
 RECORDER = Path(__file__).parent / "recorder"
-PROCESSES = {"octavo_gateway": "gateway", "octavo_worker": "agent", "octavo_worker.engine_process": "engine"}
+PROCESSES = {"octavo_gateway": "gateway", "octavo_worker": "agent", "octavo_worker.assembly.engine_process": "engine"}
 BODY = {
     "model": "demo",
     "messages": [{"role": "user", "content": "What is love, and why does it take more than a block of tokens?"}],

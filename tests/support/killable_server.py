@@ -12,10 +12,10 @@ import fake_worker as fake
 import redis.asyncio
 
 from octavo import AsyncClient
-from octavo.connection import connect
-from octavo.protocol import Retention
-from octavo.server import EmbeddedServer
-from octavo.server_program import find_binary
+from octavo.queue.connection import connect
+from octavo.service.server import EmbeddedServer
+from octavo.service.server_program import find_binary
+from octavo.terms.limits import Retention
 
 
 def killable_server(folder: Path) -> EmbeddedServer:

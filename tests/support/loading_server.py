@@ -13,8 +13,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from waiting import STALL_S
 
-from octavo.server import EmbeddedServer
-from octavo.server_program import find_binary
+from octavo.service.server import EmbeddedServer
+from octavo.service.server_program import find_binary
 
 WRITE = b"*2\r\n$4\r\nINCR\r\n$5\r\ncount\r\n"
 WRITES = 2_000_000

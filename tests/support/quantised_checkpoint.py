@@ -12,15 +12,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from octavo_kernels.weights import Codes, QuantisedWeight, dequantise
+from octavo_worker.assembly.loading import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
-from octavo_worker.model.base_runner import BaseRunner, CacheConfig
 from octavo_worker.model.batch import ragged_batch
+from octavo_worker.model.causal_model import CacheConfig
 from octavo_worker.model.checkpoint.formats import Reader, format_of
 from octavo_worker.model.checkpoint.formats.stored import Part, QuantisedFormat, read_weights
 from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.layers.linear import Products
-from octavo_worker.model.loading import load_model
+from octavo_worker.runner.base import BaseRunner
 
 
 def write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:

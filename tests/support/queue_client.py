@@ -9,12 +9,15 @@ from fake_runner import next_token
 from sync_streams import read_stream_sync
 from waiting import STALL_S, eventually
 
-from octavo import wire
-from octavo.calls import run_sync
-from octavo.keys import Keys
-from octavo.models import JobRequest, JobStatus, ModelCard, Result
-from octavo.protocol import Cell, Limits, Retention
-from octavo.streams import assemble
+from octavo.queue import wire
+from octavo.queue.calls import run_sync
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Cell
+from octavo.queue.streams import assemble
+from octavo.terms.limits import Limits, Retention
+from octavo.terms.messages import JobStatus
+from octavo.terms.models import JobRequest, Result
+from octavo.terms.workers import ModelCard
 
 MODEL = "demo"
 VOCABULARY = 2048  # of the bundled model's tokenizer

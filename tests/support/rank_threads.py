@@ -9,16 +9,17 @@ from typing import TypeVar
 
 import torch
 
+from octavo_worker.assembly.loading import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
-from octavo_worker.model.base_runner import BaseRunner, CacheConfig, CausalModel
 from octavo_worker.model.batch import ragged_batch
-from octavo_worker.model.loading import load_model
-from octavo_worker.model.parallel.cpu_group import CpuGroup
-from octavo_worker.model.parallel.leader import Member
-from octavo_worker.model.parallel.memory import RankMemory
-from octavo_worker.model.parallel.sampling import SplitRows
-from octavo_worker.model.parallel.shards import Rank
+from octavo_worker.model.causal_model import CacheConfig, CausalModel
+from octavo_worker.ranks.cpu_group import CpuGroup
+from octavo_worker.ranks.memory import RankMemory
+from octavo_worker.ranks.rank import Rank
+from octavo_worker.runner.base import BaseRunner
+from octavo_worker.runner.parallel.leader import Member
+from octavo_worker.runner.parallel.sampling import SplitRows
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import json
 from response_oracles import check_event, check_response
 from waiting import until
 
-from octavo.openai.responses.record import job_of
+from octavo.dialects.openai.responses.record import job_of
 
 
 async def events_of(http, method="POST", path="/v1/responses", **request):

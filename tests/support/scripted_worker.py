@@ -9,27 +9,25 @@ import asyncio
 import time
 from typing import ClassVar, Self
 
-from octavo import wire
-from octavo.calls import run
-from octavo.connection import connect
-from octavo.keys import Keys
-from octavo.messages import TokenizerAnswer, TokenizerQuestion
-from octavo.models import (
+from octavo.queue import wire
+from octavo.queue.calls import run
+from octavo.queue.connection import connect
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Append, Cell, Claim, HeartbeatReply
+from octavo.terms.messages import (
     Chunk,
     JobError,
-    JobRequest,
     JobStatus,
-    ModelCard,
-    PinOutcome,
     Progress,
     Terminal,
+    TokenizerAnswer,
+    TokenizerQuestion,
     TokenLogprob,
     TopLogprob,
     Usage,
-    WorkerInfo,
-    WorkerMemory,
 )
-from octavo.protocol import Append, Cell, Claim, HeartbeatReply
+from octavo.terms.models import JobRequest
+from octavo.terms.workers import ModelCard, PinOutcome, WorkerInfo, WorkerMemory
 
 MODEL = "toy"
 CONTEXT = 256

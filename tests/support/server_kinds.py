@@ -19,8 +19,8 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS as SLOTS
 from redis.crc import key_slot
 from waiting import eventually
 
-from octavo.keys import Keys
-from octavo.server import EmbeddedServer, die_with_parent, free_port
+from octavo.queue.keys import Keys
+from octavo.service.server import EmbeddedServer, die_with_parent, free_port
 
 SERVICE = "queue"
 SLOT = key_slot(Keys().prefix.encode())

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from octavo_gateway.app import create_app
-from octavo_gateway.http import HttpProtocol
+from octavo_gateway.http.protocol import HttpProtocol
 from octavo_gateway.settings import GatewaySettings
 
 

@@ -8,7 +8,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
 from octavo_gateway.settings import GatewaySettings
-from octavo_worker.settings import WorkerSettings
+from octavo_worker.assembly.settings import WorkerSettings
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 SECTIONS: dict[str, type[BaseSettings]] = {"Gateway": GatewaySettings, "Worker": WorkerSettings}

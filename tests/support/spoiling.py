@@ -10,12 +10,16 @@ from typing import Any
 import msgpack
 import redis
 
-from octavo import wire
-from octavo.calls import run_sync
-from octavo.keys import Keys
-from octavo.models import Chunk, JobRequest, JobStatus, ModelCard, SamplingParams, Terminal, Usage
-from octavo.protocol import Append, Cell, Claim, Limits, Retention
-from octavo.streams import parse_entries
+from octavo.queue import wire
+from octavo.queue.calls import run_sync
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Append, Cell, Claim
+from octavo.queue.streams import parse_entries
+from octavo.terms.limits import Limits, Retention
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingParams
+from octavo.terms.workers import ModelCard
 
 MODEL, TOKENS, LEASE_MS = "toy", 6, 60_000
 CELL, KEYS = Cell(), Keys()

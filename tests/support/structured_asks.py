@@ -17,7 +17,7 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from tokenizers import Tokenizer
 
-from octavo.strict_schema import strict
+from octavo.dialects.strict_schema import strict
 
 PERSON: dict[str, Any] = {
     "type": "object",

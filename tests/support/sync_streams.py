@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import redis
 
-from octavo.models import Event
-from octavo.streams import PAGE, page_query, parse_entries
+from octavo.queue.streams import PAGE, page_query, parse_entries
+from octavo.terms.models import Event
 
 
 def read_stream_sync(connection: redis.Redis, job_id: str, after: int = 0) -> list[Event]:

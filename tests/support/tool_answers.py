@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.messages import AnswerFormat
+from octavo.terms.messages import AnswerFormat
 
 ROME = '{"city": "Rome", "days": 3}'
 OSLO = '{"city": "Oslo \\"N\\"", "days": null}'

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.runner.paged import PagedRunner
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from typing import Self
 
 from waiting import STALL_S
 
-from octavo import wire
-from octavo.connection import connect_sync
-from octavo.keys import Keys
-from octavo.models import WorkerInfo
+from octavo.queue import wire
+from octavo.queue.connection import connect_sync
+from octavo.queue.keys import Keys
+from octavo.terms.workers import WorkerInfo
 
 _SUPPORT = Path(__file__).parent
 

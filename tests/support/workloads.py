@@ -11,10 +11,10 @@ from engine_driver import Driver, expected_beams, expected_tokens, make_request
 from fake_runner import FakeRunner, score
 from proposers import AnswerBook
 
+from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.engine.drafts import Speculation
 from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
-from octavo_worker.messages import AddRequest, BeamOptions
 
 CONTEXT = 200
 

@@ -25,11 +25,11 @@ from torch import Tensor
 from train import HERE, Segmentation, build_model, learning_rate, save
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest, EngineSampling, SequenceInput
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import scheduler_for
-from octavo_worker.messages import AddRequest, EngineSampling, SequenceInput
-from octavo_worker.model import load_runner
 
 TEMPERATURES = (0.0, 0.4, 0.6, 0.8, 1.0, 1.0)
 """Of the teacher's texts, in turns."""

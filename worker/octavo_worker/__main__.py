@@ -1,3 +1,3 @@
-from octavo_worker.cli import main
+from octavo_worker.assembly.cli import main
 
 main()

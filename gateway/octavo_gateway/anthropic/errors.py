@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
-from octavo.errors import OctavoError
+from octavo.terms.errors import OctavoError
 from octavo_gateway.errors import ApiError, of_exception
 
 _TYPES = {

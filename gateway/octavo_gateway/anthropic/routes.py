@@ -8,17 +8,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from octavo.errors import OctavoError
-from octavo.models import Chunk
-from octavo.openai.answers import answer_parser
-from octavo_gateway.anthropic.body import CountRequest, MessagesRequest
+from octavo.dialects.anthropic.body import CountRequest, MessagesRequest
+from octavo.dialects.anthropic.events import Event, MessageEvents, whole_message
+from octavo.dialects.openai.answers import answer_parser
+from octavo.terms.errors import OctavoError
+from octavo.terms.messages import Chunk
 from octavo_gateway.anthropic.errors import AnthropicRoute, error_body
-from octavo_gateway.anthropic.events import Event, MessageEvents, whole_message
 from octavo_gateway.auth import CurrentTenant
-from octavo_gateway.body import described, json_body
 from octavo_gateway.errors import ApiError, of_exception
+from octavo_gateway.http.body import described, json_body
+from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected
 from octavo_gateway.openai.generation import Generation
-from octavo_gateway.streams import EventStream, Mailbox, unless_disconnected
 from octavo_gateway.tokenizer import tokenized
 
 router = APIRouter(prefix="/v1/messages", tags=["anthropic"], route_class=AnthropicRoute)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Self
 
-from octavo.models import Event
-from octavo.pages import Page
-from octavo_gateway.events import end_json, single_tokens, tokens_json
+from octavo.dialects.events import end_json, single_tokens, tokens_json
+from octavo.queue.pages import Page
+from octavo.terms.models import Event
 
 _DIGITS = 12  # as many for every offset: they are compared as text
 _END = "_1"

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from octavo.errors import JobNotFound
-from octavo.pages import Page
+from octavo.queue.pages import Page
+from octavo.terms.errors import JobNotFound
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.durable.answers import (
     CURSOR,
@@ -23,9 +23,9 @@ from octavo_gateway.durable.answers import (
 )
 from octavo_gateway.durable.log import Batch, Offset, batch_of_events, batch_of_page
 from octavo_gateway.errors import ApiError
-from octavo_gateway.owned import OwnJob, check_id, check_owner
+from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected, unless_draining
+from octavo_gateway.jobs.owned import OwnJob, check_id, check_owner
 from octavo_gateway.state import Gateway
-from octavo_gateway.streams import EventStream, Mailbox, unless_disconnected, unless_draining
 
 MOST_MESSAGES = 4096
 """Of one answer: a reader asks again for more."""

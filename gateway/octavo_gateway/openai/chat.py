@@ -8,15 +8,15 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from octavo.models import Chunk
-from octavo.openai.answers import answer_parser, chat_head
-from octavo.openai.choices import calls_tools, delta_json, finish_reason
-from octavo.openai.logprobs import chat_logprobs
-from octavo.openai.requests import ChatCompletionRequest
-from octavo.parsing import ContentDelta, Delta, ReasoningDelta
+from octavo.dialects.events import quote
+from octavo.dialects.openai.answers import answer_parser, chat_head
+from octavo.dialects.openai.choices import calls_tools, delta_json, finish_reason
+from octavo.dialects.openai.logprobs import chat_logprobs
+from octavo.dialects.openai.requests import ChatCompletionRequest
+from octavo.dialects.parsing import ContentDelta, Delta, ReasoningDelta
+from octavo.terms.messages import Chunk
 from octavo_gateway.auth import CurrentTenant
-from octavo_gateway.body import described, json_body
-from octavo_gateway.events import quote
+from octavo_gateway.http.body import described, json_body
 from octavo_gateway.openai.endpoint import answered, streamed
 from octavo_gateway.openai.frames import Frames
 from octavo_gateway.openai.generation import Generation

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from octavo.models import Chunk
-from octavo.openai.answers import completion_head, echoed
-from octavo.openai.logprobs import CompletionLogprobs
-from octavo.openai.requests import CompletionRequest
+from octavo.dialects.events import quote
+from octavo.dialects.openai.answers import completion_head, echoed
+from octavo.dialects.openai.logprobs import CompletionLogprobs
+from octavo.dialects.openai.requests import CompletionRequest
+from octavo.terms.messages import Chunk
 from octavo_gateway.auth import CurrentTenant
-from octavo_gateway.body import described, json_body
-from octavo_gateway.events import quote
+from octavo_gateway.http.body import described, json_body
 from octavo_gateway.openai.endpoint import answered, streamed
 from octavo_gateway.openai.frames import Frames
 from octavo_gateway.openai.generation import Generation

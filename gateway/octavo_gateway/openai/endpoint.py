@@ -7,14 +7,14 @@ from typing import Protocol
 from fastapi import Request
 from fastapi.responses import JSONResponse
 
-from octavo.errors import OctavoError
-from octavo.models import Chunk, Usage
-from octavo.openai.answers import CompletedJob, answer, usage_json
-from octavo.openai.requests import ChatCompletionRequest, CompletionRequest, GenerationBody
+from octavo.dialects.openai.answers import CompletedJob, answer, usage_json
+from octavo.dialects.openai.requests import ChatCompletionRequest, CompletionRequest, GenerationBody
+from octavo.terms.errors import OctavoError
+from octavo.terms.messages import Chunk, Usage
 from octavo_gateway.errors import ApiError, of_exception
+from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected
 from octavo_gateway.openai.frames import DONE, Frames, error_frame
 from octavo_gateway.openai.generation import Generation
-from octavo_gateway.streams import EventStream, Mailbox, unless_disconnected
 
 
 class Chunks(Protocol):

@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from octavo import AsyncJob
-from octavo.errors import JobNotFound, OctavoError, ServerUnavailable
-from octavo.models import Chunk, JobRequest, JobStatus, Terminal, Usage
-from octavo.openai.answers import total_usage
+from octavo.dialects.openai.answers import total_usage
+from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
+from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
+from octavo.terms.models import JobRequest
 from octavo_gateway.errors import of_job
-from octavo_gateway.metrics import TokenClock
 from octavo_gateway.state import Gateway
+from octavo_gateway.status.metrics import TokenClock
 
 OnChunk = Callable[[int, Chunk], Awaitable[None]]
 

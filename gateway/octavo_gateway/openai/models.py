@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from octavo.models import ModelCard
+from octavo.terms.workers import ModelCard
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.errors import ApiError
 

@@ -11,18 +11,18 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from octavo import AsyncJob
-from octavo.models import IdempotencyKey
-from octavo.openai.responses.events import ResponseLog
-from octavo.openai.responses.items import Item, stored
-from octavo.openai.responses.record import Record, response_id
-from octavo.openai.responses.requests import ResponseRequest
+from octavo.dialects.openai.responses.events import ResponseLog
+from octavo.dialects.openai.responses.items import Item, stored
+from octavo.dialects.openai.responses.record import Record, response_id
+from octavo.dialects.openai.responses.requests import ResponseRequest
+from octavo.terms.fields import IdempotencyKey
 from octavo_gateway.auth import CurrentTenant
-from octavo_gateway.body import described, json_body
 from octavo_gateway.errors import ApiError
+from octavo_gateway.http.body import described, json_body
+from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected, unless_draining
 from octavo_gateway.openai.stored import UNREAD, StoredResponse, conversation, find, referred
 from octavo_gateway.openai.telling import Timed, check, tied, told, write
 from octavo_gateway.state import Gateway
-from octavo_gateway.streams import EventStream, Mailbox, unless_disconnected, unless_draining
 
 STOPPING_S = 5.0
 """How long a cancellation is waited for: a worker stops within a step or two."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo import AsyncClient
-from octavo.errors import InvalidRequest, JobNotFound, MalformedMessage
-from octavo.models import JobInfo
-from octavo.openai.responses.events import ResponseLog, status_now
-from octavo.openai.responses.items import Item
-from octavo.openai.responses.record import Record, job_of, job_of_item, response_id
+from octavo.dialects.openai.responses.events import ResponseLog, status_now
+from octavo.dialects.openai.responses.items import Item
+from octavo.dialects.openai.responses.record import Record, job_of, job_of_item, response_id
+from octavo.terms.errors import InvalidRequest, JobNotFound, MalformedMessage
+from octavo.terms.models import JobInfo
 from octavo_gateway.errors import ApiError
 
 UNREAD = 1 << 62

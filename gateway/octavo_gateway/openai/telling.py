@@ -8,14 +8,14 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 from octavo import AsyncClient
-from octavo.errors import JobNotFound, OctavoError, ServerUnavailable
-from octavo.models import Chunk, JobStatus, Terminal
-from octavo.openai.responses.events import Event, ResponseLog
+from octavo.dialects.openai.responses.events import Event, ResponseLog
+from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
+from octavo.terms.messages import Chunk, JobStatus, Terminal
 from octavo_gateway.errors import ApiError, of_exception, of_job
-from octavo_gateway.metrics import TokenClock
+from octavo_gateway.http.streams import Mailbox
 from octavo_gateway.openai.frames import DONE
 from octavo_gateway.state import Gateway
-from octavo_gateway.streams import Mailbox
+from octavo_gateway.status.metrics import TokenClock
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 

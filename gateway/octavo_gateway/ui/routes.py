@@ -11,17 +11,18 @@ from fastapi import APIRouter, Depends, Header, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import StringConstraints
 
-from octavo.errors import JobNotFound
-from octavo.models import IdempotencyKey, JobStatus
+from octavo.dialects.ui.body import UiChatRequest
+from octavo.dialects.ui.parts import Part, UiParts
+from octavo.dialects.ui.record import ChatRecord
+from octavo.terms.errors import JobNotFound
+from octavo.terms.fields import IdempotencyKey
+from octavo.terms.messages import JobStatus
 from octavo_gateway.auth import CurrentTenant
-from octavo_gateway.body import described, json_body
 from octavo_gateway.errors import of_job
+from octavo_gateway.http.body import described, json_body
+from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
 from octavo_gateway.openai.frames import DONE
 from octavo_gateway.state import Gateway
-from octavo_gateway.streams import EventStream, Mailbox, unless_draining
-from octavo_gateway.ui.body import UiChatRequest
-from octavo_gateway.ui.parts import Part, UiParts
-from octavo_gateway.ui.record import ChatRecord
 
 HEADERS = {"X-Vercel-AI-UI-Message-Stream": "v1"}
 LEAVING: Part = {"type": "error", "errorText": "this gateway is shutting down: resume the stream, the answer goes on"}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from octavo.errors import OctavoError, ServerUnavailable
-from octavo.logs import printable
+from octavo.terms.errors import OctavoError, ServerUnavailable
+from octavo.terms.logs import printable
 
 
 def main() -> None:

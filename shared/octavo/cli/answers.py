@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from octavo.cli.console import out
-from octavo.handles import AsyncJob
+from octavo.client.handles import AsyncJob
+from octavo.service.console import out
 
 _LINES = 14
 _REFRESH_S = 0.05

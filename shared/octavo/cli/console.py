@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter
-from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
-from rich.segment import Segment
 
-from octavo.logs import printable
+from octavo.service.console import err
+from octavo.terms.logs import printable
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
-_PIPE_WIDTH = 200  # a pipe has no width of its own: nothing is cut off there
 _JSON_CONTROLS = re.compile("[\x7f-\x9f]")  # those that JSON does not escape by itself
 
-
-class QuotingConsole(Console):
-    """On a terminal, a text cannot do what the terminal would obey: names, prompts and errors come from elsewhere."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            if self.is_terminal and not segment.control:
-                yield Segment(printable(segment.text), segment.style)
-            else:
-                yield segment
-
-
-out = QuotingConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-err = QuotingConsole(stderr=True, highlight=False, soft_wrap=True)
 
 RedisUrl = Annotated[
     str | None,

@@ -7,12 +7,13 @@ import os
 import sys
 import time
 
-from octavo import local
 from octavo.cli.answers import Answer, Screen
-from octavo.cli.console import err, fail, out
-from octavo.cli.service import Plan, Service, free_port, is_free, service
-from octavo.cli.service_log import ServiceLog
-from octavo.client import AsyncClient
+from octavo.cli.console import fail
+from octavo.client.asynchronous import AsyncClient
+from octavo.queue import local
+from octavo.service.console import err, out
+from octavo.service.service import Plan, Service, free_port, is_free, service
+from octavo.service.service_log import ServiceLog
 
 _PROMPTS = ("ROMEO:\nO, speak again,", "KING RICHARD III:\nNow is the", "First Witch:\nWhen shall we")
 _MAX_TOKENS = 400

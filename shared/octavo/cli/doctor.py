@@ -20,15 +20,16 @@ import typer
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from rich.markup import escape
 
-from octavo import local
-from octavo.address import CLUSTER, parse_address, shown
-from octavo.cli.console import AsJson, RedisUrl, out, print_json
+from octavo.cli.console import AsJson, RedisUrl, print_json
 from octavo.cli.weights import Refusal, inspect, products_table, summary
-from octavo.cli.workers import live_workers
-from octavo.connection import connect_sync, default_url, refusal
-from octavo.errors import OctavoError
-from octavo.fleet import describe_mix, mixed_models
-from octavo.roles import lacking
+from octavo.queue import local
+from octavo.queue.address import CLUSTER, parse_address, shown
+from octavo.queue.connection import connect_sync, default_url, refusal
+from octavo.queue.fleet import describe_mix, mixed_models
+from octavo.queue.roles import lacking
+from octavo.service.console import out
+from octavo.service.fleet import live_workers
+from octavo.terms.errors import OctavoError
 
 _LEAST_SERVER = (7, 0)
 _FEW = 4

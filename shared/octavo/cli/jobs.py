@@ -10,10 +10,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from octavo.cli.console import AsJson, RedisUrl, err, out, print_json, print_text, when
-from octavo.client import AsyncClient
-from octavo.logs import printable
-from octavo.models import DeadLetter, JobInfo, JobStatus
+from octavo.cli.console import AsJson, RedisUrl, print_json, print_text, when
+from octavo.client.asynchronous import AsyncClient
+from octavo.service.console import err, out
+from octavo.terms.logs import printable
+from octavo.terms.messages import JobStatus
+from octavo.terms.models import DeadLetter, JobInfo
 
 app = typer.Typer(help="List, show, follow, cancel and requeue jobs.", no_args_is_help=True)
 

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from octavo.models import CELL_STATES, WorkerMemory
-from octavo.stats import PREEMPTION_REASONS
+from octavo.terms.stats import PREEMPTION_REASONS
+from octavo.terms.workers import CELL_STATES, WorkerMemory
 
 _MARKS = {
     "p": ("◆", "magenta"),

@@ -13,10 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from octavo.cli.console import AsJson, RedisUrl, err, out, print_json
-from octavo.client import DEFAULT_TENANT, AsyncClient
-from octavo.logs import printable
-from octavo.models import PinnedPrefix
+from octavo.cli.console import AsJson, RedisUrl, print_json
+from octavo.client.asynchronous import DEFAULT_TENANT, AsyncClient
+from octavo.service.console import err, out
+from octavo.terms.logs import printable
+from octavo.terms.workers import PinnedPrefix
 
 app = typer.Typer(help="Keep named prefixes in the KV memory of workers.", no_args_is_help=True)
 

@@ -10,10 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from octavo.cli.console import AsJson, RedisUrl, err, print_json, print_text
-from octavo.client import AsyncClient
-from octavo.handles import AsyncJob
-from octavo.models import Priority, Progress
+from octavo.cli.console import AsJson, RedisUrl, print_json, print_text
+from octavo.client.asynchronous import AsyncClient
+from octavo.client.handles import AsyncJob
+from octavo.service.console import err
+from octavo.terms.fields import Priority
+from octavo.terms.messages import Progress
 
 _TAIL = 40
 _ENDED = 128 + signal.SIGTERM  # what a shell says of a process that a signal has ended

@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from octavo import local
-from octavo.cli.console import counted, err, fail
-from octavo.cli.service import Plan, device_groups, gpus, service
-from octavo.cli.service_log import ServiceLog
+from octavo.cli.console import counted, fail
+from octavo.queue import local
+from octavo.service.console import err
+from octavo.service.service import Plan, device_groups, gpus, service
+from octavo.service.service_log import ServiceLog
 
 
 def up(

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from octavo.cli.console import AsJson, RedisUrl, err, out, print_json
-from octavo.client import AsyncClient
-from octavo.models import WorkerInfo
-from octavo.workers import DIGEST_SHOWN
+from octavo.cli.console import AsJson, RedisUrl, print_json
+from octavo.service.console import err, out
+from octavo.service.fleet import live_workers
+from octavo.terms.workers import DIGEST_SHOWN
 
 
 def workers(
@@ -32,8 +32,3 @@ def workers(
         err.print("no live worker; start one with: octavo worker --model demo")
     if not found:
         raise typer.Exit(1)
-
-
-async def live_workers(redis_url: str | None) -> list[WorkerInfo]:
-    async with AsyncClient(redis_url) as client:
-        return await client.workers()

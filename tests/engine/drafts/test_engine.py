@@ -13,9 +13,9 @@ from engine_driver import Driver, assert_complete, expected_beams, expected_toke
 from fake_runner import DelayedRunner, FakeRunner, value_of
 from proposers import FREE, AnswerBook, speculate
 
+from octavo_worker.contract.messages import AddRequest, BeamOptions, DraftsVerified, Logprob
 from octavo_worker.contract.step import Sampled, SequenceStep, StepPlan
 from octavo_worker.engine.drafts import NgramProposer, Proposer, RowTimes, StepCosts, SuffixProposer
-from octavo_worker.messages import AddRequest, BeamOptions, DraftsVerified, Logprob
 
 DEVICES = pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
 DEAR = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(512, 1000.0)]))

@@ -28,11 +28,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from proposers import AnswerBook, speculate
 
-from octavo.grammar import Grammar, GrammarError
+from octavo.dialects.grammar.grammars import Grammar, GrammarError
+from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.engine.drafts import NgramProposer, Proposer
 from octavo_worker.engine.grammar import Matcher
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.messages import AddRequest, BeamOptions
 
 
 def book(*requests: AddRequest, right: float | None = 1.0) -> AnswerBook:

@@ -11,7 +11,7 @@ import pytest
 from serving import serving
 from worker_process import WorkerProcess
 
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
 from octavo_gateway.settings import GatewaySettings
 
 CLIENTS = {

@@ -15,31 +15,29 @@ from typing import Any
 
 import redis
 
-from octavo import wire
-from octavo.calls import run_sync
-from octavo.keys import Keys
-from octavo.messages import TokenizerAnswer, TokenizerQuestion
-from octavo.models import (
+from octavo.queue import wire
+from octavo.queue.calls import run_sync
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Append, Cell
+from octavo.service.server import EmbeddedServer
+from octavo.terms.conversation import Message
+from octavo.terms.limits import Limits, Retention
+from octavo.terms.messages import (
     Chunk,
     JobError,
-    JobRequest,
     JobStatus,
-    Message,
-    ModelCard,
-    PinOutcome,
-    PrefixPin,
     Progress,
-    SamplingParams,
     Terminal,
+    TokenizerAnswer,
+    TokenizerQuestion,
     TokenLogprob,
     TopLogprob,
     Usage,
-    WorkerInfo,
-    WorkerMemory,
 )
-from octavo.protocol import Append, Cell, Limits, Retention
-from octavo.server import EmbeddedServer
-from octavo.structs import Record, as_dict
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingParams
+from octavo.terms.structs import Record, as_dict
+from octavo.terms.workers import ModelCard, PinOutcome, PrefixPin, WorkerInfo, WorkerMemory
 
 STATS = {
     "running": 3, "waiting": 1, "free_blocks": 40, "used_blocks": 50, "cached_blocks": 9, "steps": 1234,

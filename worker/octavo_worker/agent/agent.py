@@ -11,22 +11,31 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from octavo.calls import Call, run
-from octavo.connection import is_final
-from octavo.errors import MalformedMessage
-from octavo.models import Event, JobError, JobStatus, Terminal, Usage
-from octavo.protocol import Cell, Claims, HeartbeatReply, Parting, Unreadable
-from octavo.streams import read_stream
+from octavo.queue.calls import Call, run
+from octavo.queue.connection import is_final
+from octavo.queue.protocol import Cell, Claims, HeartbeatReply, Parting, Unreadable
+from octavo.queue.streams import read_stream
+from octavo.terms.errors import MalformedMessage
+from octavo.terms.messages import JobError, JobStatus, Terminal, Usage
+from octavo.terms.models import Event
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.ends import Ends
 from octavo_worker.agent.heartbeat import Holding
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.progress import ProgressReports
+from octavo_worker.agent.prompts.tokens import PromptRejected, Prompts, check_ids
 from octavo_worker.agent.publisher import Publisher
 from octavo_worker.agent.room import Room, room_for
-from octavo_worker.agent.tokens import PromptRejected, Prompts, check_ids
-from octavo_worker.decoding.sampling import resolve_sampling
-from octavo_worker.messages import Abort, EngineStats, FailureCode, Ready, RequestFailed, StepOutput, TokenOutput
+from octavo_worker.agent.sampling import resolve_sampling
+from octavo_worker.contract.messages import (
+    Abort,
+    EngineStats,
+    FailureCode,
+    Ready,
+    RequestFailed,
+    StepOutput,
+    TokenOutput,
+)
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from octavo_worker.channel import AgentChannel
-from octavo_worker.lifetime import die_with, state_of
-from octavo_worker.messages import ToAgent, ToEngine
+from octavo_worker.contract.channel import AgentChannel
+from octavo_worker.contract.lifetime import die_with, state_of
+from octavo_worker.contract.messages import ToAgent, ToEngine
 
 _LAST_LINES = 20
 _LINE_LIMIT = 1 << 20

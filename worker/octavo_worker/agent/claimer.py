@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from octavo.calls import run
-from octavo.connection import Line, answered
-from octavo.protocol import Cell, Claims
+from octavo.queue.calls import run
+from octavo.queue.connection import Line, answered
+from octavo.queue.protocol import Cell, Claims
 from octavo_worker.agent.room import Room
 
 log = logging.getLogger(__name__)

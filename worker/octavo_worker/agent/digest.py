@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from octavo_worker.files import tensor_files
+from octavo_worker.contract.files import tensor_files
 
 _WHOLE_BYTES = 512 << 20  # weights up to this size are read whole, in less than a second
 _PIECE = 4096

@@ -8,10 +8,10 @@ from typing import Any
 
 import redis.asyncio
 
-from octavo.calls import Call, run_many
-from octavo.protocol import Cell, FinishReply
+from octavo.queue.calls import Call, run_many
+from octavo.queue.protocol import Cell, FinishReply
 
-_WRITTEN_S = 5.0  # by then the server has written an end down; see octavo.submissions
+_WRITTEN_S = 5.0  # by then the server has written an end down; see octavo.client.submissions
 _PATIENCE_S = 60.0  # for a job that its submitter has yet to make again
 
 

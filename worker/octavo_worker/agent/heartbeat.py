@@ -10,8 +10,8 @@ from collections.abc import Callable
 from redis import Redis
 from redis.exceptions import RedisError
 
-from octavo.calls import run_sync
-from octavo.protocol import Cell, HeartbeatReply
+from octavo.queue.calls import run_sync
+from octavo.queue.protocol import Cell, HeartbeatReply
 
 log = logging.getLogger(__name__)
 

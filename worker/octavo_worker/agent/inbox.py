@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from octavo.connection import answered
-from octavo.keys import Keys
-from octavo.pins import PINS_CHANGED
+from octavo.client.pins import PINS_CHANGED
+from octavo.queue.connection import answered
+from octavo.queue.keys import Keys
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 import msgspec
 from tokenizers import Tokenizer
 
-from octavo.errors import MalformedMessage
-from octavo.models import Chunk, Grammar, JobError, JobStatus, Terminal, TokenLogprob, TopLogprob, Usage
-from octavo.protocol import Append, Claim
-from octavo_worker.agent.answer_form import AnswerForm, EncodedPrompt
+from octavo.queue.protocol import Append, Claim
+from octavo.terms.errors import MalformedMessage
+from octavo.terms.messages import Chunk, JobError, JobStatus, Terminal, TokenLogprob, TopLogprob, Usage
+from octavo.terms.structured import Grammar
+from octavo_worker.agent.prompts.answer_form import AnswerForm, EncodedPrompt
 from octavo_worker.agent.sequence import GeneratedSequence
-from octavo_worker.decoding.text import TextStream
-from octavo_worker.messages import (
+from octavo_worker.agent.text import TextStream
+from octavo_worker.contract.messages import (
     BATCH,
     HIGH,
     NORMAL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from octavo.logs import LogFormat, formatter
+from octavo.terms.logs import LogFormat, formatter
 
 
 def configure_logging(level: str, log_format: LogFormat = "auto") -> None:

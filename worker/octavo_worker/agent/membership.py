@@ -14,15 +14,15 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from octavo.calls import run
-from octavo.connection import answered, connect_sync, outage, refusal
-from octavo.fleet import describe_mix, live_workers, mixed_models
-from octavo.models import ModelCard, PinOutcome, WorkerInfo
-from octavo.protocol import Cell
-from octavo.roles import lacking
-from octavo.stats import EngineStats, WorkerStats
+from octavo.queue.calls import run
+from octavo.queue.connection import answered, connect_sync, outage, refusal
+from octavo.queue.fleet import describe_mix, live_workers, mixed_models
+from octavo.queue.protocol import Cell
+from octavo.queue.roles import lacking
+from octavo.terms.stats import EngineStats, WorkerStats
+from octavo.terms.workers import ModelCard, PinOutcome, WorkerInfo
 from octavo_worker.agent.ends import Ends
-from octavo_worker.messages import Ready
+from octavo_worker.contract.messages import Ready
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from octavo.models import CELL_STATES, WorkerMemory
-from octavo.stats import EngineStats
+from octavo.terms.stats import EngineStats
+from octavo.terms.workers import CELL_STATES, WorkerMemory
 from octavo_worker.agent.child import EngineProcess
-from octavo_worker.messages import DescribeMemory, MemoryReport, Ready
+from octavo_worker.contract.messages import DescribeMemory, MemoryReport, Ready
 
 MAP_CELLS = 512
 PATIENCE_S = 2.0  # a step may take long; a client waits for three seconds

@@ -9,15 +9,15 @@ from typing import Any
 
 import redis.asyncio
 
-from octavo import wire
-from octavo.connection import answered
-from octavo.errors import MalformedMessage
-from octavo.keys import Keys
-from octavo.models import PinOutcome, PrefixPin
-from octavo.pins import version_of
+from octavo.client.pins import version_of
+from octavo.queue import wire
+from octavo.queue.connection import answered
+from octavo.queue.keys import Keys
+from octavo.terms.errors import MalformedMessage
+from octavo.terms.workers import PinOutcome, PrefixPin
 from octavo_worker.agent.child import EngineProcess
-from octavo_worker.agent.tokens import PromptRejected, Prompts
-from octavo_worker.messages import Abort, PinPrefix, Ready, StepOutput, UnpinPrefix
+from octavo_worker.agent.prompts.tokens import PromptRejected, Prompts
+from octavo_worker.contract.messages import Abort, PinPrefix, Ready, StepOutput, UnpinPrefix
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ import contextlib
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from octavo.calls import run_many
-from octavo.models import Progress
-from octavo.protocol import Cell
+from octavo.queue.calls import run_many
+from octavo.queue.protocol import Cell
+from octavo.terms.messages import Progress
 from octavo_worker.agent.jobs import ActiveJob
-from octavo_worker.messages import BeamProgress
+from octavo_worker.contract.messages import BeamProgress
 
 _INTERVAL_S = 0.25
 

@@ -12,10 +12,10 @@ import redis.asyncio
 from redis import exceptions
 from redis.exceptions import RedisError
 
-from octavo import wire
-from octavo.calls import Call, run_many
-from octavo.connection import Line, is_denied, is_final
-from octavo.protocol import MAX_APPENDS, Append, AppendReply, Cell, FinishReply
+from octavo.queue import wire
+from octavo.queue.calls import Call, run_many
+from octavo.queue.connection import Line, is_denied, is_final
+from octavo.queue.protocol import MAX_APPENDS, Append, AppendReply, Cell, FinishReply
 from octavo_worker.agent.jobs import ActiveJob
 
 log = logging.getLogger(__name__)

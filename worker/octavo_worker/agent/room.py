@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo_worker.agent.jobs import ActiveJob
-from octavo_worker.messages import EngineStats, Ready
+from octavo_worker.contract.messages import EngineStats, Ready
 
 GROWTH_BLOCKS = 4
 """Blocks that a running sequence is expected to need before another one ends and frees its own."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from octavo.models import AnswerFormat, Chunk, FinishReason, TokenLogprob
-from octavo_worker.agent.thinking import ThinkingBudget
-from octavo_worker.decoding.text import TextStream
+from octavo.terms.messages import AnswerFormat, Chunk, FinishReason, TokenLogprob
+from octavo_worker.agent.prompts.thinking import ThinkingBudget
+from octavo_worker.agent.text import TextStream
 
 
 class GeneratedSequence:

@@ -17,13 +17,13 @@ import redis.asyncio
 from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
-from octavo import wire
-from octavo.address import parse_address
-from octavo.connection import connect, connect_sync
-from octavo.errors import ServerUnavailable
-from octavo.models import ModelName, WorkerInfo
-from octavo.protocol import Cell
-from octavo.workers import DIGEST_SHOWN
+from octavo.queue import wire
+from octavo.queue.address import parse_address
+from octavo.queue.connection import connect, connect_sync
+from octavo.queue.protocol import Cell
+from octavo.terms.errors import ServerUnavailable
+from octavo.terms.fields import ModelName
+from octavo.terms.workers import DIGEST_SHOWN, WorkerInfo
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.claimer import Claimer
@@ -33,13 +33,13 @@ from octavo_worker.agent.inbox import Inbox
 from octavo_worker.agent.membership import Membership
 from octavo_worker.agent.memory import Reports, worker_memory
 from octavo_worker.agent.pins import Pins
+from octavo_worker.agent.prompts.tokens import Prompts
 from octavo_worker.agent.tokenizing import TokenizerDesk
-from octavo_worker.agent.tokens import Prompts
+from octavo_worker.assembly.settings import WorkerSettings
+from octavo_worker.contract.files import ModelNotFound, model_folder, served_name
+from octavo_worker.contract.lifetime import in_words
+from octavo_worker.contract.messages import MemoryReport, Ready, Refused, Shutdown, StepOutput
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.files import ModelNotFound, model_folder, served_name
-from octavo_worker.lifetime import in_words
-from octavo_worker.messages import MemoryReport, Ready, Refused, Shutdown, StepOutput
-from octavo_worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | Non
     except ModelNotFound as error:
         raise WorkerFailed(str(error)) from error
     options = ModelOptions.of_flags(str(folder), settings.model_dump()).to_json()
-    command = engine_command or [sys.executable, "-m", "octavo_worker.engine_process", "--options", options]
+    command = engine_command or [sys.executable, "-m", "octavo_worker.assembly.engine_process", "--options", options]
     engine = await EngineProcess.start(command)  # it loads while the tokenizer does
     try:
         prompts = await asyncio.to_thread(Prompts, folder)

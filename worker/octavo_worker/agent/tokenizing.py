@@ -9,12 +9,12 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from octavo import wire
-from octavo.connection import answered
-from octavo.errors import MalformedMessage
-from octavo.keys import Keys
-from octavo.messages import JobError, TokenizerAnswer, TokenizerQuestion
-from octavo_worker.agent.tokens import PromptRejected, Prompts
+from octavo.queue import wire
+from octavo.queue.connection import answered
+from octavo.queue.keys import Keys
+from octavo.terms.errors import MalformedMessage
+from octavo.terms.messages import JobError, TokenizerAnswer, TokenizerQuestion
+from octavo_worker.agent.prompts.tokens import PromptRejected, Prompts
 
 log = logging.getLogger(__name__)
 

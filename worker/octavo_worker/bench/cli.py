@@ -15,17 +15,17 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from octavo.logs import printable
+from octavo.terms.logs import printable
 from octavo_worker.bench.replay import RULES, arrivals_of, figures
 from octavo_worker.bench.report import floor_share, median, report
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.tables import show
 from octavo_worker.bench.traces import Clipped, TracedRequest, clip, read_trace, work_of
 from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, Work, workload
+from octavo_worker.contract.files import ModelNotFound, model_folder
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine import step_log
 from octavo_worker.engine.step_log import StepLog
-from octavo_worker.files import ModelNotFound, model_folder
 
 if TYPE_CHECKING:
     from octavo_worker.bench.engine import EngineBench  # brings torch: not for `octavo --help`
@@ -157,8 +157,8 @@ def engine(
 ) -> None:
     """Scheduler and model alone, in this process: no queue, no text. Requests that arrive at once are of the class
     batch, so the longest goes first, and times to the first token are those of that order."""
+    from octavo_worker.assembly.loading import load_runner
     from octavo_worker.bench.engine import EngineBench
-    from octavo_worker.model import load_runner
 
     limits = {"num_blocks": num_blocks, "max_running": max_running, "swap_memory": swap_memory}
     modes = {"device": device.value, "overlap": overlap, "deterministic": deterministic}
@@ -192,7 +192,7 @@ def _measure(
     bench_engine: EngineBench, name: str, work: list[Work], rounds: int, interval_ms: float, log: StepLog | None
 ) -> dict[str, Any]:
     """The figures of one workload, after a warm-up. `log` takes the steps of its last run."""
-    from octavo_worker.messages import BATCH, NORMAL
+    from octavo_worker.contract.messages import BATCH, NORMAL
 
     bench_engine.run([Work(w.prompt, min(w.max_tokens, 8)) for w in work])
     arrivals, timings = [index * interval_ms / 1e3 for index in range(len(work))], []
@@ -261,8 +261,8 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Traces of requests in their own time against the engine alone: latencies, queueing, preemptions, prefix hits."""
+    from octavo_worker.assembly.loading import load_runner
     from octavo_worker.bench.engine import EngineBench, blocks_for
-    from octavo_worker.model import load_runner
 
     asked = [(path.name, _trace(path, requests, seconds, start)) for path in traces]
     types = {"device": device.value, "dtype": dtype.value, "kv_dtype": kv_dtype.value}

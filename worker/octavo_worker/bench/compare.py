@@ -13,12 +13,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.engine import EngineBench
 from octavo_worker.bench.report import median
 from octavo_worker.bench.service import ServiceBench, service
 from octavo_worker.bench.workloads import Work
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model import load_runner
 
 FIRST_TOKEN_RUNS = 21
 

@@ -14,14 +14,14 @@ from octavo_worker.bench.ceilings import Ceilings, measure_ceilings
 from octavo_worker.bench.floors import Costs, floor_seconds
 from octavo_worker.bench.report import percentile
 from octavo_worker.bench.workloads import Work
+from octavo_worker.contract.messages import NORMAL, AddRequest, EngineSampling, EngineStats, SequenceInput, StepOutput
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import scheduler_for
 from octavo_worker.engine.step_log import StepLog
-from octavo_worker.messages import NORMAL, AddRequest, EngineSampling, EngineStats, SequenceInput, StepOutput
-from octavo_worker.model.cuda.runner import CudaRunner
 from octavo_worker.model.decoder import Decoder
-from octavo_worker.model.runner import PagedRunner
+from octavo_worker.runner.cuda.runner import CudaRunner
+from octavo_worker.runner.paged import PagedRunner
 
 
 @dataclass

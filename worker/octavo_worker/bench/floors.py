@@ -14,7 +14,7 @@ from itertools import takewhile
 from octavo_worker.bench.ceilings import Ceilings
 from octavo_worker.bench.workloads import Work
 from octavo_worker.model.config import DecoderConfig
-from octavo_worker.model.parallel.shards import Rank, vocabulary_of
+from octavo_worker.ranks.rank import Rank, vocabulary_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
-from octavo_worker.model import load_runner
 from octavo_worker.model.batch import Batch, ragged_batch
 
 BLOCK = 16

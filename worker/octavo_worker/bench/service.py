@@ -24,8 +24,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from octavo import AsyncClient
-from octavo.models import JobRequest, SamplingParams
-from octavo.server import EmbeddedServer
+from octavo.service.server import EmbeddedServer
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingParams
 from octavo_worker.bench.engine import Timing
 from octavo_worker.bench.workloads import Work
 

@@ -1,1 +1,2 @@
-"""What engine and model share: values only, so that neither imports the other."""
+"""What agent, engine and model share: messages and their channel, steps, options, capacity, files. Values and how they
+travel; nothing here computes."""

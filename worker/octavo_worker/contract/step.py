@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_worker.messages import EngineSampling, Logprob
+from octavo_worker.contract.messages import EngineSampling, Logprob
 
 UNKNOWN = -1
 """Stands for a token that is still being chosen, see `SequenceStep.follows`, or for a draft that the runner guesses."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from enum import Enum
 
-from octavo_worker.engine.allocation import Allocation
-from octavo_worker.engine.kv_cache_manager import KVCacheManager
-from octavo_worker.engine.policy import SchedulingPolicy
-from octavo_worker.engine.running import RunningBatch
+from octavo_worker.contract.messages import RequestResumed
+from octavo_worker.engine.kv.allocation import Allocation
+from octavo_worker.engine.kv.kv_cache_manager import KVCacheManager
+from octavo_worker.engine.scheduling.policy import SchedulingPolicy
+from octavo_worker.engine.scheduling.running import RunningBatch
+from octavo_worker.engine.scheduling.waiting import WaitingQueue
 from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.step_in_flight import StepInFlight
-from octavo_worker.engine.waiting import WaitingQueue
-from octavo_worker.messages import RequestResumed
 
 
 class Admission(Enum):

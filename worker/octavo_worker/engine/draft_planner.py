@@ -10,7 +10,7 @@ from octavo_worker.contract.step import UNKNOWN
 from octavo_worker.engine.drafts import Guesses, Speculation, choose_lengths, expected_gain
 from octavo_worker.engine.drafts.guesses import LONGEST_REST
 from octavo_worker.engine.grammar import GrammarError, Matcher
-from octavo_worker.engine.kv_cache_manager import KVCacheManager
+from octavo_worker.engine.kv.kv_cache_manager import KVCacheManager
 from octavo_worker.engine.sequence import Sequence
 from octavo_worker.engine.step_in_flight import StepInFlight
 

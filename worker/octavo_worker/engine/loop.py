@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import time
 
-from octavo_worker.channel import EngineChannel
+from octavo_worker.contract.channel import EngineChannel
+from octavo_worker.contract.messages import (
+    Abort,
+    AddRequest,
+    DescribeMemory,
+    PinPrefix,
+    Ready,
+    Shutdown,
+    ToEngine,
+    UnpinPrefix,
+)
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.grammar import Preparation
-from octavo_worker.engine.memory_report import memory_report
+from octavo_worker.engine.kv.memory_report import memory_report
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.messages import Abort, AddRequest, DescribeMemory, PinPrefix, Ready, Shutdown, ToEngine, UnpinPrefix
 
 _LOOK_S = 0.005  # at grammars that are being compiled, where nothing else is to do
 

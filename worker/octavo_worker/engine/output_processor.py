@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from math import isnan
 
+from octavo_worker.contract.messages import TokenOutput
 from octavo_worker.contract.step import Sampled, SequenceResult, SequenceStep, StepResult
 from octavo_worker.engine.batch_manager import BatchManager
-from octavo_worker.engine.beams import Beams
+from octavo_worker.engine.beams.beams import Beams
 from octavo_worker.engine.drafts import count_accepted
 from octavo_worker.engine.grammar import GrammarError
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.step_in_flight import StepInFlight
-from octavo_worker.messages import TokenOutput
 
 
 class OutputProcessor:

@@ -6,11 +6,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from octavo_worker.contract.messages import EngineStats
 from octavo_worker.contract.step import Masks, ModelRunner, StepError, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.engine.step_in_flight import StepInFlight
 from octavo_worker.engine.step_log import StepLog
-from octavo_worker.messages import EngineStats
 
 
 @dataclass(slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.engine.batch_manager import Admission, BatchManager
 from octavo_worker.engine.draft_planner import DraftPlanner
-from octavo_worker.engine.policy import SchedulingPolicy
 from octavo_worker.engine.requests import Requests
+from octavo_worker.engine.scheduling.policy import SchedulingPolicy
+from octavo_worker.engine.scheduling.time_share import TimeShare
 from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.step_in_flight import StepInFlight
-from octavo_worker.engine.time_share import TimeShare
 
 FIRST_TOKENS = 2048
 """Prompt tokens that are enough for a step that begins while the device is idle: it computes them while the next step

@@ -8,7 +8,9 @@ import socket
 import time
 from collections.abc import Callable
 
-from octavo_worker.channel import EngineChannel
+from octavo_worker.contract.channel import EngineChannel
+from octavo_worker.contract.files import ModelNotFound, end_ids, model_folder
+from octavo_worker.contract.messages import Refused
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.drafts import (
@@ -22,11 +24,9 @@ from octavo_worker.engine.drafts import (
 )
 from octavo_worker.engine.grammar import Compiler, GrammarError, Preparation, Vocabulary
 from octavo_worker.engine.loop import EngineLoop
-from octavo_worker.engine.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
 from octavo_worker.engine.scheduler import Scheduler
-from octavo_worker.files import ModelNotFound, end_ids, model_folder
+from octavo_worker.engine.scheduling.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
-from octavo_worker.messages import Refused
 
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"priority": PriorityPolicy, "fcfs": FcfsPolicy}
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from octavo_worker.decoding.stop import StopRules
-from octavo_worker.engine.admission import Limits, refusal, shortage
-from octavo_worker.engine.batch_manager import BatchManager
-from octavo_worker.engine.drafts import Guesses, Proposer
-from octavo_worker.engine.grammar import Barred, Matcher, Vocabulary
-from octavo_worker.engine.policy import SchedulingPolicy
-from octavo_worker.engine.sequence import Request, Sequence, State, by_order
-from octavo_worker.engine.timers import Timers
-from octavo_worker.memory.block_table import BlockTable
-from octavo_worker.messages import (
+from octavo_worker.contract.messages import (
     AddRequest,
     DraftsVerified,
     EngineStats,
@@ -26,6 +17,15 @@ from octavo_worker.messages import (
     StepOutput,
     TokenOutput,
 )
+from octavo_worker.engine.batch_manager import BatchManager
+from octavo_worker.engine.drafts import Guesses, Proposer
+from octavo_worker.engine.grammar import Barred, Matcher, Vocabulary
+from octavo_worker.engine.scheduling.admission import Limits, refusal, shortage
+from octavo_worker.engine.scheduling.policy import SchedulingPolicy
+from octavo_worker.engine.scheduling.timers import Timers
+from octavo_worker.engine.sequence import Request, Sequence, State, by_order
+from octavo_worker.engine.stop import StopRules
+from octavo_worker.memory.block_table import BlockTable
 
 
 class Requests:

@@ -9,24 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from octavo_worker.contract.capacity import Capacity
-from octavo_worker.contract.step import Masks, SharedReading, StepPlan, StepResult
-from octavo_worker.engine.admission import Limits
-from octavo_worker.engine.batch_manager import BatchManager
-from octavo_worker.engine.draft_planner import DraftPlanner
-from octavo_worker.engine.drafts import Speculation
-from octavo_worker.engine.grammar import Matcher
-from octavo_worker.engine.kv_cache_manager import KVCacheManager
-from octavo_worker.engine.masks import MaskFiller
-from octavo_worker.engine.output_processor import OutputProcessor
-from octavo_worker.engine.planner import Planner
-from octavo_worker.engine.policy import PriorityPolicy, SchedulingPolicy
-from octavo_worker.engine.requests import Requests
-from octavo_worker.engine.sequence import Sequence, State
-from octavo_worker.engine.shared_reads import SharedReads
-from octavo_worker.engine.step_in_flight import StepInFlight
-from octavo_worker.engine.time_share import TimeShare
-from octavo_worker.memory.cost import Decision, PreemptionPolicy
-from octavo_worker.messages import (
+from octavo_worker.contract.messages import (
     AddRequest,
     EngineSampling,
     EngineStats,
@@ -36,6 +19,23 @@ from octavo_worker.messages import (
     SequenceInput,
     StepOutput,
 )
+from octavo_worker.contract.step import Masks, SharedReading, StepPlan, StepResult
+from octavo_worker.engine.batch_manager import BatchManager
+from octavo_worker.engine.draft_planner import DraftPlanner
+from octavo_worker.engine.drafts import Speculation
+from octavo_worker.engine.grammar import Matcher
+from octavo_worker.engine.kv.kv_cache_manager import KVCacheManager
+from octavo_worker.engine.kv.shared_reads import SharedReads
+from octavo_worker.engine.masks import MaskFiller
+from octavo_worker.engine.output_processor import OutputProcessor
+from octavo_worker.engine.planner import Planner
+from octavo_worker.engine.requests import Requests
+from octavo_worker.engine.scheduling.admission import Limits
+from octavo_worker.engine.scheduling.policy import PriorityPolicy, SchedulingPolicy
+from octavo_worker.engine.scheduling.time_share import TimeShare
+from octavo_worker.engine.sequence import Sequence, State
+from octavo_worker.engine.step_in_flight import StepInFlight
+from octavo_worker.memory.cost import Decision, PreemptionPolicy
 
 
 class Scheduler:

@@ -9,14 +9,14 @@ from collections.abc import Sequence as Tokens
 from enum import Enum
 from operator import attrgetter
 
+from octavo_worker.contract.messages import AddRequest, EngineSampling, Logprob
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep
-from octavo_worker.decoding.beam import BeamSearch
-from octavo_worker.decoding.stop import StopRules
-from octavo_worker.engine.beam_group import BeamGroup
+from octavo_worker.engine.beams.group import BeamGroup
+from octavo_worker.engine.beams.search import BeamSearch
 from octavo_worker.engine.drafts import Guesses
 from octavo_worker.engine.grammar import NONE_BARRED, GrammarError, Matcher
+from octavo_worker.engine.stop import StopRules
 from octavo_worker.memory.block_table import BlockTable
-from octavo_worker.messages import AddRequest, EngineSampling, Logprob
 
 by_order = attrgetter("order")
 

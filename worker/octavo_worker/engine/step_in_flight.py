@@ -6,9 +6,9 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from octavo_worker.contract.step import Launched, SequenceStep, StepPlan
+from octavo_worker.engine.scheduling.time_share import TimeSlice
 from octavo_worker.engine.sequence import Sequence
 from octavo_worker.engine.step_log import StepRecord
-from octavo_worker.engine.time_share import TimeSlice
 
 _NOTHING = StepPlan((), 0)
 

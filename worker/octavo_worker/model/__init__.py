@@ -1,6 +1,5 @@
-"""Weights, decoders and the runner. `load_runner(options)` is what the engine calls."""
+"""What a model is: its config, checkpoint, layers, shards. It never runs a step by itself and knows no runner."""
 
 from octavo_worker.model.errors import CheckpointError, ModelError, UnsupportedModel
-from octavo_worker.model.loading import load_runner
 
-__all__ = ["CheckpointError", "ModelError", "UnsupportedModel", "load_runner"]
+__all__ = ["CheckpointError", "ModelError", "UnsupportedModel"]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_worker.model.sampler import on_device
+from octavo_worker.model.transfer import on_device
 
 STAGE_BYTES = 512 << 20
 """The most of one layer that is copied."""

@@ -21,8 +21,8 @@ from octavo_kernels import ops
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import common_window
 from octavo_worker.model.errors import NEXT, CheckpointError, UnsupportedModel
-from octavo_worker.model.parallel.group import Group
 from octavo_worker.model.substitutes import RowByRow, substitute
+from octavo_worker.ranks.group import Group
 
 NAME = "octavo_paged"
 LAYER = "octavo"  # the attribute of an attention module that tells the attention function its layer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from octavo_worker.files import read_json
+from octavo_worker.contract.files import read_json
 from octavo_worker.model.errors import ModelError
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")

@@ -1,6 +1,6 @@
 """Structured output: which tokens may follow, so that a sequence's text obeys a grammar."""
 
-from octavo.grammar import GrammarError
+from octavo.dialects.grammar.grammars import GrammarError
 from octavo_worker.engine.grammar.barred import NONE_BARRED, Barred, bar_all
 from octavo_worker.engine.grammar.compiler import Compilation, Compiler
 from octavo_worker.engine.grammar.matcher import Matcher, Together

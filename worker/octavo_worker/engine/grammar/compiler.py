@@ -12,9 +12,17 @@ from typing import TypeVar
 
 from llguidance import LLMatcher
 
-from octavo.deep_threads import DeepThreads
-from octavo.grammar import TOO_SLOW, Grammar, GrammarError, library_limits, refused, source, too_slow
-from octavo.grammar_trials import Trials
+from octavo.dialects.grammar.deep_threads import DeepThreads
+from octavo.dialects.grammar.grammars import (
+    TOO_SLOW,
+    Grammar,
+    GrammarError,
+    library_limits,
+    refused,
+    source,
+    too_slow,
+)
+from octavo.dialects.grammar.trials import Trials
 from octavo_worker.engine.grammar.matcher import Matcher
 from octavo_worker.engine.grammar.vocabulary import Vocabulary
 

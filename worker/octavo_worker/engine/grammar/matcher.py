@@ -8,7 +8,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
-from octavo.grammar import Grammar, GrammarError, refused
+from octavo.dialects.grammar.grammars import Grammar, GrammarError, refused
 from octavo_worker.engine.grammar.vocabulary import Row, Rows, Vocabulary
 
 

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
-from octavo.grammar import TOO_SLOW, GrammarError
+from octavo.dialects.grammar.grammars import TOO_SLOW, GrammarError
+from octavo_worker.contract.messages import AddRequest, FailureCode, RequestFailed
 from octavo_worker.engine.grammar.compiler import Compilation, Compiler
 from octavo_worker.engine.grammar.matcher import Matcher
-from octavo_worker.messages import AddRequest, FailureCode, RequestFailed
 
 PARAM = "grammar"  # the field of a job that all refusals are about
 

@@ -10,7 +10,7 @@ import numpy as np
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
-from octavo.grammar import GrammarError
+from octavo.dialects.grammar.grammars import GrammarError
 
 Row = NDArray[np.int32]
 Rows = NDArray[np.int32]

@@ -19,8 +19,8 @@ from octavo_worker.model.layers.mlp import GatedMlp, Mlp, PlainMlp
 from octavo_worker.model.layers.norm import AddNorm, LayerNorm, Norm, RmsNorm
 from octavo_worker.model.layers.quantised import Quantised
 from octavo_worker.model.layers.summed import Summed
-from octavo_worker.model.parallel.group import Group
-from octavo_worker.model.parallel.shards import Shards
+from octavo_worker.model.shards import Shards
+from octavo_worker.ranks.group import Group
 
 
 def build_layers(config: DecoderConfig, reader: Reader, form: Format, split: Split | None = None) -> DecoderLayers:

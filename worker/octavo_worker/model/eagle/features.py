@@ -9,10 +9,10 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_worker.contract.step import StepPlan
-from octavo_worker.model.base_runner import CacheConfig, in_pools
+from octavo_worker.model.causal_model import CacheConfig, in_pools
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import Input
-from octavo_worker.model.sampler import on_device
+from octavo_worker.model.transfer import on_device
 
 
 class Features:

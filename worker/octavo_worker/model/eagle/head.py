@@ -15,7 +15,7 @@ from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import Input, RmsNorm
-from octavo_worker.model.parallel.group import Group
+from octavo_worker.ranks.group import Group
 
 
 @dataclass(frozen=True, slots=True)

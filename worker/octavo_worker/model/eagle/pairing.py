@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from octavo_worker.model.base_runner import CausalModel
+from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.checkpoint.formats import DenseFormat, format_of
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel

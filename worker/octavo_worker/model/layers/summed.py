@@ -10,7 +10,7 @@ from octavo_kernels import operands
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
-from octavo_worker.model.parallel.group import Group
+from octavo_worker.ranks.group import Group
 
 
 @dataclass(frozen=True, slots=True, eq=False)

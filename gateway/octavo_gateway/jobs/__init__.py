@@ -1,0 +1,1 @@
+"""Routes of octavo's own jobs."""

@@ -1,0 +1,173 @@
+"""The job API: submit, look, stream from any token, cancel. A job belongs to the queue, not to a connection."""
+
+from __future__ import annotations
+
+import json
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import StringConstraints
+
+from octavo.dialects.events import event_bytes
+from octavo.dialects.logprobs import logprobs_json
+from octavo.queue import wire
+from octavo.terms.errors import JobNotFound, MalformedMessage
+from octavo.terms.fields import IdempotencyKey
+from octavo.terms.messages import JobStatus
+from octavo.terms.models import JobInfo, JobRequest, Result
+from octavo_gateway.auth import Caller, CurrentCaller
+from octavo_gateway.errors import ApiError
+from octavo_gateway.http.body import JSON, MSGPACK, described, media_type, read_body
+from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
+from octavo_gateway.jobs.owned import OwnJob, check_id, check_owner, not_found
+from octavo_gateway.state import Gateway
+
+RETRY = b"retry: 1000\n\n"
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+Position = Annotated[str, StringConstraints(pattern=r"^\d{1,15}(-[01])?$")]
+
+
+async def _job_request(request: Request) -> JobRequest:
+    kind = media_type(request, JSON, MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
+    body = await read_body(request, request.state.gateway.settings.max_body_bytes)
+    return JobRequest.model_validate_json(body) if kind == JSON else wire.decode_request(body)
+
+
+@router.post("", status_code=202, openapi_extra=described(JobRequest, JSON, MSGPACK))
+async def submit(
+    request: Request,
+    caller: CurrentCaller,
+    job: Annotated[JobRequest, Depends(_job_request)],
+    idempotency_key: Annotated[IdempotencyKey | None, Header()] = None,
+) -> Response:
+    """Accept a job: `202` and its address. The same `Idempotency-Key` and body again: `200` and the same job."""
+    gateway: Gateway = request.state.gateway
+    await gateway.grammars.check_request(job)
+    handle = await gateway.client.submit(job, tenant=caller.tenant, idempotency_key=idempotency_key)
+    info = handle.accepted or await gateway.client.info(handle.id)
+    if handle.created:
+        gateway.metrics.jobs_submitted.labels(job.model, job.priority).inc()
+    body = job_json(info, caller)
+    return JSONResponse(body, 202 if handle.created else 200, {"Location": body["links"]["self"]})
+
+
+@router.get("")
+async def index(
+    request: Request,
+    caller: CurrentCaller,
+    status: JobStatus | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: str | None = None,
+) -> dict[str, Any]:
+    """The tenant's jobs, newest first; `after` is the last id of the previous page."""
+    gateway: Gateway = request.state.gateway
+    if after is not None:
+        check_id(after)
+    jobs = await gateway.client.jobs(tenant=caller.tenant, status=status, limit=limit + 1, after=after)
+    return {"object": "list", "data": [job_json(info, caller) for info in jobs[:limit]], "has_more": len(jobs) > limit}
+
+
+@router.get("/{job_id}")
+async def show(info: OwnJob, caller: CurrentCaller) -> dict[str, Any]:
+    """Where the job stands now."""
+    return job_json(info, caller)
+
+
+@router.get("/{job_id}/result")
+async def result(request: Request, job_id: str, caller: CurrentCaller) -> Response:
+    """The finished job with all its sequences; `202` and the job while it is not finished."""
+    check_id(job_id)
+    gateway: Gateway = request.state.gateway
+    info, found = await gateway.client.outcome(job_id)
+    check_owner(info, caller.tenant)
+    return JSONResponse(job_json(info, caller), 202) if found is None else JSONResponse(_result_json(found))
+
+
+@router.delete("/{job_id}", status_code=202)
+async def cancel(request: Request, job_id: str, caller: CurrentCaller) -> Response:
+    """Ask for the job's end: `202`, or `200` when it is over already. A running job stops within a step or two."""
+    check_id(job_id)
+    gateway: Gateway = request.state.gateway
+    try:
+        status, info = await gateway.client.cancel_own(job_id, tenant=caller.tenant)
+    except JobNotFound:
+        raise not_found(job_id) from None
+    return JSONResponse(job_json(info, caller), 200 if status.is_terminal else 202)
+
+
+@router.get(
+    "/{job_id}/stream",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}}, 204: {"description": "The last event was seen already."}},
+)
+async def stream(
+    request: Request,
+    info: OwnJob,
+    after: Annotated[Position | None, Query(description="Continue behind this many tokens.")] = None,
+    last_event_id: Annotated[
+        Position | None, Header(description="As `after`; a reconnecting browser sends it.")
+    ] = None,
+) -> Response:
+    """Tokens as server-sent events `token`, then one `done` or `error`; of a beam search, `progress` before them.
+
+    The `id` of a token event is the number of tokens so far, that of the last event `<tokens>-1`; either resumes.
+    `stream_reset`: the position does not hold any more; the stream comes again from its beginning.
+    `204` when the last event was seen already.
+    """
+    gateway: Gateway = request.state.gateway
+    offset, end_seen = _position(last_event_id or after or "0")
+    if info.status.is_terminal:
+        if offset > info.tokens:
+            raise ApiError(400, f"the job ended after {info.tokens} tokens", code="invalid_value", param="after")
+        if end_seen:
+            return Response(status_code=204)
+    return EventStream(request, lambda mailbox: _pump(gateway, info.id, offset, mailbox))
+
+
+async def _pump(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:
+    await mailbox.put(RETRY)
+    # A gateway that shuts down ends its streams between two events; the client resumes at another one.
+    await unless_draining(gateway, _follow(gateway, job_id, offset, mailbox))
+
+
+async def _follow(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:
+    try:
+        async with aclosing(gateway.client.events(job_id, after=offset)) as events:
+            async for event in events:
+                await mailbox.put(event_bytes(event))
+                offset = event.offset
+    except (JobNotFound, MalformedMessage) as error:  # the server has lost it for good, or something has damaged it
+        data = {
+            "offset": offset,
+            "status": None,
+            "usage": None,
+            "error": {"code": error.code, "message": error.message},
+        }
+        await mailbox.put(f"event: error\ndata: {json.dumps(data)}\n\n".encode())
+
+
+def _position(text: str) -> tuple[int, bool]:
+    offset, _, end = text.partition("-")
+    return int(offset), end == "1"
+
+
+def job_json(info: JobInfo, caller: Caller) -> dict[str, Any]:
+    """A job as the API shows it to this caller."""
+    self = f"/v1/jobs/{info.id}"
+    links = {"self": self, "stream": f"{self}/stream", "log": f"{self}/log", "result": f"{self}/result"}
+    worker = caller.shown_worker(info.worker) if info.worker is not None else None
+    return {"object": "job", **info.model_dump(mode="json"), "worker": worker, "links": links}
+
+
+def _result_json(result: Result) -> dict[str, Any]:
+    body = result.model_dump(mode="json", exclude={"sequences", "prompt_logprobs"})
+    sequences = [
+        {**sequence.model_dump(mode="json", exclude={"logprobs"}), "logprobs": logprobs_json(sequence.logprobs)}
+        for sequence in result.sequences
+    ]
+    prompt = logprobs_json(result.prompt_logprobs)
+    return {"object": "job.result", **body, "sequences": sequences, "prompt_logprobs": prompt}

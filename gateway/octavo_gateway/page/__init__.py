@@ -1,0 +1,1 @@
+"""The page and the static files that it needs."""

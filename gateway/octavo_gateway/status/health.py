@@ -1,0 +1,64 @@
+"""Is this process alive, is it ready, what does it count."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from octavo.terms.errors import OctavoError, ServerUnavailable
+from octavo_gateway.auth import require_operator
+from octavo_gateway.state import Gateway
+from octavo_gateway.status.metrics import render_fleet
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/livez")
+async def livez() -> dict[str, str]:
+    """200 while the process answers at all."""
+    return {"status": "ok"}
+
+
+@router.get("/health")
+@router.get("/ping")
+@router.get("/readyz")
+async def readyz(request: Request) -> JSONResponse:
+    """200 when requests can be accepted: the server answers and takes writes, and some worker has registered a model.
+
+    `/health` and `/ping` are the names that clients and hosts of other servers know.
+    """
+    reason = await _why_not_ready(request.state.gateway)
+    return JSONResponse(
+        {"status": "ready"} if reason is None else {"status": "unready", "reason": reason}, 503 if reason else 200
+    )
+
+
+@router.get("/version")
+async def show_version() -> dict[str, str]:
+    """The version of octavo."""
+    return {"version": version("octavo")}
+
+
+async def _why_not_ready(gateway: Gateway) -> str | None:
+    if gateway.draining.is_set():
+        return "this gateway is shutting down"
+    try:
+        models = await gateway.client.models()
+        await gateway.writes.check()
+    except OctavoError as error:
+        return error.message
+    return None if models else "no worker has registered a model yet: start one with `octavo worker`"
+
+
+@router.get("/metrics", dependencies=[Depends(require_operator)])
+async def metrics(request: Request) -> Response:
+    """Prometheus text format, for operators: it counts the jobs of all tenants."""
+    gateway: Gateway = request.state.gateway
+    try:
+        fleet = render_fleet(await gateway.client.workers(), await gateway.client.queue_depths())
+    except ServerUnavailable:
+        fleet = render_fleet(None, None)
+    return Response(gateway.metrics.render() + fleet, media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,389 @@
+"""The asynchronous client: submit, follow, collect, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+from octavo.client.handles import AsyncJob
+from octavo.client.pins import announce, build_pin, drop_pin, list_pins, store_pin
+from octavo.client.requests import Prompt, RequestFields, build_request, checked_tenant
+from octavo.client.submissions import Submissions
+from octavo.client.subscriber import Subscriber
+from octavo.queue.calls import Call, run, run_all, run_many
+from octavo.queue.chats import read_chat, store_chat
+from octavo.queue.connection import answered, connect, connect_listener, default_url, errors_of
+from octavo.queue.fleet import known_models, live_workers, queue_depths
+from octavo.queue.jobs import (
+    info_query,
+    list_dead_letters,
+    list_jobs,
+    not_found,
+    read_attachment,
+    read_info,
+    read_outcome,
+    read_submission,
+    remove_dead_letters,
+)
+from octavo.queue.keys import Keys
+from octavo.queue.pages import Page, read_job_page
+from octavo.queue.protocol import Cell, Enqueued
+from octavo.queue.questions import Questions
+from octavo.terms.errors import OctavoError, ServerUnavailable
+from octavo.terms.limits import Limits, Retention
+from octavo.terms.messages import JobStatus, TokenizerAnswer
+from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
+from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo, WorkerMemory
+
+DEFAULT_TENANT = "default"
+_BATCH = 64
+
+T = TypeVar("T")
+_Asked = tuple[JobRequest, str | None, bytes]  # a request, its idempotency key, its attachment
+_Answers = list[AsyncJob | OctavoError]
+
+
+class AsyncClient:
+    """A service's door to the queue. One object serves any number of jobs and streams over a constant number of
+    connections; it belongs to one event loop. Nothing is sent before the first call.
+
+    Without `url`: `REDIS_URL`, else the service that runs on this machine, else `redis://localhost:6379`.
+    Every method raises ServerUnavailable when the server cannot be reached.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        limits: Limits | None = None,
+        retention: Retention | None = None,
+    ) -> None:
+        self._url = url or default_url()
+        self._tenant = tenant
+        self._limits = limits or Limits()
+        self._retention = retention or Retention()
+        self._keys = Keys()
+        self._cell = Cell(self._keys)
+        self._redis = connect(self._url)
+        self._listener = connect_listener(self._redis)
+        self._submissions = Submissions(self._redis, self._listener, self._cell, self._retention.result_s)
+        self._questions = Questions(self._redis, self._listener, self._keys)
+        self._subscriber = Subscriber(self._redis, self._listener, self._cell, self._submissions, errors=self._errors)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect. Jobs go on."""
+        await self._subscriber.close()
+        await self._submissions.close()
+        await self._listener.aclose()
+        await self._redis.aclose()
+
+    async def submit(
+        self,
+        prompt: Prompt | JobRequest | None = None,
+        *,
+        tenant: str | None = None,
+        idempotency_key: str | None = None,
+        follow: bool = False,
+        attachment: bytes = b"",
+        **fields: Unpack[RequestFields],
+    ) -> AsyncJob:
+        """Put a job into the queue: a prompt (text or token ids) or `messages`, a `model`, and any other field of
+        `JobRequest` and `SamplingParams`; or a complete `JobRequest`. With an `idempotency_key` a repeated
+        call gives the same job. `follow` says that its events are read next, which then costs no round trip.
+        `attachment` is kept with the job for as long as it is known, and no worker gets it.
+        Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
+        job = (build_request(prompt, **fields), idempotency_key, attachment)
+        (answer,) = await self._submit_batch([job], tenant, follow)
+        if isinstance(answer, OctavoError):
+            raise answer
+        return answer
+
+    async def submit_many(
+        self,
+        requests: Sequence[JobRequest],
+        *,
+        tenant: str | None = None,
+        idempotency_keys: Sequence[str] | None = None,
+        follow: bool = False,
+    ) -> list[AsyncJob | OctavoError]:
+        """Put many jobs into the queue in few round trips. A refused request has its error in its place, and so have
+        the remaining ones when the server goes away after it has accepted others. `follow`: see `submit`."""
+        if idempotency_keys is not None and len(idempotency_keys) != len(requests):
+            raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
+        jobs = [(one, idempotency_keys[i] if idempotency_keys else None, b"") for i, one in enumerate(requests)]
+        answers: list[AsyncJob | OctavoError] = []
+        for start in range(0, len(jobs), _BATCH):
+            try:
+                answers += await self._submit_batch(jobs[start : start + _BATCH], tenant, follow)
+            except ServerUnavailable as error:
+                if not answers:
+                    raise
+                return answers + [error] * (len(requests) - start)
+        return answers
+
+    async def _submit_batch(self, batch: Sequence[_Asked], tenant: str | None, follow: bool) -> _Answers:
+        ids = [self._keys.new_job_id() for _ in batch]
+        accepted: set[str] = set()
+        if follow:
+            for job_id in ids:
+                self._subscriber.expect(job_id)
+        try:
+            calls = [self._enqueue(job_id, job, tenant, follow) for job_id, job in zip(ids, batch, strict=True)]
+            answers = await self._enqueue_all(calls)
+            accepted = {answer.id for answer in answers if isinstance(answer, AsyncJob)}
+        finally:
+            for job_id in ids:
+                if job_id not in accepted:
+                    self._subscriber.forget(job_id)
+        return answers
+
+    def _enqueue(self, job_id: str, job: _Asked, tenant: str | None, follow: bool) -> Call[Enqueued] | OctavoError:
+        request, idempotency_key, attachment = job
+        seed = request.sampling.seed
+        try:
+            return self._cell.enqueue(
+                job_id,
+                request,
+                seed=secrets.randbits(63) if seed is None else seed,
+                tenant=checked_tenant(tenant or self._tenant),
+                idempotency_key=idempotency_key,
+                limits=self._limits,
+                retention=self._retention,
+                subscriber_id=self._subscriber.id if follow else "",
+                attachment=attachment,
+            )
+        except OctavoError as error:
+            return error
+
+    async def _enqueue_all(self, calls: Sequence[Call[Enqueued] | OctavoError]) -> list[AsyncJob | OctavoError]:
+        self._submissions.begin()
+        with self._errors():
+            sent: list[Call[Enqueued]] = [call for call in calls if isinstance(call, Call)]
+            outcomes = await run_many(self._redis, sent)
+        replies = iter(outcomes)
+        answers: list[AsyncJob | OctavoError] = []
+        for call in calls:
+            answer = next(replies) if isinstance(call, Call) else call
+            try:
+                with self._errors():
+                    if isinstance(answer, Exception):
+                        raise answer
+                    if answer.accepted is not None and isinstance(call, Call):
+                        self._submissions.keep(answer.job_id, call)
+                    answers.append(AsyncJob(self, answer.job_id, answer.accepted))
+            except OctavoError as error:
+                answers.append(error)
+        return answers
+
+    def job(self, job_id: str) -> AsyncJob:
+        """A handle on a job, submitted by any client. Whether it exists shows at its first use."""
+        return AsyncJob(self, job_id)
+
+    def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Every event of a job beyond offset `after`, as it comes. The last has `end` set, however the job ended.
+        Raises JobNotFound."""
+        return self._subscriber.events(job_id, after)
+
+    async def result(self, job_id: str, timeout: float | None = None) -> Result:  # noqa: ASYNC109
+        """A job's result once it has ended, however it ended. Raises JobNotFound, and TimeoutError after `timeout`
+        seconds; the job goes on then."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._await_result(job_id)
+        except TimeoutError:
+            raise TimeoutError(f"job {job_id} has not ended within {timeout} s; it goes on, ask again") from None
+
+    async def _await_result(self, job_id: str) -> Result:
+        info, result = await self.outcome(job_id)
+        if result is None:
+            async with aclosing(self.events(job_id, info.tokens)) as events:
+                async for _ in events:
+                    pass
+            _, result = await self.outcome(job_id)
+        assert result is not None, "a stream ends after its job"
+        return result
+
+    async def outcome(self, job_id: str) -> tuple[JobInfo, Result | None]:
+        """Where a job stands, and its result if it has ended, in one round trip. Raises JobNotFound."""
+        async with self._asking():
+            return await self._submissions.found(job_id, lambda: read_outcome(self._redis, job_id))
+
+    async def info(self, job_id: str) -> JobInfo:
+        """Where a job stands. Raises JobNotFound."""
+        async with self._asking():
+            return await self._submissions.found(job_id, lambda: read_info(self._redis, job_id))
+
+    async def attachment(self, job_id: str) -> tuple[JobInfo, bytes | None]:
+        """Where a job stands, and what was attached to it, in one round trip. Raises JobNotFound."""
+        async with self._asking():
+            return await self._submissions.found(job_id, lambda: read_attachment(self._redis, job_id))
+
+    async def page(self, job_id: str, after: int = 0) -> Page:
+        """Where a job stands, and what is stored of it beyond offset `after`, at once. Raises JobNotFound."""
+        async with self._asking():
+            return await self._submissions.found(job_id, lambda: read_job_page(self._redis, self._cell, job_id, after))
+
+    async def cancel(self, job_id: str) -> JobStatus:
+        """Ask for a job's end. A queued one is over at once (CANCELLED), a running one (RUNNING) within a step or
+        two, one that has ended stays as it is. Raises JobNotFound."""
+        return (await self.cancel_own(job_id, tenant=""))[0]
+
+    async def cancel_own(self, job_id: str, *, tenant: str, erase: bool = False) -> tuple[JobStatus, JobInfo]:
+        """`cancel` for one tenant (`""` for any), and where the job stands then, in one round trip. With `erase` the
+        job loses its attachment at once, and what it generated with it or a minute after its end. Raises JobNotFound,
+        also for the job of another tenant."""
+        call = (self._cell.erase if erase else self._cell.cancel)(job_id, tenant=tenant)
+        self._submissions.begin()
+        with self._errors():
+            status, info = await self._submissions.found(
+                job_id, lambda: run_all(self._redis, [call, info_query(job_id)])
+            )
+        if status is None:
+            raise not_found(job_id)
+        # A server may forget an erasure, whatever the job was.
+        self._submissions.cancelled(job_id, call, JobStatus.CANCELLED if erase else status)
+        return status, info
+
+    async def erase(self, job_id: str) -> JobStatus:
+        """Take back what came with a job and what it generated; `cancel` one that has not ended. Raises JobNotFound."""
+        return (await self.cancel_own(job_id, tenant="", erase=True))[0]
+
+    async def jobs(
+        self,
+        *,
+        status: JobStatus | None = None,
+        tenant: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[JobInfo]:
+        """Jobs, newest first; `after` is the last id of the previous page."""
+        async with self._asking():
+            return await list_jobs(self._redis, self._keys, status=status, tenant=tenant, limit=limit, after=after)
+
+    async def note_chat(self, chat_id: str, job_id: str, *, tenant: str) -> None:
+        """Make a job the one that `chat_job` gives, for as long as its result is kept."""
+        async with self._asking():
+            await store_chat(self._redis, self._keys, tenant, chat_id, job_id, self._retention.result_s)
+
+    async def chat_job(self, chat_id: str, *, tenant: str) -> str | None:
+        """The latest job of a tenant's chat."""
+        async with self._asking():
+            return await read_chat(self._redis, self._keys, tenant, chat_id)
+
+    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        """Jobs that were given up, the latest first."""
+        async with self._asking():
+            return await list_dead_letters(self._redis, self._keys, limit)
+
+    async def requeue(self, job_id: str) -> AsyncJob:
+        """Submit a job that was given up once more, as a new job with the same request, tenant and seed, and take it
+        off the list of dead letters. A repeated call gives the same job. Raises JobNotFound, and InvalidRequest for a
+        job that was not given up."""
+        async with self._asking():
+            given_up = await read_submission(self._redis, job_id)
+        sampling = given_up.request.sampling.model_copy(update={"seed": given_up.seed})
+        request = given_up.request.model_copy(update={"sampling": sampling})
+        job = await self.submit(request, tenant=given_up.tenant, idempotency_key=f"requeue:{job_id}")
+        async with self._asking():
+            await remove_dead_letters(self._redis, self._keys, job_id)
+        return job
+
+    async def models(self) -> list[ModelCard]:
+        """All models that jobs are accepted for, by name."""
+        async with self._asking():
+            return await known_models(self._redis, self._keys)
+
+    async def check_writable(self) -> None:
+        """Raises QueueFull or ServerUnavailable where the server would refuse a job: it is full, a replica, or does not
+        allow this user to write."""
+        await self._run(self._cell.probe())
+
+    async def workers(self) -> list[WorkerInfo]:
+        """All workers whose heartbeat is fresh, by id."""
+        async with self._asking():
+            return await live_workers(self._redis, self._keys)
+
+    async def worker_memory(self, worker_id: str) -> WorkerMemory:
+        """A worker's KV memory now: it is asked, which costs its engine 0.6 ms for 8,000 blocks. Raises WorkerNotFound,
+        also for one that does not answer within three seconds, such as one that loads its model."""
+        async with self._asking():
+            return await self._questions.memory(worker_id)
+
+    async def tokenize(self, request: JobRequest) -> TokenizerAnswer:
+        """The tokens of the prompt that a job would have, from any worker of its model. Raises InvalidRequest, and
+        WorkerNotFound if none answers."""
+        async with self._asking():
+            return await self._questions.tokenize(request)
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """The text of token ids. Raises as `tokenize` does."""
+        async with self._asking():
+            return (await self._questions.detokenize(model, token_ids)).text
+
+    async def pin_prefix(
+        self,
+        name: str,
+        *,
+        model: str,
+        system: str | None = None,
+        prompt: Prompt | None = None,
+        tenant: str | None = None,
+    ) -> PrefixPin:
+        """Have every worker of a model keep a prefix in its KV memory, also those that start later, in place of the one
+        that the tenant had under this name: the `system` message of chat requests, or the beginning of prompts (text or
+        token ids). Jobs of this tenant find it; `pins` tells what each worker made of it. Raises InvalidRequest,
+        UnknownModel."""
+        pin = build_pin(name, model, tenant or self._tenant, system, prompt)
+        async with self._asking():
+            await store_pin(self._redis, self._keys, pin)
+            await announce(self._redis, self._keys, model)
+        return pin
+
+    async def unpin_prefix(self, name: str, *, model: str, tenant: str | None = None) -> bool:
+        """Leave a pinned prefix to the cache again. Whether there was one."""
+        async with self._asking():
+            dropped = await drop_pin(self._redis, self._keys, model, tenant or self._tenant, name)
+            await announce(self._redis, self._keys, model)
+        return dropped
+
+    async def pins(self, model: str | None = None) -> list[PinnedPrefix]:
+        """The pinned prefixes of a model, or of all, with what has become of them on each live worker."""
+        models = [model] if model is not None else [card.name for card in await self.models()]
+        workers = await self.workers()
+        async with self._asking():
+            return await list_pins(self._redis, self._keys, models, workers)
+
+    async def queue_depths(self) -> dict[str, int]:
+        """Jobs that wait, by model; 0 for a model whose queue is empty."""
+        async with self._asking():
+            return await queue_depths(self._redis, self._keys)
+
+    async def reap(self) -> int:
+        """Free what dead workers hold and end what is late. Every gateway does it about once a second."""
+        return (await self._run(self._cell.reap())).jobs
+
+    async def _run(self, call: Call[T]) -> T:
+        with self._errors():
+            return await run(self._redis, call)
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        with self._errors():
+            async with answered():
+                yield
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return errors_of(self._url, self._submissions.note_outage)

@@ -1,0 +1,95 @@
+"""From the arguments that people write to a validated `JobRequest`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+from pydantic import TypeAdapter, ValidationError
+
+from octavo.terms.conversation import Message
+from octavo.terms.errors import InvalidRequest
+from octavo.terms.fields import Priority, Tenant
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingFields, SamplingParams
+from octavo.terms.structured import GRAMMAR_KINDS, Grammar, of_keyword
+from octavo.terms.tools import Tool, ToolChoice
+
+Prompt = str | Sequence[int]
+_TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
+
+
+class RequestFields(SamplingFields, total=False):
+    """The fields of a job besides its prompt: those of `JobRequest`, those of `SamplingParams` or `sampling`, and a
+    kind of grammar with its text, such as `json_schema={...}`, or `grammar`."""
+
+    model: str
+    messages: Iterable[Message | Mapping[str, Any]]
+    sampling: SamplingParams
+    grammar: Grammar | Mapping[str, Any] | None
+    json_schema: Mapping[str, Any] | str | type[Any] | None
+    json_object: bool
+    regex: str | None
+    choice: Sequence[str] | None
+    lark: str | None
+    tools: Iterable[Tool | Mapping[str, Any]]
+    tool_choice: ToolChoice | str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    chat_template_kwargs: Mapping[str, Any]
+    parsed: bool
+    priority: Priority
+    add_special_tokens: bool
+    timeout_s: float | None
+    queue_timeout_s: float | None
+    metadata: Mapping[str, str]
+
+
+def build_request(prompt: Prompt | JobRequest | None, **fields: Unpack[RequestFields]) -> JobRequest:
+    """A job request. Raises InvalidRequest naming the field that is wrong."""
+    if isinstance(prompt, JobRequest):
+        if fields:
+            raise InvalidRequest(f"a JobRequest is complete: put {', '.join(sorted(fields))} into it")
+        return prompt
+    values: dict[str, Any] = dict(fields)
+    sampling = {name: values.pop(name) for name in SamplingFields.__optional_keys__ & values.keys()}
+    if sampling and "sampling" in values:
+        raise InvalidRequest(f"give sampling or {', '.join(sorted(sampling))}, not both", param="sampling")
+    if (grammar := _grammar(values)) is not None:
+        values["grammar"] = grammar
+    try:
+        return JobRequest.model_validate(
+            {"prompt": prompt, **values} | ({"sampling": SamplingParams.model_validate(sampling)} if sampling else {})
+        )
+    except ValidationError as error:
+        raise invalid(error) from None  # the cause would quote the prompt
+
+
+def _grammar(values: dict[str, Any]) -> Grammar | None:
+    """What one of the keywords asks for, which are taken out. Raises InvalidRequest."""
+    given = {kind: values.pop(kind) for kind in GRAMMAR_KINDS if kind in values}
+    found = {}
+    for kind, value in given.items():
+        try:
+            found[kind] = of_keyword(kind, value)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{kind}: {error}", param=kind) from None
+    wanted = {kind: grammar for kind, grammar in found.items() if grammar is not None}
+    if len(wanted) + (values.get("grammar") is not None) > 1:
+        names = ", ".join([*wanted, *(["grammar"] if "grammar" in values else [])])
+        raise InvalidRequest(f"give one of {names}", param="grammar")
+    return next(iter(wanted.values()), None)
+
+
+def checked_tenant(name: str) -> str:
+    """Its colons would be those of key names. Raises InvalidRequest."""
+    try:
+        return _TENANT.validate_python(name)
+    except ValidationError as error:
+        raise InvalidRequest(f"tenant: {invalid(error).message}", param="tenant") from None
+
+
+def invalid(error: ValidationError) -> InvalidRequest:
+    """The first problem that pydantic found, without the input it found it in."""
+    problem = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return InvalidRequest(f"{where}: {problem['msg']}" if where else problem["msg"], param=where or None)

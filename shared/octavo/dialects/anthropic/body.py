@@ -1,0 +1,113 @@
+"""Bodies of the Messages API, and the chat completions that ask for the same."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from octavo.dialects.anthropic.content import MessageParam, Text, text_of
+from octavo.dialects.openai.fields import Body, Word
+from octavo.dialects.openai.requests import ChatCompletionRequest
+from octavo.terms.fields import MAX_STOP_STRINGS, ModelName
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class Tool(Body):
+    """A tool of the caller."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+
+    def function(self) -> dict[str, Any]:
+        """As chat completions have it."""
+        named = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        function = {name: value for name, value in (*named.items(), ("strict", self.strict)) if value is not None}
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "none", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Body):
+    """Whether the model is to think, if its chat template lets it choose, and for how many tokens at most."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(None, ge=0, le=1 << 24)
+    display: Word | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As chat completions have it."""
+        thinks = self.type != "disabled"
+        return {
+            "chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks},
+            "thinking_token_budget": self.budget_tokens if thinks else None,
+        }
+
+
+class Metadata(Body):
+    user_id: Word | None = None
+
+
+class PromptBody(Body):
+    """What a prompt is made of."""
+
+    model: ModelName
+    messages: Annotated[tuple[MessageParam, ...], Field(min_length=1, fail_fast=True)]
+    system: Text | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+    def completion(self) -> ChatCompletionRequest:
+        """Raises ValidationError."""
+        return ChatCompletionRequest.model_validate(self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        system = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
+        turns = [turn for message in self.messages for turn in message.turns()]
+        fields: dict[str, Any] = {"model": self.model, "messages": [*system, *turns]}
+        if self.thinking is not None:
+            fields |= self.thinking.fields()
+        if self.tools:
+            fields["tools"] = [tool.function() for tool in self.tools]
+        if self.tools and (choice := self.tool_choice) is not None:
+            named = {"type": "function", "function": {"name": choice.name}}
+            fields["tool_choice"] = _CHOICES.get(choice.type, named)
+            fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        return fields
+
+
+class MessagesRequest(PromptBody):
+    """`POST /v1/messages`."""
+
+    max_tokens: int = Field(ge=1, le=1 << 24)
+    stop_sequences: Annotated[
+        tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...],
+        Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
+    ] = ()
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0.0, le=1.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=0)
+    metadata: Metadata | None = None
+    service_tier: Word | None = None
+
+    def _fields(self) -> dict[str, Any]:
+        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        fields = {**super()._fields(), **given, "max_tokens": self.max_tokens, "stream": self.stream}
+        if self.stop_sequences:  # they come with the last token: it is told which one ended the answer
+            fields |= {"stop": list(self.stop_sequences), "include_stop_str_in_output": True}
+        return fields
+
+
+class CountRequest(PromptBody):
+    """`POST /v1/messages/count_tokens`."""

@@ -1,0 +1,136 @@
+"""Log-probabilities in OpenAI's two formats."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.terms.messages import Chunk, TokenLogprob, TopLogprob
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot hold."""
+
+
+def finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LOWEST)
+
+
+def token_text(token: bytes) -> str:
+    """The token as text, with U+FFFD for bytes that are no whole character."""
+    return token.decode("utf-8", "replace")
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The chat format: one object a token, with its bytes."""
+    content = [{**_chat_entry(item), "top_logprobs": [_chat_entry(top) for top in item.top]} for item in tokens]
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(item: TokenLogprob | TopLogprob) -> dict[str, Any]:
+    return {"token": token_text(item.token), "logprob": finite(item.logprob), "bytes": list(item.token)}
+
+
+class TextOffsets:
+    """Where each token begins in the text of its choice.
+
+    The text of a token may come with a later token's: while a character is incomplete, or while it may begin a stop
+    string. What a token stands for is known at once, so the offset of the next one is.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self.position = 0  # characters that came
+        self._stop = stop
+        self._held = ""  # characters that are still to come
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: bytes, text: str) -> int:
+        """The offset of the next token; `text` came with it."""
+        pending, _ = self._decoder.getstate()
+        if pending and token and not _continues_character(token):  # earlier bytes that will never be a character
+            self._held += self._decoder.decode(b"", final=True)
+        offset = self.position + len(self._held)
+        own = self._decoder.decode(token)
+        self.position += len(text)
+        self._held = self._still_to_come(own, text)
+        return offset
+
+    def _still_to_come(self, own: str, text: str) -> str:
+        # Special tokens may have no text at all: what cannot begin a stop string is not held back.
+        for expected in (self._held + own, self._held):
+            if expected.startswith(text) and self._may_be_held(left := expected[len(text) :]):
+                return left
+        return ""
+
+    def _may_be_held(self, text: str) -> bool:
+        return not text or text.endswith("\ufffd") or any(stop.startswith(text) for stop in self._stop)
+
+
+def _continues_character(token: bytes) -> bool:
+    return 0x80 <= token[0] < 0xC0
+
+
+class CompletionLogprobs:
+    """The completions format: parallel lists, with every token's position in the text of its choice.
+
+    `stop` are the strings for which text may have been held back.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._offset = TextOffsets(stop)
+        self._tokens: list[str] = []
+        self._logprobs: list[float | None] = []
+        self._top: list[dict[str, float | None] | None] = []
+        self._offsets: list[int] = []
+
+    def add_prompt(self, tokens: Sequence[TokenLogprob], text: str) -> None:
+        """The prompt, echoed as `text`. Special tokens that the worker put in front are listed, but take no room."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        widths = [len(decoder.decode(item.token)) for item in tokens]
+        hidden = sum(widths) - len(text)
+        for item, width in zip(tokens, widths, strict=True):
+            covered = min(width, max(hidden, 0))
+            hidden -= covered
+            self._add(item, self._offset.position)
+            self._offset.position += width - covered
+
+    def add(self, chunk: Chunk) -> None:
+        """Generated tokens."""
+        for item, text in zip(chunk.logprobs or (), chunk.texts, strict=False):
+            self._add(item, self._offset.add(item.token, text))
+
+    def skip(self, characters: int) -> None:
+        """Text without tokens of its own came before: an echoed prompt."""
+        self._offset.position += characters
+
+    def take(self) -> dict[str, Any]:
+        """All added since the last call."""
+        taken = {
+            "tokens": self._tokens,
+            "token_logprobs": self._logprobs,
+            "top_logprobs": self._top,
+            "text_offset": self._offsets,
+        }
+        self._tokens, self._logprobs, self._top, self._offsets = [], [], [], []
+        return taken
+
+    def _add(self, item: TokenLogprob, offset: int) -> None:
+        self._tokens.append(_name(item.token))
+        self._logprobs.append(finite(item.logprob))
+        self._top.append(None if item.logprob is None else _top(item))
+        self._offsets.append(offset)
+
+
+def _top(item: TokenLogprob) -> dict[str, float | None]:
+    # The chosen token is always among them, even where it is none of the most likely.
+    found = {_name(top.token): finite(top.logprob) for top in item.top}
+    found.setdefault(_name(item.token), finite(item.logprob))
+    return found
+
+
+def _name(token: bytes) -> str:
+    """A token as a dictionary key: its text, or OpenAI's `bytes:` form where it is no whole character."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)

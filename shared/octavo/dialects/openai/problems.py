@@ -1,0 +1,58 @@
+"""What is wrong with a body, in the words of OpenAI's error object: message, code, param."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from octavo.dialects.openai.fields import REFUSED
+from octavo.terms.errors import InvalidRequest
+
+
+def invalid_body(error: ValidationError) -> InvalidRequest:
+    """The error for a body that is not valid."""
+    return problem(error.errors(include_url=False, include_context=False, include_input=False))
+
+
+def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """The error for the first of pydantic's errors. Its input is never repeated: it may be a prompt."""
+    first = _most_specific(errors)
+    path = _path(first["loc"])
+    param = ".".join(path) or None
+    kind, message = first["type"], first["msg"].removeprefix("Value error, ")
+    if kind == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {message}", code="invalid_json")
+    if kind == "missing":
+        return InvalidRequest(f"{param} is required", code="missing_required_parameter", param=param)
+    if kind == "not_supported":
+        return InvalidRequest(f"{param} is not supported: {message}", code="unknown_parameter", param=param)
+    if kind in ("extra_forbidden", "none_required"):
+        advice = REFUSED.get(path[-1]) if path else None
+        message = f"{param} is not supported: {advice}" if advice else f"{param} is unknown: leave it out"
+        return InvalidRequest(message, code="unknown_parameter", param=param)
+    message = next((REFUSED[name] for name in path if name in REFUSED), message)
+    return InvalidRequest(f"{param}: {message}" if param else message, code="invalid_value", param=param)
+
+
+def _most_specific(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    # A field that takes several forms reports what is wrong with each. Meant is one of the right type, or the deepest.
+    # A list that stops at its first bad item is too short as well: that is no error of its own.
+    field = errors[0]["loc"][:1]
+    of_field = [error for error in errors if error["loc"][:1] == field]
+    causes = [error for error in of_field if not any(_is_inside(other["loc"], error["loc"]) for other in of_field)]
+    return max(causes, key=lambda error: (not error["type"].endswith("_type"), len(error["loc"])))
+
+
+def _is_inside(loc: Sequence[str | int], outer: Sequence[str | int]) -> bool:
+    return len(loc) > len(outer) and loc[: len(outer)] == outer
+
+
+def _path(loc: Sequence[str | int]) -> list[str]:
+    # Names of union branches such as `tuple[str, ...]` are pydantic's, not the caller's.
+    return [str(part)[:100] for part in loc if isinstance(part, int) or not _is_branch(part)]
+
+
+def _is_branch(part: str) -> bool:
+    return "[" in part or part in ("str", "constrained-str")

@@ -1,0 +1,71 @@
+"""The live workers, and whether those of one model serve the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import redis.asyncio
+
+from octavo.queue import wire
+from octavo.queue.connection import answered
+from octavo.queue.keys import Keys
+from octavo.terms.workers import DIGEST_SHOWN, ModelCard, WorkerInfo
+
+_ANSWER_S = 3.0  # workers answer between two steps
+
+
+class Serving(Protocol):
+    """A worker, as far as its answers go; see `WorkerInfo`."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def numerics(self) -> str: ...
+
+
+async def live_workers(connection: redis.asyncio.Redis, keys: Keys) -> list[WorkerInfo]:
+    """All workers whose heartbeat is fresh, by id."""
+    async with answered():
+        names: Any = await connection.zrange(keys.workers, 0, -1)
+        prefix = keys.worker("").encode()
+        infos: Any = await connection.mget([prefix + name for name in names]) if names else []
+    return sorted(wire.readable(wire.decode_worker, filter(None, infos)), key=lambda info: info.id)
+
+
+async def known_models(connection: redis.asyncio.Redis, keys: Keys) -> list[ModelCard]:
+    """All models that jobs are accepted for, by name."""
+    async with answered():
+        cards: Any = await connection.hvals(keys.models)
+    return sorted(wire.readable(wire.decode_model, cards), key=lambda card: card.name)
+
+
+async def queue_depths(connection: redis.asyncio.Redis, keys: Keys) -> dict[str, int]:
+    """Jobs that wait, by model."""
+    pipeline = connection.pipeline(transaction=False)
+    pipeline.hkeys(keys.models)
+    pipeline.hgetall(keys.counters)
+    async with answered():
+        models, counters = await pipeline.execute()
+    depths = {name: counters.get(b"queued:" + name, b"0") for name in models}
+    return {name.decode(errors="replace"): int(depth) if depth.isdigit() else 0 for name, depth in depths.items()}
+
+
+def mixed_models(workers: Iterable[Serving]) -> dict[str, tuple[str, ...]]:
+    """Models whose workers do not all serve the same, with what they serve. None of them goes on with a job that has
+    tokens of another."""
+    found: dict[str, set[str]] = {}
+    for worker in workers:
+        if worker.digest or worker.numerics:
+            name = worker.digest[:DIGEST_SHOWN]
+            found.setdefault(worker.model, set()).add(f"{name} {worker.numerics}".strip())
+    return {model: tuple(sorted(names)) for model, names in sorted(found.items()) if len(names) > 1}
+
+
+def describe_mix(model: str, served: Iterable[str]) -> str:
+    """One line for people."""
+    return f"workers of {model} do not serve the same ({'; '.join(served)}): none goes on with jobs of another"

@@ -1,0 +1,390 @@
+"""Every state change of a job as one script call.
+
+Every script is idempotent: a call whose outcome is unknown (a timeout, a lost connection) may be sent again. The
+claim token is drawn when the `Call` is made, so repeat the same `Call` object, not the method.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgpack
+
+from octavo.queue import wire
+from octavo.queue.calls import Call
+from octavo.queue.keys import Keys
+from octavo.terms.errors import IdempotencyConflict, InvalidRequest, MalformedMessage, QueueFull, UnknownModel
+from octavo.terms.fields import MAX_BODY_BYTES, Priority
+from octavo.terms.limits import Limits as Limits
+from octavo.terms.limits import Retention as Retention
+from octavo.terms.messages import Chunk, JobStatus, Progress, Terminal
+from octavo.terms.models import JobInfo, JobRequest
+from octavo.terms.workers import ModelCard
+
+MAX_APPENDS = 64  # items in one append call; keeps the server's pause under a millisecond
+_JOB_TOKENS = 16  # what a job costs a claim's budget besides its prompt: a block
+_UNBOUNDED_TOKENS = 1024  # what fair queueing expects of a job without max_tokens
+_FULL = {
+    "jobs": "the queue is full",
+    "tenant": "this tenant has too many queued jobs",
+    "bytes": "the queue holds too many bytes",
+}
+
+T = TypeVar("T")
+
+Parting = Literal["back", "crashed", "killed"]
+"""Why an owner gives jobs back: it has no more use for them, or its engine died, of what it computed or by a hand from
+outside."""
+
+
+@dataclass(frozen=True)
+class Enqueued:
+    """A job that is in the queue, and how it stood when this call put it there."""
+
+    job_id: str
+    accepted: JobInfo | None  # None: the idempotency key named a job that exists
+
+    @property
+    def created(self) -> bool:
+        return self.accepted is not None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A job handed to a worker. `token` fences every later write; `read_stream` gives what earlier owners published."""
+
+    job_id: str
+    token: str
+    attempt: int
+    tenant: str
+    priority: Priority
+    request: JobRequest
+    seed: int
+    deadline: float | None  # seconds since the epoch, by the server's clock
+    offset: int  # tokens already in the stream; read them with `read_stream` before continuing
+    solo: bool  # a suspect: nothing may run beside what this claim handed out
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A claimed job whose stored request is not a message of this version: finish it as failed."""
+
+    job_id: str
+    token: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Claims:
+    jobs: tuple[Claim, ...]
+    server_time: float
+    solo_waiting_s: float  # age of the oldest suspect that waits for an idle worker, 0 if none
+    unreadable: tuple[Unreadable, ...] = ()
+
+
+class Append(NamedTuple):
+    """`len(chunk.token_ids)` tokens, at least one, that start at offset `start`."""
+
+    job_id: str
+    token: str
+    start: int
+    chunk: Chunk
+
+
+class AppendReply(NamedTuple):
+    """`state`: ok, dup (already stored), rewind (out of step, mostly because the server lost tokens: go on from
+    `offset`), fenced (another owner or terminal: drop it), cancel (stored, and the job should stop: `reason` is
+    cancelled or expired). `offset` is what the server holds now."""
+
+    state: str
+    offset: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class FinishReply:
+    """`state`: ok (ended, now or by an earlier try), fenced (another owner's: drop it), rewind (the server lost
+    tokens: append again from `offset`, then finish). True where a bool is wanted if the job has ended."""
+
+    state: str
+    offset: int
+
+    def __bool__(self) -> bool:
+        return self.state == "ok"
+
+
+@dataclass(frozen=True)
+class HeartbeatReply:
+    lost: tuple[str, ...]
+    stop: tuple[tuple[str, str], ...]  # (job id, cancelled | expired)
+
+
+class Reaped(NamedTuple):
+    """How many jobs were changed, and the server's run: another one than before may have forgotten its last seconds."""
+
+    jobs: int
+    server: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All calls on one cell."""
+
+    keys: Keys = field(default_factory=Keys)
+
+    def enqueue(
+        self,
+        job_id: str,
+        request: JobRequest,
+        *,
+        seed: int,
+        tenant: str,
+        idempotency_key: str | None,
+        limits: Limits,
+        retention: Retention,
+        subscriber_id: str = "",
+        attachment: bytes = b"",
+    ) -> Call[Enqueued]:
+        """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
+        exists already. Raises InvalidRequest here when request or attachment is too large; the reply raises
+        IdempotencyConflict, UnknownModel or QueueFull."""
+        try:
+            body = wire.encode_request(request)
+        except (UnicodeError, OverflowError) as error:
+            raise InvalidRequest(f"the request cannot be written down ({error}): send valid Unicode") from None
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidRequest(
+                f"the request has {len(body)} bytes, the limit is {MAX_BODY_BYTES}: shorten the prompt"
+            )
+        if len(attachment) > MAX_BODY_BYTES:
+            raise InvalidRequest(f"the attachment has {len(attachment)} bytes, the limit is {MAX_BODY_BYTES}")
+        prompt_tokens = _estimate_prompt_tokens(request)
+        new_tokens = request.sampling.width * (
+            _UNBOUNDED_TOKENS if request.sampling.max_tokens is None else request.sampling.max_tokens
+        )
+        return self._call(
+            "enqueue",
+            job_id,
+            body,
+            hashlib.sha256(body).hexdigest(),
+            tenant,
+            idempotency_key or "",
+            request.model,
+            request.priority,
+            prompt_tokens + new_tokens,
+            prompt_tokens,
+            str(seed),
+            _milliseconds(request.timeout_s),
+            _milliseconds(request.queue_timeout_s),
+            wire.encode_metadata(request.metadata) if request.metadata else "",
+            f"{retention.stream_s} {retention.result_s} {retention.idempotency_s}",
+            limits.queued_jobs,
+            limits.queued_jobs_per_tenant,
+            limits.queued_bytes,
+            subscriber_id,
+            int(request.sampling.n > 1),
+            attachment,
+            0,
+            parse=lambda reply: _parse_enqueued(reply, request, tenant),
+        )
+
+    def enqueue_again(self, call: Call[Enqueued]) -> Call[Enqueued]:
+        """The same for a server that may have forgotten it. If it has, offsets into several sequences hold no more."""
+        return replace(call, args=(*call.args[:-1], 1))
+
+    def claim(
+        self,
+        model: str,
+        worker_id: str,
+        *,
+        max_jobs: int,
+        max_tokens: int,
+        lease_ms: int,
+        idle: bool,
+        digest: str = "",
+    ) -> Call[Claims]:
+        """Up to `max_jobs` jobs whose prompts come to about `max_tokens` tokens in all. With `idle` (the worker runs
+        nothing) the first job is handed out whatever its size, and suspects, with nothing beside, before others. A job
+        with tokens is handed out only to workers of the `digest` that made them; "" takes those of unknown origin."""
+        token = secrets.token_hex(16)
+        asked = (model, worker_id, token, max_jobs, max_tokens, lease_ms, int(idle), digest)
+        return self._call("claim", *asked, parse=lambda reply: _parse_claims(reply, token))
+
+    def append(self, items: Sequence[Append]) -> Call[list[AppendReply]]:
+        """One reply an item, in order. Raises ValueError for more than 64 items or a chunk without tokens."""
+        if len(items) > MAX_APPENDS:
+            raise ValueError(f"{len(items)} items in one append, the limit is {MAX_APPENDS}")
+        if not all(item.chunk.token_ids for item in items):
+            raise ValueError("a chunk without tokens has no offset: put it into the result only")
+        # One argument for all: redis-py packs its arguments one by one in Python.
+        rows = [(i.job_id, i.token, i.start, len(i.chunk.token_ids), wire.encode_chunk(i.chunk)) for i in items]
+        return self._call("append", msgpack.packb(rows, use_bin_type=False), parse=_parse_appends)
+
+    def finish(self, job_id: str, token: str, terminal: Terminal, result: bytes) -> Call[FinishReply]:
+        """End a job. `result` is `wire.encode_result`. A completed job must have `usage.completion_tokens` tokens
+        in its stream. How long things live was decided at enqueue."""
+        return self._call(
+            "finish",
+            job_id,
+            token,
+            terminal.status.value,
+            terminal.usage.completion_tokens,
+            wire.encode_terminal(terminal),
+            result,
+            wire.encode_error(terminal.error) if terminal.error else "",
+            wire.encode_usage(terminal.usage),
+            parse=lambda reply: FinishReply(_text(reply[0]), int(reply[1])),
+        )
+
+    def progress(self, job_id: str, token: str, progress: Progress) -> Call[bool]:
+        """Tell how far a search is. Whether the caller owns the job."""
+        return self._call("progress", job_id, token, wire.encode_progress(progress), parse=bool)
+
+    def heartbeat(
+        self, worker_id: str, jobs: Sequence[tuple[str, str]], *, lease_ms: int, info: bytes
+    ) -> Call[HeartbeatReply]:
+        """Renew the leases of (job id, token) pairs. `info` is `wire.encode_worker`."""
+        flat = [part for job in jobs for part in job]
+        return self._call("heartbeat", worker_id, lease_ms, info, *flat, parse=_parse_heartbeat)
+
+    def release(self, jobs: Sequence[tuple[str, str]], *, why: Parting = "back") -> Call[int]:
+        """Give (job id, token) pairs back; they go on elsewhere at once. The number that were still owned. Where an
+        engine died, `jobs` are all that it ran: one alone may be given up for a crash."""
+        flat = [part for job in jobs for part in job]
+        return self._call("release", why, *flat, parse=int)
+
+    def end_again(self, call: Call[FinishReply]) -> Call[bool]:
+        """Say again what `finish` said, to a server that may have forgotten it. False if it does not know the job."""
+        return self._call("end_again", *call.args, parse=bool)
+
+    def reap(self) -> Call[Reaped]:
+        """Free what dead workers hold and end what is late. Call it about once a second."""
+        return self._call("reap", parse=lambda reply: Reaped(int(reply[0]), _text(reply[1])))
+
+    def holds_order(self, job_id: str) -> Call[bool]:
+        """Whether an offset into several sequences of a job means what it did when it was read."""
+        return self._call("order", job_id, parse=bool)
+
+    def cancel(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:
+        """The job's status now: CANCELLED at once if it was queued (for seconds after a restart of the server: QUEUED),
+        RUNNING until its worker has stopped, unchanged if it had ended. None: no such job of `tenant`'s."""
+        return self._call("cancel", job_id, tenant, parse=lambda reply: JobStatus(_text(reply)) if reply else None)
+
+    def erase(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:
+        """`cancel`, and take back what came with the job and what it generated: at once if it has ended, else a minute
+        after its end."""
+        return self._call("erase", job_id, tenant, parse=lambda reply: JobStatus(_text(reply)) if reply else None)
+
+    def attach(self, job_id: str, subscriber_id: str) -> Call[int | None]:
+        """Publish the job's entries to a subscriber too. The tokens stored so far; None: no such job."""
+        return self._call("attach", job_id, subscriber_id, parse=lambda reply: None if int(reply) < 0 else int(reply))
+
+    def detach(self, job_id: str, subscriber_id: str) -> Call[bool]:
+        """Whether the subscriber was attached."""
+        return self._call("detach", job_id, subscriber_id, parse=bool)
+
+    def register_model(self, card: ModelCard) -> Call[bool]:
+        """Make a model known: jobs for it are accepted from now on."""
+        return self._call("register_model", card.name, wire.encode_model(card), parse=bool)
+
+    def probe(self) -> Call[bool]:
+        """A write that changes nothing."""
+        return self._call("probe", parse=bool)
+
+    def _call(self, name: str, *args: bytes | str | int | float, parse: Callable[[Any], T]) -> Call[T]:
+        return Call(name, (self.keys.prefix,), args, parse)
+
+
+def _text(value: bytes) -> str:
+    return value.decode()
+
+
+def _milliseconds(seconds: float | None) -> int | str:
+    return "" if seconds is None else max(1, round(seconds * 1000))
+
+
+def _estimate_prompt_tokens(request: JobRequest) -> int:
+    """Only the worker can count; for budgets and fairness three bytes a token is near enough."""
+    if isinstance(request.prompt, tuple):
+        return len(request.prompt) + _JOB_TOKENS
+    return sum(len(text.encode()) for text in request.prompt_texts) // 3 + _JOB_TOKENS
+
+
+def _parse_enqueued(reply: list[Any], request: JobRequest, tenant: str) -> Enqueued:
+    outcome, *rest = reply
+    match _text(outcome):
+        case "ok":
+            job_id, created, at_ms = _text(rest[0]), bool(rest[1]), int(rest[2])
+            return Enqueued(job_id, _accepted(job_id, request, tenant, at_ms / 1000) if created else None)
+        case "conflict":
+            raise IdempotencyConflict(
+                f"the idempotency key was used by job {_text(rest[0])} with another request: use a new key"
+            )
+        case "unknown":
+            known = ", ".join(sorted(_text(name) for name in rest)) or "none: start a worker first"
+            raise UnknownModel(
+                f"no worker has ever served the model {request.model!r}; known models: {known}", param="model"
+            )
+        case _:
+            raise QueueFull(f"{_FULL[_text(rest[0])]}: try again later", retry_after_s=1.0)
+
+
+def _accepted(job_id: str, request: JobRequest, tenant: str, at: float) -> JobInfo:
+    return JobInfo(
+        id=job_id,
+        status=JobStatus.QUEUED,
+        model=request.model,
+        tenant=tenant,
+        priority=request.priority,
+        created_at=at,
+        metadata=request.metadata,
+    )
+
+
+def _parse_claims(reply: list[Any], token: str) -> Claims:
+    now_ms, solo_ms, *rows = reply
+    jobs: list[Claim] = []
+    unreadable: list[Unreadable] = []
+    for row in rows:
+        job_id, offset = _text(row[0]), int(row[7])
+        try:
+            jobs.append(_parse_claim(row, token))
+        except MalformedMessage as error:
+            unreadable.append(Unreadable(job_id, token, offset, error.message))
+        except ValueError:  # a stranger's hand: only what the scripts calculate with is checked by them
+            unreadable.append(Unreadable(job_id, token, offset, "a field of it is damaged"))
+    return Claims(tuple(jobs), now_ms / 1000, solo_ms / 1000, tuple(unreadable))
+
+
+def _parse_claim(row: list[Any], token: str) -> Claim:
+    """Raises MalformedMessage, ValueError."""
+    job_id, attempt, tenant, priority, body, seed, deadline, offset, solo = row
+    if int(seed) >= 1 << 63:
+        raise ValueError("more than 63 bits")
+    return Claim(
+        job_id=_text(job_id),
+        token=token,
+        attempt=int(attempt),
+        tenant=_text(tenant),
+        priority=_text(priority),  # type: ignore[arg-type]
+        request=wire.decode_request(body),
+        seed=int(seed),
+        deadline=int(deadline) / 1000 if deadline else None,
+        offset=int(offset),
+        solo=bool(solo),
+    )
+
+
+def _parse_appends(reply: list[Any]) -> list[AppendReply]:
+    return [AppendReply(_text(state), int(offset), _text(reason) or None) for state, offset, reason in reply]
+
+
+def _parse_heartbeat(reply: list[Any]) -> HeartbeatReply:
+    lost, stop = reply
+    words = [_text(word) for word in stop]
+    return HeartbeatReply(tuple(_text(job) for job in lost), tuple(zip(words[::2], words[1::2], strict=True)))

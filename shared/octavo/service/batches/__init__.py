@@ -1,0 +1,1 @@
+"""Batches: files of lines, each a job."""

@@ -1,0 +1,114 @@
+"""The files of `octavo batch`: requests as editors and shells write them, answers as an earlier run left them."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from octavo.service.batches.lines import ID_PREFIX, BatchLine
+from octavo.service.console import err
+from octavo.terms.errors import OctavoError
+
+
+class BatchFileError(OctavoError):
+    """A file of a batch that cannot be used. The message says what to do."""
+
+    code = "batch_file"
+
+
+_BEGINNING = f'{{"id": "{ID_PREFIX}'
+"""Of every answer as it is written."""
+
+_BYTE_ORDER_MARKS = (  # that of UTF-32 begins like that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file. Raises `BatchFileError` for a file that is no text."""
+    try:
+        data = path.read_bytes()
+        encoding = next((name for mark, name in _BYTE_ORDER_MARKS if data.startswith(mark)), "utf-8")
+        text = data.decode(encoding)
+    except OSError as error:
+        raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise BatchFileError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
+    # U+2028 ends no line. Files that were joined have a byte order mark in the middle.
+    return [line.strip("\ufeff \t") for line in re.split("\r\n|\r|\n", text)]
+
+
+def keep_answers(target: Path, lines: Sequence[BatchLine]) -> set[str]:
+    """The ids of the lines that an earlier run answered.
+
+    Failures, a torn last line and answers to requests that have changed since are removed from the file. An answer
+    follows its line to another custom_id. A file that holds anything else than answers is left alone: `BatchFileError`.
+    """
+    if not target.exists():
+        return set()
+    custom_ids = {line.id: line.custom_id for line in lines}
+    present = set(custom_ids.values())
+    kept: dict[str, dict[str, Any]] = {}
+    outdated = 0
+    for answer in _answers(target):
+        if answer.get("error") is not None:
+            continue
+        if answer["id"] in custom_ids:
+            answer["custom_id"] = custom_ids[answer["id"]]
+        elif answer["custom_id"] in present:
+            outdated += 1
+            continue
+        kept[answer["id"]] = answer
+    if outdated:
+        old = target.with_name(f"{target.name}.old")
+        shutil.copyfile(target, old)
+        err.print(f"{outdated} answers in {target} were to other requests; they are kept in {old}")
+    _rewrite(target, "".join(encode_answer(answer) for answer in kept.values()))
+    return set(kept)
+
+
+def encode_answer(answer: dict[str, Any]) -> str:
+    """A line of the output file."""
+    return json.dumps(answer, ensure_ascii=False) + "\n"
+
+
+def _answers(target: Path) -> Iterator[dict[str, Any]]:
+    lines = [line for line in read_lines(target) if line]
+    for number, line in enumerate(lines, 1):
+        try:
+            answer = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            is_torn = number == len(lines) and _BEGINNING.startswith(line[: len(_BEGINNING)])
+            if is_torn or line.startswith(_BEGINNING):
+                continue
+            answer = None
+        if not _is_answer(answer):
+            raise BatchFileError(f"{target} holds something else than answers: name another file")
+        yield answer
+
+
+def _is_answer(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and str(value.get("id")).startswith(ID_PREFIX)
+        and isinstance(value.get("custom_id"), str)
+        and "response" in value
+    )
+
+
+def _rewrite(target: Path, text: str) -> None:
+    """All or nothing: an interruption loses no answer."""
+    data = text.encode()
+    if data == target.read_bytes():
+        return
+    draft = target.with_name(f"{target.name}.part")
+    draft.write_bytes(data)
+    draft.replace(target)

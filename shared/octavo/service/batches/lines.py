@@ -1,0 +1,136 @@
+"""Lines of batch files: from what people write to job requests, from completed jobs to OpenAI's batch output.
+
+Two kinds of input line are understood: OpenAI's (`custom_id`, `method`, `url`, `body`), and a plain object with
+`prompt` or `messages` and any field of a job, for example `{"prompt": "ROMEO:", "max_tokens": 64}`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+from pydantic import ValidationError
+
+from octavo.client.requests import build_request
+from octavo.dialects.openai.answers import CompletedJob, answer
+from octavo.dialects.openai.problems import invalid_body
+from octavo.dialects.openai.requests import ENDPOINTS, ChatCompletionRequest, CompletionRequest
+from octavo.dialects.openai.tools import ToolBody
+from octavo.terms.errors import InvalidRequest, OctavoError
+from octavo.terms.models import JobRequest
+
+ID_PREFIX = "batch_req_"
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """One request of a batch file: the jobs that it asks for, and the body that shapes their answer.
+
+    A line that is no request has no jobs: `error` says why. Equal lines differ in `occurrence`.
+    """
+
+    number: int
+    custom_id: str
+    content: str
+    occurrence: int = 0
+    requests: tuple[JobRequest, ...] = ()
+    body: ChatCompletionRequest | CompletionRequest | None = None
+    error: OctavoError | None = None
+
+    @property
+    def id(self) -> str:
+        """Names the request itself, wherever in the file it stands."""
+        parts = (self.content, str(self.occurrence), *(request.model for request in self.requests[:1]))
+        return ID_PREFIX + sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+def parse_lines(texts: Iterable[str], default_model: str) -> list[BatchLine]:
+    """All lines of a batch file that are not blank."""
+    lines = [parse_line(text, number, default_model) for number, text in enumerate(texts, 1) if text.strip()]
+    seen: Counter[str] = Counter()
+    for place, line in enumerate(lines):
+        lines[place] = replace(line, occurrence=seen[line.content])
+        seen[line.content] += 1
+    return lines
+
+
+def parse_line(text: str, number: int, default_model: str) -> BatchLine:
+    """Line `number` (from 1) of a batch file. Never raises: a bad line becomes a line with an error."""
+    line = BatchLine(number, f"line-{number}", repr(text))
+    try:
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise InvalidRequest("the line is not a JSON object")
+        line = replace(line, content=json.dumps(fields, ensure_ascii=False, sort_keys=True))
+        line.content.encode()  # half a surrogate pair can be written nowhere
+        line = replace(line, custom_id=_custom_id(fields.pop("custom_id", None)) or line.custom_id)
+        if "body" in fields:
+            body = _openai_body(fields, default_model)
+            return replace(line, requests=tuple(body.jobs()), body=body)
+        request = _plain_request({"model": default_model, **fields})
+        return replace(line, requests=(request,), body=_shape(request))
+    except json.JSONDecodeError as error:
+        return replace(line, error=InvalidRequest(f"the line is not JSON: {error}"))
+    except OctavoError as error:
+        return replace(line, error=error)
+    except ValidationError as error:
+        return replace(line, error=invalid_body(error))
+    except (TypeError, ValueError, RecursionError) as error:
+        return replace(line, error=InvalidRequest(str(error)))
+
+
+def _custom_id(given: Any) -> str | None:
+    if given is not None and not isinstance(given, str | int):
+        raise InvalidRequest("custom_id must be a string", param="custom_id")
+    return None if given is None else str(given)
+
+
+def completed(line: BatchLine, jobs: Sequence[CompletedJob]) -> dict[str, Any]:
+    """The output line of a request whose jobs have all completed."""
+    assert line.body is not None
+    job_id = jobs[0].id
+    response = {"status_code": 200, "request_id": job_id, "body": answer(line.body, jobs, int(time.time()))}
+    return {"id": line.id, "custom_id": line.custom_id, "response": response, "error": None}
+
+
+def failed(line: BatchLine, error: OctavoError) -> dict[str, Any]:
+    """The output line of a request that was refused or of which a job did not complete."""
+    problem = {"code": error.code, "message": error.message, "param": error.param}
+    return {"id": line.id, "custom_id": line.custom_id, "response": None, "error": problem}
+
+
+def _openai_body(line: dict[str, Any], default_model: str) -> ChatCompletionRequest | CompletionRequest:
+    url, body = line.get("url"), line["body"]
+    if not isinstance(url, str) or url not in ENDPOINTS:
+        raise InvalidRequest(f"url must be {' or '.join(ENDPOINTS)}", param="url")
+    if not isinstance(body, dict):
+        raise InvalidRequest("body must be an object", param="body")
+    if body.get("model") is None:
+        body = {**body, "model": default_model}
+    return ENDPOINTS[url].model_validate_json(json.dumps(body))  # JSON again: its rules for types are other ones
+
+
+def _plain_request(fields: dict[str, Any]) -> JobRequest:
+    if isinstance(fields.get("logit_bias"), dict):  # keys of JSON objects are strings
+        fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
+    return build_request(fields.pop("prompt", None), **fields)
+
+
+def _shape(request: JobRequest) -> ChatCompletionRequest | CompletionRequest:
+    """The body whose answer has the form for a plain request."""
+    sampling = request.sampling
+    shared: dict[str, Any] = {"model": request.model, "n": sampling.n, "stop": sampling.stop}
+    if request.messages is not None:
+        return ChatCompletionRequest.model_construct(
+            **shared,
+            messages=(),
+            logprobs=sampling.logprobs is not None,
+            tools=tuple(ToolBody.of(tool) for tool in request.tools),
+            parallel_tool_calls=request.parallel_tool_calls,
+        )
+    return CompletionRequest.model_construct(**shared, prompt=request.prompt or "", logprobs=sampling.logprobs)

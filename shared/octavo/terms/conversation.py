@@ -1,0 +1,88 @@
+"""Turns of a conversation, and what else a model's chat template is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, JsonValue, StringConstraints, field_validator, model_validator
+
+from octavo.terms.fields import Frozen
+from octavo.terms.tools import ToolCall
+
+Role = Literal["system", "user", "assistant", "tool", "developer"]
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
+_DEEPEST = 4
+
+
+class Message(Frozen):
+    """One turn of a conversation, rendered by the model's chat template on the worker.
+
+    `content` may be a list of text parts, which are joined. Only an assistant that called tools may have said nothing.
+    `tool_call_id` says which call a tool answers.
+    """
+
+    role: Role
+    content: str | None = None
+    name: str | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True)] = ()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, content: Any) -> Any:
+        return joined(content) if isinstance(content, list | tuple) else content
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a message of the role {self.role} calls no tools: only an assistant's does")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("a message needs content, unless it is an assistant's with tool_calls")
+        return self
+
+    @property
+    def text(self) -> str:
+        """What was said, empty for nothing."""
+        return self.content or ""
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """All that may go into the prompt."""
+        yield from (self.text, self.name or "", self.tool_call_id or "", self.reasoning_content or "")
+        for call in self.tool_calls:
+            yield from (call.id, call.name, call.arguments)
+
+
+def joined(parts: list[Any] | tuple[Any, ...]) -> str:
+    """The text of a list of text parts. Raises ValueError for parts of another kind."""
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("content is text or a list of text parts: {'type': 'text', 'text': '...'}")
+    return "".join(text for text in texts if text is not None)
+
+
+def _checked(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if reserved := next((name for name in arguments if name in _RESERVED), None):
+        raise ValueError(f"{reserved} is given to every template: it cannot be an argument")
+    level: list[Any] = [arguments]
+    for _ in range(_DEEPEST):
+        level = [item for value in level for item in _members(value)]
+    if level:
+        raise ValueError(f"arguments of a template are nested {_DEEPEST - 1} levels deep at most")
+    return arguments
+
+
+def _members(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, list) else []
+
+
+TemplateArguments = Annotated[
+    dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], JsonValue],
+    Field(max_length=32),
+    AfterValidator(_checked),
+]
+"""Variables for the chat template, such as `enable_thinking`."""

@@ -1,0 +1,36 @@
+"""How a model writes its answer to one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.dialects.parsing import ThoughtMeter
+from octavo.terms.messages import AnswerFormat
+from octavo.terms.structured import Grammar
+from octavo_worker.agent.prompts.thinking import ThinkingBudget
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """`format` is what readers need to take the answer apart; None where it is plain text. `hidden` are the control
+    tokens that are no part of it, `closing` the tokens that close a thought."""
+
+    format: AnswerFormat | None = None
+    hidden: frozenset[int] = frozenset()
+    closing: tuple[int, ...] = ()
+
+    def budget(self, limit: int | None) -> ThinkingBudget | None:
+        """That of one sequence. None without a limit, or without thoughts."""
+        if limit is None or self.format is None or not self.closing:
+            return None
+        meter = ThoughtMeter(self.format.tools, self.format.reasoning, opened=self.format.opened)
+        return ThinkingBudget(limit, self.closing, meter)
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt's token ids, the form of its answer, and the grammar that the answer obeys."""
+
+    ids: list[int]
+    form: AnswerForm = AnswerForm()
+    grammar: Grammar | None = None

@@ -1,0 +1,88 @@
+"""How much memory the KV cache takes."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from octavo_kernels import ops
+from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
+from octavo_worker.model.causal_model import CacheConfig, CausalModel
+from octavo_worker.model.errors import ModelError
+from octavo_worker.runner.cuda.memory import room_for_cache
+
+DEFAULT_CACHE_BYTES = 1 << 30
+DEFAULT_CACHE_SHARE = 0.25  # of the memory available
+
+
+def cache_config(
+    options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel, room: int | None
+) -> CacheConfig:
+    """The KV cache that the options ask for, or as much as each rank has `room` for (`measured_room`), with what
+    `others` have in each block. Block 0 of either pool is never used. Ranks share what is asked for: each has its heads
+    of every block."""
+    block_bytes = _block_bytes(options, model, *others)
+    num_blocks = pool_size(options, model, block_bytes, max_model_len, room)
+    host_blocks = options.host_cache_bytes // block_bytes
+    dtype = cache_dtype(options, model)
+    return CacheConfig(num_blocks, options.block_size, host_blocks + 1 if host_blocks else 0, dtype)
+
+
+def cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
+    return ops.KV_DTYPES.get(options.kv_dtype, model.dtype)
+
+
+def _block_bytes(options: ModelOptions, *models: CausalModel) -> int:
+    """Of all ranks together."""
+    return sum(_ranks(model) * _part_bytes(options, model) for model in models)
+
+
+def _part_bytes(options: ModelOptions, model: CausalModel) -> int:
+    size, dtype = options.block_size, cache_dtype(options, model)
+    cells = ops.block_bytes(model.num_layers, model.num_kv_heads, size, model.head_dim, dtype)
+    return cells + size * model.kept_bytes
+
+
+def _ranks(model: CausalModel) -> int:
+    return 1 if model.group is None else model.group.rank.count
+
+
+def asked_bytes(options: ModelOptions, *models: CausalModel) -> int | None:
+    """Bytes of each rank's part of a KV cache whose size the options name."""
+    blocks = options.num_blocks
+    if blocks is not None:
+        return blocks * sum(_part_bytes(options, model) for model in models)
+    return options.kv_cache_bytes and options.kv_cache_bytes // _ranks(models[0])
+
+
+def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int, room: int | None) -> int:
+    """Blocks of the KV cache, the null block included.
+
+    `num_blocks` as given, else `kv_cache_bytes`, else what each rank has `room` for. Never more than `max_running`
+    sequences of `max_model_len` tokens can fill, of which sliding windows keep a part.
+    """
+    if options.num_blocks is not None:
+        blocks = options.num_blocks
+    else:
+        budget = options.kv_cache_bytes or _ranks(model) * (room or 0)
+        kept = min(max_model_len, model.window + token_budget(options, model.device)) if model.window else max_model_len
+        useful = options.max_running * -(-kept // options.block_size) + 1
+        blocks = min(budget // block_bytes, useful)
+    if blocks < 2:
+        raise ModelError(f"the KV cache has room for {blocks} blocks of {block_bytes} bytes; 2 are the least.")
+    return blocks
+
+
+def measured_room(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int | None:
+    """Bytes for this rank's part of the KV cache beside loaded models; None where the options name its size. On the
+    CPU its share of 1 GiB or of a quarter of the memory available, whichever is less. Raises `ModelError` where nothing
+    is left."""
+    if options.num_blocks is not None or options.kv_cache_bytes:
+        return None
+    if model.device.type == "cuda":
+        return room_for_cache(options, model, max_model_len, *others)
+    return min(DEFAULT_CACHE_BYTES, int(psutil.virtual_memory().available * DEFAULT_CACHE_SHARE)) // _ranks(model)
+
+
+def token_budget(options: ModelOptions, device: torch.device) -> int:
+    return options.token_budget or TOKEN_BUDGET[device.type]

@@ -1,0 +1,86 @@
+"""The devices of a model's ranks: which there are, and what they cannot do."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import torch
+
+from octavo_kernels import cuda, ops
+from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.config_file import ModelConfig
+from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.shards import check_divisible
+
+
+def choose_device(name: str) -> torch.device:
+    """The device named, or for "auto" a GPU that torch and the kernels can use, else the CPU. To torch AMD's are
+    "cuda", too."""
+    usable = torch.cuda.is_available() and cuda.available()
+    if name == "cuda" and not usable:
+        missing = "the kernels were not built for this GPU" if torch.cuda.is_available() else "torch sees no GPU"
+        raise ModelError(f"--device cuda: {missing}; give --device cpu, or see kernels/README.md.")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and usable) else "cpu")
+
+
+def check_block_size(block_size: int, device: torch.device) -> None:
+    """Raises `ModelError` for a size that this device's kernels do not take."""
+    try:
+        ops.check_block_size(block_size, device)
+    except ValueError as error:
+        raise ModelError(f"--block-size {block_size}: {error}.") from error
+
+
+def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:
+    """Raises `ModelError` if the GPU cannot compute each row as if it were alone."""
+    if not cuda.runs_hopper_code(device):
+        name, built = torch.cuda.get_device_name(device), "all" if cuda.has_tensor_cores() else "the plain"
+        raise ModelError(
+            f"--deterministic needs a Hopper GPU and all kernels of octavo-kernels, not {name} with {built} kernels; "
+            "leave it off, or give --device cpu."
+        )
+    if described is None:
+        raise UnsupportedModel(
+            f"--deterministic covers the models of octavo's own decoder on a GPU, not {config.model_type!r}; leave it "
+            "off, or give --device cpu."
+        )
+
+
+def check_ranks(ranks: int, device: torch.device, described: DecoderConfig | None, family: str) -> None:
+    """Raises `ModelError` if a model cannot be computed by so many ranks on this device."""
+    if described is None:
+        raise UnsupportedModel(
+            f"--tensor-parallel covers the models of octavo's own decoder, not {family!r}, which runs on its "
+            "transformers code; leave it out."
+        )
+    check_divisible(described, ranks)
+    if device.type == "cuda":
+        check_gpus(ranks)
+
+
+def check_gpus(ranks: int) -> None:
+    """Raises `ModelError` unless the first GPUs, one for each rank, are alike and reach each other's memory."""
+    if torch.version.hip is not None:
+        raise ModelError(
+            "--tensor-parallel runs on CPUs and on NVIDIA's GPUs, and this torch is for AMD's; start several workers: "
+            "give --replicas instead."
+        )
+    if (gpus := torch.cuda.device_count()) < ranks:
+        raise ModelError(f"--tensor-parallel {ranks} needs as many GPUs, but there are {gpus}; give fewer ranks.")
+    names = [torch.cuda.get_device_name(index) for index in range(ranks)]
+    if len(set(names)) > 1:
+        raise ModelError(
+            f"--tensor-parallel needs GPUs that are alike, not {' and '.join(sorted(set(names)))}; name others with "
+            "--devices."
+        )
+    for one, other in permutations(range(ranks), 2):
+        if not torch.cuda.can_device_access_peer(one, other):
+            raise ModelError(
+                f"GPUs {one} and {other} do not reach each other's memory (nvidia-smi topo -p2p r); name others with "
+                "--devices, or start several workers: give --replicas instead."
+            )
+
+
+def device_of(device: torch.device, rank: int) -> torch.device:
+    """That of a rank: GPUs are counted as they are visible."""
+    return torch.device("cuda", rank) if device.type == "cuda" else device

@@ -1,0 +1,214 @@
+"""What a checkpoint's config and headers say before any weight is read: the form of each product, its kernel, and the
+bytes that a token costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import ops
+from octavo_kernels.naming import way_of
+from octavo_kernels.weights import PER_BYTE, Activations, Codes, Scheme
+from octavo_worker.assembly.loading import choose
+from octavo_worker.assembly.read_rate import read_rate
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.model.checkpoint.build import build_layers
+from octavo_worker.model.checkpoint.formats import Format, Matrix, OnlineFormat, QuantisedFormat, Reader
+from octavo_worker.model.checkpoint.formats.dense import DenseFormat
+from octavo_worker.model.checkpoint.formats.stored import UNUSED, Method, Part, Stored, check_headers, check_shape
+from octavo_worker.model.checkpoint.source import Checkpoint, Cut
+from octavo_worker.model.decoder import DecoderLayers
+from octavo_worker.model.layers.linear import Dense, Linear, Products
+from octavo_worker.model.layers.norm import Input
+from octavo_worker.model.layers.quantised import form_of
+
+CACHED = 256 << 20
+"""Bytes that the caches of a CPU may hold: what is smaller may be read faster than memory gives it."""
+
+CODES = {Codes.INT4: "int4", Codes.INT8: "int8", Codes.FP4: "fp4 (e2m1)", Codes.FP8: "fp8 (e4m3)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A kind of product in `layers` of the layers: how its weights are stored, which kernel computes it for a single
+    sequence, and the bytes of all of those weights. `dequantises`: no kernel reads the codes themselves."""
+
+    name: str
+    layers: int
+    form: str
+    kernel: str
+    dequantises: bool
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """`quantization` is what a worker would call it. `products` None: the model runs on its transformers code, whose
+    products are not known. `nbytes` are those of all
+    weights that a step reads; `read_rate` (bytes a second) and `most_tokens_per_s` of a single sequence are None where
+    memory is not what bounds it, or is not known."""
+
+    device: str
+    dtype: str
+    quantization: str
+    products: Sequence[Product] | None
+    nbytes: int | None = None
+    read_rate: float | None = None
+    most_tokens_per_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def inspect(options: ModelOptions) -> Inspection:
+    """Raises `ModelError` as loading does, for all that can be seen without the weights."""
+    chosen = choose(options)
+    device, name = chosen.device, str(chosen.dtype).removeprefix("torch.")
+    shown = f"cpu ({ops.cpu_level()})" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    if chosen.described is None:
+        return Inspection(shown, name, "", None)
+    reader = Reader(Headers.open(chosen.folder), chosen.dtype, torch.device("meta"), Products())
+    layers = build_layers(chosen.described, reader, OutlineFormat(chosen.form))
+    products = _products(layers, chosen.dtype, device, gated=chosen.described.gated)
+    quantization = " + ".join(sorted(frozenset[str]().union(*(linear.forms for linear in layers.linears))))
+    nbytes = sum(product.nbytes for product in products)
+    if device.type == "cpu" and nbytes < CACHED:
+        return Inspection(shown, name, quantization, products, nbytes)
+    rate = read_rate(device)
+    return Inspection(shown, name, quantization, products, nbytes, rate, rate / nbytes)
+
+
+class Headers(Checkpoint):
+    """A checkpoint of which the headers are read only."""
+
+    def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
+        self._check(name, target, transposed, cut)
+        self.unread.discard(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows of a matrix that are stored alike. `scheme` None: in floating point."""
+
+    rows: int
+    depth: int
+    scheme: Scheme | None
+    zeros: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outline(Linear):
+    """What is known of a layer without its weights."""
+
+    stretches: tuple[Stretch, ...]
+    itemsize: int
+
+    @property
+    def forms(self) -> frozenset[str]:
+        return frozenset(form_of(part.scheme, part.depth) for part in self.stretches if part.scheme is not None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(_bytes_of(stretch, self.itemsize) for stretch in self.stretches)
+
+    def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        raise NotImplementedError("an outline has no weights")
+
+
+class OutlineFormat:
+    """Goes through a checkpoint as `form` does, and checks its headers as that does."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+
+    def linear(self, matrix: Matrix, reader: Reader) -> Linear:
+        stretches = self._stretches(matrix, reader)
+        merged = Counter[tuple[Scheme | None, bool]]()
+        for stretch in stretches:
+            merged[stretch.scheme, stretch.zeros] += stretch.rows
+        alike = (Stretch(rows, matrix.depth, scheme, zeros) for (scheme, zeros), rows in merged.items())
+        return Outline(tuple(alike), reader.dtype.itemsize)
+
+    def _stretches(self, matrix: Matrix, reader: Reader) -> list[Stretch]:
+        if isinstance(self._form, QuantisedFormat):
+            return self._stored(self._form.method, matrix, reader)
+        DenseFormat().linear(matrix, reader)
+        rows = sum(matrix.rows)
+        scheme = self._form.scheme(matrix) if isinstance(self._form, OnlineFormat) else None
+        return [Stretch(rows, matrix.depth, scheme, scheme is not None and scheme.codes is Codes.INT4)]
+
+    def _stored(self, method: Method, matrix: Matrix, reader: Reader) -> list[Stretch]:
+        pairs = zip(matrix.names, matrix.rows, strict=True)
+        parts = [Part(name, rows, matrix.depth, reader.source.under(name)) for name, rows in pairs]
+        forms = [method.stored(part) for part in parts]
+        if any(forms):
+            check_shape(matrix)
+        return [_stretch(*each, reader) for each in zip(parts, forms, matrix.parts, strict=True)]
+
+
+def _stretch(part: Part, stored: Stored | None, matrix: Matrix, reader: Reader) -> Stretch:
+    if stored is None:
+        DenseFormat().linear(matrix, reader)
+        return Stretch(part.rows, part.depth, None)
+    places = check_headers(part, stored)
+    if matrix.biased:
+        reader.bias(matrix)
+    for ending in (*places, *UNUSED, "bias"):
+        reader.source.skip(f"{part.name}.{ending}")
+    return Stretch(part.rows, part.depth, stored.scheme, any("zero" in ending for ending in places))
+
+
+def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device, *, gated: bool) -> list[Product]:
+    names = ("qkv", "out", "gate, up" if gated else "up", "down")
+    kinds = [(name, linear) for block in layers.blocks for name, linear in zip(names, block.linears, strict=True)]
+    products = []
+    counted = Counter((name, _outline(linear)) for name, linear in [*kinds, ("head", layers.head)])
+    for name in (*names, "head"):
+        for (kind, outline), count in counted.items():
+            if kind != name:
+                continue
+            ways = [
+                way_of(s.rows, s.depth, dtype, device, s.scheme, gated=name == "gate, up") for s in outline.stretches
+            ]
+            form = "; ".join(describe(stretch, dtype) for stretch in outline.stretches)
+            kernels = "; ".join(dict.fromkeys(way.kernel for way in ways))
+            dequantises = any(way.dequantises for way in ways)
+            products.append(Product(name, count, form, kernels, dequantises, count * outline.nbytes))
+    return products
+
+
+def _outline(linear: Linear) -> Outline:
+    if isinstance(linear, Outline):
+        return linear
+    assert isinstance(linear, Dense)  # the embedding's table
+    rows, depth = linear.weight.shape
+    return Outline((Stretch(rows, depth, None),), linear.weight.itemsize)
+
+
+def _bytes_of(stretch: Stretch, itemsize: int) -> int:
+    rows, depth, scheme = stretch.rows, stretch.depth, stretch.scheme
+    if scheme is None:
+        return rows * depth * itemsize
+    groups = -(-depth // scheme.group)
+    return rows * (depth // PER_BYTE[scheme.codes] + groups * (4 + int(stretch.zeros)))
+
+
+def describe(stretch: Stretch, dtype: torch.dtype) -> str:
+    """Such as `int4, groups of 128, zero points`."""
+    scheme = stretch.scheme
+    if scheme is None:
+        return str(dtype).removeprefix("torch.")
+    parts = [CODES[scheme.codes]]
+    parts.append(f"groups of {scheme.group}" if scheme.group < stretch.depth else "a scale a row")
+    if stretch.zeros:
+        parts.append("zero points")
+    if scheme.activations is not Activations.AS_GIVEN:
+        grouped = 0 < scheme.activation_group < stretch.depth
+        size = f" in groups of {scheme.activation_group}" if grouped else ""
+        parts.append(f"activations {scheme.activations.name.lower()}{size}")
+    return ", ".join(parts)

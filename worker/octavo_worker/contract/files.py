@@ -1,0 +1,71 @@
+"""Where a model's files are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+BUNDLED = ("demo", "demo-draft")
+_WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+
+
+class ModelNotFound(ValueError):
+    """No such folder, no such model on the hub, or no way to get at it."""
+
+
+def model_folder(model: str) -> Path:
+    """The folder of a bundled model, of a local folder, or of a hub id, downloaded if need be."""
+    if model in BUNDLED:
+        return Path(__file__).parents[1] / "bundled" / model
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ModelNotFound(f"{path} has no config.json: give the folder of a Hugging Face model")
+        return path.resolve()
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise ModelNotFound(f"no folder {model}: give a folder with a config.json, a hub id like org/name, or demo")
+    return _from_hub(model)
+
+
+def served_name(model: str) -> str:
+    """The name that jobs ask for unless told otherwise: the last part of the path or id."""
+    return Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model.rpartition("/")[2]
+
+
+def tensor_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the model, there or not, by name. Others beside them are adapters and other
+    forms of the same."""
+    if (folder / INDEX).is_file():
+        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return [folder / name for name in sorted(set(names.values()))]
+    whole = folder / "model.safetensors"
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def end_ids(folder: Path) -> tuple[int, ...]:
+    """The model's end-of-sequence ids; as in transformers, generation_config.json goes before config.json."""
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json(folder / name).get("eos_token_id")
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (ids,)
+    return ()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, empty if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _from_hub(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_WANTED))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ModelNotFound(
+            f"cannot get {model} from the Hugging Face hub ({type(error).__name__}): check the name and the network, "
+            "or download it and give its folder"
+        ) from error

@@ -1,0 +1,1 @@
+"""Beam search: hypotheses, the group that shares a step, and its part in the running batch."""

@@ -1,0 +1,1 @@
+"""Blocks of sequences: allocation, sharing, the host's memory, and the report of them."""

@@ -1,0 +1,15 @@
+"""The engine's answer to a question about its memory."""
+
+from __future__ import annotations
+
+from octavo_worker.contract.messages import MemoryReport
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.memory.block_map import block_map
+
+
+def memory_report(scheduler: Scheduler, cells: int) -> MemoryReport:
+    """The state between two steps, in maps of at most `cells` cells."""
+    kv = scheduler.kv
+    blocks = block_map(kv.pool, kv.pins.blocks, cells)
+    host = "" if kv.host is None else block_map(kv.host.pool, (), cells).states
+    return MemoryReport(scheduler.stats(), blocks.states, blocks.references, blocks.sharing, host)

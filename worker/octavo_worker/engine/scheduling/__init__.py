@@ -1,0 +1,1 @@
+"""Who runs: policy, admission, the waiting queue, the running batch, timers."""

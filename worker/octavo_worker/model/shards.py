@@ -1,0 +1,100 @@
+"""What of a decoder each rank holds, after Megatron-LM (arXiv 1909.08053): heads, columns of the MLP, tokens of the
+head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import final
+
+from octavo_worker.model.checkpoint.formats.base import Held
+from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.errors import UnsupportedModel
+from octavo_worker.ranks.rank import Rank, vocabulary_of
+
+
+@final
+class Shards:
+    """Where the parts of a rank begin and end in the whole matrices of a decoder. Raises `UnsupportedModel` for one
+    that cannot be cut so."""
+
+    def __init__(self, config: DecoderConfig, rank: Rank) -> None:
+        check_divisible(config, rank.count)
+        self.whole, self.rank = config, rank
+        self._heads = rank.share(config.num_heads)
+        self._kv_heads = _kv_heads(config.num_kv_heads, rank)
+        self._width = rank.share(config.intermediate_size)
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The decoder as this rank computes it. Hidden states and the vocabulary are whole."""
+        heads, kv_heads, width = len(self._heads), len(self._kv_heads), len(self._width)
+        return replace(self.whole, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=width)
+
+    @property
+    def vocabulary(self) -> range:
+        return vocabulary_of(self.whole.vocab_size, self.rank)
+
+    def qkv(self, parts: int) -> Held:
+        """Rows of queries, keys and values, which are stored in that many matrices."""
+        c = self.whole
+        q, kv = _scaled(self._heads, c.head_dim), _scaled(self._kv_heads, c.head_dim)
+        rows = _stacked([q, kv, kv], [c.q_size, c.kv_size, c.kv_size], parts)
+        return Held(rows, range(c.hidden_size))
+
+    def out(self) -> Held:
+        return Held([[range(self.whole.hidden_size)]], _scaled(self._heads, self.whole.head_dim))
+
+    def up(self, parts: int) -> Held:
+        """Rows of the gate, if there is one, and of what it gates, which are stored in that many matrices."""
+        c, number = self.whole, 2 if self.whole.gated else 1
+        rows = _stacked([self._width] * number, [c.intermediate_size] * number, parts)
+        return Held(rows, range(c.hidden_size))
+
+    def down(self) -> Held:
+        return Held([[range(self.whole.hidden_size)]], self._width)
+
+    def head(self) -> Held:
+        return Held([[self.vocabulary]], range(self.whole.hidden_size))
+
+
+def check_divisible(config: DecoderConfig, ranks: int) -> None:
+    heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.intermediate_size
+    problems = []
+    if heads % ranks:
+        problems.append(f"{heads} attention heads")
+    if kv_heads % ranks and ranks % kv_heads:
+        problems.append(f"{kv_heads} heads of keys and values")
+    if width % ranks:
+        problems.append(f"{width} columns of the MLP")
+    if not vocabulary_of(config.vocab_size, Rank(ranks - 1, ranks)):
+        problems.append(f"a vocabulary of {config.vocab_size} tokens")
+    if problems:
+        raise UnsupportedModel(
+            f"{' and '.join(problems)} cannot be shared out among {ranks} ranks; give another --tensor-parallel."
+        )
+    if config.qk_norm == "whole":
+        raise UnsupportedModel(
+            "a norm over all heads of queries and of keys together, as in OLMo 2, is not computed across ranks; leave "
+            "--tensor-parallel out."
+        )
+
+
+def _kv_heads(total: int, rank: Rank) -> range:
+    """Where there are fewer than ranks, several ranks have copies of one."""
+    if total >= rank.count:
+        return rank.share(total)
+    head = rank.index * total // rank.count
+    return range(head, head + 1)
+
+
+def _scaled(heads: range, head_dim: int) -> range:
+    return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+def _stacked(pieces: Sequence[range], sizes: Sequence[int], parts: int) -> list[list[range]]:
+    """Each piece in a matrix of its own, or all in one, where they lie one after the other."""
+    if parts == len(pieces):
+        return [[piece] for piece in pieces]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return [[range(at + piece.start, at + piece.stop) for at, piece in zip(starts, pieces, strict=True)]]

@@ -1,0 +1,21 @@
+"""Copies between the host and a device that nothing waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of `values` on `device`, without waiting for it."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return tensor.to(device) if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """`tensor` itself on the CPU, else a pinned copy that is complete once the current stream has come this far."""
+    if tensor.is_cpu:
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

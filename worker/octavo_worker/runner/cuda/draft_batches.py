@@ -1,0 +1,39 @@
+"""Batches of a draft model on a GPU that launch their kernels one by one: what it missed, and passes that wait."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from octavo_kernels.plan import chunk_count
+from octavo_worker.model.batch import Batch
+from octavo_worker.model.causal_model import CausalModel
+from octavo_worker.model.transfer import on_device
+from octavo_worker.runner.cuda.plans import AttentionPlans
+
+
+class DraftBatches:
+    """Carries batches of at most `sequences` and `tokens` to the device, with the plans that the draft's layers share.
+    Where they choose tokens, a step waits for each: the host says what they are drawn from."""
+
+    def __init__(self, model: CausalModel, sequences: int, tokens: int, context: int) -> None:
+        self._device = model.device
+        self._plans = AttentionPlans(model, sequences, tokens, context, groups=False)
+        self._heads_per_kv = max(1, model.num_heads // model.num_kv_heads)
+
+    def place(self, batch: Batch) -> Batch:
+        contexts, starts = batch.context_lens.numpy(), batch.query_start.numpy()
+        self._plans.make_room(chunk_count(contexts, np.diff(starts), self._heads_per_kv))
+        moved = Batch(
+            token_ids=self._move(batch.token_ids),
+            positions=self._move(batch.positions),
+            slots=self._move(batch.slots),
+            block_tables=self._move(batch.block_tables),
+            context_lens=self._move(batch.context_lens),
+            query_start=self._move(batch.query_start),
+        )
+        moved.plans = self._plans.for_step(moved)
+        return moved
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        return on_device(tensor, tensor.dtype, self._device)

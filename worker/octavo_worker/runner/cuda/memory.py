@@ -1,0 +1,42 @@
+"""How much of a GPU's memory is left for the KV cache."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.model.causal_model import CausalModel
+from octavo_worker.model.errors import ModelError
+from octavo_worker.model.stage import STAGE_BYTES
+from octavo_worker.runner.cuda.plans import AttentionPlans
+
+WORKSPACE = 1 << 30
+"""Bytes for cuBLAS, CUDA graphs, and the sampler's copies."""
+
+
+def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int:
+    """Bytes of the GPU's memory that the KV cache may take: the share `gpu_memory` of all, less what is in use by any
+    process, less what steps need, those of `others` beside the model, too. Raises `ModelError` if nothing is left."""
+    torch.cuda.empty_cache()  # of what loading took for a while
+    free, total = torch.cuda.mem_get_info(model.device)
+    needed = step_bytes(options, model, max_model_len, *others)
+    room = int(options.gpu_memory * total) - (total - free) - needed
+    if room <= 0:
+        raise ModelError(
+            f"the model leaves no room for a KV cache: {free >> 20} of {total >> 20} MiB are free and "
+            f"{needed >> 20} MiB are needed for its steps; give a smaller model, "
+            "or less of --max-running, --token-budget or --max-model-len."
+        )
+    return room
+
+
+def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int:
+    """Logits of a full batch in the model's dtype and in float32, in a graph and outside of one; partial results of
+    attention; block tables; the copies of host blocks; and a constant for the rest."""
+    logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
+    partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len) for m in (model, *others))
+    tables = (
+        (options.max_running * (1 + len(others)) + options.most_samples) * -(-max_model_len // options.block_size) * 4
+    )
+    staged = STAGE_BYTES if options.host_cache_bytes else 0
+    return logits + partial + tables + staged + WORKSPACE

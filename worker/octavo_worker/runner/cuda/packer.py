@@ -1,0 +1,370 @@
+"""Turns a plan into one `PackedStep`, around the message of `octavo_kernels.step`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+
+from octavo_kernels.sampling import SAMPLE, SAMPLE_WORDS
+from octavo_kernels.step import HEADER, SEQUENCE
+from octavo_worker.contract.step import SampleRow, SampleSpec, SequenceStep, StepError, StepPlan, count_host_blocks
+from octavo_worker.runner.base import PromptScores, prompt_scores
+from octavo_worker.runner.cuda.shapes import Shape, StepSizes
+
+HEADER_SAMPLES, HEADER_SAMPLE_AT = HEADER.names.index("samples"), HEADER.names.index("sample_at")
+HEADER_WORDS, SEQUENCE_WORDS = (int(dtype.itemsize) // 4 for dtype in (HEADER, SEQUENCE))
+
+
+class Shapes(Protocol):
+    """Chooses what a step is padded to."""
+
+    def of(self, step: StepSizes) -> Shape: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialRow:
+    """A sample that asks for more than temperature, filters and a mask: its place among the step's samples, the row,
+    and the place among the step's tokens of the one that `row.output` lacks because the device alone knows it, or -1.
+    """
+
+    place: int
+    row: SampleRow
+    follows: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A step as a runner executes it, complete: it may be executed again, or sent to other ranks.
+
+    `words` are the message, in the memory that it was packed into, `shape` is what the step is padded to: a step
+    without sequences has neither. `samples` counts those of each sequence; those at the places `masked` (int64,
+    ascending) ask for a mask beside temperature and filters, and for nothing else. Swaps, copies and `uses_swapped_in`
+    are those of the plan.
+    """
+
+    words: np.ndarray
+    sizes: StepSizes
+    shape: Shape | None
+    samples: list[int]
+    masked: np.ndarray
+    special: list[SpecialRow]
+    scores: list[PromptScores]
+    copies: Sequence[tuple[int, int]]
+    swap_out: Sequence[tuple[int, int]]
+    swap_in: Sequence[tuple[int, int]]
+    uses_swapped_in: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What steps have in common whose sequences are the same, with as many tokens and the same samples each (`key`):
+    rows of block tables, places of tokens, and `records[samples]` but for their positions. `owners` are the sequences
+    of the samples, `after` how many tokens of those come after the one whose row is read. Places of `special` and
+    `masked` samples are as in `PackedStep`."""
+
+    key: list[tuple[int, int, int, Sequence[int]]]
+    rows: np.ndarray
+    queries: np.ndarray
+    query_starts: np.ndarray
+    query_ends: np.ndarray
+    samples: list[int]
+    owners: np.ndarray
+    after: np.ndarray | int
+    records: np.ndarray
+    special: list[int]
+    masked: np.ndarray
+
+
+class Packer:
+    """Remembers what the device knows of each run: the row of its block table, how much of it was sent, its sampling
+    parameters. When a run begins, those that are absent are forgotten, whether they have ended or sit out.
+
+    `first_host_block`: the first id of the host's blocks; None if no table ever has any. `guesses`: places behind the
+    samples of the step before, where the device finds drafts that it guesses itself. A plan has `~` such a place as
+    the draft."""
+
+    def __init__(
+        self,
+        *,
+        rows: int,
+        block_size: int,
+        vocab_size: int,
+        shapes: Shapes,
+        first_host_block: int | None = None,
+        guesses: range = range(0),
+    ) -> None:
+        self._guesses = guesses
+        self._block_size = block_size
+        self._first_host_block = first_host_block
+        self._vocab_size = vocab_size
+        self._shapes = shapes
+        self._row_of: dict[int, int] = {}
+        self._free = list(range(rows))
+        self._passing: list[int] = []  # rows of the last step that must not be remembered
+        self._sent = np.zeros(rows, np.int32)  # blocks of the row's table that the device has
+        self._on_host = np.zeros(rows, np.int32)  # leading ones of those that are the host's
+        self._sampling = np.zeros(rows, SAMPLE)
+        self._is_known = np.zeros(rows, bool)  # whether `_sampling` is filled in
+        self._is_special = np.zeros(rows, bool)
+        self._is_masked = np.zeros(rows, bool)  # and not special
+        self._latest: Layout | None = None  # of decodes, which often come again as they were
+
+    @staticmethod
+    def capacity(rows: int, samples: int, tokens: int, blocks: int) -> int:
+        """Words of the longest message: `rows` sequences of `blocks` blocks each, `samples` and `tokens`."""
+        return HEADER_WORDS + rows * (SEQUENCE_WORDS + blocks) + samples * SAMPLE_WORDS + tokens
+
+    def pack(self, plan: StepPlan, message: np.ndarray) -> PackedStep:
+        """Writes the message into `message` (int32). Raises `StepError` for a token id outside the vocabulary."""
+        steps = plan.sequences
+        if not steps:
+            return _without_sequences(plan)
+        layout = self._layout(plan)
+        count, owners = len(steps), layout.owners
+        tokens = self._tokens(plan, layout)
+        starts = np.fromiter((s.start for s in steps), np.int32, count)
+        contexts = starts + layout.queries
+
+        token_at = HEADER_WORDS + count * SEQUENCE_WORDS
+        sample_at = token_at + len(tokens)
+        block_at = sample_at + len(owners) * SAMPLE_WORDS
+        message[:HEADER_WORDS] = count, len(tokens), len(owners), HEADER_WORDS, token_at, sample_at
+        sequences = message[HEADER_WORDS:token_at].view(SEQUENCE)
+        sequences["row"], sequences["context"], sequences["queries"] = layout.rows, contexts, layout.queries
+        sequences["query_start"] = layout.query_starts
+        sequences["group"], sequences["prefix"] = -1, 0
+        sequences["group"][: len(plan.groups)] = plan.groups
+        sequences["prefix"][: len(plan.prefix_lens)] = plan.prefix_lens
+        message[token_at:sample_at] = tokens
+        words = self._pack_blocks(steps, layout.rows, starts, contexts, sequences, message, block_at)
+
+        records = message[sample_at:block_at].view(SAMPLE)
+        records[:] = layout.records
+        records["position"] = contexts[owners] - layout.after
+        sizes = self._sizes(plan, layout, contexts)
+        return PackedStep(
+            message[:words],
+            sizes,
+            self._shapes.of(sizes),
+            layout.samples,
+            layout.masked,
+            _special_rows(steps, layout.special, layout.query_starts),
+            prompt_scores(plan, layout.query_starts),
+            plan.copies,
+            plan.swap_out,
+            plan.swap_in,
+            plan.uses_swapped_in,
+        )
+
+    def _layout(self, plan: StepPlan) -> Layout:
+        steps = plan.sequences
+        key = [(s.run_id, len(s.tokens), len(s.samples), s.sample_rows) for s in steps]
+        if self._latest is not None and self._latest.key == key:
+            return self._latest
+        rows = self._rows(steps)
+        self._learn(steps, rows)
+        queries = np.array([tokens for _, tokens, *_ in key], np.int32)
+        query_ends = np.cumsum(queries, dtype=np.int32)
+        samples = [count for _, _, count, _ in key]
+        owners = np.repeat(np.arange(len(steps)), samples)
+        row_of = rows[owners]
+        after = _tokens_after(steps, queries, owners)
+        records = self._sampling[row_of]
+        records["row"] = query_ends[owners] - after - 1
+        if max(samples) > 1:  # parallel sequences leave a prompt, or drafts are verified
+            records["index"] = [spec.index for s in steps for spec in s.samples]
+        special, masked = np.flatnonzero(self._is_special[row_of]).tolist(), np.flatnonzero(self._is_masked[row_of])
+        layout = Layout(
+            key, rows, queries, query_ends - queries, query_ends, samples, owners, after, records, special, masked
+        )
+        if len(steps) == plan.num_decodes and all(run_id for run_id, *_ in key):
+            self._latest = layout
+        return layout
+
+    def _sizes(self, plan: StepPlan, layout: Layout, contexts: np.ndarray) -> StepSizes:
+        return StepSizes(
+            len(layout.rows),
+            plan.num_decodes,
+            int(layout.query_ends[-1]),
+            len(layout.owners),
+            layout.queries,
+            contexts,
+            is_shared=bool(plan.groups),
+            is_scored=any(step.prompt_logprobs is not None for step in plan.sequences[plan.num_decodes :]),
+            on_host=self._on_host[layout.rows] > 0,
+        )
+
+    def _tokens(self, plan: StepPlan, layout: Layout) -> np.ndarray:
+        """All token ids; those that the device alone knows as `~` the place of the sample that they follow."""
+        steps, decodes = plan.sequences, plan.num_decodes
+        query_starts, query_ends = layout.query_starts, layout.query_ends
+        follows = [s.follows for s in steps]
+        if None not in follows and query_ends[-1] == decodes:
+            return ~np.array(follows, np.int64)
+        tokens = np.empty(int(query_ends[-1]), np.int64)
+        decoded = int(query_ends[decodes - 1]) if decodes else 0
+        tokens[:decoded] = list(chain.from_iterable([s.tokens for s in steps[:decodes]]))
+        _fill(tokens[decoded:], [s.tokens for s in steps[decodes:]])
+        if tokens.min() >= 0 and tokens.max() < self._vocab_size:
+            return tokens
+        behind = [place for place, sample in enumerate(follows) if sample is not None]
+        tokens[query_starts[behind]] = 0
+        guessed = self._guessed(steps, query_starts) if tokens.min() < 0 else []
+        guesses, tokens[guessed] = tokens[guessed], 0
+        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+            self._check_tokens(steps)
+        tokens[guessed] = guesses
+        tokens[query_starts[behind]] = [~sample for sample in follows if sample is not None]
+        return tokens
+
+    def _guessed(self, steps: Sequence[SequenceStep], query_starts: np.ndarray) -> list[int]:
+        """The places of drafts that the device guesses."""
+        drafts = (
+            (start + at, draft)
+            for start, s in zip(query_starts, steps, strict=True)
+            for at, draft in enumerate(s.drafts, 1)
+        )
+        return [place for place, draft in drafts if ~draft in self._guesses]
+
+    def _check_tokens(self, steps: Sequence[SequenceStep]) -> None:
+        for place, step in enumerate(steps):
+            for token in step.tokens[step.follows is not None :]:
+                if not 0 <= token < self._vocab_size and not (step.drafts and ~token in self._guesses):
+                    raise StepError(place, f"token id {token} is outside the vocabulary of {self._vocab_size}")
+
+    def _rows(self, steps: Sequence[SequenceStep]) -> np.ndarray:
+        self._free += self._passing
+        self._passing = []
+        rows = [self._row_of.get(s.run_id, -1) for s in steps]
+        if -1 in rows:
+            self._give_rows(steps, rows)
+        return np.array(rows, np.int64)
+
+    def _give_rows(self, steps: Sequence[SequenceStep], rows: list[int]) -> None:
+        self._latest = None
+        here = {s.run_id for s in steps}
+        for run_id in [run_id for run_id in self._row_of if run_id not in here]:
+            self._free.append(self._row_of.pop(run_id))
+        if len(self._free) < rows.count(-1):
+            raise ValueError(f"{len(steps)} sequences in a step, but the runner was made for {len(self._sent)}")
+        for place, step in enumerate(steps):
+            if rows[place] < 0:
+                rows[place] = row = self._free.pop()
+                self._sent[row], self._on_host[row], self._is_known[row] = 0, 0, False
+                if step.run_id:
+                    self._row_of[step.run_id] = row
+                else:
+                    self._passing.append(row)
+
+    def _pack_blocks(
+        self,
+        steps: Sequence[SequenceStep],
+        rows: np.ndarray,
+        starts: np.ndarray,
+        contexts: np.ndarray,
+        sequences: np.ndarray,
+        message: np.ndarray,
+        block_at: int,
+    ) -> int:
+        """The blocks that the device does not have, and the one that is written next, which may be a new copy."""
+        first = np.minimum(self._sent[rows], starts // self._block_size)
+        self._find_host_blocks(steps, rows, first)
+        end = -(-contexts // self._block_size)
+        self._sent[rows] = end
+        counts = end - first
+        ends = np.cumsum(counts)
+        total = int(ends[-1])
+        sequences["first_block"], sequences["blocks"] = first, counts
+        sequences["block_at"] = block_at + ends - counts
+        if total == len(steps):
+            message[block_at : block_at + total] = [
+                s.block_table[at] for s, at in zip(steps, first.tolist(), strict=True)
+            ]
+        else:
+            ranges = zip(steps, first.tolist(), end.tolist(), strict=True)
+            _fill(message[block_at : block_at + total], [s.block_table[at:to] for s, at, to in ranges])
+        return block_at + total
+
+    def _find_host_blocks(self, steps: Sequence[SequenceStep], rows: np.ndarray, first: np.ndarray) -> None:
+        """Lower `first`, the first entry that each sequence sends, to the first that has gone to the host since."""
+        host = self._first_host_block
+        if host is None:
+            return
+        heads = np.fromiter((s.block_table[0] for s in steps), np.int32, len(steps))
+        for place in np.flatnonzero(heads >= host).tolist():
+            row, count = rows[place], count_host_blocks(steps[place].block_table, host)
+            if count > self._on_host[row]:
+                first[place] = min(first[place], self._on_host[row])
+                self._on_host[row] = count
+
+    def _learn(self, steps: Sequence[SequenceStep], rows: np.ndarray) -> None:
+        for place in np.flatnonzero(~self._is_known[rows]).tolist():
+            specs, row = steps[place].samples, rows[place]
+            if specs:
+                self._sampling[row] = _record(specs[0], self._vocab_size)
+                self._is_special[row] = is_special = _may_be_special(specs)
+                self._is_masked[row] = specs[0].masked and not is_special
+                self._is_known[row] = True
+
+
+def filtered_places(words: np.ndarray, vocab_size: int) -> np.ndarray:
+    """The places of the samples of a packed step that top-k, top-p or min-p bear on."""
+    samples, at = words[HEADER_SAMPLES], words[HEADER_SAMPLE_AT]
+    records = words[at : at + samples * SAMPLE_WORDS].view(SAMPLE)
+    by_rank = (records["top_k"] > 0) & (records["top_k"] < vocab_size)
+    filters = by_rank | (records["top_p"] < 1.0) | (records["min_p"] > 0.0)
+    return np.flatnonzero(filters & (records["temperature"] > 0.0))
+
+
+def _without_sequences(plan: StepPlan) -> PackedStep:
+    none = np.zeros(0, np.int32)
+    sizes = StepSizes(0, 0, 0, 0, none, none, is_shared=False, is_scored=False, on_host=none)
+    moves = plan.copies, plan.swap_out, plan.swap_in, plan.uses_swapped_in
+    return PackedStep(none, sizes, None, [], none.astype(np.int64), [], [], *moves)
+
+
+def _tokens_after(steps: Sequence[SequenceStep], queries: np.ndarray, owners: np.ndarray) -> np.ndarray | int:
+    """Of each sample, how many tokens of its sequence come after the one whose row it reads."""
+    if queries.max() == 1 or not any(s.sample_rows for s in steps):
+        return 0
+    rows = np.fromiter(chain.from_iterable(s.rows for s in steps), np.int32, len(owners))
+    return np.asarray(queries[owners] - 1 - rows)
+
+
+def _special_rows(steps: Sequence[SequenceStep], places: list[int], query_starts: np.ndarray) -> list[SpecialRow]:
+    if not places:
+        return []
+    samples = [(owner, number) for owner, s in enumerate(steps) for number in range(len(s.samples))]
+    rows = []
+    for place in places:
+        owner, number = samples[place]
+        step = steps[owner]
+        follows = -1 if step.follows is None else int(query_starts[owner])
+        rows.append(SpecialRow(place, step.sample_row(number), follows))
+    return rows
+
+
+def _fill(words: np.ndarray, parts: list[Sequence[int]]) -> None:
+    """Writes the parts one after the other: arrays go as a whole, not word by word."""
+    at = 0
+    for part in parts:
+        words[at : at + len(part)] = part
+        at += len(part)
+
+
+def _record(spec: SampleSpec, vocab_size: int) -> tuple[int | float, ...]:
+    p = spec.params
+    return p.seed, 0, spec.index, 0, p.temperature, min(p.top_k, vocab_size), p.top_p, p.min_p
+
+
+def _may_be_special(specs: Sequence[SampleSpec]) -> bool:
+    """Whether a sequence can ever ask for more than temperature, filters and a mask, which forbids by itself what may
+    not come before `min_tokens`."""
+    p = specs[0].params
+    penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+    listed = p.logprobs is not None or bool(p.logit_bias) or (p.min_tokens > 0 and not specs[0].masked)
+    return penalised or listed or any(spec.candidates or spec.forbidden for spec in specs)

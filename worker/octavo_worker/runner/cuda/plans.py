@@ -1,0 +1,101 @@
+"""The attention plans of the model's layers: one for each sliding window that occurs, shared by its layers."""
+
+from __future__ import annotations
+
+from octavo_kernels.plan import AttentionPlan, chunk_tokens
+from octavo_worker.model.batch import Batch
+from octavo_worker.model.causal_model import CausalModel
+
+
+class AttentionPlans:
+    """Plans allocated once for the largest possible step, because graphs keep their addresses: for decodes, with and
+    without prefix groups (which cost a launch a layer), and for steps with prompts. The latter grow if the ends of many
+    prompts are split along many keys at once.
+
+    No sequence has more than so many `queries` (None: as many as there are tokens). Without `groups` sequences are
+    never grouped. A model of unknown query heads (`num_heads` 0) has no plans: each
+    layer makes its own.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        sequences: int,
+        tokens: int,
+        max_model_len: int,
+        *,
+        groups: bool,
+        queries: int | None = None,
+    ) -> None:
+        self._model, self._groups = model, groups
+        self._sequences, self._tokens = sequences, tokens
+        self.chunks = sequences * -(-max_model_len // chunk_tokens())
+        """Chunks of keys for which the plans for prompts have room. Another number changes all addresses."""
+        self._decodes = {shared: self._make(self.chunks, sequences, 1, shared=shared) for shared in {False, groups}}
+        self._queries = queries or tokens
+        self._mixed = self._make(self.chunks, tokens, self._queries, shared=groups)
+
+    @staticmethod
+    def scratch_bytes(model: CausalModel, sequences: int, max_model_len: int) -> int:
+        """The most that all plans take, unless nearly every sequence of a step is the end of a prompt, split along many
+        keys."""
+        if not model.num_heads:
+            return 0
+        chunks = sequences * -(-max_model_len // chunk_tokens())
+        each = [
+            AttentionPlan.partial_bytes(
+                chunks=chunks,
+                heads=model.num_heads,
+                kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                max_queries=queries,
+                uniform=model.uniform,
+            )
+            for queries in (1, 1, chunk_tokens())  # a prompt's: more than a tile has rows
+        ]
+        return len(model.windows) * sum(each)
+
+    def for_decodes(self, batch: Batch, *, shared: bool) -> dict[int, AttentionPlan]:
+        """Updated on the device for a batch of one token a sequence, `shared` if some are grouped by their prefix."""
+        return _updated(self._decodes[shared], batch)
+
+    def make_room(self, chunks: int) -> None:
+        """For a step with prompts of so many chunks."""
+        if chunks > self.chunks:
+            self._mixed = {}  # its memory first
+            self._mixed = self._make(chunks, self._tokens, self._queries, shared=self._groups)
+            self.chunks = chunks
+
+    def for_step(self, batch: Batch, *, decodes: bool = True, prompts: bool = True) -> dict[int, AttentionPlan]:
+        """Updated on the device for any batch that fits. Without `decodes` no sequence of it is computed as decodes
+        are, without `prompts` all are, and in no groups: that must hold for all batches that a graph is for."""
+        return _updated(self._mixed, batch, decodes=decodes, prompts=prompts)
+
+    def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> dict[int, AttentionPlan]:
+        model = self._model
+        return {
+            window: AttentionPlan(
+                sequences=self._sequences,
+                tokens=tokens,
+                chunks=chunks,
+                heads=model.num_heads,
+                kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                max_queries=max_queries,
+                sliding_window=window,
+                shared_prefixes=shared,
+                uniform=model.uniform,
+                device=model.device,
+            )
+            for window in (model.windows if model.num_heads else ())
+        }
+
+
+def _updated(
+    plans: dict[int, AttentionPlan], batch: Batch, *, decodes: bool = True, prompts: bool = True
+) -> dict[int, AttentionPlan]:
+    for plan in plans.values():
+        plan.update(
+            batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens, decodes=decodes, prompts=prompts
+        )
+    return plans
