@@ -89,7 +89,7 @@ def test_a_time_bomb_is_refused(bomb: Any) -> None:
 
 def test_a_bomb_of_memory_ends_its_own_process_only() -> None:
     """With less memory than a trial has, so that it is soon used up."""
-    program = "from octavo import grammar_trial as t; t.MEMORY_BYTES = t.STACK_BYTES + (300 << 20); t.main()"
+    program = "from octavo.dialects.grammar import trial as t; t.MEMORY_BYTES = t.STACK_BYTES + (300 << 20); t.main()"
     bomb = source(Grammar("json_schema", '{"type": "integer", "multipleOf": 9999991}')).encode()
     sent = len(bomb).to_bytes(4, "big") + bomb
     done = subprocess.run(

@@ -15,7 +15,7 @@ from killable_server import forgotten_by, killable_service
 from waiting import STALL_S
 
 from octavo import AsyncClient, JobNotFound, JobStatus
-from octavo.client.asynchronous import submissions
+from octavo.client import submissions
 from octavo.client.handles import AsyncJob
 from octavo.queue import wire
 from octavo.queue.calls import run

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from waiting import STALL_S
 
 from octavo import AsyncClient, Event, JobStatus, UnknownModel
-from octavo.client.asynchronous import asynchronous as client_module
-from octavo.client.asynchronous import subscriber as subscriber_module
+from octavo.client import asynchronous as client_module
+from octavo.client import subscriber as subscriber_module
 from octavo.client.reader import Reader
 from octavo.queue.calls import run
 from octavo.queue.connection import connect
