@@ -23,7 +23,7 @@ from octavo_worker.assembly.settings import WorkerSettings
 
 
 def told(**flags: Any) -> list[dict[str, str]]:
-    return environments(WorkerSettings(**flags), flags)
+    return environments(WorkerSettings(**flags).options(), flags)
 
 
 @pytest.fixture

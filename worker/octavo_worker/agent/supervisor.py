@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import redis
 import redis.asyncio
 from pydantic import TypeAdapter, ValidationError
@@ -35,13 +36,14 @@ from octavo_worker.agent.memory import Reports, worker_memory
 from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.prompts.tokens import Prompts
 from octavo_worker.agent.tokenizing import TokenizerDesk
-from octavo_worker.assembly.settings import WorkerSettings
 from octavo_worker.contract.files import ModelNotFound, model_folder, served_name
 from octavo_worker.contract.lifetime import in_words
 from octavo_worker.contract.messages import MemoryReport, Ready, Refused, Shutdown, StepOutput
-from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.options import WorkerOptions
 
 log = logging.getLogger(__name__)
+
+ENGINE_PROGRAM = "octavo_worker.assembly.engine_process"
 
 _FLUSH_S = 1.0
 _ENGINE_EXIT_S = 3.0
@@ -54,20 +56,20 @@ class WorkerFailed(Exception):
     """The worker cannot go on; the message says why and what to do."""
 
 
-async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | None = None) -> None:
+async def serve(options: WorkerOptions, *, engine_command: Sequence[str] | None = None) -> None:
     """Run a worker until SIGTERM or SIGINT. Raises WorkerFailed. `engine_command` replaces the engine (tests)."""
-    name = _public_name(settings)
+    name = _public_name(options)
     try:
-        parse_address(settings.redis_url)
+        parse_address(options.redis_url)
     except ServerUnavailable as error:
         raise WorkerFailed(f"--redis-url: {error}") from None
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run`, as SIGTERM: a download's threads would be waited for
     try:
-        folder = await asyncio.to_thread(model_folder, settings.model)
+        folder = await asyncio.to_thread(model_folder, options.engine.model)
     except ModelNotFound as error:
         raise WorkerFailed(str(error)) from error
-    options = ModelOptions.of_flags(str(folder), settings.model_dump()).to_json()
-    command = engine_command or [sys.executable, "-m", "octavo_worker.assembly.engine_process", "--options", options]
+    engine_options = msgspec.structs.replace(options.engine, model=str(folder)).to_json()
+    command = engine_command or [sys.executable, "-m", ENGINE_PROGRAM, "--options", engine_options]
     engine = await EngineProcess.start(command)  # it loads while the tokenizer does
     try:
         prompts = await asyncio.to_thread(Prompts, folder)
@@ -76,14 +78,14 @@ async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | Non
         if isinstance(error, Exception):  # tokenizers raises nothing more special
             raise WorkerFailed(f"the tokenizer in {folder} cannot be read: {error}") from error
         raise
-    async with connect(settings.redis_url) as connection:
-        read_files = partial(files_digest, folder, load_format=settings.load_format, seed=settings.seed)
-        await Supervisor(settings, name, connection, prompts, command, engine, read_files).run()
+    async with connect(options.redis_url) as connection:
+        read_files = partial(files_digest, folder, load_format=options.engine.load_format, seed=options.engine.seed)
+        await Supervisor(options, name, connection, prompts, command, engine, read_files).run()
 
 
-def _public_name(settings: WorkerSettings) -> str:
+def _public_name(options: WorkerOptions) -> str:
     """What jobs call the model. Raises WorkerFailed."""
-    name = settings.served_name or served_name(settings.model)
+    name = options.served_name or served_name(options.engine.model)
     try:
         return TypeAdapter(ModelName).validate_python(name)
     except ValidationError as error:
@@ -97,7 +99,7 @@ class Supervisor:
 
     def __init__(
         self,
-        settings: WorkerSettings,
+        options: WorkerOptions,
         model: str,
         connection: redis.asyncio.Redis,
         prompts: Prompts,
@@ -107,13 +109,13 @@ class Supervisor:
     ) -> None:
         """`model` is the name that jobs ask for; `command` starts another engine when `engine` has died. `read_files`
         gives the digest of the model's files."""
-        self._settings = settings
+        self._options = options
         self._command = command
         self._read_files = read_files
         self._cell = Cell()
         self._model = model
         self._membership = Membership(
-            connection, self._cell, settings.redis_url, model, has_tokenizer=prompts.tokenizer is not None
+            connection, self._cell, options.redis_url, model, has_tokenizer=prompts.tokenizer is not None
         )
         worker_id = self._membership.worker_id
         self._changed = asyncio.Event()
@@ -127,7 +129,7 @@ class Supervisor:
             self._heartbeat_connection,
             self._cell,
             worker_id,
-            lease_s=settings.lease,
+            lease_s=options.lease,
             holding=self._agent.holding,
             info=lambda: wire.encode_worker(self._info()),
             answered=lambda held, reply: loop.call_soon_threadsafe(self._agent.on_heartbeat, held, reply),
@@ -138,7 +140,7 @@ class Supervisor:
             self._cell,
             model=self._model,
             worker_id=worker_id,
-            lease_ms=round(settings.lease * 1000),
+            lease_ms=round(options.lease * 1000),
             digest=lambda: self._membership.digest,
             room=self._agent.room,
             changed=self._changed,
@@ -189,7 +191,7 @@ class Supervisor:
             log.info("asked again: giving all jobs back now")
             self._leave_now.set()
         else:
-            log.info("leaving: running jobs get %.0f s to finish", self._settings.grace)
+            log.info("leaving: running jobs get %.0f s to finish", self._options.grace)
             self._leave.set()
 
     # The engine
@@ -271,18 +273,18 @@ class Supervisor:
     async def _watch(self) -> None:
         """Kill an engine that hangs; its death does the rest."""
         while True:
-            await asyncio.sleep(min(1.0, self._settings.watchdog / 4))
+            await asyncio.sleep(min(1.0, self._options.watchdog / 4))
             silence = self._agent.silence()
-            if silence > self._settings.watchdog and self._engine is not None:
+            if silence > self._options.watchdog and self._engine is not None:
                 log.error("the engine has work but said nothing for %.0f s: killing it", silence)
                 self._engine.kill_hung()
-                await asyncio.sleep(self._settings.watchdog)
+                await asyncio.sleep(self._options.watchdog)
 
     # The server
 
     def _heartbeat_connection(self) -> redis.Redis:
-        timeout = self._settings.lease / BEATS_A_LEASE  # a server that hangs must not hide that the lease runs out
-        return connect_sync(self._settings.redis_url, answer_s=timeout, retries=0)
+        timeout = self._options.lease / BEATS_A_LEASE  # a server that hangs must not hide that the lease runs out
+        return connect_sync(self._options.redis_url, answer_s=timeout, retries=0)
 
     def _info(self) -> WorkerInfo:
         return self._membership.info(
@@ -298,7 +300,7 @@ class Supervisor:
         """Let running jobs finish within the grace period, give back the rest."""
         ended, now = asyncio.create_task(self._agent.ended()), asyncio.create_task(self._leave_now.wait())
         try:
-            await asyncio.wait([ended, now], timeout=self._settings.grace, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ended, now], timeout=self._options.grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancel(ended, now)
         with contextlib.suppress(TimeoutError):

@@ -15,7 +15,7 @@ from octavo.service.children import Child, restart_delay
 from octavo.service.console import err
 from octavo.service.service import device_groups, gpus
 from octavo.service.service_log import ServiceLog
-from octavo_worker.assembly.settings import WorkerSettings
+from octavo_worker.contract.options import WorkerOptions
 
 STEADY_S = 30.0
 """A worker that ran for so long did not fail at its start."""
@@ -27,31 +27,31 @@ class ReplicasRefused(Exception):
     """The message says why there cannot be as many, and what to give."""
 
 
-def environments(settings: WorkerSettings, flags: Mapping[str, Any]) -> list[dict[str, str]]:
+def environments(options: WorkerOptions, flags: Mapping[str, Any]) -> list[dict[str, str]]:
     """What each replica is told beside what this process was: the flags, its GPUs, or its share of the cores. Raises
     `ReplicasRefused`."""
     given = {name: value for name, value in flags.items() if value is not None and name not in ("replicas", "devices")}
     shared = {f"OCTAVO_{name.upper()}": str(value) for name, value in given.items()}
     shared |= {"OCTAVO_REPLICAS": "1", "OCTAVO_DEVICES": ""}
-    groups = _gpus_of_each(settings)
+    groups = _gpus_of_each(options)
     if groups:
         return [shared | {"CUDA_VISIBLE_DEVICES": group} for group in groups]
-    if settings.threads is None:
+    if options.engine.threads is None:
         cores = len(os.sched_getaffinity(0))
-        shared["OCTAVO_THREADS"] = str(max(1, cores // (settings.replicas * settings.tensor_parallel)))
-    return [dict(shared) for _ in range(settings.replicas)]
+        shared["OCTAVO_THREADS"] = str(max(1, cores // (options.replicas * options.engine.tensor_parallel)))
+    return [dict(shared) for _ in range(options.replicas)]
 
 
-def _gpus_of_each(settings: WorkerSettings) -> list[str]:
+def _gpus_of_each(options: WorkerOptions) -> list[str]:
     """Empty where there is none to share out."""
-    ranks, asked = settings.tensor_parallel, settings.replicas
-    if settings.device == "cpu":
-        if settings.devices is not None:
+    ranks, asked = options.engine.tensor_parallel, options.replicas
+    if options.engine.device == "cpu":
+        if options.devices is not None:
             raise ReplicasRefused("--devices names GPUs, but --device cpu uses none; give --replicas instead.")
         return []
-    named = gpus() if settings.devices is None else [name.strip() for name in settings.devices.split(",")]
+    named = gpus() if options.devices is None else [name.strip() for name in options.devices.split(",")]
     groups = device_groups([name for name in named if name], ranks)
-    if settings.devices is None:
+    if options.devices is None:
         if named and asked > len(groups):
             raise ReplicasRefused(
                 f"--replicas {asked} of {ranks} GPU{'s' * (ranks > 1)} each: there are {len(named)}; give fewer."
@@ -59,7 +59,7 @@ def _gpus_of_each(settings: WorkerSettings) -> list[str]:
         return groups[:asked]
     if not groups or (asked > 1 and asked != len(groups)):
         raise ReplicasRefused(
-            f"--devices {settings.devices} is enough for {len(groups)} worker{'s' * (len(groups) != 1)} of {ranks} "
+            f"--devices {options.devices} is enough for {len(groups)} worker{'s' * (len(groups) != 1)} of {ranks} "
             f"GPU{'s' * (ranks > 1)} each, not for {asked}; leave --replicas out, or name more GPUs."
         )
     return groups
@@ -136,10 +136,10 @@ class Replicas:
                 worker.kill()
 
 
-def run_replicas(settings: WorkerSettings, flags: Mapping[str, Any]) -> int:
+def run_replicas(options: WorkerOptions, flags: Mapping[str, Any]) -> int:
     """The exit status. Raises `ReplicasRefused`."""
-    told = environments(settings, flags)
+    told = environments(options, flags)
     log = ServiceLog(err, "worker")
-    if settings.log_format == "auto":
+    if options.log_format == "auto":
         told = [each | {"OCTAVO_LOG_FORMAT": log.format} for each in told]
-    return Replicas(told, log, settings.grace).run()
+    return Replicas(told, log, options.grace).run()

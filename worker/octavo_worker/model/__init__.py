@@ -1,4 +1,4 @@
-"""What a model is: its config, checkpoint, layers, shards. It never runs a step by itself and knows no runner."""
+"""A model: its config, checkpoint, layers, shards. It never runs a step by itself and knows no runner."""
 
 from octavo_worker.model.errors import CheckpointError, ModelError, UnsupportedModel
 

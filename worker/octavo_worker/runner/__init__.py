@@ -1,2 +1,2 @@
-"""How a step is computed: runners of CPUs and GPUs, the sampler, passes that draft, the leader of ranks. No weights are
+"""Computation of a step: runners of CPUs and GPUs, the sampler, passes that draft, the leader of ranks. No weights are
 read here, and no request is known."""

@@ -1,1 +1,1 @@
-"""Who runs: policy, admission, the waiting queue, the running batch, timers."""
+"""Order of work: policy, admission, the waiting queue, the running batch, timers."""
