@@ -179,15 +179,19 @@ def _check_angles(cos_sin: Tensor, head_dim: int) -> int:
     return rotary_dim
 
 
+def _check_blocks(name: str, cache: Tensor) -> None:
+    """Raises `ValueError` unless each row of `cache[num_blocks, ...]` is a whole block."""
+    if cache.dim() < 2 or not cache.is_contiguous():
+        raise ValueError(f"{name} must be the whole contiguous cache, not a layer of it")
+
+
 def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     """Copies whole blocks, all layers: `pairs[n, 2]` int64 (source, target).
 
     Copies run at the same time: no target may appear twice or as a source.
     """
     check_cache_type("kv_cache", kv_cache.dtype)
-    check("kv_cache", kv_cache, kv_cache.dtype, (None, None, 2, None, None))
-    if not kv_cache.is_contiguous():
-        raise ValueError("kv_cache must be the whole contiguous cache, not a layer of it")
+    _check_blocks("kv_cache", kv_cache)
     check("pairs", pairs, torch.int64, (None, 2))
     if not pairs.is_contiguous():
         raise ValueError(f"pairs must be contiguous; its strides are {pairs.stride()}")
@@ -206,11 +210,9 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
     copies, on the current stream: one a block, by the copy engines.
     """
     check_cache_type("source", source.dtype)
-    check("source", source, source.dtype, (None, None, 2, None, None))
     check("target", target, source.dtype, (None, *source.shape[1:]))
     for name, cache in (("source", source), ("target", target)):
-        if not cache.is_contiguous():
-            raise ValueError(f"{name} must be the whole contiguous cache, not a layer of it")
+        _check_blocks(name, cache)
     check("pairs", pairs, torch.int64, (None, 2))
     if not pairs.is_cpu:
         raise ValueError(f"pairs is on {pairs.device}, but must be on the CPU, which starts the copies")

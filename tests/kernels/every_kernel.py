@@ -208,9 +208,9 @@ def cache() -> None:
     blocks = data(6, 2, 2, 2, BLOCK * 64)
     ops.copy_blocks(blocks, torch.tensor([[1, 4], [2, 5]]).cuda())
     if pools.reads_host(blocks.device):
-        mapped = pools.empty_pools(3, 2, 1, 1, BLOCK, 64, BF16, blocks.device)
+        mapped = pools.empty_pools(3, 2, ops.block_bytes(1, 1, BLOCK, 64, BF16), BF16, blocks.device)
         k, slots = data(48, 1, 64), torch.arange(48).cuda()
-        ops.write_kv(k, k, mapped.blocks[:, 0], slots, BLOCK)
+        ops.write_kv(k, k, mapped.blocks.unflatten(1, (2, 1, -1)), slots, BLOCK)
         ops.copy_blocks(mapped.blocks, ints(1, mapped.first_host_block, dtype=I64).view(1, 2))
     host = torch.zeros(3, *blocks.shape[1:], dtype=BF16).pin_memory()
     ops.swap_blocks(blocks, host, torch.tensor([[1, 0], [4, 2]]))

@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2Config, Qwen2MoeConfig
 
 from octavo_kernels.weights import Codes, Scheme, dequantise
-from octavo_worker.assembly.loading import load_model, load_runner
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import UnsupportedModel
 from octavo_worker.model.checkpoint.source import RandomWeights

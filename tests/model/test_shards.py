@@ -26,7 +26,7 @@ from transformers import (
 
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme, dequantise
 from octavo_worker.assembly.devices import check_ranks
-from octavo_worker.assembly.loading import load_model
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.checkpoint.formats import Reader

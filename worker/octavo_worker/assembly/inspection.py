@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.naming import way_of
 from octavo_kernels.weights import PER_BYTE, Activations, Codes, Scheme
-from octavo_worker.assembly.loading import choose
+from octavo_worker.assembly.choices import choose
 from octavo_worker.assembly.read_rate import read_rate
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.checkpoint.build import build_layers

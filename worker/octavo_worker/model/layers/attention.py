@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import AttentionLayer, DecoderConfig
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import Input, RmsNorm
+from octavo_worker.model.transfer import dtype_name
 
 
 class HeadNorms(TypedDict):
@@ -51,6 +53,11 @@ class Attention:
         self.cache = torch.empty(0)
         self.cos_sin: Tensor | None = None
         self.reading = Reading(block_size=0, sliding_window=layer.sliding_window, softcap=config.softcap)
+
+    def kept(self, dtype: torch.dtype) -> CacheSpec:
+        """What the layer keeps of a token, if keys and values are of the type `dtype`."""
+        c = self.config
+        return CacheSpec(c.num_kv_heads, c.head_dim, c.head_dim, dtype_name(dtype), self.layer.sliding_window)
 
     def bind(self, cache: Tensor, block_size: int, cos_sin: dict[str, Tensor]) -> None:
         """`cos_sin`: the rotary tables by the names that the config gives them."""
