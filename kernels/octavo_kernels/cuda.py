@@ -23,7 +23,7 @@ from torch import Tensor
 
 from octavo_kernels import choice
 from octavo_kernels.choice import Alignment, Chip, Ending, Form, Kernel, Launch
-from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
+from octavo_kernels.operands import DTYPES, Product, address, rows_at
 
 
 def _module() -> Any:
@@ -104,23 +104,16 @@ def runs_hopper_code(device: torch.device) -> bool:
     return compiled is not None and chip(device).hopper
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    counter: Tensor | None = None,
-) -> None:
+def linear(p: Product[Tensor], out: Tensor) -> None:
     """By our kernel where it is faster, else by torch's libraries, whose algorithm depends on the number of rows."""
-    if not launch_linear(x, weight, bias, residual, out, counter=counter):
-        library_linear(x, weight, bias, residual, out)
+    if not launch_linear(p, out):
+        library_linear(p, out)
 
 
-def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
-    """By torch's libraries, which read a weight no sooner than the kernel that writes it has ended."""
-    rows, depth = x.shape
-    library = choice.library(rows, weight.shape[0], depth, FORMS[x.dtype]).kernel
+def library_linear(p: Product[Tensor], out: Tensor) -> None:
+    """By torch's libraries, which read a weight no sooner than the kernel that writes it has ended. Without a norm."""
+    x, weight, bias, residual = p.x, p.weight, p.bias, p.residual
+    library = choice.library(len(x), weight.shape[0], weight.shape[1], FORMS[x.dtype]).kernel
     with _cublaslt() if library is Kernel.CUBLASLT and torch.version.hip is None else nullcontext():
         if residual is not None and bias is not None:
             torch.addmm(residual, x, weight.t(), out=out).add_(bias)
@@ -130,38 +123,26 @@ def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
             torch.mm(x, weight.t(), out=out)
 
 
-def launch_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    activation: int | None = None,
-    norm: RmsNorm | None = None,
-    counter: Tensor | None = None,
-) -> bool:
+def launch_linear(p: Product[Tensor], out: Tensor, activation: int | None = None) -> bool:
     """Launches our kernel for all of this where that is faster; returns whether it did."""
-    ending = Ending.PLAIN if activation is None else Ending.GATE if bias is None else Ending.BIASED_GATE
-    launch = _choose(x, weight, ending, normed=norm is not None)
+    ending = Ending.PLAIN if activation is None else Ending.GATE if p.bias is None else Ending.BIASED_GATE
+    launch = _choose(p, ending)
     if launch is None or launch.kernel < 0:
         return False
-    operands = _operands(x, weight, bias, residual, out)
-    alignment = _alignment(operands, address(None if norm is None else norm.weight))
+    operands = _operands(p, out)
+    alignment = _alignment(operands, address(None if p.norm is None else p.norm.weight))
     if alignment != Alignment.ALL:
-        launch = _choose(x, weight, ending, norm is not None, alignment)
+        launch = _choose(p, ending, alignment)
         if launch is None or launch.kernel < 0:
             return False
-    return bool(
-        _launch(
-            compiled.linear, x.device, *operands, (activation is not None, activation or 0),
-            NO_NORM if norm is None else (norm.weight.data_ptr(), norm.eps, norm.offset), address(counter), launch,
-        )
-    )  # fmt: skip
+    gate, norm = (activation is not None, activation or 0), NO_NORM if p.norm is None else p.norm.operand()
+    return bool(_launch(compiled.linear, p.x.device, *operands, gate, norm, address(p.counter), launch))
 
 
-def linear_uniform(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
+def linear_uniform(p: Product[Tensor], out: Tensor) -> None:
     """By the kernel whose rows do not depend on how many there are. Raises TypeError or ValueError for what it does not
     take, RuntimeError on chips that it is not for."""
+    x, weight = p.x, p.weight
     if not runs_hopper_code(x.device):
         raise RuntimeError(f"uniform products need a Hopper GPU and kernels built for it, not {x.device}")
     if x.dtype not in HALF:
@@ -171,24 +152,24 @@ def linear_uniform(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Ten
             raise ValueError(f"{name} must have rows at multiples of 16 bytes; its strides are {tensor.stride()}")
     if len(x):
         launch = choice.choose_uniform(len(x), len(weight), chip(x.device))
-        _launch(compiled.linear, x.device, *_operands(x, weight, bias, residual, out), NO_GATE, NO_NORM, 0, launch)
+        _launch(compiled.linear, x.device, *_operands(p, out), NO_GATE, NO_NORM, 0, launch)
 
 
-def _choose(
-    x: Tensor, weight: Tensor, ending: Ending, normed: bool, alignment: Alignment = Alignment.ALL
-) -> Launch | None:
+def _choose(p: Product[Tensor], ending: Ending, alignment: Alignment = Alignment.ALL) -> Launch | None:
     if compiled is None:
         return None
-    rows, depth = x.shape
-    return choice.choose(rows, weight.shape[0], depth, FORMS[x.dtype], ending, chip(x.device), normed, alignment)
+    rows, depth = p.x.shape
+    form, normed = FORMS[p.x.dtype], p.norm is not None
+    return choice.choose(rows, p.weight.shape[0], depth, form, ending, chip(p.x.device), normed, alignment)
 
 
-def _operands(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> tuple[Any, ...]:
+def _operands(p: Product[Tensor], out: Tensor) -> tuple[Any, ...]:
     """What `compiled.linear` takes first."""
+    x, weight = p.x, p.weight
     rows, depth = x.shape
     return (
-        DTYPES[x.dtype], (x.data_ptr(), x.stride(0)), (weight.data_ptr(), weight.stride(0)), address(bias),
-        rows_at(residual), (out.data_ptr(), out.stride(0)), rows, weight.shape[0], depth,
+        DTYPES[x.dtype], (x.data_ptr(), x.stride(0)), (weight.data_ptr(), weight.stride(0)), address(p.bias),
+        rows_at(p.residual), (out.data_ptr(), out.stride(0)), rows, weight.shape[0], depth,
     )  # fmt: skip
 
 
