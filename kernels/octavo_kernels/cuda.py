@@ -58,9 +58,9 @@ def has_tensor_cores() -> bool:
     return compiled is not None and bool(compiled.tensor_cores)
 
 
-def captures_graphs() -> bool:
-    """Whether graphs of these launches were shown to work on the GPUs of this torch: on AMD's they were never tried."""
-    return torch.version.hip is None
+def build_name() -> str:
+    """Which kernels this build has, for messages."""
+    return f"{'all' if has_tensor_cores() else 'the plain'} kernels for {compiled.built_for}" if compiled else "none"
 
 
 def run(operation: str, device: torch.device, *arguments: object) -> Any:

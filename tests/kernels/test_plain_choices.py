@@ -11,6 +11,7 @@ import torch
 
 from octavo_kernels import choice, coded_cuda, cuda, naming, ops, pools
 from octavo_kernels.choice import Alignment, Chip, Ending, Form
+from octavo_kernels.features import Feature, features
 from octavo_kernels.operands import Product
 from octavo_kernels.weights import Activations, Codes, Scheme
 
@@ -78,10 +79,15 @@ def test_a_module_for_other_gpus_than_torchs_is_none(
     assert cuda._module() is (module if (built_for == "AMD") == (hip is not None) else None)
 
 
-def test_graphs_are_for_gpus_on_which_they_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cuda.captures_graphs()
+def test_the_module_tells_what_it_has(plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are for GPUs on which they were tried."""
+    assert features(CUDA) == {Feature.GRAPHS}
+    plain.adjust = plain.logprobs = plain.Exchange = None
     monkeypatch.setattr(torch.version, "hip", "7.0.51831")
-    assert not cuda.captures_graphs()
+    assert features(CUDA) == {Feature.ADJUSTMENTS, Feature.MASKS, Feature.LOGPROBS, Feature.RANKS}
+    monkeypatch.setattr(cuda, "runs_hopper_code", lambda device: True)
+    assert Feature.UNIFORM in features(CUDA)
+    assert cuda.build_name() == "the plain kernels for AMD"
 
 
 def test_amds_libraries_are_left_as_torch_chooses_them(monkeypatch: pytest.MonkeyPatch) -> None:

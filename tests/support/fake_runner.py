@@ -33,6 +33,7 @@ from octavo_worker.contract.step import (
     StepResult,
     StepSeconds,
 )
+from octavo_worker.engine.admission import FEATURES
 from octavo_worker.messages import Logprob
 
 GAP = 3
@@ -45,6 +46,7 @@ class FakeRunner:
     shared_reading = None
     step_seconds = StepSeconds([(1, 1.0)], [(4096, 1.0)])  # whatever is computed
     asynchronous = False
+    features = FEATURES
     kv_dtype = "bfloat16"
     quantization = ""
     numerics = "fake"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.step import Masks, SharedReading, StepPlan, StepResult
-from octavo_worker.engine.admission import Limits
+from octavo_worker.engine.admission import FEATURES, Limits
 from octavo_worker.engine.batch_manager import BatchManager
 from octavo_worker.engine.draft_planner import DraftPlanner
 from octavo_worker.engine.drafts import Speculation
@@ -46,9 +46,10 @@ class Scheduler:
     promote one. `policy` decides whether the memory of a preempted sequence moves to the host, or is given up and
     computed again, helped by what the prefix cache still holds. Admission keeps `watermark` of the pool free for
     running sequences. Masks of grammars are computed by `mask_threads`. With `shared_reading`, plans say which
-    sequences have leading blocks in common; with `speculation`, decodes may have drafts. `clock` tells seconds since
-    the epoch, as deadlines are given; `timer` seconds that never go back. The ids of host blocks begin at
-    `first_host_block` (None: right after those of the device).
+    sequences have leading blocks in common; with `speculation`, decodes may have drafts. Requests that ask for more
+    than the `features` of the runner are refused. `clock` tells seconds since the epoch, as deadlines are given;
+    `timer` seconds that never go back. The ids of host blocks begin at `first_host_block` (None: right after those of
+    the device).
 
     A step may be planned while the one before it is in flight, see `can_plan`; `in_flight` are those that have not
     ended, the oldest first. Blocks are published in the prefix cache when the step that fills them is planned, so equal
@@ -69,6 +70,7 @@ class Scheduler:
         first_host_block: int | None = None,
         window: int = 0,
         reads_host: bool = False,
+        features: frozenset[str] = FEATURES,
         policy: PreemptionPolicy | None = None,
         scheduling: SchedulingPolicy | None = None,
         shared_reading: SharedReading | None = None,
@@ -89,7 +91,7 @@ class Scheduler:
             chunk=token_budget,
         )
         self.pool, self.cache = self.kv.pool, self.kv.cache
-        self.limits = Limits(max_model_len, vocab_size, max_running, capacity)
+        self.limits = Limits(max_model_len, vocab_size, max_running, capacity, features)
         scheduling = scheduling or PriorityPolicy()
         reserve = math.ceil(watermark * self.pool.total)
         self._batch = BatchManager(self.kv, scheduling, max_running=max_running, watermark=reserve)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo_kernels.features import features
 from octavo_kernels.pools import empty_pools
 from octavo_worker.contract.step import Speeds, StepPlan, StepSeconds
 from octavo_worker.model.batch import Batch
@@ -107,6 +108,7 @@ class BaseRunner:
         self.token_budget = token_budget
         self.vocab_size = model.vocab_size
         self.window = model.window
+        self.features = frozenset[str](features(model.device))
         shape = (model.num_layers, model.num_kv_heads, cache.block_size, model.head_dim)
         dtype = cache.dtype or model.dtype
         pools = empty_pools(cache.num_blocks, cache.num_host_blocks, *shape, dtype, model.device)

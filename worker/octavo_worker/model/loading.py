@@ -11,6 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from octavo_kernels import cuda, ops
+from octavo_kernels.features import Feature, features
 from octavo_kernels.pools import reads_host
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
@@ -125,7 +126,7 @@ def make_runner(
     budget = token_budget(options, model.device)
     if model.device.type == "cpu":
         return PagedRunner(model, cache, max_model_len, budget, leader)
-    graphs = options.cuda_graphs and cuda.captures_graphs()
+    graphs = options.cuda_graphs and Feature.GRAPHS in features(model.device)
     if options.cuda_graphs and not graphs:
         log.info("steps launch their kernels one by one: graphs on %s were never tried", cuda.compiled.built_for)
     return CudaRunner(
