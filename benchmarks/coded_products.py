@@ -19,7 +19,8 @@ from kernel_rows.measuring import MATMUL, READ, Row, bf16, changed, measure_by_t
 from torch import Tensor
 
 from octavo_kernels import coded_choice, ops
-from octavo_kernels.operands import Product, RmsNorm
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 from octavo_kernels.weights import DTYPES, PER_BYTE, Codes, PackedWeight, QuantisedWeight, Scheme
 from octavo_worker.bench.report import report, write
 

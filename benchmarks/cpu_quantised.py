@@ -21,7 +21,7 @@ import torch
 from kernels_cpu import interleaved, rotating
 
 from octavo_kernels import _cpu, ops
-from octavo_kernels.operands import Product
+from octavo_kernels.product import Product
 from octavo_kernels.weights import DTYPES, PER_BYTE, Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 
 PRODUCTS = {

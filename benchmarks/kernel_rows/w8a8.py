@@ -13,7 +13,8 @@ from kernel_rows.linear import DECODERS
 from kernel_rows.measuring import MATMUL, READ, Row, bf16, changed, measure_by_turns, rotations, row
 from octavo_kernels import choice, cuda, ops
 from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
-from octavo_kernels.operands import Product, RmsNorm
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 
 W8A8_ROWS = (1, 8, 32, 64, 256, 8192)

@@ -7,13 +7,13 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from octavo_kernels import coded_choice, cuda
+from octavo_kernels import coded_choice, cuda, dense_cuda
 from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.choice import TENSOR_CORES, Ending
 from octavo_kernels.coded import CodedWeight, bricks_of, lay_out
 from octavo_kernels.coded_choice import CodedKernel, CodedLaunch
-from octavo_kernels.operands import DTYPES, Product, address, rows_at
-from octavo_kernels.product import without_norm
+from octavo_kernels.operands import DTYPES, address, norm_at, rows_at
+from octavo_kernels.product import Product, without_norm
 from octavo_kernels.weights import PackedWeight, QuantisedWeight, Scheme
 
 
@@ -52,7 +52,7 @@ def linear(p: Product[CodedWeight], out: Tensor) -> None:
     if p.uniform:
         raise ValueError(f"no uniform product with rows of {p.x.dtype}, strides {p.x.stride()}, on {p.x.device}")
     matrix = dequantise(p.weight, p.x.dtype)
-    cuda.library_linear(Product(p.x, matrix, p.bias, residual=p.residual), out)
+    dense_cuda.library_linear(Product(p.x, matrix, p.bias, residual=p.residual), out)
 
 
 def gated_linear(p: Product[CodedWeight], kind: Gate, out: Tensor, scratch: Tensor | None) -> None:
@@ -87,7 +87,7 @@ def launch(p: Product[CodedWeight], out: Tensor, activation: int | None = None) 
         return False
     operands: tuple[Any, ...] = (
         DTYPES[x.dtype], rows_at(x), _matrix(p.weight), address(p.bias), rows_at(p.residual), rows_at(out), len(x),
-        (gated, activation or 0), cuda.NO_NORM if p.norm is None else p.norm.operand(),
+        (gated, activation or 0), norm_at(p.norm),
     )  # fmt: skip
     if chosen.kernel is CodedKernel.FEW:
         return cuda.launched("coded_few", x.device, *operands)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo_kernels import dense, quantised
 from octavo_kernels.activation import Gate
-from octavo_kernels.operands import Product
+from octavo_kernels.product import Product
 from octavo_kernels.weights import PackedWeight
 
 

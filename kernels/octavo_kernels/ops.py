@@ -37,7 +37,8 @@ from octavo_kernels.cache import (
 )
 from octavo_kernels.linear import gated_linear, linear
 from octavo_kernels.norm import layer_norm, rms_norm
-from octavo_kernels.operands import Product, RmsNorm
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 from octavo_kernels.quantised import copy_of, pack, takes_copy
 from octavo_kernels.sampling import logprobs, pack_samples, sample
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo_kernels import cuda, ops
-from octavo_kernels.cache import check_block_size
+from octavo_kernels import cuda
+from octavo_kernels.cache import check_block_size, empty_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ def empty_pools(
     `RuntimeError` if there is not as much memory."""
     shape = (layers, kv_heads, block_size, head_dim, dtype)
     if device.type == "cpu":
-        both = ops.empty_cache(num_blocks + num_host_blocks, *shape)
+        both = empty_cache(num_blocks + num_host_blocks, *shape)
         return Pools(both, both[:num_blocks], both[num_blocks:], num_blocks)
     granularity = cuda.mapping_granularity(device) if num_host_blocks else None
     if granularity is None:
-        pool = ops.empty_cache(num_blocks, *shape, device)
+        pool = empty_cache(num_blocks, *shape, device)
         host = torch.empty((num_host_blocks, *pool.shape[1:]), dtype=dtype, pin_memory=num_host_blocks > 0)
         return Pools(pool, pool, host, None)
     check_block_size(block_size, device)
-    one = ops.empty_cache(1, *shape, "meta")  # a shape, no memory
+    one = empty_cache(1, *shape, "meta")  # a shape, no memory
     stretch = Stretch.of(num_blocks, num_host_blocks, one.nbytes, granularity)
     end = stretch.first_host_block + num_host_blocks
     memory = cuda.mapped_memory(device, stretch.device_bytes, stretch.host_bytes)[: end * one.nbytes]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels import coded_cuda, cuda, quantised_cpu, reference, w8a8
+from octavo_kernels import coded_cuda, cuda, dense_cuda, quantised_cpu, reference, w8a8
 from octavo_kernels import dense as dense_products
 from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.coded import CodedWeight
 from octavo_kernels.coded_choice import prefers_copy
-from octavo_kernels.operands import Product
-from octavo_kernels.product import prepare, without_norm
+from octavo_kernels.product import Product, prepare, without_norm
 from octavo_kernels.weights import Activations, PackedWeight, QuantisedWeight, dequantise
 from octavo_kernels.weights import check as check_weight
 
@@ -45,7 +44,7 @@ def linear(p: Product[PackedWeight]) -> Tensor:
     dense = Product(x, matrix, p.bias, out=out, residual=p.residual, uniform=p.uniform)
     if p.uniform:
         return dense_products.linear(dense)
-    cuda.library_linear(dense, out)
+    dense_cuda.library_linear(dense, out)
     return out
 
 

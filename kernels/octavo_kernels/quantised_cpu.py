@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo_kernels import _cpu
-from octavo_kernels.operands import DTYPES, Product, address, rows_at
+from octavo_kernels.operands import DTYPES, address, rows_at
+from octavo_kernels.product import Product
 from octavo_kernels.weights import PER_BYTE, Activations, Codes, PackedWeight, QuantisedWeight, Scheme, values
 
 PANEL, COLUMNS = 16, 64

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from octavo_kernels import choice, cuda
 from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
-from octavo_kernels.operands import DTYPES, Product, RmsNorm, address, rows_at
+from octavo_kernels.operands import DTYPES, RmsNorm, address, norm_at, rows_at
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Activations, Codes, PackedWeight, Scheme
 
 BLOCK = 128  # of the depth, what a scale is for where there are several for a row
@@ -47,7 +48,7 @@ def quantise(x: Tensor, kind: Activations, group: int = 0, norm: RmsNorm | None 
         torch.empty((groups, -(-rows // 4) * 4), dtype=torch.float32, device=x.device)[:, :rows],
     )
     cuda.run(
-        "quantise_rows", x.device, DTYPES[x.dtype], CELLS[kind], bool(group), _rows(x), _norm_operand(norm),
+        "quantise_rows", x.device, DTYPES[x.dtype], CELLS[kind], bool(group), _rows(x), norm_at(norm),
         coded.operand(), rows, depth,
     )  # fmt: skip
     return coded
@@ -102,7 +103,7 @@ def _multiply_row(p: Product[PackedWeight], out: Tensor, gate: tuple[bool, int],
     return bool(
         cuda.run(
             "w8a8_row", x.device, DTYPES[x.dtype], CELLS[weight.scheme.activations], in_blocks, x.data_ptr(),
-            _norm_operand(p.norm), CodedRows(weight.codes, weight.scales).operand(), address(p.bias),
+            norm_at(p.norm), CodedRows(weight.codes, weight.scales).operand(), address(p.bias),
             address(p.residual), out.data_ptr(), weight.columns, weight.depth, gate,
         )
     )  # fmt: skip
@@ -123,10 +124,6 @@ def _multiply(
 def _rows(tensor: Tensor | None) -> tuple[int, int]:
     """Address and distance of rows; that of a single row, which may be anything, is none."""
     return rows_at(tensor) if tensor is None or len(tensor) > 1 else (tensor.data_ptr(), 0)
-
-
-def _norm_operand(norm: RmsNorm | None) -> tuple[int, float, float]:
-    return cuda.NO_NORM if norm is None else norm.operand()
 
 
 def _aligned(*tensors: Tensor | None) -> bool:

@@ -17,11 +17,12 @@ from exchange_alone import exchange
 from step_words import step_message
 from torch import Tensor
 
-from octavo_kernels import choice, coded_choice, coded_cuda, cuda, ops, pools, step, w8a8
+from octavo_kernels import choice, coded_choice, coded_cuda, cuda, dense_cuda, ops, pools, step, w8a8
 from octavo_kernels.adjust import Adjustment, adjust, pack
 from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
-from octavo_kernels.operands import Product, RmsNorm
+from octavo_kernels.operands import RmsNorm
 from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.product import Product
 from octavo_kernels.ranks import best_part, draw_part
 from octavo_kernels.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
 
@@ -241,12 +242,12 @@ def linear() -> None:
             x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
             for norm in (None, RmsNorm(data(depth))):
                 out, half = empty(rows, columns), empty(rows, columns // 2)
-                cuda.launch_linear(Product(x, weight, norm=norm), out)
-                cuda.launch_linear(Product(x, weight, bias, residual=data(rows, columns), norm=norm), out)
-                cuda.launch_linear(Product(x, weight, bias, norm=norm), half, 0)
+                dense_cuda.launch_linear(Product(x, weight, norm=norm), out)
+                dense_cuda.launch_linear(Product(x, weight, bias, residual=data(rows, columns), norm=norm), out)
+                dense_cuda.launch_linear(Product(x, weight, bias, norm=norm), half, 0)
     for columns, depth in ((25352, 64), (16000, 2112)):  # of so many rows, some are drawn
         x, weight = data(9, depth), data(columns, depth)
-        cuda.launch_linear(Product(x, weight, counter=ints(0)), empty(9, columns))
+        dense_cuda.launch_linear(Product(x, weight, counter=ints(0)), empty(9, columns))
     if cuda.runs_hopper_code(torch.device("cuda")):
         for rows, columns, depth in ((1, 263, 520), (70, 40, 128), (300, 264, 520)):
             x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
@@ -257,10 +258,10 @@ def wide() -> None:
     """Products of dozens of rows: of one and two consumers, pairs with the same rows or the same weights, several tiles
     for a block; with a gate and without one."""
     for rows, columns, depth in ((40, 272, 576), (100, 7424, 136), (129, 11424, 72), (1000, 6160, 136), (300, 80, 520)):
-        cuda.launch_linear(Product(data(rows, depth), data(columns, depth)), empty(rows, columns // 2), 0)
+        dense_cuda.launch_linear(Product(data(rows, depth), data(columns, depth)), empty(rows, columns // 2), 0)
     for rows, columns, depth in ((50, 33032, 520), (33, 6144, 2760)):
         x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
-        cuda.launch_linear(Product(x, weight, bias, residual=data(rows, columns)), empty(rows, columns))
+        dense_cuda.launch_linear(Product(x, weight, bias, residual=data(rows, columns)), empty(rows, columns))
 
 
 def w8a8_products() -> None:

@@ -6,7 +6,8 @@ import torch
 from octavo_kernels import coded_choice, coded_cuda, cuda, ops, reference
 from octavo_kernels.coded import CodedWeight
 from octavo_kernels.coded_choice import CodedKernel
-from octavo_kernels.operands import Product, RmsNorm
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Codes, dequantise
 
 from .coded_weights import FORM_NAMES, FORMS, ROW, random_weight

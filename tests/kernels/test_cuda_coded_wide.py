@@ -5,7 +5,7 @@ import torch
 
 from octavo_kernels import coded_choice, coded_cuda, cuda, ops, reference
 from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
-from octavo_kernels.operands import Product
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Codes, dequantise
 
 from .coded_weights import FORM_NAMES, FORMS, random_weight

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from octavo_kernels import ops
-from octavo_kernels.operands import Product
 from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.product import Product
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 

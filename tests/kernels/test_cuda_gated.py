@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from octavo_kernels import cuda, ops, reference
-from octavo_kernels.operands import Product
+from octavo_kernels import dense_cuda, ops, reference
+from octavo_kernels.product import Product
 
 from .conftest import assert_a_graph_computes_the_same
 
@@ -30,7 +30,7 @@ def make(rows, width, depth, dtype):
 
 def launch(x, weight, kind="silu"):
     out = torch.full((len(x), len(weight) // 2), float("nan"), dtype=x.dtype, device="cuda")
-    assert cuda.launch_linear(Product(x, weight), out, ops.ACTIVATIONS[kind])
+    assert dense_cuda.launch_linear(Product(x, weight), out, ops.ACTIVATIONS[kind])
     return out
 
 
@@ -88,7 +88,7 @@ def test_a_chain_of_layers_in_a_graph(rows):
         for _ in range(12):
             ops.rms_norm(x, norm, 1e-5, out=normed)
             settle()
-            assert cuda.launch_linear(Product(normed, up), middle, ops.ACTIVATIONS["silu"])
+            assert dense_cuda.launch_linear(Product(normed, up), middle, ops.ACTIVATIONS["silu"])
             settle()
             ops.linear(Product(middle, down, out=x, residual=x))
             settle()
@@ -100,7 +100,7 @@ def test_a_chain_of_layers_in_a_graph(rows):
 def test_what_tiles_do_not_take_goes_another_way():
     x, weight = make(100, 1024, 512, torch.bfloat16)
     bias = torch.randn(2048, device="cuda").bfloat16()
-    assert not cuda.launch_linear(Product(x, weight, bias), x.new_empty(100, 1024), ops.ACTIVATIONS["silu"])
+    assert not dense_cuda.launch_linear(Product(x, weight, bias), x.new_empty(100, 1024), ops.ACTIVATIONS["silu"])
     got = ops.gated_linear(Product(x, weight, bias), "silu")
     expected = reference.act_and_mul(x.double() @ weight.double().T + bias.double(), "silu")
     torch.testing.assert_close(got.double(), expected, atol=1e-2, rtol=4 * ROUNDING[x.dtype])

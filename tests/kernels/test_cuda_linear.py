@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from octavo_kernels import choice, cuda, ops, reference
-from octavo_kernels.operands import Product, RmsNorm
+from octavo_kernels import choice, dense_cuda, ops, reference
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 
 from .conftest import assert_a_graph_computes_the_same
 
@@ -76,7 +77,7 @@ def test_a_graph_keeps_the_library_that_was_chosen():
 @pytest.mark.parametrize("rows", [1, 2, 8, 16])
 def test_decode_sized_products_are_ours(rows, columns, depth):
     x, weight, bias, residual = make(rows, columns, depth, torch.bfloat16)
-    assert cuda.launch_linear(Product(x, weight, bias, residual=residual), torch.empty_like(residual))
+    assert dense_cuda.launch_linear(Product(x, weight, bias, residual=residual), torch.empty_like(residual))
 
 
 @pytest.mark.parametrize("rows", [choice.FEW_ROWS + 1, choice.SOME_ROWS])
@@ -86,7 +87,7 @@ def test_decode_sized_products_are_ours(rows, columns, depth):
 )
 def test_large_products_of_dozens_of_rows_are_ours_where_tiles_fill_the_chip(rows, columns, depth, ours):
     x, weight, bias, residual = make(rows, columns, depth, torch.bfloat16)
-    assert cuda.launch_linear(Product(x, weight, bias, residual=residual), torch.empty_like(residual)) == ours
+    assert dense_cuda.launch_linear(Product(x, weight, bias, residual=residual), torch.empty_like(residual)) == ours
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -228,7 +229,7 @@ def test_gated_linear(dtype, rows, width, depth):
 @pytest.mark.parametrize("rows", [1, 16])
 def test_gated_products_of_a_layer_are_one_launch(rows):
     x, weight, _, _ = make(rows, 6144, 1024, torch.bfloat16)
-    assert cuda.launch_linear(Product(x, weight), x.new_empty(rows, 3072), ops.ACTIVATIONS["silu"])
+    assert dense_cuda.launch_linear(Product(x, weight), x.new_empty(rows, 3072), ops.ACTIVATIONS["silu"])
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -258,5 +259,5 @@ def test_norms_on_the_way_change_no_bit(dtype, columns, depth, rows):
 def test_the_norm_of_one_row_is_no_launch_of_its_own(columns, depth):
     x, weight, _, _ = make(1, columns, depth, torch.bfloat16)
     norm, silu = RmsNorm(torch.ones_like(x[0])), ops.ACTIVATIONS["silu"]
-    assert cuda.launch_linear(Product(x, weight, norm=norm), x.new_empty(1, columns // 2), silu)
-    assert cuda.launch_linear(Product(x, weight, norm=norm), x.new_empty(1, columns))
+    assert dense_cuda.launch_linear(Product(x, weight, norm=norm), x.new_empty(1, columns // 2), silu)
+    assert dense_cuda.launch_linear(Product(x, weight, norm=norm), x.new_empty(1, columns))

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from octavo_kernels import ops, reference
-from octavo_kernels.operands import Product, RmsNorm
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from octavo_kernels import choice, coded_cuda, cuda, naming, ops, pools
-from octavo_kernels.choice import Alignment, Chip, Ending, Form
+from octavo_kernels import choice, coded_cuda, cuda, dense_cuda, naming, ops, pools
+from octavo_kernels.chips import Chip
+from octavo_kernels.choice import Alignment, Ending, Form
 from octavo_kernels.features import Feature, features
-from octavo_kernels.operands import Product
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Activations, Codes, Scheme
 
 from .plain_build import ABSENT
@@ -65,7 +66,7 @@ def test_what_has_another_way_takes_it(plain: SimpleNamespace) -> None:
     assert not pools.reads_host(CUDA)
     cuda.mapping_granularity.cache_clear()
     with pytest.raises(RuntimeError, match=r"^uniform products need a Hopper GPU"):
-        cuda.linear_uniform(Product(torch.zeros(1, 8), torch.zeros(8, 8)), torch.zeros(1, 8))
+        dense_cuda.linear_uniform(Product(torch.zeros(1, 8), torch.zeros(8, 8)), torch.zeros(1, 8))
 
 
 @pytest.mark.parametrize("built_for", ["AMD", "NVIDIA"])
@@ -97,7 +98,7 @@ def test_amds_libraries_are_left_as_torch_chooses_them(monkeypatch: pytest.Monke
     x, weight, out = torch.ones(2, 4096).bfloat16(), torch.ones(4104, 4096).bfloat16(), torch.empty(2, 4104).bfloat16()
     assert choice.library(2, 4104, 4096, Form.DENSE_16).kernel is choice.Kernel.CUBLASLT
     monkeypatch.setattr(torch.version, "hip", "7.0.51831")
-    cuda.library_linear(Product(x, weight), out)
+    dense_cuda.library_linear(Product(x, weight), out)
     assert asked == []
     assert (out == 4096).all()
     assert naming.way_of(64, 64, torch.float32, torch.device("cpu"), None).kernel == ops.cpu_level()

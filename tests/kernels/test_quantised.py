@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import _cpu, ops, reference
-from octavo_kernels.operands import Product, RmsNorm
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 from octavo_kernels.weights import DTYPES as CODE_DTYPES
 from octavo_kernels.weights import Activations, Codes, QuantisedWeight, Scheme, dequantise
 
