@@ -104,7 +104,7 @@ class Driver:
         **scheduler: Any,
     ) -> Driver:
         fake = device(num_blocks, block_size, **(runner or {}))
-        for name in ("num_host_blocks", "first_host_block", "window", "reads_host"):
+        for name in ("num_host_blocks", "first_host_block", "window", "reads_host", "features"):
             scheduler.setdefault(name, getattr(fake, name))
         options = {"token_budget": 256, "max_running": 32, "watermark": 0.0} | scheduler
         return cls(

@@ -7,6 +7,7 @@ import logging
 import torch
 
 from octavo_kernels import cuda, ops
+from octavo_kernels.features import Feature, features
 from octavo_kernels.pools import reads_host
 from octavo_worker.assembly.cache_size import asked_bytes, cache_config, measured_room, token_budget
 from octavo_worker.assembly.guessers import load_guesser
@@ -99,7 +100,7 @@ def make_runner(
     budget = token_budget(options, model.device)
     if model.device.type == "cpu":
         return PagedRunner(model, cache, max_model_len, budget, leader)
-    graphs = options.cuda_graphs and cuda.captures_graphs()
+    graphs = options.cuda_graphs and Feature.GRAPHS in features(model.device)
     if options.cuda_graphs and not graphs:
         log.info("steps launch their kernels one by one: graphs on %s were never tried", cuda.compiled.built_for)
     return CudaRunner(

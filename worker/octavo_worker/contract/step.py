@@ -333,7 +333,8 @@ class ModelRunner(Protocol):
     names the type of the KV cache, `quantization` the schemes of quantised weights (empty: none is), `numerics` what
     decides how the runner rounds. No plan has more tokens of prompts
     than `token_budget`. `window`: tokens that a query sees in every layer, 0 if some layer sees all. `reads_host`:
-    whether block tables may have host blocks. `speeds` and `step_seconds` are None if they were not measured,
+    whether block tables may have host blocks. `features`: names of what its kernels can, `octavo_kernels.features`;
+    requests that ask for others are refused. `speeds` and `step_seconds` are None if they were not measured,
     `shared_reading` if leading blocks are read once for each sequence. `asynchronous` says that `launch` returns before
     the step is computed. Only then does the engine run one step ahead, and only such a runner meets steps that follow
     others.
@@ -351,6 +352,7 @@ class ModelRunner(Protocol):
     vocab_size: int
     window: int
     reads_host: bool
+    features: frozenset[str]
     speeds: Speeds | None
     step_seconds: StepSeconds | None
     shared_reading: SharedReading | None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.step import SharedReading
 from octavo_worker.engine.drafts import Speculation
+from octavo_worker.engine.scheduling.admission import FEATURES
 from octavo_worker.engine.scheduling.policy import PriorityPolicy, SchedulingPolicy
 from octavo_worker.memory.cost import PreemptionPolicy
 
@@ -21,7 +22,8 @@ class SchedulerConfig:
     decides whether the memory of a preempted sequence moves to the host, or is given up and computed again, helped by
     what the prefix cache still holds. Admission keeps `watermark` of the pool free for running sequences.
     `mask_threads` compute masks of grammars. With `shared_reading`, plans say which sequences have leading blocks in
-    common; with `speculation`, decodes may have drafts. `clock` gives seconds since the epoch, as deadlines are given;
+    common; with `speculation`, decodes may have drafts. Requests that ask for more than the `features` of the runner
+    are refused. `clock` gives seconds since the epoch, as deadlines are given;
     `timer` seconds that never go back. The ids of host blocks begin at `first_host_block` (None: right after those of
     the device).
     """
@@ -37,6 +39,7 @@ class SchedulerConfig:
     first_host_block: int | None = None
     window: int = 0
     reads_host: bool = False
+    features: frozenset[str] = FEATURES
     policy: PreemptionPolicy = field(default_factory=PreemptionPolicy)
     scheduling: SchedulingPolicy = field(default_factory=PriorityPolicy)
     shared_reading: SharedReading | None = None

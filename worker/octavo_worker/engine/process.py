@@ -103,6 +103,7 @@ def scheduler_for(
             first_host_block=runner.first_host_block,
             window=runner.window,
             reads_host=runner.reads_host,
+            features=runner.features,
             policy=preemption_policy(options, runner),
             scheduling=POLICIES[options.scheduling](),
             shared_reading=runner.shared_reading,

@@ -53,7 +53,9 @@ class Scheduler:
             chunk=config.token_budget,
         )
         self.pool, self.cache = self.kv.pool, self.kv.cache
-        self.limits = Limits(config.max_model_len, config.vocab_size, config.max_running, config.capacity)
+        self.limits = Limits(
+            config.max_model_len, config.vocab_size, config.max_running, config.capacity, config.features
+        )
         reserve = math.ceil(config.watermark * self.pool.total)
         self._batch = BatchManager(self.kv, config.scheduling, max_running=config.max_running, watermark=reserve)
         speculation = config.speculation

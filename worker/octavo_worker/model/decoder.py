@@ -32,7 +32,7 @@ class DecoderLayers:
     @property
     def linears(self) -> list[Linear]:
         """Of all blocks, and the head."""
-        return [*(linear for block in self.blocks for linear in block.linears), self.head]
+        return [*(linear for block in self.blocks for linear in block.products().values()), self.head]
 
 
 class Taps(Protocol):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo_kernels.features import features
 from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.step import Speeds, StepPlan, StepSeconds
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, empty_cache, layer_caches, layout_of
@@ -51,6 +52,7 @@ class BaseRunner:
         self.token_budget = token_budget
         self.vocab_size = model.vocab_size
         self.window = common_window(model.cache)
+        self.features = frozenset[str](features(model.device))
         self.layout = layout_of(model, cache.block_size, cache.dtype)
         pools = empty_cache(model, cache)
         self.kv_cache, self.host_cache = pools.device, pools.host
