@@ -64,7 +64,7 @@ class Layout:
     """What steps have in common whose sequences are the same, with as many tokens and the same samples each (`key`):
     rows of block tables, places of tokens, and `records[samples]` but for their positions. `owners` are the sequences
     of the samples, `after` how many tokens of those come after the one whose row is read. Places of `special` and
-    `masked` samples are as in `PackedStep`."""
+    `masked` samples are as in `PackedStep`; `contexts` are those of the sequences' rows."""
 
     key: list[tuple[int, int, int, Sequence[int]]]
     rows: np.ndarray
@@ -77,6 +77,7 @@ class Layout:
     records: np.ndarray
     special: list[int]
     masked: np.ndarray
+    contexts: np.ndarray
 
 
 class Packer:
@@ -135,7 +136,7 @@ class Packer:
         message[:HEADER_WORDS] = count, len(tokens), len(owners), HEADER_WORDS, token_at, sample_at
         sequences = message[HEADER_WORDS:token_at].view(SEQUENCE)
         sequences["row"], sequences["context"], sequences["queries"] = layout.rows, contexts, layout.queries
-        sequences["query_start"] = layout.query_starts
+        sequences["query_start"], sequences["row_context"] = layout.query_starts, layout.contexts
         sequences["group"], sequences["prefix"] = -1, 0
         sequences["group"][: len(plan.groups)] = plan.groups
         sequences["prefix"][: len(plan.prefix_lens)] = plan.prefix_lens
@@ -178,8 +179,9 @@ class Packer:
         if max(samples) > 1:  # parallel sequences leave a prompt, or drafts are verified
             records["index"] = [spec.index for s in steps for spec in s.samples]
         special, masked = np.flatnonzero(self._is_special[row_of]).tolist(), np.flatnonzero(self._is_masked[row_of])
+        starts, contexts = query_ends - queries, np.array([s.row_context for s in steps], np.int32)
         layout = Layout(
-            key, rows, queries, query_ends - queries, query_ends, samples, owners, after, records, special, masked
+            key, rows, queries, starts, query_ends, samples, owners, after, records, special, masked, contexts
         )
         if len(steps) == plan.num_decodes and all(run_id for run_id, *_ in key):
             self._latest = layout
