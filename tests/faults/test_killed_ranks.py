@@ -14,6 +14,7 @@ import psutil
 import pytest
 import redis
 import torch
+from gpus import devices
 from queue_client import Answers, Queue, answers, known_queue
 from two_gpus import TWO_GPUS, on_two_gpus
 from waiting import eventually
@@ -61,7 +62,7 @@ class Scene:
     undisturbed: Answers
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+@pytest.fixture(scope="module", params=devices(*TWO_GPUS))
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("ranks")
     flags = {**FLAGS, "device": request.param, **DEVICES[request.param]}

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import redis
+from gpus import has_gpu
 from queue_client import Answers, Queue, answers, known_queue
 from waiting import STALL_S, eventually
 from worker_process import WorkerProcess
@@ -67,7 +68,7 @@ def kind_of(name: str) -> Any:
     return pytest.param(name, marks=[pytest.mark.gpu, pytest.mark.beyond_plain] if name.startswith("cuda") else [])
 
 
-@pytest.fixture(scope="module", params=map(kind_of, KINDS))
+@pytest.fixture(scope="module", params=[kind_of(name) for name in KINDS if has_gpu() or not name.startswith("cuda")])
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     flags = {**FLAGS, **KINDS[request.param]}
     folder = tmp_path_factory.mktemp("killed")

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from followed import END, VOCAB, schema, text_of
+from gpus import devices, has_gpu
 from two_gpus import TWO_GPUS
 
 from octavo_worker.contract.options import ModelOptions
@@ -36,11 +37,11 @@ PATTERN = "[0-9]{2}[a-z ]{30}"
 WORDS = Grammar("choice", '["yes", "yesterday", "no"]')
 
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.beyond_plain])
-GPUS = pytest.param("cuda ranks", marks=TWO_GPUS)
+DEVICES = devices(pytest.mark.beyond_plain)
+RANKS = ["cpu ranks", *([pytest.param("cuda ranks", marks=TWO_GPUS)] if has_gpu() else [])]
 
 
-@pytest.fixture(scope="module", params=["cpu", "cpu ranks", GPU, GPUS])
+@pytest.fixture(scope="module", params=[*DEVICES, *RANKS])
 def runner(request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
     device, _, ranks = request.param.partition(" ")
     options = ModelOptions(

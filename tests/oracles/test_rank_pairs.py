@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from followed import END, text_of
+from gpus import has_gpu
 from two_gpus import TWO_GPUS
 
 from octavo_worker.contract.options import ModelOptions
@@ -47,7 +48,7 @@ ON_GPUS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[*ON_CPUS, *ON_GPUS])
+@pytest.fixture(scope="module", params=[*ON_CPUS, *(ON_GPUS if has_gpu() else [])])
 def two(request: pytest.FixtureRequest) -> Iterator[Two]:
     device, weights, cache = request.param
     options = ModelOptions(
