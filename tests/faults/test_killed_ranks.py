@@ -68,7 +68,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     flags = {**FLAGS, "device": request.param, **DEVICES[request.param]}
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
         workers = [
-            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **flags))
+            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", own_start=True, **flags))
             for number in range(2)
         ]
         for worker in workers:

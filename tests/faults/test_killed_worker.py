@@ -81,7 +81,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 plain.wait_ready()
                 undisturbed = answers([queue.wait(job) for job in submit_all(queue, "plain", times_as_long)])
         workers = [
-            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **flags))
+            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", own_start=True, **flags))
             for number in range(2)
         ]
         for worker in workers:

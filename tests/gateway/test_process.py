@@ -23,7 +23,7 @@ HELLO = {**HELLO_JOB, "max_tokens": 3}
 
 
 async def test_sigterm_ends_job_streams_between_two_events_and_lets_requests_finish(redis_url, tmp_path):
-    gateway = GatewayProcess(redis_url, tmp_path / "log")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", own_start=True)
     try:
         url = await gateway.url()
         async with (
@@ -62,7 +62,7 @@ async def _submitted(http: httpx.AsyncClient) -> httpx.Response | None:
 
 
 async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_path):
-    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2", own_start=True)
     try:
         url = await gateway.url()
         async with ScriptedWorker(redis_url):
@@ -101,7 +101,7 @@ async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_pa
 
 
 async def test_streams_of_a_process_that_was_killed_are_not_open(redis_url, tmp_path):
-    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2", own_start=True)
     try:
         url = await gateway.url()
 
@@ -131,7 +131,7 @@ async def _is_zero(count: Callable[[], Awaitable[float]]) -> bool:
 
 
 async def test_no_process_of_a_gateway_outlives_the_one_that_started_it(redis_url, tmp_path):
-    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2", own_start=True)
     started: list[psutil.Process] = []
     try:
         url = await gateway.url()
