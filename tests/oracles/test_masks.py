@@ -103,6 +103,7 @@ def test_texts_obey_and_neighbours_are_byte_identical(runner: ModelRunner) -> No
         assert together.logprobs[asked.id] == alone.logprobs[asked.id]
 
 
+@pytest.mark.full(but=1)
 def test_alone_in_a_batch_and_without_running_ahead(runner: ModelRunner) -> None:
     together = Engine(runner).run(bound())
     for asked in bound():
@@ -112,6 +113,7 @@ def test_alone_in_a_batch_and_without_running_ahead(runner: ModelRunner) -> None
     assert in_turn.run(bound()).tokens == together.tokens
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_little_memory_changes_nothing(runner: ModelRunner, preemption: str) -> None:
     narrow = Engine(

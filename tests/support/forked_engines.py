@@ -1,4 +1,8 @@
-"""Run in an agent: its engines become forks too. First argument: the address of their server, then what to run."""
+"""Run in an agent: its engines become forks too, or are other programs.
+
+Arguments: the address of a fork server or "-", a program in the place of `-m octavo_worker.engine_process` or "-", and
+what to run.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import runpy
 import sys
 from asyncio.subprocess import PIPE, Process
+from functools import partial
 from typing import Any
 
 from forked import Forked
@@ -45,10 +50,14 @@ class ForkedEngine:
         return self.returncode
 
 
-async def start(address: str, *command: str, **options: Any) -> Process | ForkedEngine:
+async def start(address: str, engine: str, *command: str, **options: Any) -> Process | ForkedEngine:
     program, *words = command
     if program != sys.executable or options.get("stderr") != PIPE:
         return await start_any(*command, **options)
+    if engine != "-" and words[:2] == ["-m", "octavo_worker.engine_process"]:
+        words[:2] = [engine]
+    if address == "-":
+        return await start_any(program, *words, **options)
     ours, theirs = os.pipe()
     try:
         forked = Forked(
@@ -63,8 +72,8 @@ async def start(address: str, *command: str, **options: Any) -> Process | Forked
 
 
 def main() -> None:
-    _, address, *words = sys.argv
-    asyncio.create_subprocess_exec = lambda *command, **options: start(address, *command, **options)  # type: ignore
+    _, address, engine, *words = sys.argv
+    asyncio.create_subprocess_exec = partial(start, address, engine)  # type: ignore[assignment]
     is_module = words[0] == "-m"
     sys.argv = words[1:] if is_module else words
     run = runpy.run_module if is_module else runpy.run_path

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from forked import Forked, light_server
-from waiting import until
+from waiting import STALL_S, until
 
 
 class GatewayProcess:
@@ -49,6 +49,6 @@ class GatewayProcess:
 
         return await until(found)
 
-    async def stop(self, seconds: float = 10) -> int:
+    async def stop(self, seconds: float = STALL_S) -> int:
         self.process.send_signal(signal.SIGTERM)
         return await asyncio.to_thread(self.process.wait, seconds)

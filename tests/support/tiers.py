@@ -7,32 +7,38 @@ value of each parameter, or each pair of values of two, is among them).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-_EXAMPLES = {"quick": 10, "full": 100}
+_QUICK_EXAMPLES = 10
 _STRENGTHS = {"every value": 1, "every pair": 2}
 
 Pick = frozenset[tuple[str, int]]
-"""Names of parameters, each with the place of its value."""
+"""Names of parameters, each with the identity of its value: tests of one list of values share them."""
 
 
 def load_profile(tier: str) -> None:
     """Settings of Hypothesis. How long an example takes says what else the machine does."""
     checks = [HealthCheck.too_slow]
-    settings.register_profile(
-        tier, max_examples=_EXAMPLES[tier], derandomize=tier == "quick", deadline=None, suppress_health_check=checks
-    )
+    settings.register_profile("full", deadline=None, suppress_health_check=checks)
+    settings.register_profile("quick", settings.get_profile("full"), max_examples=_QUICK_EXAMPLES, derandomize=True)
     settings.load_profile(tier)
 
 
-def examples(count: int) -> int:
-    """How many examples of Hypothesis a test takes: `count` in the full tier."""
-    return count if settings.get_current_profile_name() == "full" else min(count, _EXAMPLES["quick"])
+def examples(full: int, *, quick: int = _QUICK_EXAMPLES) -> int:
+    """How many examples of Hypothesis a test takes in the tier that runs."""
+    return full if settings.get_current_profile_name() == "full" else min(full, quick)
+
+
+def only_full(values: Iterable[Any]) -> list[Any]:
+    """Values of parameters, tuples of several, that are for the full tier alone."""
+    tuples = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*each, marks=pytest.mark.full) for each in tuples]
 
 
 def tier_of(config: pytest.Config) -> str:
@@ -63,16 +69,20 @@ def _spread(count: int, kept: int) -> set[int]:
 
 def _values(item: pytest.Item) -> Pick:
     assert isinstance(item, pytest.Function)
-    return frozenset(item.callspec.indices.items())
+    return frozenset((name, id(value)) for name, value in item.callspec.params.items())
 
 
 def cover(rows: Sequence[Pick], strength: int) -> set[int]:
-    """Places of rows in which each combination of `strength` values that any row has occurs: greedy, in their order."""
+    """Places of rows in which each combination of `strength` values that any row has occurs: greedy, and of equals that
+    whose values occur least so far."""
     missing = [{frozenset(pick) for pick in combinations(sorted(row), min(strength, len(row)))} for row in rows]
-    kept = set()
+    kept, used = set[int](), Counter[tuple[str, int]]()
     while any(missing):
-        best = max(range(len(rows)), key=lambda place: len(missing[place]))
+        best = max(
+            range(len(rows)), key=lambda place: (len(missing[place]), -sum(used[value] for value in rows[place]))
+        )
         kept.add(best)
+        used.update(rows[best])
         found = set(missing[best])
         for left in missing:
             left -= found
