@@ -26,6 +26,7 @@ def sampling(max_tokens, **fields):
     return {"max_tokens": max_tokens, "ignore_eos": True, **fields}
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("when", ["start", "engine"])
 def test_a_full_memory_drains(queue, start_worker, when):
     job = queue.submit(PROMPT, sampling=sampling(300))
@@ -88,6 +89,7 @@ def test_a_takeover_survives_a_connection_that_goes_dead(queue, redis_url, start
     queue.wait(job)
 
 
+@pytest.mark.full
 def test_a_worker_starts_beside_a_connection_that_goes_dead(queue, redis_url, start_worker):
     proxy = Proxy(redis_url, b"HGETALL")
     start_worker("step_seconds=0.01", url=proxy.url, watchdog=5).wait_ready()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 import openai
 import psutil
+import pytest
 from exposition import sample
 from gateway_process import GatewayProcess
 from scripted_worker import MODEL, ScriptedWorker, whole_text
@@ -61,6 +62,7 @@ async def _submitted(http: httpx.AsyncClient) -> httpx.Response | None:
     return reply if reply.status_code == 202 else None
 
 
+@pytest.mark.full
 async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_path):
     gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2", own_start=True)
     try:
@@ -100,6 +102,7 @@ async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_pa
         gateway.process.wait()
 
 
+@pytest.mark.full
 async def test_streams_of_a_process_that_was_killed_are_not_open(redis_url, tmp_path):
     gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2", own_start=True)
     try:

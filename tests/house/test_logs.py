@@ -97,6 +97,7 @@ def test_a_service_elsewhere_writes_json_whatever_its_children_say() -> None:
     assert all({"ts", "level", "logger", "event", "process"} == set(event) for event in events)
 
 
+@pytest.mark.full
 def test_up_redirected_is_json_from_its_first_line_to_its_last(tmp_path: Any) -> None:
     running = start_up(Cli(tmp_path), workers=1)
     running.cli("run", "ROMEO:", "--max-tokens", "2")

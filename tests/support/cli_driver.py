@@ -18,7 +18,7 @@ import pytest
 from forked import Forked, light_server
 from waiting import STALL_S
 
-_PROGRAM = Path(__file__).parent / "octavo_program.py"
+OCTAVO = Path(__file__).parent / "octavo_program.py"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Cli:
     def _run(self, *arguments: str, code: int, timeout: float = STALL_S) -> tuple[str, str]:
         """As a fork, which starts in milliseconds. Its output and its errors."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            words, streams = [str(_PROGRAM), *arguments], {"out": out.fileno(), "err": err.fileno()}
+            words, streams = [str(OCTAVO), *arguments], {"out": out.fileno(), "err": err.fileno()}
             process = Forked(light_server().address, words, environment=self.environment, **streams)
             try:
                 process.wait(timeout)
