@@ -85,6 +85,7 @@ def pids(connection: redis.Redis) -> set[int]:
     return {info.pid for info in found if psutil.pid_exists(info.pid)}
 
 
+@pytest.mark.full
 def test_one_is_killed_and_comes_back_and_the_other_notices_nothing(
     redis_url: str, redis_sync: redis.Redis, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_one_is_killed_and_comes_back_and_the_other_notices_nothing(
     assert ends == [b"-9"]
 
 
+@pytest.mark.full
 def test_a_model_that_no_worker_can_load_ends_the_command(redis_url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "octavo_worker", "--replicas=2", f"--redis-url={redis_url}", f"--model={tmp_path}"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=STALL_S, check=False)

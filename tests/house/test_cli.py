@@ -106,6 +106,7 @@ def read_no_more(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("end", "code"), [(interrupt, 130), (terminate, 143), (read_no_more, 1)])
 def test_run_cancels_its_job_when_it_is_ended(
     cli: Cli, end: Callable[[subprocess.Popen[str]], None], code: int

@@ -9,6 +9,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from gpus import devices
 
 from octavo_kernels.step import SAMPLE, StepInputs, carry, unpack_step
 from octavo_worker.contract.messages import EngineSampling
@@ -199,7 +200,7 @@ def test_padding_is_written_nowhere() -> None:
     assert records(got)["temperature"][1:4].tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", devices())
 def test_a_sample_without_a_token_reads_no_embedding_before_the_first(device: str) -> None:
     there, message = Device(device), np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
     there.sampled[:2] = torch.tensor([-1, 9])
