@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from octavo.models import JobRequest, Message
-from octavo_worker.agent.template import ChatTemplate
+from octavo_worker.agent.template import ChatTemplate, TemplateFailed
 from octavo_worker.agent.tokens import Prompts
 
 SPECIAL = ["<|start|>", "<|end|>", "</think>"]
@@ -33,6 +33,24 @@ def test_a_template_that_cuts_messages_at_a_token_keeps_its_own_tokens():
 
 def test_what_is_not_there_is_none():
     assert render("{{ messages[0].content }} {{ documents is none and tools is none }}", "hi") == [("hi True", False)]
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "{{ cycler.__init__.__globals__.os.system('exit 1') }}",
+        "{{ raise_exception.__globals__['json'].dumps }}",
+        "{{ (messages[0].content|attr('__class__')|attr('__mro__'))[1] }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ '{x.__class__.__mro__}'.format_map({'x': 1}) }}",
+        "{% include 'config.json' %}",
+        "{% import 'harmful.py' as harmful %}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_does_not_leave_its_sandbox(escape: str):
+    with pytest.raises(TemplateFailed, match=r"chat template (failed|does not compile)"):
+        render(escape + "{{ messages[0].content }}", "hi")
 
 
 def test_without_special_tokens_all_is_text():

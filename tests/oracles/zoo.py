@@ -154,7 +154,8 @@ def build(name: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     second; norms and biases are moved off their neutral values, so that a forgotten one shows.
     """
     torch.manual_seed(sum(map(ord, name)))
-    model = AutoModelForCausalLM.from_config(config or ALL[name], attn_implementation="eager").float().eval()
+    made = AutoModelForCausalLM.from_config(config or ALL[name], attn_implementation="eager", trust_remote_code=False)
+    model = made.float().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() >= 2:

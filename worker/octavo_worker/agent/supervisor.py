@@ -67,7 +67,8 @@ async def serve(settings: WorkerSettings, *, engine_command: Sequence[str] | Non
     except ModelNotFound as error:
         raise WorkerFailed(str(error)) from error
     options = ModelOptions.of_flags(str(folder), settings.model_dump()).to_json()
-    command = engine_command or [sys.executable, "-m", "octavo_worker.engine_process", "--options", options]
+    program = [sys.executable, "-P", "-m", "octavo_worker.engine_process"]  # -P: not from the folder it was started in
+    command = engine_command or [*program, "--options", options]
     engine = await EngineProcess.start(command)  # it loads while the tokenizer does
     try:
         prompts = await asyncio.to_thread(Prompts, folder)

@@ -133,15 +133,23 @@ class Checkpoint:
 
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         self._check(name, target, transposed, cut)
+        handle = self._handle(name)
+        self.unread.discard(name)
+        if cut is not None:
+            _read_cut(handle.get_slice(name), target, transposed, cut)
+            return
+        tensor = handle.get_tensor(name)
+        target.copy_(tensor.T if transposed else tensor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them by name, as pages of their files, which are read as they are used."""
+        return {name: self._handle(name).get_tensor(name) for name in self.files}
+
+    def _handle(self, name: str) -> safe_open:
         file = self.files[name]
         if file not in self.handles:
             self.handles[file] = safe_open(file, framework="pt")
-        self.unread.discard(name)
-        if cut is not None:
-            _read_cut(self.handles[file].get_slice(name), target, transposed, cut)
-            return
-        tensor = self.handles[file].get_tensor(name)
-        target.copy_(tensor.T if transposed else tensor)
+        return self.handles[file]
 
     def skip(self, name: str) -> None:
         self.unread.discard(name)
