@@ -15,7 +15,7 @@ from octavo.tool_grammar import ModelTokens, answer_grammar
 from octavo_worker.agent.answer_form import AnswerForm
 from octavo_worker.agent.fence import Piece
 from octavo_worker.agent.template import ChatTemplate
-from octavo_worker.files import end_ids, read_json
+from octavo_worker.files import end_ids, read_json, read_text
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _LOOKS_LIKE_A_MARKER = re.compile(r"[<\[|].*[>\]|]")
@@ -116,9 +116,9 @@ def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     found = config.get("chat_template") or found
     sources = {"default": found} if isinstance(found, str) else dict(_named(found or ()))
     if (folder / "chat_template.jinja").exists():
-        sources["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        sources["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        sources[path.stem] = path.read_text(encoding="utf-8")
+        sources[path.stem] = read_text(path)
     return sources
 
 

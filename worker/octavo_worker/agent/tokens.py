@@ -15,7 +15,7 @@ from octavo_worker.agent.chat_model import ChatModel
 from octavo_worker.agent.fence import Piece
 from octavo_worker.agent.template import TemplateFailed
 from octavo_worker.agent.vocabulary import TokenBytes
-from octavo_worker.files import end_ids
+from octavo_worker.files import end_ids, read_text
 
 _USERS_SAY = ("0", "z", "\n")  # continuations of a prefix: tokens common to all do not depend on it
 
@@ -41,8 +41,8 @@ class Prompts:
         self._bytes: TokenBytes | None = None
         self._chat: ChatModel | None = None
         if (folder / "tokenizer.json").exists():
-            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            self._literal = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            described = read_text(folder / "tokenizer.json")
+            self.tokenizer, self._literal = Tokenizer.from_str(described), Tokenizer.from_str(described)
             self._literal.encode_special_tokens = True
             for tokenizer in (self.tokenizer, self._literal):  # training leftovers: a prompt is never cut or padded
                 tokenizer.no_truncation()

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import dynamic_module_utils as dynamic
 
-from octavo_worker.files import read_json
+from octavo_worker.files import DamagedFile, read_json
 from octavo_worker.model.errors import NEXT, UnsupportedModel
 
 CODE = "auto_map"
@@ -40,6 +40,8 @@ def library_config(folder: Path) -> PreTrainedConfig:
             config: PreTrainedConfig = AutoConfig.from_pretrained(alone, local_files_only=True, trust_remote_code=False)
     except UnsupportedModel:
         raise
+    except DamagedFile as error:
+        raise UnsupportedModel(str(error)) from error
     except Exception as error:  # classes of configs check their values, each in its own way
         reason = f"{type(error).__name__}: {error}"
         raise UnsupportedModel(
