@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,11 @@ class ChatModel:
         with_tools = sources.get("tool_use", plain)
         return cls(plain, with_tools, tokenizer=tokenizer, variables=variables, end_ids=end_ids(folder))
 
-    def render(self, request: JobRequest) -> list[Piece]:
-        """The prompt of a request with messages. Raises TemplateFailed."""
+    def render(self, request: JobRequest, at: datetime) -> list[Piece]:
+        """The prompt of a request with messages, at a moment. Raises TemplateFailed."""
         tools = request.offered_tools
         template = self._with_tools if tools else self._plain
-        return template.render(request.messages or (), tools=tools, arguments=request.chat_template_kwargs)
+        return template.render(request.messages or (), at=at, tools=tools, arguments=request.chat_template_kwargs)
 
     def answer_form(self, request: JobRequest, prompt: Sequence[Piece]) -> AnswerForm:
         """How the answer to a prompt is written."""

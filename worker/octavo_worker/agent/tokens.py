@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from octavo.models import Grammar, JobError, JobRequest, Message, PrefixPin
 from octavo.tool_grammar import NoToolGrammar
@@ -47,16 +49,19 @@ class Prompts:
             for tokenizer in (self.tokenizer, self._literal):  # training leftovers: a prompt is never cut or padded
                 tokenizer.no_truncation()
                 tokenizer.no_padding()
+                if isinstance(tokenizer.model, BPE):
+                    tokenizer.model.dropout = None  # nor are merges left out by chance
             self._bytes = TokenBytes(self.tokenizer)
             self._added = set(self.tokenizer.get_added_tokens_decoder())
             self._chat = ChatModel.of_folder(folder, self.tokenizer)
         self.end_ids = end_ids(folder)
 
-    def encode(self, request: JobRequest) -> EncodedPrompt:
-        """Token ids of the job's prompt; one id is at least there. Raises PromptRejected."""
+    def encode(self, request: JobRequest, *, at: datetime | None = None) -> EncodedPrompt:
+        """Token ids of the job's prompt; one id is at least there. `at`, by default now, is what a chat template takes
+        for the time: with it the same request gives the same ids. Raises PromptRejected."""
         form, grammar = AnswerForm(), request.grammar
         if request.messages is not None:
-            pieces = self._rendered(request)
+            pieces = self._rendered(request, at or datetime.now(UTC))
             ids, param = self._encode_pieces(pieces), "messages"
             if request.is_parsed and self._chat is not None:
                 form = self._chat.answer_form(request, pieces)
@@ -75,10 +80,8 @@ class Prompts:
         if pin.system is not None:
             system = Message(role="system", content=pin.system)
             asked = [(system, Message(role="user", content=said)) for said in _USERS_SAY]
-            prompts = [
-                self._encode_pieces(self._rendered(JobRequest(model=pin.model, messages=messages)))
-                for messages in asked
-            ]
+            requests, now = [JobRequest(model=pin.model, messages=messages) for messages in asked], datetime.now(UTC)
+            prompts = [self._encode_pieces(self._rendered(request, now)) for request in requests]
         elif isinstance(pin.prompt, str):
             prompts = [self._encode_text(pin.prompt + said, True) for said in _USERS_SAY]
         else:
@@ -112,7 +115,7 @@ class Prompts:
             )
         return self._literal.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def _rendered(self, request: JobRequest) -> list[Piece]:
+    def _rendered(self, request: JobRequest, at: datetime) -> list[Piece]:
         if self.tokenizer is None:
             raise PromptRejected(
                 "no_tokenizer", "this model has no tokenizer: send a prompt as a list of token ids instead", "messages"
@@ -122,7 +125,7 @@ class Prompts:
                 "no_chat_template", "this model has no chat template: send a prompt instead", "messages"
             )
         try:
-            return self._chat.render(request)
+            return self._chat.render(request, at)
         except TemplateFailed as error:
             raise PromptRejected("invalid_messages", str(error), error.param) from error
 
