@@ -214,9 +214,9 @@ class Supervisor:
                     raise EOFError
                 assert isinstance(ready, Ready)
                 was_ready = True
-                await self._serve_engine(
-                    engine, ready, served_digest(await _read(reading), f"{ready.numerics} {ready.grammars}".strip())
-                )
+                length = self._settings.max_model_len
+                digest = served_digest(await _read(reading), ready.numerics, ready.grammars, max_model_len=length)
+                await self._serve_engine(engine, ready, digest)
             except EOFError:
                 self._pins.detach()
                 await self._agent.detach(crashed=await engine.crashed())
