@@ -39,7 +39,7 @@ class Engine:
 class Ids:
     tokenizer, end_ids = None, ()
 
-    def encode(self, request):
+    def encode(self, request, *, at):
         return list(request.prompt)
 
     def token_bytes(self, token):

@@ -89,9 +89,12 @@ def pids(connection: redis.Redis) -> set[int]:
 def test_one_is_killed_and_comes_back_and_the_other_notices_nothing(
     redis_url: str, redis_sync: redis.Redis, tmp_path: Path
 ) -> None:
+    """Started in a model's folder, as people do: modules that lie there are not imported."""
+    for name in ("torch.py", "msgspec.py", "redis.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nraise SystemExit(1)\n")
     flags = {"redis-url": redis_url, "device": "cpu", "replicas": 2, "num-blocks": 64, "lease": 1}
-    command = [sys.executable, "-m", "octavo_worker", *(f"--{name}={value}" for name, value in flags.items())]
-    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as replicas:
+    command = [sys.executable, "-P", "-m", "octavo_worker", *(f"--{name}={value}" for name, value in flags.items())]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log, cwd=tmp_path) as replicas:
         eventually(lambda: len(pids(redis_sync)) == 2)
         first, second = sorted(pids(redis_sync))
         assert psutil.Process(first).ppid() == psutil.Process(second).ppid() == replicas.pid
@@ -106,6 +109,7 @@ def test_one_is_killed_and_comes_back_and_the_other_notices_nothing(
     assert not pids(redis_sync)
     ends = re.findall(rb"worker-\d ended with exit code (-?\d+); starting it again", (tmp_path / "log").read_bytes())
     assert ends == [b"-9"]
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.full

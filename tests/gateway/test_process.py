@@ -161,7 +161,7 @@ async def test_no_process_of_a_gateway_outlives_the_one_that_started_it(redis_ur
 
 
 def test_wrong_flags_are_explained():
-    for flags, said in ((["--port", "99999"], "--port"), (["--api-keys", "nokey"], "tenant:key")):
+    for flags, said in ((["--port", "99999"], "--port"), (["--api-keys", "sk-mysecret"], "tenant:key")):
         done = subprocess.run(
             [sys.executable, "-m", "octavo_gateway", *flags],
             capture_output=True,
@@ -171,6 +171,7 @@ def test_wrong_flags_are_explained():
         )
         assert done.returncode == 2
         assert said in done.stderr
+        assert "mysecret" not in done.stderr
 
 
 def test_the_gateway_never_imports_torch():

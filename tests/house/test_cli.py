@@ -27,6 +27,23 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gateway", "--api-keys", "acme:a-key,", "globex:sk-mysecret"],
+        ["worker", "redis://:sk-mysecret@localhost"],
+        ["jobs", "ls", "redis://:sk-mysecret@localhost"],
+        ["doctor", "redis://:sk-mysecret@localhost", "more"],
+    ],
+)
+def test_an_argument_too_many_is_not_repeated(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["octavo", *words])
+    result = CliRunner().invoke(build_app(), words)
+    assert result.exit_code == 2
+    assert "more than there is a place for" in result.output
+    assert "mysecret" not in result.output
+
+
 def test_run_streams_the_answer_that_the_result_holds(cli: Cli) -> None:
     text = cli("run", "ROMEO:", "--seed", "7", "--max-tokens", "24")
     result = cli.json("run", "ROMEO:", "--seed", "7", "--max-tokens", "24")

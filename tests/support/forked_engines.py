@@ -53,6 +53,8 @@ async def start(address: str, engine: str, *command: str, **options: Any) -> Pro
     program, *words = command
     if program != sys.executable or options.get("stderr") != PIPE:
         return await start_any(*command, **options)
+    if words[0] == "-P":  # a fork has its path already
+        words = words[1:]
     if engine != "-" and words[:2] == ["-m", "octavo_worker.assembly.engine_process"]:
         words[:2] = [engine]
     if address == "-":
