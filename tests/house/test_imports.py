@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from import_rules import RULES, Rule, imported
+from import_rules import KERNELS, RULES, Rule, imported
 from waiting import STALL_S
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,10 @@ FORBIDDEN = [
     *(("shared/octavo/openai", name) for name in ("redis", "msgspec", "octavo.client", "octavo.wire", "fastapi")),
     *(("shared/octavo/parsing", name) for name in ("redis", "pydantic", "msgspec", "octavo.models", "transformers")),
     *(("gateway/octavo_gateway", name) for name in ("octavo_worker.messages", "torch", "redis", "octavo.cli")),
-    *(("kernels/octavo_kernels", name) for name in ("octavo_worker.contract.step", "redis", "transformers")),
+    *((f"{KERNELS}/products", name) for name in ("octavo_worker.contract.step", "redis", "transformers", "numpy")),
+    *((f"{KERNELS}/products", f"octavo_kernels.{name}") for name in ("attention", "cache", "sampling", "ops")),
+    *((f"{KERNELS}/cache", f"octavo_kernels.{name}") for name in ("attention.plan", "ops", "products.linear")),
+    *((f"{KERNELS}/cuda.py", f"octavo_kernels.{name}") for name in ("products.choice", "call", "ops")),
 ]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_kernels.adjust import Adjustment, adjust, pack
+from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 
 
 def by_definition(row, a, allowed=None):

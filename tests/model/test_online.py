@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedConfig
 
-from octavo_kernels.weights import QuantisedWeight, dequantise
+from octavo_kernels.products.weights import QuantisedWeight, dequantise
 from octavo_worker.bench.quality import Reference
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
 from octavo_worker.files import model_folder

@@ -16,7 +16,7 @@ from quantised_checkpoint import logits, write
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2Config, Qwen2MoeConfig
 
-from octavo_kernels.weights import Codes, Scheme, dequantise
+from octavo_kernels.products.weights import Codes, Scheme, dequantise
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import UnsupportedModel, load_runner
 from octavo_worker.model.checkpoint.source import RandomWeights

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from octavo_kernels.features import Feature
-from octavo_kernels.weights import Codes, QuantisedWeight, Scheme, dequantise
+from octavo_kernels.products.weights import Codes, QuantisedWeight, Scheme, dequantise
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model import devices

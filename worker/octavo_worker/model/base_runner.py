@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo_kernels.cache.pools import empty_pools
 from octavo_kernels.features import features
-from octavo_kernels.pools import empty_pools
 from octavo_worker.contract.step import Speeds, StepPlan, StepSeconds
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.numerics import numerics

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.pools import empty_pools
+from octavo_kernels.cache.pools import empty_pools
 from octavo_worker.contract.step import UNKNOWN, SampleRow, SequenceStep, StepPlan
 from octavo_worker.model.base_runner import CacheConfig, CausalModel, in_pools
 from octavo_worker.model.batch import Batch, ragged_batch

@@ -11,8 +11,8 @@ import torch
 from msgspec.structs import replace
 
 from octavo_kernels import cuda, ops
+from octavo_kernels.cache.pools import reads_host
 from octavo_kernels.features import Feature, features
-from octavo_kernels.pools import reads_host
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
 from octavo_worker.files import ModelNotFound, model_folder, read_json

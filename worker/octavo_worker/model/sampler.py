@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.adjust import Adjustment, adjust, pack
+from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 from octavo_worker.contract.step import Sampled, SampleRow
 from octavo_worker.messages import Logprob
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from octavo_kernels.exchange import Exchange
+from octavo_kernels.exchange.gpus import Exchange
 from octavo_worker.contract.step import Masks, StepPlan
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.cuda.packer import PackedStep

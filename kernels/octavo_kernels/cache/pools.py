@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import cuda
-from octavo_kernels.cache import check_block_size, empty_cache
+from octavo_kernels.cache.blocks import check_block_size, empty_cache
 
 
 @dataclass(frozen=True, slots=True)
