@@ -18,10 +18,11 @@ import torch
 from kernel_rows.measuring import MATMUL, READ, Row, bf16, changed, measure_by_turns, rotations, row
 from torch import Tensor
 
-from octavo_kernels import coded_choice, ops
+from octavo_kernels import ops
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.product import Product
-from octavo_kernels.weights import DTYPES, PER_BYTE, Codes, PackedWeight, QuantisedWeight, Scheme
+from octavo_kernels.products import coded_choice
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import DTYPES, PER_BYTE, Codes, PackedWeight, QuantisedWeight, Scheme
 from octavo_worker.bench.report import report, write
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192)

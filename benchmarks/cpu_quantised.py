@@ -21,8 +21,8 @@ import torch
 from kernels_cpu import interleaved, rotating
 
 from octavo_kernels import _cpu, ops
-from octavo_kernels.product import Product
-from octavo_kernels.weights import DTYPES, PER_BYTE, Activations, Codes, PackedWeight, QuantisedWeight, Scheme
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import DTYPES, PER_BYTE, Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 
 PRODUCTS = {
     "0.6B": {"qkv": (1024, 4096), "out": (2048, 1024), "gate_up": (1024, 6144), "down": (3072, 1024)},

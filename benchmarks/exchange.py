@@ -1,4 +1,4 @@
-"""Sums and gathers over the GPUs of one host, beside NCCL's: `octavo_kernels.exchange`, one process a rank.
+"""Sums and gathers over the GPUs of one host, beside NCCL's: `octavo_kernels.exchange.gpus`, one process a rank.
 
     python benchmarks/exchange.py --ranks 2 --out benchmarks/results/h100x2-exchange.json
     python benchmarks/exchange.py --ranks 2 --only races --races 100000
@@ -26,9 +26,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from octavo_kernels import exchange as kernels
 from octavo_kernels import ops
-from octavo_kernels.exchange import Exchange, Way
+from octavo_kernels.exchange import gpus as kernels
+from octavo_kernels.exchange.gpus import Exchange, Way
 from octavo_kernels.operands import RmsNorm
 from octavo_worker.bench import report
 

@@ -2,8 +2,8 @@
 
     python benchmarks/kernel_variants.py --model qwen3-0.6b --out benchmarks/results/variants-0.6b.json
 
-A variant is taken away by what `octavo_kernels.choice` decides; graphs are captured anew. Variants take turns, because
-the clocks of a GPU drift. A kernel whose absence costs less than 2 % everywhere is not worth its lines.
+A variant is taken away by what `octavo_kernels.products.choice` decides; graphs are captured anew. Variants take
+turns, because the clocks of a GPU drift. A kernel whose absence costs less than 2 % everywhere is not worth its lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from kernel_rows.measuring import changed
 
-from octavo_kernels import choice
+from octavo_kernels.products import choice
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.engine import EngineBench
 from octavo_worker.bench.report import median, report, write

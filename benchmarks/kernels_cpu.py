@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import _cpu, ops
-from octavo_kernels.product import Product
+from octavo_kernels.products.product import Product
 
 RESULTS = Path(__file__).parent / "results" / "kernels_cpu.json"
 PRODUCTS = [(576, 960), (1024, 3072), (576, 49152), (1024, 151936)]  # depth, columns

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
+from octavo_kernels.products.weights import Codes, QuantisedWeight, Scheme
 from octavo_worker.assembly import models
 from octavo_worker.bench.quality import Reference
 from octavo_worker.bench.report import report, write

@@ -8,7 +8,7 @@ from kernel_rows.decode import decode
 from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure, rotations, row
 from kernel_rows.paged import Cache
 from octavo_kernels import ops
-from octavo_kernels.plan import AttentionPlan, chunk_tokens
+from octavo_kernels.attention.plan import AttentionPlan, chunk_tokens
 
 
 def cascade(

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernel_rows.measuring import COPY, LINK, Row, bf16, measure, rotations, row
 from kernel_rows.paged import Cache
 from octavo_kernels import ops
-from octavo_kernels.plan import AttentionPlan, chunk_tokens
+from octavo_kernels.attention.plan import AttentionPlan, chunk_tokens
 
 
 def copy(pool: Tensor, count: int) -> Row:

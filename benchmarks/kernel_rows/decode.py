@@ -8,7 +8,7 @@ from torch import Tensor
 from kernel_rows.measuring import READ, Row, measure, rotations, row
 from kernel_rows.paged import Cache
 from octavo_kernels import ops
-from octavo_kernels.plan import AttentionPlan, chunk_tokens
+from octavo_kernels.attention.plan import AttentionPlan, chunk_tokens
 
 MODEL_LAYERS, POOL_BYTES = 32, 40e9  # of a pool: the layers beside the one that is read show in its time
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure_by_turns, rotations, row
 from octavo_kernels import ops
-from octavo_kernels.product import Product
+from octavo_kernels.products.product import Product
 
 # (N, K) of a layer's products in their order, how many layers, and of the head.
 DECODERS = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernel_rows.measuring import MATMUL, READ, Row, measure_by_turns, row
 from kernel_rows.paged import Cache
 from octavo_kernels import ops
-from octavo_kernels.plan import AttentionPlan, chunk_count, only_prompts
+from octavo_kernels.attention.plan import AttentionPlan, chunk_count, only_prompts
 
 
 def prefill(

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from kernel_rows.linear import DECODERS
 from kernel_rows.measuring import MATMUL, READ, Row, bf16, changed, measure_by_turns, rotations, row
-from octavo_kernels import choice, cuda, ops
-from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
+from octavo_kernels import cuda, ops
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.product import Product
-from octavo_kernels.weights import Activations, Codes, PackedWeight, QuantisedWeight, Scheme
+from octavo_kernels.products import choice
+from octavo_kernels.products.choice import Form, W8A8Kernel, W8A8Launch
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 
 W8A8_ROWS = (1, 8, 32, 64, 256, 8192)
 TILED_ROWS = (8, 16, 32, 64, 96, 128, 192, 256, 512, 2048)

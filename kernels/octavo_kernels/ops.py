@@ -23,9 +23,8 @@ are cut.
 from __future__ import annotations
 
 from octavo_kernels import _cpu
-from octavo_kernels.activation import ACTIVATIONS, Activation, Gate, act, act_and_mul
-from octavo_kernels.attention import paged_attention, rope_attention
-from octavo_kernels.cache import (
+from octavo_kernels.attention.paged import paged_attention, rope_attention
+from octavo_kernels.cache.blocks import (
     KV_DTYPES,
     block_bytes,
     check_block_size,
@@ -35,12 +34,13 @@ from octavo_kernels.cache import (
     swap_blocks,
     write_kv,
 )
-from octavo_kernels.linear import gated_linear, linear
-from octavo_kernels.norm import layer_norm, rms_norm
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.product import Product
-from octavo_kernels.quantised import copy_of, pack, takes_copy
-from octavo_kernels.sampling import logprobs, pack_samples, sample
+from octavo_kernels.products.activation import ACTIVATIONS, Activation, Gate, act, act_and_mul
+from octavo_kernels.products.linear import gated_linear, linear
+from octavo_kernels.products.norm import layer_norm, rms_norm
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.quantised import copy_of, pack, takes_copy
+from octavo_kernels.sampling.sample import logprobs, pack_samples, sample
 
 __all__ = [
     "ACTIVATIONS",

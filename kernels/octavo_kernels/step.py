@@ -20,7 +20,7 @@ from torch import Tensor
 
 from octavo_kernels import _cpu, cuda
 from octavo_kernels.operands import rows_at
-from octavo_kernels.sampling import SAMPLE, SAMPLE_WORDS
+from octavo_kernels.sampling.sample import SAMPLE, SAMPLE_WORDS
 
 HEADER, SEQUENCE = _cpu.STEP_HEADER, _cpu.STEP_SEQUENCE
 """numpy types of `StepHeader` and `StepSequence` in csrc/messages.h."""

@@ -53,7 +53,7 @@ def test_a_quantised_model() -> None:
 
 
 def test_products_without_a_kernel_for_their_codes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo_kernels.naming import Way
+    from octavo_kernels.products.naming import Way
     from octavo_worker.assembly import inspection
 
     for dequantises, state in ((True, "warning"), (False, "ok")):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from import_rules import ROOMS, RULES, Rule, folder_of, imported, package_of, room_of
+from import_rules import KERNELS, ROOMS, RULES, Rule, folder_of, imported, package_of, room_of
 from waiting import STALL_S
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,10 @@ FORBIDDEN = [
         for name in ("redis", "pydantic", "octavo.terms.models", "transformers")
     ),
     *(("gateway/octavo_gateway", name) for name in ("octavo_worker.contract.messages", "torch", "redis", "octavo.cli")),
-    *(("kernels/octavo_kernels", name) for name in ("octavo_worker.contract.step", "redis", "transformers")),
+    *((f"{KERNELS}/products", name) for name in ("octavo_worker.contract.step", "redis", "transformers", "numpy")),
+    *((f"{KERNELS}/products", f"octavo_kernels.{name}") for name in ("attention", "cache", "sampling", "ops")),
+    *((f"{KERNELS}/cache", f"octavo_kernels.{name}") for name in ("attention.plan", "ops", "products.linear")),
+    *((f"{KERNELS}/cuda.py", f"octavo_kernels.{name}") for name in ("products.choice", "call", "ops")),
 ]
 
 

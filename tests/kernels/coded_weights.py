@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.weights import DTYPES, PER_BYTE, Codes, QuantisedWeight, Scheme
+from octavo_kernels.products.weights import DTYPES, PER_BYTE, Codes, QuantisedWeight, Scheme
 
 ROW = 1 << 30
 """A group that is all of a row."""

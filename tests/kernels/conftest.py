@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import _cpu, ops, reference
-from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.attention.plan import AttentionPlan
 
 BLOCK = 16
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo_kernels.activation import code_of
-from octavo_kernels.coded import CodedWeight
 from octavo_kernels.operands import DTYPES, RmsNorm
+from octavo_kernels.products.activation import code_of
+from octavo_kernels.products.coded import CodedWeight
 
 SOURCES = Path(__file__).parents[2] / "kernels" / "csrc"
 EMULATOR = Path(__file__).parent / "emulator"

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from octavo_kernels.exchange import MOST_RANKS, Way
+from octavo_kernels.exchange.gpus import MOST_RANKS, Way
 from octavo_kernels.operands import DTYPES, RmsNorm, address
 
 from .emulated import aligned, build

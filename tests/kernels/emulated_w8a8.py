@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo_kernels.activation import code_of
 from octavo_kernels.operands import DTYPES, RmsNorm, address
-from octavo_kernels.w8a8 import BLOCK, CELLS, DTYPE_OF, CodedRows
-from octavo_kernels.weights import Activations, PackedWeight
+from octavo_kernels.products.activation import code_of
+from octavo_kernels.products.w8a8 import BLOCK, CELLS, DTYPE_OF, CodedRows
+from octavo_kernels.products.weights import Activations, PackedWeight
 
 from .emulated import aligned, build
 

@@ -17,14 +17,16 @@ from exchange_alone import exchange
 from step_words import step_message
 from torch import Tensor
 
-from octavo_kernels import choice, coded_choice, coded_cuda, cuda, dense_cuda, ops, pools, step, w8a8
-from octavo_kernels.adjust import Adjustment, adjust, pack
-from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
+from octavo_kernels import cuda, ops, step
+from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.cache import pools
+from octavo_kernels.exchange.ranks import best_part, draw_part
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.plan import AttentionPlan
-from octavo_kernels.product import Product
-from octavo_kernels.ranks import best_part, draw_part
-from octavo_kernels.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
+from octavo_kernels.products import choice, coded_choice, coded_cuda, dense_cuda, w8a8
+from octavo_kernels.products.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
+from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
 BLOCK = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from exchange_rank import drawn
 
-from octavo_kernels.exchange import Exchange, Way
+from octavo_kernels.exchange.gpus import Exchange, Way
 from octavo_kernels.operands import RmsNorm
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.exchange import Exchange, Way
+from octavo_kernels.exchange.gpus import Exchange, Way
 from octavo_kernels.operands import RmsNorm
 
 PART_BYTES = 64 << 20

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gpus import devices
 
-from octavo_kernels.adjust import Adjustment, adjust, pack
+from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 
 
 def by_definition(row, a, allowed=None):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo_kernels import choice
 from octavo_kernels.chips import Chip
-from octavo_kernels.choice import (
+from octavo_kernels.products import choice
+from octavo_kernels.products.choice import (
     Alignment,
     Ending,
     Form,

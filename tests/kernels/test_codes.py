@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from octavo_kernels.weights import E2M1, Codes
+from octavo_kernels.products.weights import E2M1, Codes
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
 

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from octavo_kernels import cuda, ops, reference
-from octavo_kernels.plan import AttentionPlan, chunk_count, chunk_tokens, few_queries, only_prompts, split_queries
+from octavo_kernels.attention.plan import (
+    AttentionPlan,
+    chunk_count,
+    chunk_tokens,
+    few_queries,
+    only_prompts,
+    split_queries,
+)
 
 from .conftest import assert_alone_as_together, assert_replays_follow_lengths, assert_tail_as_in_whole
 

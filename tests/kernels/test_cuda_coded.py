@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from octavo_kernels import coded_choice, coded_cuda, cuda, ops, reference
-from octavo_kernels.coded import CodedWeight
-from octavo_kernels.coded_choice import CodedKernel
+from octavo_kernels import cuda, ops, reference
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.product import Product
-from octavo_kernels.weights import Codes, dequantise
+from octavo_kernels.products import coded_choice, coded_cuda
+from octavo_kernels.products.coded import CodedWeight
+from octavo_kernels.products.coded_choice import CodedKernel
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import Codes, dequantise
 
 from .coded_weights import FORM_NAMES, FORMS, ROW, random_weight
 from .conftest import assert_a_graph_computes_the_same

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from octavo_kernels import coded_choice, coded_cuda, cuda, ops, reference
-from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
-from octavo_kernels.product import Product
-from octavo_kernels.weights import Codes, dequantise
+from octavo_kernels import cuda, ops, reference
+from octavo_kernels.products import coded_choice, coded_cuda
+from octavo_kernels.products.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import Codes, dequantise
 
 from .coded_weights import FORM_NAMES, FORMS, random_weight
 from .test_cuda_coded import ROUNDING, pack, rows_of

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from octavo_kernels import ops
-from octavo_kernels.plan import AttentionPlan
-from octavo_kernels.product import Product
+from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.products.product import Product
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from octavo_kernels.exchange import Way
+from octavo_kernels.exchange.gpus import Way
 
 from .exchange_ranks import Ranks
 

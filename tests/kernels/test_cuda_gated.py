@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from octavo_kernels import dense_cuda, ops, reference
-from octavo_kernels.product import Product
+from octavo_kernels import ops, reference
+from octavo_kernels.products import dense_cuda
+from octavo_kernels.products.product import Product
 
 from .conftest import assert_a_graph_computes_the_same
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from octavo_kernels import choice, dense_cuda, ops, reference
+from octavo_kernels import ops, reference
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.product import Product
+from octavo_kernels.products import choice, dense_cuda
+from octavo_kernels.products.product import Product
 
 from .conftest import assert_a_graph_computes_the_same
 

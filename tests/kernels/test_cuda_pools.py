@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo_kernels import ops
-from octavo_kernels.pools import Pools, empty_pools, reads_host
+from octavo_kernels.cache.pools import Pools, empty_pools, reads_host
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 

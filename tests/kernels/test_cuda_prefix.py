@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import cuda, ops, reference
-from octavo_kernels.plan import AttentionPlan, chunk_count, chunk_tokens, split_queries
+from octavo_kernels.attention.plan import AttentionPlan, chunk_count, chunk_tokens, split_queries
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo_kernels import ops
-from octavo_kernels.ranks import best_part, draw_part
+from octavo_kernels.exchange.ranks import best_part, draw_part
 
 pytestmark = pytest.mark.gpu
 

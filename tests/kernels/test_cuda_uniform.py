@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from octavo_kernels import ops, reference
-from octavo_kernels.plan import AttentionPlan
-from octavo_kernels.product import Product
+from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.products.product import Product
 
 from .conftest import assert_a_graph_computes_the_same
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo_kernels import choice, cuda, ops, reference, w8a8
-from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
+from octavo_kernels import cuda, ops, reference
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.product import Product
-from octavo_kernels.weights import Activations, Codes, QuantisedWeight, Scheme
+from octavo_kernels.products import choice, w8a8
+from octavo_kernels.products.choice import Form, W8A8Kernel, W8A8Launch
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import Activations, Codes, QuantisedWeight, Scheme
 
 from .conftest import assert_a_graph_computes_the_same
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from octavo_kernels import ops, reference
-from octavo_kernels.coded import lay_out
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.weights import Codes, dequantise
+from octavo_kernels.products.coded import lay_out
+from octavo_kernels.products.weights import Codes, dequantise
 
 from .coded_weights import FORM_NAMES, FORMS, random_weight
 from .emulated import Emulated

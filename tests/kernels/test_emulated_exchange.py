@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.exchange import Way
+from octavo_kernels.exchange.gpus import Way
 from octavo_kernels.operands import RmsNorm
 
 from .emulated import aligned

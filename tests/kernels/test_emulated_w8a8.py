@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from octavo_kernels import reference
-from octavo_kernels.choice import Form
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.w8a8 import BLOCK, DTYPE_OF
-from octavo_kernels.weights import Activations, Codes, PackedWeight, Scheme
+from octavo_kernels.products.choice import Form
+from octavo_kernels.products.w8a8 import BLOCK, DTYPE_OF
+from octavo_kernels.products.weights import Activations, Codes, PackedWeight, Scheme
 
 from .emulated_w8a8 import EmulatedRow
 

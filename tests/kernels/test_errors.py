@@ -8,7 +8,7 @@ from gpus import devices
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.product import Product
+from octavo_kernels.products.product import Product
 
 BF16, F16, F32, I32, I64 = (
     torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64,

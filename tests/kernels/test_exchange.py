@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_kernels import cuda
-from octavo_kernels import exchange as kernels
-from octavo_kernels.exchange import MOST_RANKS, Exchange, ExchangeError, Way, slot_bytes, way_to_add, way_to_gather
+from octavo_kernels.exchange import gpus as kernels
+from octavo_kernels.exchange.gpus import MOST_RANKS, Exchange, ExchangeError, Way, slot_bytes, way_to_add, way_to_gather
 
 SIZES = st.integers(1, 1 << 14)
 RANKS = st.integers(1, MOST_RANKS)

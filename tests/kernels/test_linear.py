@@ -3,7 +3,7 @@ import torch
 
 from octavo_kernels import ops, reference
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.product import Product
+from octavo_kernels.products.product import Product
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

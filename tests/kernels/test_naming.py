@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_kernels import choice, cuda, ops
+from octavo_kernels import cuda, ops
 from octavo_kernels.chips import Chip
-from octavo_kernels.choice import Ending, Form, Kernel
-from octavo_kernels.naming import way_of
-from octavo_kernels.weights import Activations, Codes, Scheme
+from octavo_kernels.products import choice
+from octavo_kernels.products.choice import Ending, Form, Kernel
+from octavo_kernels.products.naming import way_of
+from octavo_kernels.products.weights import Activations, Codes, Scheme
 
 H100 = Chip(9, 132, 232448, True)
 OLD = Chip(8, 108, 166912, False)

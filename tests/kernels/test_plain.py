@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from octavo_kernels import cuda, ops, reference
+from octavo_kernels.attention.plan import AttentionPlan
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.plan import AttentionPlan
-from octavo_kernels.product import Product
-from octavo_kernels.weights import Activations, Codes, dequantise
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import Activations, Codes, dequantise
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.errors import ModelError

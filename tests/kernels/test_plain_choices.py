@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from octavo_kernels import choice, coded_cuda, cuda, dense_cuda, naming, ops, pools
+from octavo_kernels import cuda, ops
+from octavo_kernels.cache import pools
 from octavo_kernels.chips import Chip
-from octavo_kernels.choice import Alignment, Ending, Form
 from octavo_kernels.features import Feature, features
-from octavo_kernels.product import Product
-from octavo_kernels.weights import Activations, Codes, Scheme
+from octavo_kernels.products import choice, coded_cuda, dense_cuda, naming
+from octavo_kernels.products.choice import Alignment, Ending, Form
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import Activations, Codes, Scheme
 
 from .plain_build import ABSENT
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_kernels.pools import Stretch, empty_pools, reads_host
+from octavo_kernels.cache.pools import Stretch, empty_pools, reads_host
 
 MIB = 1 << 20
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from octavo_kernels import _cpu, ops, reference
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.product import Product
-from octavo_kernels.weights import DTYPES as CODE_DTYPES
-from octavo_kernels.weights import Activations, Codes, QuantisedWeight, Scheme, dequantise
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import DTYPES as CODE_DTYPES
+from octavo_kernels.products.weights import Activations, Codes, QuantisedWeight, Scheme, dequantise
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo_kernels import _cpu, ops
-from octavo_kernels.ranks import COUNT_BYTES, arrives, masses, post, posted, sample_part, sum_parts
+from octavo_kernels.exchange.ranks import COUNT_BYTES, arrives, masses, post, posted, sample_part, sum_parts
 
 ALL = float(np.finfo(np.float32).min)
 

@@ -11,7 +11,7 @@ import torch
 from waiting import STALL_S
 
 from octavo_kernels import _cpu, ops
-from octavo_kernels.product import Product
+from octavo_kernels.products.product import Product
 
 X, WEIGHT = torch.randn(4, 512), torch.randn(2000, 512)
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from octavo_kernels import ops
-from octavo_kernels.choice import Form
-from octavo_kernels.w8a8 import CodedRows, form_of
-from octavo_kernels.weights import DTYPES, Activations, Codes, PackedWeight, QuantisedWeight, Scheme
+from octavo_kernels.products.choice import Form
+from octavo_kernels.products.w8a8 import CodedRows, form_of
+from octavo_kernels.products.weights import DTYPES, Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 
 INT8, FP8 = Activations.INT8, Activations.FP8
 

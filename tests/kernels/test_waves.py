@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from octavo_kernels import ops, reference
-from octavo_kernels.adjust import Adjustment, adjust, pack
+from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 from octavo_kernels.step import StepInputs
 
 from .step_words import step_message

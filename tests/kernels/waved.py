@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import call, cuda
-from octavo_kernels.cache import cache_layout
+from octavo_kernels.attention.plan import AttentionPlan, chunk_count
+from octavo_kernels.cache.blocks import cache_layout
 from octavo_kernels.operands import DTYPES, address, rows_at
-from octavo_kernels.plan import AttentionPlan, chunk_count
 
 from .conftest import Batch
 from .plain_build import CSRC, OPERATIONS, kernel_sources

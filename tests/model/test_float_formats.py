@@ -11,7 +11,7 @@ import torch
 from quantised_checkpoint import read_weight, unpacked, write
 from torch import Tensor
 
-from octavo_kernels.weights import Activations, Codes, Scheme, dequantise
+from octavo_kernels.products.weights import Activations, Codes, Scheme, dequantise
 
 ROWS, DEPTH = 200, 272  # blocks of 128 end amid the second and the third
 F8 = torch.float8_e4m3fn

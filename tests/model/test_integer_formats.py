@@ -12,7 +12,7 @@ import torch
 from quantised_checkpoint import assert_is, read_weight, write
 from torch import Tensor
 
-from octavo_kernels.weights import Activations, Codes, Scheme
+from octavo_kernels.products.weights import Activations, Codes, Scheme
 from octavo_worker.model.errors import CheckpointError
 
 ROWS, DEPTH, GROUP = 24, 96, 32

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedConfig
 
-from octavo_kernels.weights import QuantisedWeight, dequantise
+from octavo_kernels.products.weights import QuantisedWeight, dequantise
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.quality import Reference
 from octavo_worker.contract.files import model_folder

@@ -16,7 +16,7 @@ from quantised_checkpoint import logits, write
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2Config, Qwen2MoeConfig
 
-from octavo_kernels.weights import Codes, Scheme, dequantise
+from octavo_kernels.products.weights import Codes, Scheme, dequantise
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions

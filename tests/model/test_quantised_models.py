@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from octavo_kernels import reference
-from octavo_kernels.weights import Activations, Codes, QuantisedWeight, Scheme, dequantise
+from octavo_kernels.products.weights import Activations, Codes, QuantisedWeight, Scheme, dequantise
 
 DATA = Path(__file__).parent / "data" / "quantised"
 FOLDERS = sorted(path.parent for path in DATA.glob("*/config.json"))

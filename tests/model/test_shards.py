@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from octavo_kernels.features import Feature
-from octavo_kernels.weights import Codes, QuantisedWeight, Scheme, dequantise
+from octavo_kernels.products.weights import Codes, QuantisedWeight, Scheme, dequantise
 from octavo_worker.assembly import devices
 from octavo_worker.assembly.devices import check_ranks
 from octavo_worker.assembly.models import load_model

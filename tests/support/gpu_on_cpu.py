@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import operands, ops
-from octavo_kernels.ranks import sample_part
+from octavo_kernels.exchange.ranks import sample_part
 from octavo_worker.ranks.cpu_group import CpuGroup
 from octavo_worker.runner.cuda import runner as cuda_runner
 from octavo_worker.runner.cuda.shapes import RaggedShape, StepShapes

@@ -66,6 +66,7 @@ def package_of(path: Path) -> str:
 
 
 SHARED, GATEWAY, WORKER = "shared/octavo", "gateway/octavo_gateway", "worker/octavo_worker"
+KERNELS = "kernels/octavo_kernels"
 PYDANTIC = ("pydantic", "pydantic_core", "pydantic_settings")
 PUBLIC = ("__init__", "answer_parser", "celery", "errors", "models")
 """Modules that give public names their places; inside octavo nothing imports them but the first."""
@@ -78,6 +79,12 @@ def shared(*parts: str) -> tuple[str, ...]:
 def worker(*parts: str) -> tuple[str, ...]:
     return tuple(f"octavo_worker.{part}" for part in parts)
 
+
+def kernels(*parts: str) -> tuple[str, ...]:
+    return tuple(f"octavo_kernels.{part}" for part in parts)
+
+
+LAUNCHES = kernels("_cpu", "call", "checks", "chips", "cuda", "operands")  # what every operation is launched with
 
 CLIENT = shared("client", "queue", "terms")
 PUBLIC_CLIENT = ("octavo.AsyncClient", "octavo.AsyncJob")
@@ -157,7 +164,18 @@ RULES = [
         ("octavo", "octavo_worker", "torch", "tokenizers", "msgspec", "psutil", "rich", "typer"),
         but_not=(*shared("cli", "celery"), *worker("agent")),
     ),
-    Rule("kernels/octavo_kernels", ("torch", "numpy")),
+    Rule(f"{KERNELS}/__init__.py"),
+    *(Rule(f"{KERNELS}/{module}.py", ("torch", "numpy")) for module in ("chips", "checks", "operands", "reference")),
+    Rule(f"{KERNELS}/cuda.py", ("torch", *kernels("chips"))),
+    Rule(f"{KERNELS}/call.py", ("torch", *kernels("_cpu", "cuda", "operands"))),
+    Rule(f"{KERNELS}/features.py", ("torch", *kernels("_cpu", "cuda"))),
+    Rule(f"{KERNELS}/products", ("torch", *LAUNCHES, *kernels("reference"))),
+    Rule(f"{KERNELS}/cache", ("torch", *LAUNCHES)),
+    Rule(f"{KERNELS}/attention", ("torch", "numpy", *LAUNCHES, *kernels("cache"))),
+    Rule(f"{KERNELS}/sampling", ("torch", "numpy", *LAUNCHES)),
+    Rule(f"{KERNELS}/exchange", ("torch", *LAUNCHES, *kernels("sampling"))),
+    Rule(f"{KERNELS}/step.py", ("torch", "numpy", *LAUNCHES, *kernels("sampling"))),
+    Rule(f"{KERNELS}/ops.py", kernels("_cpu", "attention", "cache", "products", "sampling", "operands")),
 ]
 
 ROOMS = (

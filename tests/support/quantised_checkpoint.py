@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from octavo_kernels.weights import Codes, QuantisedWeight, dequantise
+from octavo_kernels.products.weights import Codes, QuantisedWeight, dequantise
 from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep

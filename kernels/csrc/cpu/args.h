@@ -72,7 +72,7 @@ struct LinearBlock {
   int64_t row, row_end, column, column_end;
 };
 
-// Codes of a weight: see octavo_kernels/weights.py.
+// Codes of a weight: see octavo_kernels/products/weights.py.
 enum class WeightCodes : int { int4 = 0, int8 = 1, fp4 = 2, fp8 = 3 };
 
 // A weight in panels of 16 columns of the output, four side by side, the last ones filled up. Along the depth each group is

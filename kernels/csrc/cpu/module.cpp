@@ -14,7 +14,7 @@ using namespace octavo;
 
 namespace octavo {
 
-// As octavo_kernels/quantised_cpu.py describes one.
+// As octavo_kernels/products/quantised_cpu.py describes one.
 struct PackedWeight {
   WeightCodes codes;
   int integers;

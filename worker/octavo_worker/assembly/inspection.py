@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.naming import way_of
-from octavo_kernels.weights import PER_BYTE, Activations, Codes, Scheme
+from octavo_kernels.products.naming import way_of
+from octavo_kernels.products.weights import PER_BYTE, Activations, Codes, Scheme
 from octavo_worker.assembly.choices import choose
 from octavo_worker.assembly.read_rate import read_rate
 from octavo_worker.contract.options import ModelOptions

@@ -7,8 +7,8 @@ import logging
 import torch
 
 from octavo_kernels import cuda, ops
+from octavo_kernels.cache.pools import reads_host
 from octavo_kernels.features import Feature, features
-from octavo_kernels.pools import reads_host
 from octavo_worker.assembly.cache_size import asked_bytes, cache_config, measured_room, token_budget
 from octavo_worker.assembly.guessers import load_guesser
 from octavo_worker.assembly.models import load_model

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.attention.plan import AttentionPlan
 from octavo_worker.contract.step import SequenceStep, StepError
 from octavo_worker.model.stage import Stage
 

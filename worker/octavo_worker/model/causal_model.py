@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo_kernels.pools import Pools, empty_pools
+from octavo_kernels.cache.pools import Pools, empty_pools
 from octavo_worker.contract.cache import CacheSpec, KvLayout, common_shape
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.transfer import dtype_name

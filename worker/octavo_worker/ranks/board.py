@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from octavo_kernels.ranks import arrives, post
+from octavo_kernels.exchange.ranks import arrives, post
 from octavo_worker.ranks.memory import BOARD_BYTES, BOARD_SLOTS, RankMemory
 from octavo_worker.ranks.rank import Rank
 

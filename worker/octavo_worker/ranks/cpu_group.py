@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import operands
-from octavo_kernels.ranks import post, sum_parts
+from octavo_kernels.exchange.ranks import post, sum_parts
 from octavo_worker.ranks.memory import RankMemory, bytes_of
 from octavo_worker.ranks.rank import Rank
 

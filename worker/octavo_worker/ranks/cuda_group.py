@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import operands
-from octavo_kernels.exchange import Exchange
+from octavo_kernels.exchange.gpus import Exchange
 from octavo_worker.ranks.memory import RankLost, RankMemory
 from octavo_worker.ranks.rank import Rank
 from octavo_worker.ranks.watch import Watch

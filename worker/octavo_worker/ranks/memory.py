@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo_kernels.ranks import COUNT_BYTES, arrives
+from octavo_kernels.exchange.ranks import COUNT_BYTES, arrives
 from octavo_worker.contract.lifetime import state_of
 from octavo_worker.ranks.processes import reserve
 from octavo_worker.ranks.rank import Rank
@@ -38,7 +38,7 @@ class RankLost(RuntimeError):
 
 class RankMemory:
     """Counts, the board of messages (`octavo_worker.ranks.board`), and room for what ranks exchange: `slots[2,
-    ranks, slot_bytes]`, uint8. Counts are addresses, for `octavo_kernels.ranks`."""
+    ranks, slot_bytes]`, uint8. Counts are addresses, for `octavo_kernels.exchange.ranks`."""
 
     def __init__(self, descriptor: int, rank: Rank, slot_bytes: int) -> None:
         """Raises `RanksFailed` if there is not as much memory. Every rank asks for the same."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.adjust import Adjustment, adjust, pack
+from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 from octavo_worker.contract.messages import Logprob
 from octavo_worker.contract.step import Sampled, SampleRow
 from octavo_worker.model.transfer import on_device, to_host

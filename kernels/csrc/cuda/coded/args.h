@@ -5,10 +5,10 @@
 
 namespace octavo {
 
-// Numbers are those of `Codes` in octavo_kernels/weights.py. Integers are stored from 0 on: those of eight bits plus 128.
+// Numbers are those of `Codes` in octavo_kernels/products/weights.py. Integers are stored from 0 on: of eight bits plus 128.
 enum class Codes : int { int4 = 0, int8 = 1, fp4 = 2, fp8 = 3 };
 
-// A matrix [columns, depth] as octavo_kernels/coded.py lays it out.
+// A matrix [columns, depth] as octavo_kernels/products/coded.py lays it out.
 struct CodedMatrix {
   Codes kind;
   int group;           // of so many codes of a row, side by side, each has the same scale: see `groups_of_brick`
@@ -23,7 +23,7 @@ struct CodedArgs : LinearArgs {
   CodedMatrix matrix;
 };
 
-// Which kernel computes a product, and how: octavo_kernels/choice.py decides.
+// Which kernel computes a product, and how: octavo_kernels/products/choice.py decides.
 struct CodedTile {
   int tokens;   // rows of x
   int cluster;  // blocks that share the depth

@@ -15,7 +15,7 @@ inline constexpr int kMostMeeting = 512;    // blocks of a launch that meet thos
 inline constexpr int kRowVectors = 2048;    // of 16 bytes, at most
 inline constexpr int kGatherThreads = 256;  // of a block
 
-// The numbers are those of octavo_kernels/exchange.py, which decides.
+// The numbers are those of octavo_kernels/exchange/gpus.py, which decides.
 enum class Way : int { push = 0, pull = 1, shared_pull = 2 };
 
 // On the host, mapped: what ends all waits, and what tells that one was ended.

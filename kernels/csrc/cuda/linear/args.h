@@ -26,7 +26,7 @@ struct LinearArgs {
   unsigned* counter;  // null: none; one zero, which is zero again when the launch has ended, for one stream
 };
 
-// Which kernel computes a product, and how: octavo_kernels/choice.py decides, the numbers are those of its `Kernel`.
+// Which kernel computes a product, and how: octavo_kernels/products/choice.py decides, the numbers are those of its `Kernel`.
 enum class LinearKernel : int { row = 0, held = 1, ring = 2, wide = 3, uniform = 4 };
 struct LinearTile {
   int consumers, columns;  // warpgroups, each with 64 rows of x; rows of the weight

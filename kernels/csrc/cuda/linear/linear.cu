@@ -1,4 +1,4 @@
-// Launches the kernel that was chosen for a product. The choice is octavo_kernels/choice.py's alone.
+// Launches the kernel that was chosen for a product. The choice is octavo_kernels/products/choice.py's alone.
 #include "linear/linear.cuh"
 
 namespace octavo {

@@ -1,4 +1,4 @@
-// Launches the kernel that was chosen for a product of codes of eight bits. The choice is octavo_kernels/choice.py's alone.
+// Launches the kernel that was chosen for a product of codes of eight bits, by octavo_kernels/products/choice.py alone.
 #include "w8a8/w8a8.cuh"
 
 namespace octavo {

@@ -59,7 +59,7 @@ struct W8A8RowArgs {
   void* out;
 };
 
-// Which kernel computes a product, and how: octavo_kernels/choice.py decides, the numbers are those of its `W8A8Kernel`.
+// Which kernel computes a product, and how: octavo_kernels/products/choice.py decides, the numbers are those of its `W8A8Kernel`.
 enum class W8A8Kernel : int { plain = 0, wide = 1 };
 struct W8A8Launch {
   W8A8Kernel kernel;

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.weights import DTYPES, PER_BYTE, Activations, Codes, QuantisedWeight, Scheme
+from octavo_kernels.products.weights import DTYPES, PER_BYTE, Activations, Codes, QuantisedWeight, Scheme
 from octavo_worker.contract.options import OnlineQuantization
 from octavo_worker.model.errors import UnsupportedModel
 

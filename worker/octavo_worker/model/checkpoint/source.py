@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from octavo_kernels.weights import DTYPES, PER_BYTE, Codes, QuantisedWeight, Scheme, values
+from octavo_kernels.products.weights import DTYPES, PER_BYTE, Codes, QuantisedWeight, Scheme, values
 from octavo_worker.contract.files import INDEX, DamagedFile, indexed, tensor_files
 from octavo_worker.model.checkpoint.header import CONVERTED, KINDS, Place, read_header
 from octavo_worker.model.errors import CheckpointError

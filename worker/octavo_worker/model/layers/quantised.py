@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.ops import Gate, Product
-from octavo_kernels.weights import Activations, PackedWeight, Scheme
+from octavo_kernels.products.weights import Activations, PackedWeight, Scheme
 from octavo_worker.model.layers.linear import Linear, Products
 from octavo_worker.model.layers.norm import Input
 

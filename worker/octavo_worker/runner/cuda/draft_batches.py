@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from octavo_kernels.plan import chunk_count
+from octavo_kernels.attention.plan import chunk_count
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.causal_model import CausalModel, heads_per_kv
 from octavo_worker.model.transfer import on_device

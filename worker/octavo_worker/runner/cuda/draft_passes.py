@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.plan import chunk_count
-from octavo_kernels.sampling import SAMPLE_WORDS
+from octavo_kernels.attention.plan import chunk_count
+from octavo_kernels.sampling.sample import SAMPLE_WORDS
 from octavo_kernels.step import StepInputs
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.causal_model import CausalModel, heads_per_kv

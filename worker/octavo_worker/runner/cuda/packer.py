@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo_kernels.sampling import SAMPLE, SAMPLE_WORDS
+from octavo_kernels.sampling.sample import SAMPLE, SAMPLE_WORDS
 from octavo_kernels.step import HEADER, SEQUENCE
 from octavo_worker.contract.step import SampleRow, SampleSpec, SequenceStep, StepError, StepPlan, count_host_blocks
 from octavo_worker.runner.base import PromptScores, prompt_scores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_kernels.plan import AttentionPlan, chunk_tokens
+from octavo_kernels.attention.plan import AttentionPlan, chunk_tokens
 from octavo_worker.contract.cache import common_shape, windows_of
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.causal_model import CausalModel

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_kernels.attention.plan import chunk_tokens, few_queries, split_queries
 from octavo_kernels.cuda import reads_prefixes_once
-from octavo_kernels.plan import chunk_tokens, few_queries, split_queries
 from octavo_kernels.step import StepInputs, carry, unpack_step
 from octavo_worker.contract.cache import common_shape, windows_of
 from octavo_worker.contract.step import Done, Launched, Masks, SharedReading, StepError, StepPlan

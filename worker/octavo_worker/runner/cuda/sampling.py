@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.adjust import ROW, Adjustment, adjust, pack
+from octavo_kernels.sampling.adjust import ROW, Adjustment, adjust, pack
 from octavo_kernels.step import StepInputs
 from octavo_worker.contract.step import Masks
 from octavo_worker.model.transfer import on_device

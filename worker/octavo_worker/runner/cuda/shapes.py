@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from octavo_kernels.plan import chunk_count, only_prompts
+from octavo_kernels.attention.plan import chunk_count, only_prompts
 from octavo_worker.model.stage import Stage
 
 PROMPT_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_kernels.ranks import masses
+from octavo_kernels.exchange.ranks import masses
 from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.ranks.group import Group
 

@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 import torch
 
-from octavo_kernels.exchange import Exchange
+from octavo_kernels.exchange.gpus import Exchange
 from octavo_worker.contract.step import Masks, StepPlan
 from octavo_worker.model.causal_model import CacheConfig, CausalModel
 from octavo_worker.model.config import DecoderConfig

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.adjust import Adjustment, adjust, pack
-from octavo_kernels.ranks import best_part, draw_part, sample_part
+from octavo_kernels.exchange.ranks import best_part, draw_part, sample_part
+from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 from octavo_worker.contract.step import SampleRow
 from octavo_worker.ranks.group import Group
 from octavo_worker.ranks.rank import Rank, vocabulary_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_kernels.weights import Activations, Codes, Scheme
+from octavo_kernels.products.weights import Activations, Codes, Scheme
 from octavo_worker.model.errors import UnsupportedModel
 
 FORMATS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo_kernels.weights import DTYPES, Codes, QuantisedWeight, Scheme
+from octavo_kernels.products.weights import DTYPES, Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.columns import ordered, sorted_by_group
 from octavo_worker.model.checkpoint.formats.compressed_groups import ALL, Group
 from octavo_worker.model.checkpoint.formats.fields import signed, unpack

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_kernels.weights import Codes, Scheme
+from octavo_kernels.products.weights import Codes, Scheme
 from octavo_worker.model.checkpoint.formats.compressed_groups import Group
 from octavo_worker.model.checkpoint.formats.compressed_parts import EightBits, FourBitFloats, PackedIntegers
 from octavo_worker.model.checkpoint.formats.stored import Part, Stored

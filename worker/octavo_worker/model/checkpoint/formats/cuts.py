@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from octavo_kernels.weights import PER_BYTE, QuantisedWeight
+from octavo_kernels.products.weights import PER_BYTE, QuantisedWeight
 from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.checkpoint.source import Cut
 from octavo_worker.model.errors import UnsupportedModel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo_kernels import ops
-from octavo_kernels.weights import Scheme
+from octavo_kernels.products.weights import Scheme
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
 from octavo_worker.model.checkpoint.formats.cuts import cut_weight
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo_kernels.weights import Activations, Codes, QuantisedWeight, Scheme
+from octavo_kernels.products.weights import Activations, Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.stored import HEAD, SCALES, Part, Wanted
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 

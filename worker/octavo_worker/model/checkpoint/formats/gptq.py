@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
+from octavo_kernels.products.weights import Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.columns import ordered, sorted_by_group
 from octavo_worker.model.checkpoint.formats.fields import signed, unpack
 from octavo_worker.model.checkpoint.formats.stored import HEAD, SCALES, Part, Wanted

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from octavo_kernels import ops
-from octavo_kernels.weights import Scheme
+from octavo_kernels.products.weights import Scheme
 from octavo_worker.contract.options import OnlineQuantization
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
 from octavo_worker.model.checkpoint.formats.cuts import cut_weight

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
+from octavo_kernels.products.weights import Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
 from octavo_worker.model.checkpoint.formats.cuts import cut_weight, tensor_cuts
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from octavo_kernels.chips import Chip
-from octavo_kernels.choice import OLDEST, RECENT, Ending, over
-from octavo_kernels.coded import STRIP_ROWS, Bricks
+from octavo_kernels.products.choice import OLDEST, RECENT, Ending, over
+from octavo_kernels.products.coded import STRIP_ROWS, Bricks
 
 
 class CodedKernel(IntEnum):

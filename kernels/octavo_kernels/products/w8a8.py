@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from octavo_kernels import choice, cuda
-from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
+from octavo_kernels import cuda
 from octavo_kernels.operands import DTYPES, RmsNorm, address, norm_at, rows_at
-from octavo_kernels.product import Product
-from octavo_kernels.weights import Activations, Codes, PackedWeight, Scheme
+from octavo_kernels.products import choice
+from octavo_kernels.products.choice import Form, W8A8Kernel, W8A8Launch
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import Activations, Codes, PackedWeight, Scheme
 
 BLOCK = 128  # of the depth, what a scale is for where there are several for a row
 WIDEST = {4: 16384, 2: 32768}  # bytes of an element: elements of a row that one block of threads holds

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo_kernels import _cpu, dense_cuda
-from octavo_kernels.activation import Gate, act_and_mul, code_of
+from octavo_kernels import _cpu
 from octavo_kernels.operands import DTYPES, address, rows_at
-from octavo_kernels.product import Product, prepare, without_norm
+from octavo_kernels.products import dense_cuda
+from octavo_kernels.products.activation import Gate, act_and_mul, code_of
+from octavo_kernels.products.product import Product, prepare, without_norm
 
 
 def linear(p: Product[Tensor]) -> Tensor:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo_kernels import dense, quantised
-from octavo_kernels.activation import Gate
-from octavo_kernels.product import Product
-from octavo_kernels.weights import PackedWeight
+from octavo_kernels.products import dense, quantised
+from octavo_kernels.products.activation import Gate
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import PackedWeight
 
 
 def linear(p: Product[Any]) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo_kernels import _cpu, cuda
 from octavo_kernels.call import check, check_devices, float_type, rows_of, run
 from octavo_kernels.operands import rows_at
-from octavo_kernels.sampling import SAMPLE_WORDS
+from octavo_kernels.sampling.sample import SAMPLE_WORDS
 
 COUNT_BYTES = 64
 """Of a shared count: a cache line, zero at first."""

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo_kernels import choice, cuda
-from octavo_kernels.choice import Alignment, Ending, Form, Kernel, Launch
+from octavo_kernels import cuda
 from octavo_kernels.operands import DTYPES, address, norm_at, rows_at
-from octavo_kernels.product import Product
+from octavo_kernels.products import choice
+from octavo_kernels.products.choice import Alignment, Ending, Form, Kernel, Launch
+from octavo_kernels.products.product import Product
 
 FORMS = {torch.float32: Form.DENSE_32, torch.bfloat16: Form.DENSE_16, torch.float16: Form.DENSE_16}
 

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from octavo_kernels import _cpu, choice, coded_cuda, cuda, dense_cuda, w8a8
-from octavo_kernels.choice import Ending, Kernel
-from octavo_kernels.coded import bricks_of
-from octavo_kernels.coded_choice import CodedKernel, choose_coded
-from octavo_kernels.weights import Scheme
+from octavo_kernels import _cpu, cuda
+from octavo_kernels.products import choice, coded_cuda, dense_cuda, w8a8
+from octavo_kernels.products.choice import Ending, Kernel
+from octavo_kernels.products.coded import bricks_of
+from octavo_kernels.products.coded_choice import CodedKernel, choose_coded
+from octavo_kernels.products.weights import Scheme
 
 LIBRARIES = {Kernel.CUBLAS: "cuBLAS", Kernel.CUBLASLT: "cuBLASLt"}
 AMD_LIBRARIES = dict.fromkeys(LIBRARIES, "hipBLAS")

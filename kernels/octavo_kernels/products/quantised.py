@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels import coded_cuda, cuda, dense_cuda, quantised_cpu, reference, w8a8
-from octavo_kernels import dense as dense_products
-from octavo_kernels.activation import Gate, act_and_mul, code_of
-from octavo_kernels.coded import CodedWeight
-from octavo_kernels.coded_choice import prefers_copy
-from octavo_kernels.product import Product, prepare, without_norm
-from octavo_kernels.weights import Activations, PackedWeight, QuantisedWeight, dequantise
-from octavo_kernels.weights import check as check_weight
+from octavo_kernels import cuda, reference
+from octavo_kernels.products import coded_cuda, dense_cuda, quantised_cpu, w8a8
+from octavo_kernels.products import dense as dense_products
+from octavo_kernels.products.activation import Gate, act_and_mul, code_of
+from octavo_kernels.products.coded import CodedWeight
+from octavo_kernels.products.coded_choice import prefers_copy
+from octavo_kernels.products.product import Product, prepare, without_norm
+from octavo_kernels.products.weights import Activations, PackedWeight, QuantisedWeight, dequantise
+from octavo_kernels.products.weights import check as check_weight
 
 
 def pack(weight: QuantisedWeight) -> PackedWeight:

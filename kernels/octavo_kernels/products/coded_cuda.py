@@ -7,14 +7,15 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from octavo_kernels import coded_choice, cuda, dense_cuda
-from octavo_kernels.activation import Gate, act_and_mul, code_of
-from octavo_kernels.choice import TENSOR_CORES, Ending
-from octavo_kernels.coded import CodedWeight, bricks_of, lay_out
-from octavo_kernels.coded_choice import CodedKernel, CodedLaunch
+from octavo_kernels import cuda
 from octavo_kernels.operands import DTYPES, address, norm_at, rows_at
-from octavo_kernels.product import Product, without_norm
-from octavo_kernels.weights import PackedWeight, QuantisedWeight, Scheme
+from octavo_kernels.products import coded_choice, dense_cuda
+from octavo_kernels.products.activation import Gate, act_and_mul, code_of
+from octavo_kernels.products.choice import TENSOR_CORES, Ending
+from octavo_kernels.products.coded import CodedWeight, bricks_of, lay_out
+from octavo_kernels.products.coded_choice import CodedKernel, CodedLaunch
+from octavo_kernels.products.product import Product, without_norm
+from octavo_kernels.products.weights import PackedWeight, QuantisedWeight, Scheme
 
 
 def takes(weight: QuantisedWeight) -> bool:

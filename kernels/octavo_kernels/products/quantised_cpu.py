@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 
 from octavo_kernels import _cpu
 from octavo_kernels.operands import DTYPES, address, rows_at
-from octavo_kernels.product import Product
-from octavo_kernels.weights import PER_BYTE, Activations, Codes, PackedWeight, QuantisedWeight, Scheme, values
+from octavo_kernels.products.product import Product
+from octavo_kernels.products.weights import PER_BYTE, Activations, Codes, PackedWeight, QuantisedWeight, Scheme, values
 
 PANEL, COLUMNS = 16, 64
 """Columns of a panel; what the number of all columns is filled up to a multiple of."""

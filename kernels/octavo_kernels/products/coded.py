@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from octavo_kernels.weights import PER_BYTE, Activations, Codes, PackedWeight, QuantisedWeight, Scheme
+from octavo_kernels.products.weights import PER_BYTE, Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 
 STRIP_ROWS = 16
 BRICK_DEPTH = {Codes.INT4: 128, Codes.INT8: 64, Codes.FP4: 128, Codes.FP8: 64}

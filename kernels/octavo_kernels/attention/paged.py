@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import checks, cuda
-from octavo_kernels.cache import cache_layout, rope_write_kv
+from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.cache.blocks import cache_layout, rope_write_kv
 from octavo_kernels.call import Call, Operation, check, check_devices, check_heads, float_type
 from octavo_kernels.operands import address, rows_at
-from octavo_kernels.plan import AttentionPlan
 
 
 @Operation

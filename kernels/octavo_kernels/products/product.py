@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.call import check, check_devices, float_type, output, rows_of
-from octavo_kernels.norm import rms_norm
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.weights import PackedWeight
+from octavo_kernels.products.norm import rms_norm
+from octavo_kernels.products.weights import PackedWeight
 
 W = TypeVar("W", bound=Tensor | PackedWeight, covariant=True)
 
