@@ -91,6 +91,7 @@ class Scheduler:
         self.pool, self.cache = self.kv.pool, self.kv.cache
         self.limits = Limits(max_model_len, vocab_size, max_running, capacity)
         scheduling = scheduling or PriorityPolicy()
+        self.gives_way = scheduling.gives_way
         reserve = math.ceil(watermark * self.pool.total)
         self._batch = BatchManager(self.kv, scheduling, max_running=max_running, watermark=reserve)
         self._requests = Requests(
@@ -138,7 +139,7 @@ class Scheduler:
             sequence.indices.remove(index)
             del request.sequences[index]
             if sequence.state is State.RUNNING:
-                self._batch.running.width -= 1
+                self._batch.running.count(sequence, -1)
             return
         if sequence.state is State.RUNNING and not sequence.decodes:
             # Siblings that compute as well may share blocks that this one was going to fill.
