@@ -237,10 +237,10 @@ def test_a_preempted_request_ages_from_then_on():
 def test_a_higher_class_does_not_wait_behind_what_rose_and_finds_no_room():
     """The request that rose needs more than is free, and what runs of its own class does not give way to it."""
     now = 0.0
-    driver = Driver.create(61, 4, clock=lambda: now, aging_s=10.0, max_running=16)
+    driver = Driver.create(46, 4, clock=lambda: now, aging_s=10.0, max_running=16)
     driver.add(make_request("keeps", prompt(60), max_tokens=60, priority=HIGH))
     running(driver, make_request("short", prompt(40, 300), max_tokens=60, priority=NORMAL))
-    large = make_request("large", prompt(100, 500), max_tokens=5, priority=NORMAL)
+    large = make_request("large", prompt(88, 500), max_tokens=5, priority=NORMAL)
     driver.add(large)
     for _ in range(12):
         now += 1.0
