@@ -50,9 +50,27 @@ class Enqueued:
         return self.accepted is not None
 
 
+class ClassRoom(NamedTuple):
+    """What a worker takes on of one class: `jobs` whose prompts come to `tokens`. With `whole` the first may have any
+    size, as nothing runs that would not give way to it. Beyond that come `guests`, with so many `guest_tokens`, for each
+    of which a job of another tenant gives way; the tenants in `sated` may have none."""
+
+    jobs: int
+    tokens: int
+    whole: bool = False
+    guests: int = 0
+    guest_tokens: int = 0
+    sated: tuple[str, ...] = ()
+
+    @property
+    def is_none(self) -> bool:
+        return self.jobs <= 0 and self.guests <= 0
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A job handed to a worker. `token` fences every later write; `read_stream` gives what earlier owners published."""
+    """A job handed to a worker. `token` fences every later write; `read_stream` gives what earlier owners published.
+    `risen` is the class of the jobs that it went before, as its own had been passed over for long."""
 
     job_id: str
     token: str
@@ -64,6 +82,7 @@ class Claim:
     deadline: float | None  # seconds since the epoch, by the server's clock
     offset: int  # tokens already in the stream; read them with `read_stream` before continuing
     solo: bool  # a suspect: nothing may run beside what this claim handed out
+    risen: Priority | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +101,7 @@ class Claims:
     server_time: float
     solo_waiting_s: float  # age of the oldest suspect that waits for an idle worker, 0 if none
     unreadable: tuple[Unreadable, ...] = ()
+    misfit: bool = False  # a job whose turn it was is too large for the room
 
 
 class Append(NamedTuple):
@@ -204,12 +224,17 @@ class Cell:
         lease_ms: int,
         idle: bool,
         digest: str = "",
+        rooms: Sequence[ClassRoom] = (),
     ) -> Call[Claims]:
         """Up to `max_jobs` jobs whose prompts come to about `max_tokens` tokens in all. With `idle` (the worker runs
         nothing) the first job is handed out whatever its size, and suspects, with nothing beside, before others. A job
-        with tokens is handed out only to workers of the `digest` that made them; "" takes those of unknown origin."""
+        with tokens is handed out only to workers of the `digest` that made them; "" takes those of unknown origin.
+
+        `rooms` are those of the classes, the highest first, where what runs of one gives way to higher ones; they count
+        within `max_jobs`, and in place of `max_tokens`."""
         token = secrets.token_hex(16)
-        asked = (model, worker_id, token, max_jobs, max_tokens, lease_ms, int(idle), digest)
+        packed = msgpack.packb([(*room[:2], int(room.whole), *room[3:]) for room in rooms]) if rooms else b""
+        asked = (model, worker_id, token, max_jobs, max_tokens, lease_ms, int(idle), digest, packed)
         return self._call("claim", *asked, parse=lambda reply: _parse_claims(reply, token))
 
     def append(self, items: Sequence[Append]) -> Call[list[AppendReply]]:
@@ -344,7 +369,7 @@ def _accepted(job_id: str, request: JobRequest, tenant: str, at: float) -> JobIn
 
 
 def _parse_claims(reply: list[Any], token: str) -> Claims:
-    now_ms, solo_ms, *rows = reply
+    now_ms, solo_ms, misfit, *rows = reply
     jobs: list[Claim] = []
     unreadable: list[Unreadable] = []
     for row in rows:
@@ -355,12 +380,12 @@ def _parse_claims(reply: list[Any], token: str) -> Claims:
             unreadable.append(Unreadable(job_id, token, offset, error.message))
         except ValueError:  # a stranger's hand: only what the scripts calculate with is checked by them
             unreadable.append(Unreadable(job_id, token, offset, "a field of it is damaged"))
-    return Claims(tuple(jobs), now_ms / 1000, solo_ms / 1000, tuple(unreadable))
+    return Claims(tuple(jobs), now_ms / 1000, solo_ms / 1000, tuple(unreadable), bool(misfit))
 
 
 def _parse_claim(row: list[Any], token: str) -> Claim:
     """Raises MalformedMessage, ValueError."""
-    job_id, attempt, tenant, priority, body, seed, deadline, offset, solo = row
+    job_id, attempt, tenant, priority, body, seed, deadline, offset, solo, risen = row
     if int(seed) >= 1 << 63:
         raise ValueError("more than 63 bits")
     return Claim(
@@ -374,6 +399,7 @@ def _parse_claim(row: list[Any], token: str) -> Claim:
         deadline=int(deadline) / 1000 if deadline else None,
         offset=int(offset),
         solo=bool(solo),
+        risen=_text(risen) or None,  # type: ignore[arg-type]
     )
 
 
