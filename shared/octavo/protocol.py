@@ -52,8 +52,8 @@ class Enqueued:
 
 class ClassRoom(NamedTuple):
     """What a worker takes on of one class: `jobs` whose prompts come to `tokens`. With `whole` the first may have any
-    size, as nothing runs that would not give way to it. Beyond that come `guests`, with so many `guest_tokens`, for each
-    of which a job of another tenant gives way; the tenants in `sated` may have none."""
+    size, as nothing runs that would not give way to it. Beyond that come `guests`, with so many `guest_tokens`, for
+    each of which a job of another tenant gives way; the tenants in `sated` may have none."""
 
     jobs: int
     tokens: int

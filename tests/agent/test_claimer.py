@@ -13,17 +13,23 @@ from queue_client import MODEL, Queue, known_queue
 from redis.exceptions import ConnectionError
 
 from octavo.connection import connect
-from octavo.protocol import Claims
+from octavo.protocol import Claims, ClassRoom
 from octavo_worker.agent import claimer as module
 from octavo_worker.agent.claimer import Claimer
 from octavo_worker.agent.room import Room
+
+
+def room_of(*jobs: int, idle: bool = False) -> Room:
+    """For so many jobs of each class, or of all that are not named."""
+    classes = (*jobs, *[jobs[-1]] * (3 - len(jobs)))
+    return Room(tuple(ClassRoom(count, 9999, whole=idle) for count in classes), idle=idle)
 
 
 class Counter:
     """A claimer, the room that it is told of, and the jobs that it took."""
 
     def __init__(self, queue: Queue, claimer_of: type[Claimer], connection: redis.asyncio.Redis) -> None:
-        self.room: Room | None = Room(sequences=4, tokens=9999, idle=True)
+        self.room: Room | None = room_of(4, idle=True)
         self.taken: list[str] = []
         self.changed = asyncio.Event()
         self.queue = queue
@@ -107,7 +113,7 @@ async def test_a_suspect_that_waits_gets_an_idle_worker(redis_url: str, monkeypa
     monkeypatch.setattr(module, "run", run)
     async with counting(redis_url) as counter:
         await counter.waits_for_the_bell()
-        counter.room = Room(sequences=4, tokens=9999, idle=False)
+        counter.room = room_of(4)
         suspect = counter.queue.submit()
         keys, connection = counter.queue.cell.keys, counter.queue.connection
         await waiting.until(lambda: counter.taken == [suspect])
@@ -118,7 +124,7 @@ async def test_a_suspect_that_waits_gets_an_idle_worker(redis_url: str, monkeypa
         await waiting.until(lambda: asked[0] > before)
         other, before = counter.queue.submit(), asked[0]
         await waiting.until(lambda: asked[0] > before)
-        counter.room = Room(sequences=4, tokens=9999, idle=True)
+        counter.room = room_of(4, idle=True)
         await waiting.until(lambda: len(counter.taken) > 1)
         assert counter.taken[1] == suspect
         connection.zrem(f"{keys.prefix}:b:solo:{MODEL}", suspect)

@@ -94,7 +94,7 @@ class AddRequest(Message):
     deadline: float | None = None  # seconds since the epoch
     grammar: Grammar | None = None  # of all sequences
     resumed: bool = False  # a reader may be in mid-stream: it goes before others of its class
-    risen: int | None = None  # the class to which waiting in the queue has raised it
+    risen: int | None = None  # the class to which waiting has raised it, if any has
 
 
 class Abort(Message):

@@ -143,6 +143,12 @@ class Agent:
         for resumed in output.resumed:
             if (job := self._computed.get(resumed.id)) is not None:
                 job.resumed(resumed)
+        for request_id in output.preempted:
+            if (job := self._computed.get(request_id)) is not None:
+                job.preempted()
+        for promoted in output.promoted:
+            if (job := self._computed.get(promoted.id)) is not None:
+                job.promoted(promoted)
         for verified in output.verified:
             if (job := self._computed.get(verified.id)) is not None:
                 job.verified(verified)
@@ -153,10 +159,13 @@ class Agent:
                 self.publisher.add(job)
         for progress in output.progress:
             if (job := self._computed.get(progress.id)) is not None:
+                job.progressed(progress)
                 self.progress.add(job, progress)
         for failure in output.failed:
             if (job := self._computed.get(failure.id)) is not None:
                 self._fail(job, failure)
+        if output.started or output.resumed or output.preempted:
+            self._changed()
         self._changed()
 
     def _leave(self, job: ActiveJob, last: TokenOutput) -> None:
