@@ -29,6 +29,10 @@ class Room:
         """The most that a claim can bring."""
         return self.classes[0].jobs + sum(room.guests for room in self.classes)
 
+    def of(self, rank: int) -> ClassRoom:
+        """Of one class."""
+        return self.classes[min(rank, len(self.classes) - 1)]
+
     def offers(self, before: Room) -> bool:
         """Whether there is room for a class that had none before."""
         return any(then.is_none and not now.is_none for then, now in zip(before.classes, self.classes, strict=True))
