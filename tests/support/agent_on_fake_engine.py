@@ -24,7 +24,7 @@ def main() -> None:
         preemption=settings.preemption,
         speculate=settings.speculate,
         speculate_most=settings.speculate_most,
-        max_running=64,
+        max_running=min(64, settings.max_running),
         token_budget=512,
         max_model_len=1024,
         check_integrity=settings.check_integrity,

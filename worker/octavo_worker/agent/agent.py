@@ -98,11 +98,11 @@ class Agent:
 
     def preempted(self) -> list[tuple[ActiveJob, int]]:
         """Unfinished jobs for which the engine has no memory, with the blocks that they need."""
-        limits, fenced = self._limits, self._fenced
+        limits = self._limits
+        if limits is None or self._fenced:
+            return []
         gone = [job for job in self._jobs.values() if job.preempted_at is not None and not job.is_over]
-        return (
-            [] if limits is None or fenced else [(j, j.blocks(limits.block_size, limits.enough_blocks)) for j in gone]
-        )
+        return [(job, job.blocks(limits.block_size, limits.enough_blocks)) for job in gone]
 
     async def give_back(self, jobs: Sequence[ActiveJob]) -> None:
         """Let other workers go on with unfinished jobs."""
