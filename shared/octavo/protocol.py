@@ -10,7 +10,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgpack
 
@@ -230,11 +230,10 @@ class Cell:
         nothing) the first job is handed out whatever its size, and suspects, with nothing beside, before others. A job
         with tokens is handed out only to workers of the `digest` that made them; "" takes those of unknown origin.
 
-        `rooms` are those of the classes, the highest first, where what runs of one gives way to higher ones; they count
-        within `max_jobs`, and in place of `max_tokens`."""
+        `rooms` are those of the classes, the highest first, where what runs of one gives way to higher ones. The first
+        is `max_jobs` and `max_tokens`."""
         token = secrets.token_hex(16)
-        packed = msgpack.packb([(*room[:2], int(room.whole), *room[3:]) for room in rooms]) if rooms else b""
-        asked = (model, worker_id, token, max_jobs, max_tokens, lease_ms, int(idle), digest, packed)
+        asked = (model, worker_id, token, max_jobs, max_tokens, lease_ms, int(idle), digest, *_class_rooms(rooms))
         return self._call("claim", *asked, parse=lambda reply: _parse_claims(reply, token))
 
     def append(self, items: Sequence[Append]) -> Call[list[AppendReply]]:
@@ -366,6 +365,17 @@ def _accepted(job_id: str, request: JobRequest, tenant: str, at: float) -> JobIn
         created_at=at,
         metadata=request.metadata,
     )
+
+
+def _class_rooms(rooms: Sequence[ClassRoom]) -> list[int | str]:
+    if not rooms:
+        return []
+    args: list[int | str] = [sum(room.whole for room in rooms)]
+    args += [figure for room in rooms[1:] for figure in (room.jobs, room.tokens)]
+    for name, room in zip(get_args(Priority), rooms, strict=True):
+        if room.guests:
+            args += [name, room.guests, room.guest_tokens, " ".join(room.sated)]
+    return args
 
 
 def _parse_claims(reply: list[Any], token: str) -> Claims:

@@ -21,14 +21,14 @@ class Fleet:
     def add(self, priority: str, *, tenant: str = "acme", prompt: Any = "hello") -> str:
         return str(self.world.enqueue(self._request_of(prompt, priority=priority), tenant=tenant))
 
-    def claim(self, *jobs: int, rooms: tuple[ClassRoom, ...] = (), digest: str = "", idle: bool = False) -> Claims:
+    def claim(self, *jobs: int, rooms: tuple[ClassRoom, ...] = (), digest: str = "") -> Claims:
         """With so many jobs of room for high, normal and batch, or with `rooms`."""
         rooms = rooms or tuple(ClassRoom(count, 9999) for count in jobs)
-        most = max(0, *(room.jobs for room in rooms)) + sum(room.guests for room in rooms)
-        call = self.world.cell.claim(
-            "toy", "w", max_jobs=most, max_tokens=9999, lease_ms=60_000, idle=idle, digest=digest, rooms=rooms
-        )
-        return self.world.run(call)
+        return self.world.run(self.call(rooms, digest))
+
+    def call(self, rooms: tuple[ClassRoom, ...], digest: str = "") -> Any:
+        most = {"max_jobs": rooms[0].jobs, "max_tokens": rooms[0].tokens}
+        return self.world.cell.claim("toy", "w", **most, lease_ms=60_000, idle=False, digest=digest, rooms=rooms)
 
     def got(self, *jobs: int, **options: Any) -> list[str]:
         return [claim.job_id for claim in self.claim(*jobs, **options).jobs]
@@ -146,10 +146,7 @@ def test_a_repeated_claim_says_again_what_rose(fleet: Fleet) -> None:
     fleet.add("batch")
     pass_over(fleet, 32)
     fleet.add("high")
-    rooms = (ClassRoom(1, 999),) * 3
-    call = fleet.world.cell.claim(
-        "toy", "w", max_jobs=1, max_tokens=999, lease_ms=60_000, idle=False, digest="", rooms=rooms
-    )
+    call = fleet.call((ClassRoom(1, 999),) * 3)
     first, again = fleet.world.run(call), fleet.world.run(call)
     assert [claim.risen for claim in (*first.jobs, *again.jobs)] == ["high", "high"]
 

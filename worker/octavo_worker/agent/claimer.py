@@ -129,7 +129,7 @@ class Claimer:
         call = self._cell.claim(
             self._model,
             self._worker_id,
-            max_jobs=0 if look_only else room.jobs,
+            max_jobs=0 if look_only else room.classes[0].jobs,
             max_tokens=room.classes[0].tokens,
             lease_ms=self._lease_ms,
             idle=room.idle,

@@ -24,11 +24,6 @@ class Room:
     classes: tuple[ClassRoom, ...]
     idle: bool
 
-    @property
-    def jobs(self) -> int:
-        """The most that a claim can bring."""
-        return self.classes[0].jobs + sum(room.guests for room in self.classes)
-
     def of(self, rank: int) -> ClassRoom:
         """Of one class."""
         return self.classes[min(rank, len(self.classes) - 1)]

@@ -25,7 +25,7 @@ local function requeue(id, job, kind, at)
   call('ZREM', key('L'), id)
   count(job.tn, 'running', -1)
   count_queued(job, 1)
-  call('ZADD', key('b', lane, job.mdl), place_in(kind, job.cls, at), id)
+  call('ZADD', key('b', lane, job.mdl), kind == 'resume' and at * (SHARE[job.cls] or 1) or at, id)
   if lane == kind then return ring(job.mdl) end
   call('ZADD', key('bound', job.mdl), at, id)
   if tonumber(job.qt) then start_within(id, tonumber(job.qt), job.dl) end

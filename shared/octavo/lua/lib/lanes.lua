@@ -14,15 +14,11 @@ local function lanes_of(kind, digest)
   return {kind .. ':=' .. digest, kind}
 end
 
--- A lane 'resume' is in order of classes, then of time: a score is a share of the time in ms. Versions before this one
--- put the whole time there, and take what comes first.
+-- A lane 'resume' is in order of classes, then of time: a score is the class's share of the time in ms. Versions before
+-- this one put the whole time there, and take what comes first.
 local SHARE = {high = 0.25, normal = 0.5, batch = 0.75}
 
-local function place_in(kind, class, at)
-  return kind == 'resume' and SHARE[class] and SHARE[class] * at or at
-end
-
--- Nil for a score of an earlier version.
+-- Of a score; nil for one of an earlier version.
 local function class_at(score)
   local share = score / NOW
   return share < 0.375 and 'high' or share < 0.625 and 'normal' or share < 0.875 and 'batch' or nil
