@@ -10,17 +10,22 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgpack
 
 from octavo import wire
 from octavo.calls import Call
-from octavo.errors import IdempotencyConflict, InvalidRequest, MalformedMessage, QueueFull, UnknownModel
+from octavo.claims import Claim as Claim
+from octavo.claims import Claims as Claims
+from octavo.claims import ClassRoom as ClassRoom
+from octavo.claims import Unreadable as Unreadable
+from octavo.claims import parse_claims, room_arguments
+from octavo.errors import IdempotencyConflict, InvalidRequest, QueueFull, UnknownModel
 from octavo.keys import Keys
 from octavo.limits import Limits as Limits
 from octavo.limits import Retention as Retention
-from octavo.models import MAX_BODY_BYTES, Chunk, JobInfo, JobRequest, JobStatus, ModelCard, Priority, Progress, Terminal
+from octavo.models import MAX_BODY_BYTES, Chunk, JobInfo, JobRequest, JobStatus, ModelCard, Progress, Terminal
 
 MAX_APPENDS = 64  # items in one append call; keeps the server's pause under a millisecond
 _JOB_TOKENS = 16  # what a job costs a claim's budget besides its prompt: a block
@@ -48,60 +53,6 @@ class Enqueued:
     @property
     def created(self) -> bool:
         return self.accepted is not None
-
-
-class ClassRoom(NamedTuple):
-    """What a worker takes on of one class: `jobs` whose prompts come to `tokens`. With `whole` the first may have any
-    size, as nothing runs that would not give way to it. Beyond that come `guests`, with so many `guest_tokens`, for
-    each of which a job of another tenant gives way; the tenants in `sated` may have none."""
-
-    jobs: int
-    tokens: int
-    whole: bool = False
-    guests: int = 0
-    guest_tokens: int = 0
-    sated: tuple[str, ...] = ()
-
-    @property
-    def is_none(self) -> bool:
-        return self.jobs <= 0 and self.guests <= 0
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A job handed to a worker. `token` fences every later write; `read_stream` gives what earlier owners published.
-    `risen` is the class of the jobs that it went before, as its own had been passed over for long."""
-
-    job_id: str
-    token: str
-    attempt: int
-    tenant: str
-    priority: Priority
-    request: JobRequest
-    seed: int
-    deadline: float | None  # seconds since the epoch, by the server's clock
-    offset: int  # tokens already in the stream; read them with `read_stream` before continuing
-    solo: bool  # a suspect: nothing may run beside what this claim handed out
-    risen: Priority | None = None
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A claimed job whose stored request is not a message of this version: finish it as failed."""
-
-    job_id: str
-    token: str
-    offset: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Claims:
-    jobs: tuple[Claim, ...]
-    server_time: float
-    solo_waiting_s: float  # age of the oldest suspect that waits for an idle worker, 0 if none
-    unreadable: tuple[Unreadable, ...] = ()
-    misfit: bool = False  # a job whose turn it was is too large for the room
 
 
 class Append(NamedTuple):
@@ -233,8 +184,8 @@ class Cell:
         `rooms` are those of the classes, the highest first, where what runs of one gives way to higher ones. The first
         is `max_jobs` and `max_tokens`."""
         token = secrets.token_hex(16)
-        asked = (model, worker_id, token, max_jobs, max_tokens, lease_ms, int(idle), digest, *_class_rooms(rooms))
-        return self._call("claim", *asked, parse=lambda reply: _parse_claims(reply, token))
+        asked = (model, worker_id, token, max_jobs, max_tokens, lease_ms, int(idle), digest, *room_arguments(rooms))
+        return self._call("claim", *asked, parse=lambda reply: parse_claims(reply, token))
 
     def append(self, items: Sequence[Append]) -> Call[list[AppendReply]]:
         """One reply an item, in order. Raises ValueError for more than 64 items or a chunk without tokens."""
@@ -364,52 +315,6 @@ def _accepted(job_id: str, request: JobRequest, tenant: str, at: float) -> JobIn
         priority=request.priority,
         created_at=at,
         metadata=request.metadata,
-    )
-
-
-def _class_rooms(rooms: Sequence[ClassRoom]) -> list[int | str]:
-    if not rooms:
-        return []
-    args: list[int | str] = [sum(room.whole for room in rooms)]
-    args += [figure for room in rooms[1:] for figure in (room.jobs, room.tokens)]
-    for name, room in zip(get_args(Priority), rooms, strict=True):
-        if room.guests:
-            args += [name, room.guests, room.guest_tokens, " ".join(room.sated)]
-    return args
-
-
-def _parse_claims(reply: list[Any], token: str) -> Claims:
-    now_ms, solo_ms, misfit, *rows = reply
-    jobs: list[Claim] = []
-    unreadable: list[Unreadable] = []
-    for row in rows:
-        job_id, offset = _text(row[0]), int(row[7])
-        try:
-            jobs.append(_parse_claim(row, token))
-        except MalformedMessage as error:
-            unreadable.append(Unreadable(job_id, token, offset, error.message))
-        except ValueError:  # a stranger's hand: only what the scripts calculate with is checked by them
-            unreadable.append(Unreadable(job_id, token, offset, "a field of it is damaged"))
-    return Claims(tuple(jobs), now_ms / 1000, solo_ms / 1000, tuple(unreadable), bool(misfit))
-
-
-def _parse_claim(row: list[Any], token: str) -> Claim:
-    """Raises MalformedMessage, ValueError."""
-    job_id, attempt, tenant, priority, body, seed, deadline, offset, solo, risen = row
-    if int(seed) >= 1 << 63:
-        raise ValueError("more than 63 bits")
-    return Claim(
-        job_id=_text(job_id),
-        token=token,
-        attempt=int(attempt),
-        tenant=_text(tenant),
-        priority=_text(priority),  # type: ignore[arg-type]
-        request=wire.decode_request(body),
-        seed=int(seed),
-        deadline=int(deadline) / 1000 if deadline else None,
-        offset=int(offset),
-        solo=bool(solo),
-        risen=_text(risen) or None,  # type: ignore[arg-type]
     )
 
 
