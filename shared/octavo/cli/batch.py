@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -27,11 +27,15 @@ from octavo.client import AsyncClient
 from octavo.errors import OctavoError, QueueFull, ServerUnavailable
 from octavo.handles import AsyncJob, ensure_completed
 from octavo.logs import printable
-from octavo.models import JobRequest, JobStatus
+from octavo.models import JobRequest, JobStatus, Priority, WorkerInfo
 from octavo.openai.answers import CompletedJob
 
 if TYPE_CHECKING:
     from octavo.grammar_checks import GrammarChecks
+
+MAX_WINDOW = 10_000
+LEAST_WINDOW = 256
+"""Where no worker is there to go by."""
 
 app = typer.Typer(help="Run a file of requests; an interrupted run goes on where it was.", no_args_is_help=True)
 
@@ -46,7 +50,13 @@ def run(
     source: Annotated[Path, typer.Argument(help="Requests, one JSON object a line.", exists=True, dir_okay=False)],
     target: Annotated[Path, typer.Argument(help="Where the answers go, in OpenAI's batch output format.")],
     model: Annotated[str, typer.Option(help="Model of lines that name none.")] = "demo",
-    window: Annotated[int, typer.Option(min=1, max=10_000, help="Most jobs outstanding at a time.")] = 256,
+    priority: Annotated[Priority, typer.Option(help="Class of lines that name none: high, normal or batch.")] = "batch",
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MAX_WINDOW, help="Most jobs outstanding at a time; by default twice what live workers run."
+        ),
+    ] = None,
     tenant: Annotated[str, typer.Option(help="Tenant that the jobs count for.")] = "default",
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
@@ -57,7 +67,7 @@ def run(
     of completion; match them by custom_id (a plain line's is line-<number>). Exit code 1 if some lines failed; the
     next run tries those again, and answers lines that are new or have changed.
     """
-    lines = parse_lines(read_lines(source), model)
+    lines = parse_lines(read_lines(source), model, priority)
     if twice := _repeated(line.custom_id for line in lines):
         raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
     try:
@@ -116,11 +126,14 @@ class _Batch:
     first_failure: tuple[str, str] | None = None
     grammars: GrammarChecks | None = field(default_factory=_grammar_checks)
 
-    async def run(self, redis_url: str | None, lines: list[BatchLine], window: int) -> None:
+    async def run(self, redis_url: str | None, lines: list[BatchLine], window: int | None) -> None:
         """Answer all lines, with at most `window` jobs at a time."""
         remaining = self._jobs(lines)
         jobs = sum(len(line.requests) for line in lines)
         async with AsyncClient(redis_url) as client:
+            if window is None:
+                models = {request.model for line in lines for request in line.requests}
+                window = window_for(await client.workers(), models)
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(max(1, min(window, jobs))):
@@ -200,6 +213,13 @@ class _Batch:
         self.output.flush()
         self.finished += 1
         self.advance()
+
+
+def window_for(workers: Iterable[WorkerInfo], models: Collection[str]) -> int:
+    """As many jobs as live workers of these models run, and as many again, so that none waits for the next job. Those
+    of the class batch hold up no others."""
+    rows = sum(worker.stats.max_running for worker in workers if worker.model in models)
+    return min(2 * rows or LEAST_WINDOW, MAX_WINDOW)
 
 
 @contextmanager
