@@ -25,13 +25,13 @@ from datetime import UTC, datetime
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import redis
 
 from octavo.queue.calls import Call
-from octavo.queue.protocol import Append, Cell, Claim
+from octavo.queue.protocol import Append, Cell, ClassRoom
 from octavo.queue.wire import encode_result
 from octavo.service.server import EmbeddedServer
 from octavo.terms.limits import Limits, Retention
@@ -42,6 +42,7 @@ from octavo.terms.workers import ModelCard
 
 MODEL, SUBSCRIBER, LEASE_MS = "bench", "reader", 60_000
 CELL = Cell()
+DIGEST = "0123456789abcdef" * 4  # of what the worker serves
 CHUNK = Chunk(token_ids=(7,), texts=(" seven",))
 LIST_SOURCES = """
 import json
@@ -50,6 +51,13 @@ from octavo.queue.scripts import script
 names = [path.name for path in (files("octavo.queue") / "lua").iterdir() if path.name.endswith(".lua")]
 print(json.dumps({name[:-4]: script(name[:-4]).source for name in names if name != "common.lua"}))
 """
+
+
+class Owned(NamedTuple):
+    """A job, and the token of the claim that handed it out."""
+
+    job_id: str
+    token: str
 
 
 class Scripts:
@@ -110,16 +118,22 @@ def enqueues(jobs: int) -> Iterator[Call[Any]]:
         )
 
 
-def claims(scripts: Scripts, label: str, calls: int, max_jobs: int) -> list[Claim]:
-    asked = [
-        CELL.claim(MODEL, "worker", max_jobs=max_jobs, max_tokens=1 << 20, lease_ms=LEASE_MS, idle=False)
-        for _ in range(calls)
-    ]
+def claim_call(max_jobs: int) -> Call[Any]:
+    """As a worker claims, with the same room for each class."""
+    room = ClassRoom(max_jobs, 1 << 20)
+    options: dict[str, Any] = {"max_jobs": room.jobs, "max_tokens": room.tokens, "rooms": (room,) * 3}
+    return CELL.claim(MODEL, "worker", lease_ms=LEASE_MS, idle=False, digest=DIGEST, **options)
+
+
+def claims(scripts: Scripts, label: str, calls: int, max_jobs: int) -> list[Owned]:
+    """What was handed out. Of a reply only the rows, and in these the ids, are the same in all versions."""
+    asked = [claim_call(max_jobs) for _ in range(calls)]
     replies = scripts.run(label, asked)
-    return [job for call, reply in zip(asked, replies, strict=True) for job in call.parse(reply).jobs]
+    rows = [(call, row) for call, reply in zip(asked, replies, strict=True) for row in reply if isinstance(row, list)]
+    return [Owned(row[0].decode(), str(call.args[2])) for call, row in rows]
 
 
-def appends(owned: list[Claim], rounds: Iterable[int], width: int) -> list[Call[Any]]:
+def appends(owned: list[Owned], rounds: Iterable[int], width: int) -> list[Call[Any]]:
     groups = [owned[at : at + width] for at in range(0, len(owned), width)]
     return [CELL.append([Append(job.job_id, job.token, n, CHUNK) for job in group]) for n in rounds for group in groups]
 
@@ -130,9 +144,7 @@ def scenario(scripts: Scripts, jobs: int) -> None:
     scripts.run("register_model", [CELL.register_model(card)])
     scripts.run("enqueue", enqueues(jobs))
     owned = claims(scripts, "claim of 1", jobs // 4, 1) + claims(scripts, "claim of 8", jobs * 3 // 32, 8)
-    scripts.run("claim of an empty queue", [
-        CELL.claim(MODEL, "worker", max_jobs=8, max_tokens=1 << 20, lease_ms=LEASE_MS, idle=False) for _ in range(jobs)
-    ])  # fmt: skip
+    scripts.run("claim of an empty queue", [claim_call(8) for _ in range(jobs)])
     scripts.run("append to 1", appends(owned, [0], 1))
     scripts.run("append to 64", appends(owned, range(1, 9), 64))
     pairs = [(job.job_id, job.token) for job in owned]

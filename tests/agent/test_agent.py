@@ -19,7 +19,15 @@ from octavo.queue.calls import run_sync
 from octavo.queue.protocol import Append, HeartbeatReply
 from octavo.terms.messages import Chunk, JobStatus
 from octavo_worker.agent import agent as module
-from octavo_worker.contract.messages import HIGH, NORMAL, Abort, AddRequest, EngineStats, RequestFailed, StepOutput
+from octavo_worker.contract.messages import (
+    BATCH,
+    NORMAL,
+    Abort,
+    AddRequest,
+    EngineStats,
+    RequestFailed,
+    StepOutput,
+)
 
 TOKENIZER = Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled" / "demo" / "tokenizer.json"))
 
@@ -106,7 +114,7 @@ async def test_a_job_that_was_taken_over_goes_first_under_its_tenant_s_own_salt(
     desk.agent.take(desk.claim())
     await waiting.until(lambda: len(desk.engine.of(AddRequest)) == 2)
     taken_over = desk.engine.of(AddRequest)[1]
-    assert (taken_over.priority, taken_over.salt) == (HIGH, b"other")
+    assert (taken_over.priority, taken_over.salt, taken_over.resumed) == (BATCH, b"other", True)
 
 
 # room

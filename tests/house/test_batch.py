@@ -7,6 +7,7 @@ import codecs
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,14 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from click.testing import Result
 from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
 from typer.testing import CliRunner
-from waiting import STALL_S
+from waiting import STALL_S, eventually
 
 from octavo import AsyncClient, Client, QueueFull, ServerUnavailable
 from octavo.cli.app import build_app
+from octavo.cli.batch import window_for
+from octavo.queue import wire
+from octavo.queue.calls import run_sync
+from octavo.queue.protocol import Cell
 from octavo.terms.errors import OctavoError
+from octavo.terms.stats import WorkerStats
+from octavo.terms.workers import WorkerInfo
 
 WORDS = ("one", "two", "three")
 
@@ -59,9 +67,9 @@ class Folder:
     def write(self, *lines: dict[str, Any]) -> None:
         self.source.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def invoke(self, model: str = MODEL) -> Result:
+    def invoke(self, *options: str, model: str = MODEL) -> Result:
         arguments = ["batch", "run", str(self.source), str(self.target), "--model", model, "--redis-url", self._url]
-        return CliRunner().invoke(build_app(), [*arguments, "--json"])
+        return CliRunner().invoke(build_app(), [*arguments, *options, "--json"])
 
     def run(self, code: int = 0) -> dict[str, int]:
         result = self.invoke()
@@ -312,3 +320,50 @@ def test_an_answer_that_was_torn_is_given_again(folder: Folder) -> None:
     folder.target.write_text(whole[:-40])
     assert folder.run() == {"lines": 3, "skipped": 2, "failed": 0}
     assert set(folder.answers()) == {"line-1", "line-2", "line-3"}
+
+
+# class and window
+
+
+def test_a_batch_is_of_the_class_batch(folder: Folder) -> None:
+    folder.write(prompt("one"), {"url": "/v1/completions", "body": prompt("two")}, prompt("three", priority="high"))
+    folder.run()
+    assert sorted((r.prompt, r.priority) for r in folder.worker.seen) == [
+        ("one", "batch"), ("three", "high"), ("two", "batch"),
+    ]  # fmt: skip
+
+
+def test_a_batch_may_be_of_another_class(folder: Folder) -> None:
+    folder.write(prompt("one"))
+    assert folder.invoke("--priority", "normal").exit_code == 0
+    assert [request.priority for request in folder.worker.seen] == ["normal"]
+
+
+def worker_of(model: str, max_running: int) -> WorkerInfo:
+    stats = WorkerStats(max_running=max_running)
+    return WorkerInfo(id=model, model=model, host="h", pid=1, started_at=0.0, stats=stats)
+
+
+def test_the_window_follows_from_what_live_workers_run() -> None:
+    workers = [worker_of("a", 100), worker_of("a", 50), worker_of("b", 1000)]
+    assert window_for(workers, {"a"}) == 300
+    assert window_for(workers, {"a", "b"}) == 2300
+    assert window_for(workers, {"c"}) == 256
+    assert window_for([worker_of("a", 9000)], {"a"}) == 10_000
+
+
+def test_without_a_window_no_more_jobs_wait_than_workers_run_twice(folder: Folder, redis_sync: redis.Redis) -> None:
+    info = worker_of(MODEL, 2)
+    run_sync(redis_sync, Cell().heartbeat(info.id, [], lease_ms=60_000, info=wire.encode_worker(info)))
+    folder.worker.hold_after = 0
+    folder.write(*[prompt(f"{number}", max_tokens=2) for number in range(12)])
+    running = threading.Thread(target=folder.run)
+    running.start()
+    eventually(lambda: len(folder.worker.seen) >= 4)
+    time.sleep(0.2)
+    held = len(folder.worker.seen)
+    folder.worker.hold_after = None
+    folder.worker.loop.call_soon_threadsafe(folder.worker.go.set)
+    running.join()
+    assert held == 4
+    assert len(folder.answers()) == 12

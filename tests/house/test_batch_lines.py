@@ -86,3 +86,17 @@ def test_a_file_that_holds_no_answers_is_left_alone(tmp_path: Path, text: str) -
     with pytest.raises(BatchFileError, match="name another file"):
         keep_answers(target, [])
     assert target.read_text() == text
+
+
+def test_lines_are_of_the_class_batch_unless_they_say_otherwise() -> None:
+    def classes(text: str) -> list[str]:
+        return [parse_line(text, 1, "demo", *given).requests[0].priority for given in ((), ("normal",))]
+
+    body = {"url": TEXT, "body": {"prompt": "hello"}}
+    assert classes('{"prompt": "hello"}') == ["batch", "normal"]
+    assert classes(json.dumps(body)) == ["batch", "normal"]
+    body["body"]["priority"] = None  # type: ignore[index]
+    assert classes(json.dumps(body)) == ["batch", "normal"]
+    body["body"]["priority"] = "high"  # type: ignore[index]
+    assert classes(json.dumps(body)) == ["high", "high"]
+    assert classes('{"prompt": "hello", "priority": "high"}') == ["high", "high"]

@@ -284,9 +284,11 @@ def test_released_jobs_come_back_first_with_what_they_have(world: Any, request_o
     job_id = world.enqueue()
     claim = world.claim_one()
     world.append(claim, 0, [1, 2])
-    world.enqueue(request_of(priority="high"))
+    world.enqueue()
+    higher = world.enqueue(request_of(priority="high"))
     assert world.run(world.cell.release([(job_id, claim.token)], why="back")) == 1
     assert world.run(world.cell.release([(job_id, claim.token)], why="back")) == 0
+    assert world.claim_one(worker="w2").job_id == higher
     again = world.claim_one(worker="w2")
     assert (again.job_id, again.offset, again.attempt) == (job_id, 2, 2)
     assert world.state(job_id)["crashes"] == "0"

@@ -19,7 +19,11 @@ def main() -> None:
     options = WorkerSettings(**{name.replace("-", "_"): value for name, value in given}).options()
     configure_logging("debug")
     engine_options = msgspec.structs.replace(
-        options.engine, model=f"fake:vocab_size=2048,{fake}", max_running=64, token_budget=512, max_model_len=1024
+        options.engine,
+        model=f"fake:vocab_size=2048,{fake}",
+        max_running=min(64, options.engine.max_running),
+        token_budget=512,
+        max_model_len=1024,
     )
     engine = str(Path(__file__).parent / "fake_engine.py")
     try:

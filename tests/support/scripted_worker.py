@@ -94,6 +94,7 @@ class ScriptedWorker:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
+        self.loop = asyncio.get_running_loop()
         card = ModelCard(name=MODEL, max_model_len=CONTEXT, vocab_size=5000, has_tokenizer=True, created_at=time.time())
         await run(self._redis, self._cell.register_model(card))
         await self._beat()

@@ -158,7 +158,7 @@ class LiveCell:
         self.run(CELL.release([(back, claim.token)], why="back"))
         for _ in range(2):
             self.enqueue(priority="high", timeout_s=600.0, metadata={"a": "b"})
-        self.held = list(self.claim(max_jobs=3, idle=False).jobs)
+        self.held = sorted(self.claim(max_jobs=3, idle=False).jobs, key=lambda claim: -claim.offset)
         self.run(CELL.append([Append(claim.job_id, claim.token, claim.offset, half) for claim in self.held[1:]]))
         self.run(CELL.attach(self.held[0].job_id, "reader"))
         for tenant, priority in (("acme", "high"), ("acme", "normal"), ("zoo", "normal"), ("acme", "batch")):

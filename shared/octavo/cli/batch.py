@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,13 +20,11 @@ from rich.text import Text
 from octavo.cli.console import AsJson, RedisUrl, counted, fail, print_json
 from octavo.service.batches.files import BatchFileError, keep_answers, read_lines
 from octavo.service.batches.lines import parse_lines
-from octavo.service.batches.run import BatchRun
+from octavo.service.batches.run import MAX_WINDOW, BatchRun
 from octavo.service.console import err
 from octavo.terms.errors import ServerUnavailable
+from octavo.terms.fields import Priority
 from octavo.terms.logs import printable
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(help="Run a file of requests; an interrupted run goes on where it was.", no_args_is_help=True)
 
@@ -41,7 +39,13 @@ def run(
     source: Annotated[Path, typer.Argument(help="Requests, one JSON object a line.", exists=True, dir_okay=False)],
     target: Annotated[Path, typer.Argument(help="Where the answers go, in OpenAI's batch output format.")],
     model: Annotated[str, typer.Option(help="Model of lines that name none.")] = "demo",
-    window: Annotated[int, typer.Option(min=1, max=10_000, help="Most jobs outstanding at a time.")] = 256,
+    priority: Annotated[Priority, typer.Option(help="Class of lines that name none: high, normal or batch.")] = "batch",
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MAX_WINDOW, help="Most jobs outstanding at a time; by default twice what live workers run."
+        ),
+    ] = None,
     tenant: Annotated[str, typer.Option(help="Tenant that the jobs count for.")] = "default",
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
@@ -53,7 +57,7 @@ def run(
     next run tries those again, and answers lines that are new or have changed.
     """
     try:
-        lines = parse_lines(read_lines(source), model)
+        lines = parse_lines(read_lines(source), model, priority)
         if twice := _repeated(line.custom_id for line in lines):
             raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
         done = keep_answers(target, lines)

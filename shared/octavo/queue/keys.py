@@ -63,13 +63,14 @@ class Keys:
         """STRING: its compact result, which outlives the stream."""
         return f"{self.prefix}:r:{job_id}"
 
-    def bell(self, model: str) -> str:
-        """LIST of at most one element: present while the model has queued jobs. Workers block on it."""
-        return f"{self.prefix}:bell:{model}"
+    def bell(self, model: str, *, priority: str = "") -> str:
+        """LIST of at most one element: present while the model has queued jobs. Workers block on it. With a `priority`:
+        another worker has left jobs of this class for want of room."""
+        return f"{self.prefix}:bell:{model}" + (f":={priority}" if priority else "")
 
-    def bell_of_equals(self, model: str, digest: str) -> str:
+    def bell_of_equals(self, model: str, digest: str, *, priority: str = "") -> str:
         """LIST, likewise: a job with tokens waits for a worker of this digest."""
-        return f"{self.bell(model)}:={digest}"
+        return f"{self.bell(model)}:={digest}" + (f":{priority}" if priority else "")
 
     def worker(self, worker_id: str) -> str:
         """STRING with TTL: a worker's latest `WorkerInfo`."""

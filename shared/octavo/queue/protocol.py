@@ -14,11 +14,16 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgpack
 
+from octavo.claims import Claim as Claim
+from octavo.claims import Claims as Claims
+from octavo.claims import ClassRoom as ClassRoom
+from octavo.claims import Unreadable as Unreadable
+from octavo.claims import parse_claims, room_arguments
 from octavo.queue import wire
 from octavo.queue.calls import Call
 from octavo.queue.keys import Keys
-from octavo.terms.errors import IdempotencyConflict, InvalidRequest, MalformedMessage, QueueFull, UnknownModel
-from octavo.terms.fields import MAX_BODY_BYTES, Priority
+from octavo.terms.errors import IdempotencyConflict, InvalidRequest, QueueFull, UnknownModel
+from octavo.terms.fields import MAX_BODY_BYTES
 from octavo.terms.limits import Limits as Limits
 from octavo.terms.limits import Retention as Retention
 from octavo.terms.messages import Chunk, JobStatus, Progress, Terminal
@@ -51,40 +56,6 @@ class Enqueued:
     @property
     def created(self) -> bool:
         return self.accepted is not None
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A job handed to a worker. `token` fences every later write; `read_stream` gives what earlier owners published."""
-
-    job_id: str
-    token: str
-    attempt: int
-    tenant: str
-    priority: Priority
-    request: JobRequest
-    seed: int
-    deadline: float | None  # seconds since the epoch, by the server's clock
-    offset: int  # tokens already in the stream; read them with `read_stream` before continuing
-    solo: bool  # a suspect: nothing may run beside what this claim handed out
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A claimed job whose stored request is not a message of this version: finish it as failed."""
-
-    job_id: str
-    token: str
-    offset: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Claims:
-    jobs: tuple[Claim, ...]
-    server_time: float
-    solo_waiting_s: float  # age of the oldest suspect that waits for an idle worker, 0 if none
-    unreadable: tuple[Unreadable, ...] = ()
 
 
 class Append(NamedTuple):
@@ -207,13 +178,17 @@ class Cell:
         lease_ms: int,
         idle: bool,
         digest: str = "",
+        rooms: Sequence[ClassRoom] = (),
     ) -> Call[Claims]:
         """Up to `max_jobs` jobs whose prompts come to about `max_tokens` tokens in all. With `idle` (the worker runs
         nothing) the first job is handed out whatever its size, and suspects, with nothing beside, before others. A job
-        with tokens is handed out only to workers of the `digest` that made them; "" takes those of unknown origin."""
+        with tokens is handed out only to workers of the `digest` that made them; "" takes those of unknown origin.
+
+        `rooms` are those of the classes, the highest first, where what runs of one gives way to higher ones. The first
+        is `max_jobs` and `max_tokens`."""
         token = secrets.token_hex(16)
-        asked = (model, worker_id, token, max_jobs, max_tokens, lease_ms, int(idle), digest)
-        return self._call("claim", *asked, parse=lambda reply: _parse_claims(reply, token))
+        asked = (model, worker_id, token, max_jobs, max_tokens, lease_ms, int(idle), digest, *room_arguments(rooms))
+        return self._call("claim", *asked, parse=lambda reply: parse_claims(reply, token))
 
     def append(self, items: Sequence[Append]) -> Call[list[AppendReply]]:
         """One reply an item, in order. Raises ValueError for more than 64 items or a chunk without tokens."""
@@ -343,40 +318,6 @@ def _accepted(job_id: str, request: JobRequest, tenant: str, at: float) -> JobIn
         priority=request.priority,
         created_at=at,
         metadata=request.metadata,
-    )
-
-
-def _parse_claims(reply: list[Any], token: str) -> Claims:
-    now_ms, solo_ms, *rows = reply
-    jobs: list[Claim] = []
-    unreadable: list[Unreadable] = []
-    for row in rows:
-        job_id, offset = _text(row[0]), int(row[7])
-        try:
-            jobs.append(_parse_claim(row, token))
-        except MalformedMessage as error:
-            unreadable.append(Unreadable(job_id, token, offset, error.message))
-        except ValueError:  # a stranger's hand: only what the scripts calculate with is checked by them
-            unreadable.append(Unreadable(job_id, token, offset, "a field of it is damaged"))
-    return Claims(tuple(jobs), now_ms / 1000, solo_ms / 1000, tuple(unreadable))
-
-
-def _parse_claim(row: list[Any], token: str) -> Claim:
-    """Raises MalformedMessage, ValueError."""
-    job_id, attempt, tenant, priority, body, seed, deadline, offset, solo = row
-    if int(seed) >= 1 << 63:
-        raise ValueError("more than 63 bits")
-    return Claim(
-        job_id=_text(job_id),
-        token=token,
-        attempt=int(attempt),
-        tenant=_text(tenant),
-        priority=_text(priority),  # type: ignore[arg-type]
-        request=wire.decode_request(body),
-        seed=int(seed),
-        deadline=int(deadline) / 1000 if deadline else None,
-        offset=int(offset),
-        solo=bool(solo),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -40,6 +40,13 @@ from octavo_worker.contract.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+
+class _Named(Protocol):
+    id: str
+
+
+M = TypeVar("M", bound=_Named)
 
 _LONG_TEXT = 4000  # characters from which tokenising goes to a thread: below, the hop costs more than the work
 _RETRY_S = 0.2
@@ -91,6 +98,20 @@ class Agent:
         if any(job.claim.solo for job in self._jobs.values()):
             return None
         return room_for(self._jobs.values(), self._limits, self.stats)
+
+    def preempted(self) -> list[tuple[ActiveJob, int]]:
+        """Unfinished jobs for which the engine has no memory, with the blocks that they need."""
+        limits = self._limits
+        if limits is None or self._fenced:
+            return []
+        gone = [job for job in self._jobs.values() if job.preempted_at is not None and not job.is_over]
+        return [(job, job.blocks(limits.block_size, limits.enough_blocks)) for job in gone]
+
+    async def give_back(self, jobs: Sequence[ActiveJob]) -> None:
+        """Let other workers go on with unfinished jobs."""
+        for job in jobs:
+            self._forget(job)
+        await self._give_back(jobs)
 
     def take(self, claims: Claims) -> None:
         """Start what was claimed."""
@@ -146,29 +167,37 @@ class Agent:
         """Take the engine's news, a step's worth at a time."""
         self._heard_at = time.monotonic()
         self.stats = output.stats
-        for started in output.started:
-            if (job := self._computed.get(started.id)) is not None:
-                job.started(started)
-                if job.is_over:
-                    self.publisher.add(job)
-        for resumed in output.resumed:
-            if (job := self._computed.get(resumed.id)) is not None:
-                job.resumed(resumed)
-        for verified in output.verified:
-            if (job := self._computed.get(verified.id)) is not None:
-                job.verified(verified)
-        for token in output.tokens:
-            if (job := self._computed.get(token.id)) is not None:
-                if job.accept(token):
-                    self._leave(job, token)
+        for job, started in self._about(output.started):
+            job.started(started)
+            if job.is_over:
                 self.publisher.add(job)
-        for progress in output.progress:
-            if (job := self._computed.get(progress.id)) is not None:
-                self.progress.add(job, progress)
-        for failure in output.failed:
-            if (job := self._computed.get(failure.id)) is not None:
-                self._fail(job, failure)
+        for job, resumed in self._about(output.resumed):
+            job.resumed(resumed)
+        for request_id in output.preempted:
+            if (gone := self._computed.get(request_id)) is not None:
+                gone.preempted()
+        for job, promoted in self._about(output.promoted):
+            job.promoted(promoted)
+        for job, verified in self._about(output.verified):
+            job.verified(verified)
+        for job, token in self._about(output.tokens):
+            if job.accept(token):
+                self._leave(job, token)
+            self.publisher.add(job)
+        for job, progress in self._about(output.progress):
+            job.progressed(progress)
+            self.progress.add(job, progress)
+        for job, failure in self._about(output.failed):
+            self._fail(job, failure)
+        if output.started or output.resumed or output.preempted:
+            self._changed()
         self._changed()
+
+    def _about(self, messages: Iterable[M]) -> Iterator[tuple[ActiveJob, M]]:
+        """The messages about jobs that are here, each with its job."""
+        for message in messages:
+            if (job := self._computed.get(message.id)) is not None:
+                yield job, message
 
     def _leave(self, job: ActiveJob, last: TokenOutput) -> None:
         """A sequence ends here, or goes on behind tokens that the engine did not choose."""

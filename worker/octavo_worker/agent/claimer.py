@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from typing import TypeVar, get_args
 
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
 from octavo.queue.calls import run
-from octavo.queue.connection import Line, answered
+from octavo.queue.connection import Line
 from octavo.queue.protocol import Cell, Claims
+from octavo.terms.fields import Priority
+from octavo_worker.agent.bells import Bells
 from octavo_worker.agent.room import Room
 
 log = logging.getLogger(__name__)
 
-_BELL_WAIT_S = 2.0
+PRIORITIES = get_args(Priority)
+T = TypeVar("T")
+
 _RETRY_S = 0.5
 _SUSPECT_PATIENCE_S = 10.0
 
@@ -28,6 +32,9 @@ class Claimer:
     `digest()` names what is served. `room()` is None while nothing may be claimed; `changed` is set whenever it may
     answer differently. When a suspect has waited too long for an idle worker, this one stops claiming until it is idle,
     or another has taken it.
+
+    A worker that is full of one class sleeps on the bell, for the others, and claims when there is room for that one
+    again: so bells are heard on a connection of their own.
     """
 
     def __init__(
@@ -54,7 +61,7 @@ class Claimer:
         self._take = take
         self._stopping = False
         self._told = ""
-        self._answered_bell = False
+        self._bells = Bells(connection)
         self._sleep: asyncio.Task[object] | None = None
 
     def stop(self) -> None:
@@ -69,26 +76,52 @@ class Claimer:
         try:
             await self._run()
         finally:
+            await self._bells.close()
             await self._line.close()
 
     async def _run(self) -> None:
         while not self._stopping:
-            if self._answered_bell:
-                await self._pass_bell_on()
             self._changed.clear()
             room = self._room()
             if room is None:
+                await self._bells.leave()
                 await self._changed.wait()
                 continue
             claims = await self._claim(room)
             if claims is None:
                 continue
+            self._bells.heard = False  # what a claim leaves behind rings the bell
             if claims.solo_waiting_s > _SUSPECT_PATIENCE_S:
+                await self._bells.leave()
                 await self._drain_for_suspect()
-            elif not claims.jobs or self._room() is not None:  # what a claim leaves behind rings the bell
-                await self._interruptible(self._bell())
-        if self._answered_bell:
-            await self._pass_bell_on()
+            elif not claims.jobs or self._room() is not None:
+                await self._wait(claims)
+        await self._bells.leave()
+
+    async def _wait(self, claims: Claims) -> None:
+        """Until a bell rings, or there is room that was not there after `claims`."""
+        before = self._room()
+        while not self._stopping and before is not None:
+            self._changed.clear()
+            if await self._interruptible(self._bells.listen(self._names(before), self._changed)):
+                return
+            room = self._room()
+            if room is None or room.offers(before) or (claims.misfit and room != before):
+                return
+
+    def _names(self, room: Room) -> list[str]:
+        """The bells of the model, and of jobs with tokens, which only workers like this one may go on with. There is a
+        bell for each class besides, which is for those that have room for it."""
+        keys, model, digest = self._cell.keys, self._model, self._digest()
+        classes = [name for name, part in zip(PRIORITIES, room.classes, strict=False) if part.jobs > 0]
+        if len(room.classes) == 1:
+            classes = list(PRIORITIES)
+        return [
+            keys.bell(model),
+            keys.bell_of_equals(model, digest),
+            *(keys.bell(model, priority=name) for name in classes),
+            *(keys.bell_of_equals(model, digest, priority=name) for name in classes),
+        ]
 
     async def _claim(self, room: Room, *, look_only: bool = False) -> Claims | None:
         """None when stopped before the server answered. Until then the very same call is repeated: it is idempotent,
@@ -96,11 +129,12 @@ class Claimer:
         call = self._cell.claim(
             self._model,
             self._worker_id,
-            max_jobs=0 if look_only else room.sequences,
-            max_tokens=room.tokens,
+            max_jobs=0 if look_only else room.classes[0].jobs,
+            max_tokens=room.classes[0].tokens,
             lease_ms=self._lease_ms,
             idle=room.idle,
             digest=self._digest(),
+            rooms=room.classes if len(room.classes) > 1 and not look_only else (),
         )
         while True:
             try:
@@ -129,36 +163,14 @@ class Claimer:
             if claims is None or claims.solo_waiting_s == 0:
                 return
 
-    async def _bell(self) -> None:
-        self._answered_bell = True  # unless it proves otherwise: an interrupted wait may have taken the bell, too
-        try:
-            async with answered():
-                (rung,) = await self._line.exchange([("BLPOP", *self._bells(), _BELL_WAIT_S)])
-            if isinstance(rung, Exception):
-                raise rung
-            self._answered_bell = rung is not None
-        except (RedisError, OSError):
-            await asyncio.sleep(_RETRY_S)
-
-    async def _pass_bell_on(self) -> None:
-        """A worker that took the bell claims or rings it again: the work may be what its own engine dropped."""
-        self._answered_bell = False
-        if self._stopping or self._room() is None:
-            with contextlib.suppress(RedisError, OSError):
-                await self._line.exchange([("RPUSH", bell, 1) for bell in self._bells()])
-
-    def _bells(self) -> tuple[str, str]:
-        """That of the model, and that of jobs with tokens, which only workers like this one may go on with."""
-        keys, model = self._cell.keys, self._model
-        return keys.bell(model), keys.bell_of_equals(model, self._digest())
-
-    async def _interruptible(self, wait: Coroutine[object, object, object]) -> None:
+    async def _interruptible(self, wait: Coroutine[object, object, T]) -> T | None:
         """Wait, unless stopped meanwhile."""
         if self._stopping:
             wait.close()
-            return
-        self._sleep = asyncio.create_task(wait)
+            return None
+        self._sleep = sleep = asyncio.create_task(wait)
         try:
-            await asyncio.wait([self._sleep])
+            await asyncio.wait([sleep])
+            return None if sleep.cancelled() else sleep.result()
         finally:
-            self._sleep.cancel()
+            sleep.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Iterable
 
@@ -20,9 +21,11 @@ from octavo_worker.contract.messages import (
     HIGH,
     NORMAL,
     AddRequest,
+    BeamProgress,
     DraftsVerified,
     EngineSampling,
     Logprob,
+    RequestPromoted,
     RequestResumed,
     RequestStarted,
     SequenceInput,
@@ -61,6 +64,8 @@ class ActiveJob:
         self.is_restored = claim.offset == 0  # what earlier owners published is known here
         self.in_engine = False
         self.is_computed = False  # the engine has its prompt in memory
+        self.preempted_at: float | None = None  # monotonic; None while the engine has memory for it
+        self.rank = _PRIORITIES[claim.risen or claim.priority]  # the class that it runs as
         self._tokenizer: Tokenizer | None = None
         self._form = AnswerForm()
         self._grammar: Grammar | None = None
@@ -70,6 +75,7 @@ class ActiveJob:
         self._earlier: list[Chunk] = []  # what an earlier owner of a job that is held back stored
         self._ending: tuple[JobStatus, JobError | None] | None = None
         self._unfinished = claim.request.sampling.width  # sequences
+        self._searched = 0  # tokens of a beam, by its latest progress
         self._runs: list[tuple[int, int, int, int]] = []  # (offset, sequence, its first token, count)
         self._placed = 0
         self._token_bytes: Callable[[int], bytes] = _no_bytes
@@ -125,6 +131,21 @@ class ActiveJob:
         sampling = self.claim.request.sampling
         return sampling.width if self._unfinished and sampling.beam_width is not None else self._unfinished
 
+    def blocks(self, size: int, most: int) -> int:
+        """Blocks of the engine's memory that it takes with all that it has, of `size` tokens. Each of its sequences
+        takes `most` at most."""
+        prompt, outputs = len(self.prompt), [len(s.ids) for s in self.sequences if s.finish_reason is None]
+        if self.claim.request.sampling.beam_width is not None:
+            outputs = [self._searched] * self.open_sequences
+        if len(outputs) < 2:
+            return min(-(-(prompt + sum(outputs)) // size), most)
+        return min(prompt // size, most) + sum(min(-(-(prompt % size + output) // size), most) for output in outputs)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another worker can go on where this one is: nothing that it has would have to be made again."""
+        return not self._held_back
+
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.claim.request.sampling.prompt_logprobs is not None and self._prompt_logprobs is None
@@ -170,26 +191,31 @@ class ActiveJob:
             sequences=[SequenceInput(s.index, list(s.ids) if sampling.max_tokens else []) for s in unfinished],
             sampling=sampling,
             salt=self.claim.tenant.encode(),
-            # A job that was taken over goes first: its reader may be waiting in mid-stream.
-            priority=HIGH if self.claim.offset else _PRIORITIES[self.claim.priority],
+            priority=_PRIORITIES[self.claim.priority],
             deadline=deadline,
             grammar=self._grammar if sampling.max_tokens else None,
+            # A job that was taken over goes first in its class: its reader may be waiting in mid-stream.
+            resumed=self.claim.offset > 0,
+            risen=self.rank,
         )
         return self._asked
 
     def detour(self, index: int) -> AddRequest:
         """The rest of a sequence that got tokens which the engine did not choose, as a request of its own. It goes
-        first, like a job that is taken over."""
+        first in its class, like a job that is taken over."""
         assert self._asked is not None
         sequence = self.sequences[index]
         sequence.request_id = f"{self.request_id}~{len(self.engine_ids)}"
         self.engine_ids.append(sequence.request_id)
         rest = [SequenceInput(index, list(sequence.ids))]
-        return msgspec.structs.replace(self._asked, id=sequence.request_id, sequences=rest, priority=HIGH)
+        return msgspec.structs.replace(
+            self._asked, id=sequence.request_id, sequences=rest, resumed=True, risen=self.rank
+        )
 
     # What comes from the engine
 
     def started(self, message: RequestStarted) -> None:
+        self.preempted_at = None
         if message.id != self.request_id:
             return
         self.is_computed = True
@@ -198,7 +224,18 @@ class ActiveJob:
             pairs = zip(self.prompt, message.prompt_logprobs, strict=True)
             self._prompt_logprobs = tuple(self._logprob(token, logprob) for token, logprob in pairs)
 
+    def preempted(self) -> None:
+        """The engine has taken its memory."""
+        self.preempted_at = time.monotonic()
+
+    def promoted(self, message: RequestPromoted) -> None:
+        self.rank = min(self.rank, message.priority)
+
+    def progressed(self, message: BeamProgress) -> None:
+        self._searched = len(message.tokens)
+
     def resumed(self, message: RequestResumed) -> None:
+        self.preempted_at = None
         self._recomputed_tokens += message.recomputed
         self._restored_tokens += message.restored
 

@@ -1,12 +1,14 @@
-"""How much more the engine can take on, counted in blocks of its KV cache."""
+"""How much more the engine can take on, counted in blocks of its KV cache, for each class of jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
+from octavo.queue.protocol import ClassRoom
 from octavo_worker.agent.jobs import ActiveJob
-from octavo_worker.contract.messages import EngineStats, Ready
+from octavo_worker.contract.messages import PRIORITIES, EngineStats, Ready
 
 GROWTH_BLOCKS = 4
 """Blocks that a running sequence is expected to need before another one ends and frees its own."""
@@ -14,31 +16,99 @@ GROWTH_BLOCKS = 4
 
 @dataclass(frozen=True)
 class Room:
-    """Sequences and tokens of prompts that fit in now, and whether nothing runs at all."""
+    """What fits in now of each class, the highest first, and whether nothing runs at all.
 
-    sequences: int
-    tokens: int
+    The room of a class counts what of it and of higher ones is there: all else would give way to it.
+    """
+
+    classes: tuple[ClassRoom, ...]
     idle: bool
+
+    def of(self, rank: int) -> ClassRoom:
+        """Of one class."""
+        return self.classes[min(rank, len(self.classes) - 1)]
+
+    def offers(self, before: Room) -> bool:
+        """Whether there is room for a class that had none before."""
+        return any(then.is_none and not now.is_none for then, now in zip(before.classes, self.classes, strict=True))
+
+
+@dataclass
+class _Load:
+    """What is there of one class: rows of the batch that run or will, blocks that those have and those that others will
+    take. Preempted jobs have none and will take as many as they had."""
+
+    rows: int = 0
+    held: int = 0
+    on_the_way: int = 0
+    waiting: bool = False  # something was preempted
+    running: Counter[str] = field(default_factory=Counter)  # rows by tenant, without preempted ones
+    held_by: Counter[str] = field(default_factory=Counter)
+    unseated: set[str] = field(default_factory=set)  # tenants of which something has yet to run
+
+    def add(self, job: ActiveJob, limits: Ready) -> None:
+        blocks, tenant = job.blocks(limits.block_size, limits.enough_blocks), job.claim.tenant
+        self.rows += job.open_sequences
+        if job.preempted_at is None:
+            self.running[tenant] += job.open_sequences
+        if job.is_computed and job.preempted_at is None:
+            self.held += blocks
+            self.held_by[tenant] += blocks
+        else:
+            self.on_the_way += blocks
+            self.unseated.add(tenant)
+            self.waiting = self.waiting or job.preempted_at is not None
 
 
 def room_for(jobs: Iterable[ActiveJob], limits: Ready, stats: EngineStats) -> Room | None:
     """None if there is none. What was claimed but is not yet in the engine's own figures counts by its prompt; a
     prompt that is not tokenised yet has, for once, no size and counts as growth only."""
-    open_sequences = on_the_way = 0
+    loads = [_Load() for _ in PRIORITIES]
     for job in jobs:
         if not job.is_over:
-            open_sequences += job.open_sequences
-            if not job.is_computed:
-                on_the_way += min(-(-len(job.prompt) // limits.block_size), limits.enough_blocks)
-    idle = open_sequences == 0
-    reusable = limits.num_blocks if idle else stats.free_blocks + stats.cached_blocks
-    free = reusable - on_the_way - open_sequences * GROWTH_BLOCKS
-    sequences = min(limits.max_running - open_sequences, free // (GROWTH_BLOCKS + 1))
-    if idle:
-        sequences = max(1, sequences)  # however small the pool, the engine itself says what it cannot hold
-    if sequences <= 0:
+            loads[job.rank if limits.gives_way else 0].add(job, limits)
+    kinds = range(len(PRIORITIES)) if limits.gives_way else (0,)
+    classes = tuple(_class_room(loads, kind, limits, stats) for kind in kinds)
+    if all(room.is_none for room in classes):
         return None
-    tokens = free * limits.block_size
-    if free >= limits.enough_blocks:
-        tokens = max(tokens, limits.max_model_len)
-    return Room(sequences=sequences, tokens=tokens, idle=idle)
+    return Room(classes, idle=not any(load.rows for load in loads))
+
+
+def _class_room(loads: Sequence[_Load], kind: int, limits: Ready, stats: EngineStats) -> ClassRoom:
+    staying, giving = loads[: kind + 1], loads[kind + 1 :]
+    rows = sum(load.rows for load in staying)
+    if rows == 0:
+        reusable = limits.num_blocks
+    else:
+        reusable = stats.free_blocks + stats.cached_blocks + stats.quarantined_blocks
+        reusable += min(stats.used_blocks - stats.pinned_blocks, sum(load.held for load in giving))
+    free = reusable - sum(load.on_the_way for load in staying) - rows * GROWTH_BLOCKS
+    jobs = min(limits.max_running - rows, free // (GROWTH_BLOCKS + 1))
+    if rows == 0:
+        jobs = max(1, jobs)  # however small the pool, the engine itself says what it cannot hold
+    tokens = _tokens(free, limits)
+    guests, displaced, sated = _guests(loads[kind]) if limits.gives_way else (0, 0, ())
+    return ClassRoom(max(0, jobs), tokens, rows == 0, guests, _tokens(free + displaced, limits) if guests else 0, sated)
+
+
+def _tokens(blocks: int, limits: Ready) -> int:
+    tokens = max(0, blocks) * limits.block_size
+    return max(tokens, limits.max_model_len) if blocks >= limits.enough_blocks else tokens
+
+
+def _guests(load: _Load) -> tuple[int, int, tuple[str, ...]]:
+    """Jobs that tenants with less than others may have beyond the room, blocks that would be freed for them, and the
+    tenants that may have none: those that run as much as others, or wait with something already.
+
+    Where jobs wait that gave way, every tenant may have one more, which runs when one of its own ends. What gave way
+    would otherwise come back in between, to give way again.
+    """
+    most = max(load.running.values(), default=0)
+    if most < 2:
+        return 0, 0, ()
+    sated = set(load.unseated)
+    if not load.waiting or len(load.running) == 1:
+        sated |= {tenant for tenant, rows in load.running.items() if rows > most - 2}
+    richest = {tenant: rows for tenant, rows in load.running.items() if rows >= most - 1}
+    displaced = sum(load.held_by[tenant] * (rows - 1) // rows for tenant, rows in richest.items())
+    return most - 1, displaced, tuple(sorted(sated))

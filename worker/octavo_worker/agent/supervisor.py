@@ -33,6 +33,7 @@ from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.inbox import Inbox
 from octavo_worker.agent.membership import Membership
 from octavo_worker.agent.memory import Reports, worker_memory
+from octavo_worker.agent.overflow import Overflow
 from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.prompts.tokens import Prompts
 from octavo_worker.agent.tokenizing import TokenizerDesk
@@ -147,6 +148,7 @@ class Supervisor:
             changed=self._changed,
             take=self._agent.take,
         )
+        self._overflow = Overflow(connection, self._cell.keys, self._agent, own=self._info, pause_s=options.lease)
         self._reports = Reports()
         self._pins = Pins(connection, self._cell.keys, prompts, self._model)
         self._tokenizer_desk = TokenizerDesk(connection, self._cell.keys, self._model, prompts)
@@ -176,6 +178,7 @@ class Supervisor:
                 self._watch(),
                 self._inbox.run(),
                 self._tokenizer_desk.run(),
+                self._overflow.run(),
             )
         ]
         try:

@@ -93,6 +93,8 @@ class AddRequest(Message):
     priority: int = NORMAL
     deadline: float | None = None  # seconds since the epoch
     grammar: Grammar | None = None  # of all sequences
+    resumed: bool = False  # a reader may be in mid-stream: it goes before others of its class
+    risen: int | None = None  # the class to which waiting has raised it, if any has
 
 
 class Abort(Message):
@@ -135,7 +137,8 @@ class Shutdown(Message):
 class Ready(Message):
     """Engine to agent, once: the model is loaded. `kv_dtype` names the type of the KV cache, `quantization` the schemes
     of quantised weights (empty: none is), `numerics` what decides how the engine rounds, `grammars` what it follows
-    grammars with. With `enough_blocks` free a sequence of any length can begin."""
+    grammars with. With `enough_blocks` free a sequence of any length can begin. `gives_way`: what runs of a class makes
+    room for higher ones."""
 
     max_model_len: int
     vocab_size: int
@@ -148,6 +151,7 @@ class Ready(Message):
     numerics: str = ""
     quantization: str = ""
     grammars: str = ""
+    gives_way: bool = True
 
 
 class Refused(Message):
@@ -234,8 +238,16 @@ class DraftsVerified(Message):
     accepted: int
 
 
+class RequestPromoted(Message):
+    """Engine to agent: by waiting, a request has risen to the class `priority`, which it keeps."""
+
+    id: str
+    priority: int
+
+
 class StepOutput(Message):
-    """Engine to agent, once a step."""
+    """Engine to agent, once a step. `preempted` are requests of which nothing runs any more; they come back with a
+    `RequestResumed`, or start."""
 
     tokens: list[TokenOutput]
     started: list[RequestStarted]
@@ -244,6 +256,8 @@ class StepOutput(Message):
     resumed: list[RequestResumed] = []
     progress: list[BeamProgress] = []
     verified: list[DraftsVerified] = []
+    preempted: list[str] = []
+    promoted: list[RequestPromoted] = []
 
 
 class MemoryReport(Message):

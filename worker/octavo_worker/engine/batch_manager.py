@@ -25,7 +25,7 @@ class Admission(Enum):
 
 class BatchManager:
     """Admits what waits, preempts what runs: whole groups, within slots and memory. The policy decides between
-    requests. `resumed` collects those that came back from a preemption."""
+    requests. `resumed` collects those that came back from a preemption, `preempted` those that left by one."""
 
     def __init__(self, kv: KVCacheManager, policy: SchedulingPolicy, *, max_running: int, watermark: int) -> None:
         self.kv = kv
@@ -33,6 +33,7 @@ class BatchManager:
         self.running = RunningBatch()
         self.waiting = WaitingQueue()
         self.resumed: list[RequestResumed] = []
+        self.preempted: list[Request] = []
         self._max_running = max_running
         self._watermark = watermark
 
@@ -48,24 +49,84 @@ class BatchManager:
             return head
         return self.waiting.first(lambda sequence: not sequence.request.oversized)
 
-    def preempt_for_head(self, step: StepInFlight) -> None:
-        """Preempt the policy's victims until the head of the queue fits."""
-        head, pool = self.next(), self.kv.pool
-        if head is None:
+    def make_way(self, step: StepInFlight, budget: int) -> None:
+        """Preempt what gives way to requests that wait, until they fit: for as many of them, in their order, as have
+        `budget` tokens to compute."""
+        head = self.waiting.head()
+        if head is None or not len(self.running):
             return
-        gang = head.request.members(State.WAITING) if len(self.running) else []
-        while len(self.running) and (victim := self._policy.victim(self.running, head.request)) is not None:
-            if self._fit(gang, pool.available + pool.quarantined) is not None:
+        if self._policy.victim(self.running, head.request) is None and not head.request.has_risen:
+            self._seat_guest(step)
+            return
+        width = blocks = 0  # of those that are to enter before
+        oversized = False
+        for request in dict.fromkeys(sequence.request for sequence in tuple(self.waiting)):
+            if request.oversized and (oversized or not self._may_be_oversized(request, step)):
+                continue
+            oversized, gang = oversized or request.oversized, _entering(request)
+            needed = self._preempt_for(request, gang, step, width, blocks)
+            if needed is None and not request.has_risen:
                 return
+            # One that has risen preempts nothing. As it goes before others, what these preempt must do for it, too.
+            width += sum(sequence.width for sequence in gang)
+            blocks += self._most_blocks(gang) if needed is None else needed
+            budget -= sum(sequence.length - sequence.computed for sequence in gang)
+            if budget <= 0 or not len(self.running):
+                return
+
+    def _may_be_oversized(self, request: Request, step: StepInFlight) -> bool:
+        """Only one oversized request runs at a time. One of a lower class gives way to it."""
+        for other in dict.fromkeys(sequence.request for sequence in self.running):
+            if other.oversized and self._policy.gives_way and other.priority > request.base_priority:
+                self.preempt(other.members(State.RUNNING), step)
+        return not self.running.has_oversized()
+
+    def _most_blocks(self, gang: list[Sequence]) -> int:
+        return sum(min(self.kv.enough_blocks, sequence.table.missing(sequence.length)) for sequence in gang)
+
+    def _preempt_for(
+        self, request: Request, gang: list[Sequence], step: StepInFlight, width: int, blocks: int
+    ) -> int | None:
+        """Preempt victims until a gang fits beside `width` and `blocks` of those that enter before it. The blocks that
+        it needs; None if it does not fit."""
+        pool = self.kv.pool
+        while True:
+            spare, running = pool.available + pool.quarantined - blocks, self.running.width + width
+            if (allocation := self._fit(gang, spare, running)) is not None:
+                return allocation.needed
+            victim = self._policy.victim(self.running, request) if len(self.running) else None
+            if victim is None:
+                return None
             self.preempt(victim.members(State.RUNNING), step)
+
+    def _seat_guest(self, step: StepInFlight) -> None:
+        """Where tenants share a class and its first request does not fit, let the policy's guest go first, and preempt
+        what gives way to it if that is enough."""
+        guest, head = self._policy.guest(self.running, self.waiting), self.waiting.head()
+        pool, giving = self.kv.pool, list[Sequence]()
+        available = pool.available + pool.quarantined
+        if guest is None or head is None or self._fit(_entering(head.request), available, self.running.width):
+            return
+        if not guest.is_guest and not guest.members(State.RUNNING):
+            guest.is_guest = True
+            self._reorder(guest)
+        yielding = self._policy.yielding(self.running, guest)
+        if self._fit(_entering(guest), available, self.running.width):
+            return
+        for place, request in enumerate(yielding, 1):
+            giving += request.members(State.RUNNING)
+            width = self.running.width - sum(sequence.width for sequence in giving)
+            if self._fit(_entering(guest), available + self.kv.held_alone(giving), width):
+                for given in yielding[:place]:
+                    self.preempt(given.members(State.RUNNING), step)
+                return
 
     def admit(self, request: Request, step: StepInFlight) -> Admission:
         """Let the waiting sequences of a request run, all or none."""
         gang = request.members(State.WAITING)
         if not self.kv.step.evicted.isdisjoint(gang):
             return Admission.LATER
-        if request.oversized:  # one that computes has the device's share for itself
-            gang = [sequence for sequence in gang if sequence.is_swapped] or gang[:1]
+        gang = _entering(request)
         alone = len(self.running) == 0
         fitting = gang if self._enter(gang, step) else []
         while alone and not fitting and len(gang) > 1 and request.beam is None:
@@ -84,7 +145,7 @@ class BatchManager:
     def _enter(self, gang: list[Sequence], step: StepInFlight) -> bool:
         """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
         much."""
-        allocation = self._fit(gang, self.kv.pool.available)
+        allocation = self._fit(gang, self.kv.pool.available, self.running.width)
         if allocation is None:
             return False
         self.kv.enter(allocation, step)
@@ -93,13 +154,14 @@ class BatchManager:
             self.resumed.append(back)
         return True
 
-    def _fit(self, gang: list[Sequence], available: int) -> Allocation | None:
-        """Where waiting sequences would find their blocks among `available` ones; None without enough slots or blocks.
+    def _fit(self, gang: list[Sequence], available: int, width: int) -> Allocation | None:
+        """Where waiting sequences would find their blocks among `available` ones, beside a batch of `width`; None
+        without enough slots or blocks.
 
         Besides the watermark, each parallel sample but one gets a last block of its own right away. A preempted request
         returns only when there is a block to grow into for every sequence that will run.
         """
-        width = self.running.width + sum(sequence.width for sequence in gang)
+        width += sum(sequence.width for sequence in gang)
         if width > self._max_running:
             return None
         spare = available
@@ -166,6 +228,16 @@ class BatchManager:
         for sequence in reversed(gang):
             sequence.state = State.WAITING
             self.waiting.push(sequence)
+        request = gang[0].request
+        self.preempted.append(request)
+        if request.is_guest and not request.members(State.RUNNING):
+            request.is_guest = False
+            self._reorder(request)
+
+    def take_preempted(self) -> list[Request]:
+        """The requests that were preempted since the last call and of which nothing runs now."""
+        gone, self.preempted = dict.fromkeys(self.preempted), []
+        return [request for request in gone if request.sequences and not request.members(State.RUNNING)]
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """Let a computed prompt decode. Its first index keeps the sequence, every other gets a fork, which is
@@ -185,18 +257,32 @@ class BatchManager:
             sequence.guesses.close()
         sequence.state = State.FINISHED
 
-    def promote(self, request: Request) -> bool:
-        """Raise a request by a class if nothing of it runs. Whether it can rise further later."""
-        waiting, risen = request.members(State.WAITING), self._policy.promote(request)
-        if risen is not None and len(waiting) == len(set(request.sequences.values())):
-            for sequence in waiting:
-                self.waiting.remove(sequence)
-            request.priority = risen
-            request.order = self._policy.order(request)
-            for sequence in waiting:
-                sequence.reorder()
-                self.waiting.push(sequence)
-        return self._policy.promote(request) is not None
+    def promote(self, request: Request, risen_rows: int) -> bool:
+        """Raise a request of which nothing runs by a class, if the policy lets it rise beside `risen_rows` of its
+        class. Whether it rose."""
+        risen = self._policy.promote(request)
+        if risen is None or not self._policy.may_rise(request, risen_rows, self._max_running):
+            return False
+        self._reorder(request, risen)
+        return True
+
+    def _reorder(self, request: Request, priority: int | None = None) -> None:
+        """Give a request of which nothing runs the place that it has by now, in another class perhaps."""
+        waiting = request.members(State.WAITING)
+        for sequence in waiting:
+            self.waiting.remove(sequence)
+        request.priority = request.priority if priority is None else priority
+        request.order = self._policy.order(request)
+        for sequence in waiting:
+            sequence.reorder()
+            self.waiting.push(sequence)
+
+
+def _entering(request: Request) -> list[Sequence]:
+    """Its waiting sequences that enter together: all, but of an oversized one those that were swapped, or the first,
+    because one that computes has the device's share for itself."""
+    gang = request.members(State.WAITING)
+    return ([sequence for sequence in gang if sequence.is_swapped] or gang[:1]) if request.oversized else gang
 
 
 def _wants_scores(request: Request) -> bool:

@@ -77,6 +77,7 @@ class EngineLoop:
             numerics=runner.numerics,
             quantization=runner.quantization,
             grammars=self._preparation.library,
+            gives_way=self._scheduler.gives_way,
         )
 
     def _receive(self) -> None:

@@ -19,7 +19,8 @@ is planned. Planning 8,192 tokens of many short prompts takes as long as computi
 class Planner:
     """Builds a step in this order:
 
-    0. Preempt the policy's victims, last in order first, until the head of the queue fits.
+    0. Preempt the policy's victims, last in order first, until those that wait for them fit: as many as can begin in
+       this step.
     1. Every decoding sequence gets its token, so prompts never delay a decode. An oversized sequence that has used its
        share of the time rests while others decode.
     2. `token_budget` more tokens go to prompts in the policy's order: running prompts continue, waiting ones are
@@ -69,7 +70,7 @@ class Planner:
     def plan(self, step: StepInFlight, *, ahead: bool) -> None:
         """Fill in the next step. `ahead`: another one is in flight."""
         self._sitting_out = False
-        self._batch.preempt_for_head(step)
+        self._batch.make_way(step, self._token_budget)
         preemptions = self._kv.decisions.total()
         self._plan_decodes(step, ahead)
         least = 0 if ahead or step.steps else max(0, self._token_budget - FIRST_TOKENS)

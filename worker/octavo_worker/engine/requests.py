@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from octavo_worker.contract.messages import (
@@ -12,6 +13,7 @@ from octavo_worker.contract.messages import (
     FailureCode,
     Logprob,
     RequestFailed,
+    RequestPromoted,
     RequestStarted,
     SequenceInput,
     StepOutput,
@@ -74,6 +76,9 @@ class Requests:
         """What has gathered since the last call."""
         output, self.output = self.output, StepOutput([], [], [], EngineStats())
         output.resumed, self._batch.resumed = self._batch.resumed, []
+        for request in (preempted := self._batch.take_preempted()):
+            request.waits_since = self._clock()
+        output.preempted = [request.id for request in preempted]
         return output
 
     # Beginnings
@@ -104,7 +109,8 @@ class Requests:
         if request.deadline is not None:
             self._deadlines.add(request, request.deadline)
         if self._policy.promote(request) is not None:
-            self._aging.add(request, self._clock() + self._aging_s)
+            request.waits_since = self._clock()
+            self._aging.add(request, request.waits_since + self._aging_s)
         for sequence in self._first_sequences(request, message.sequences, matchers or []):
             request.sequences.update(dict.fromkeys(sequence.indices, sequence))
             self._batch.waiting.push(sequence)
@@ -166,9 +172,32 @@ class Requests:
         now = self._clock()
         for request in self._deadlines.take_due(now):
             self.fail(request, "deadline", "the job's deadline passed before it was finished")
-        for request in self._aging.take_due(now):
-            if self._batch.promote(request):
-                self._aging.add(request, now + self._aging_s)
+        if due := self._aging.take_due(now):
+            self._age(due, now)
+
+    def _age(self, due: list[Request], now: float) -> None:
+        """Promote requests that have waited for so long, as far as the policy lets them rise."""
+        risen = Counter[int]()
+        for request in self._living.values():
+            risen[request.base_priority] += request.rows if request.has_risen else 0
+        for request in due:
+            again = self._aging_s
+            if not request.members(State.RUNNING):
+                again = request.waits_since + self._aging_s - now
+                if again <= 0:
+                    again = self._aging_s if self._promote(request, risen, now) else self._aging_s / 8
+            if self._policy.promote(request) is not None:
+                self._aging.add(request, now + again)
+
+    def _promote(self, request: Request, risen: Counter[int], now: float) -> bool:
+        """Whether the request rose, beside those of its class that have risen already."""
+        rows = 0 if request.has_risen else request.rows
+        if not self._batch.promote(request, risen[request.base_priority]):
+            return False
+        risen[request.base_priority] += rows
+        request.waits_since = now
+        self.output.promoted.append(RequestPromoted(request.id, request.priority))
+        return True
 
     # Ends
 

@@ -56,6 +56,7 @@ class Scheduler:
         self.limits = Limits(
             config.max_model_len, config.vocab_size, config.max_running, config.capacity, config.features
         )
+        self.gives_way = config.scheduling.gives_way
         reserve = math.ceil(config.watermark * self.pool.total)
         self._batch = BatchManager(self.kv, config.scheduling, max_running=config.max_running, watermark=reserve)
         speculation = config.speculation
@@ -108,7 +109,7 @@ class Scheduler:
             sequence.indices.remove(index)
             del request.sequences[index]
             if sequence.state is State.RUNNING:
-                self._batch.running.width -= 1
+                self._batch.running.count(sequence, -1)
             return
         if sequence.state is State.RUNNING and not sequence.decodes:
             # Siblings that compute as well may share blocks that this one was going to fill.

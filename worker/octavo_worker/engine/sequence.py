@@ -37,7 +37,8 @@ class Request:
     `final` is the last one that its rules and `room`, the tokens that fit the memory at all, allow: it is never
     computed.
 
-    `base_priority` is the class that the request came with, `priority` the one to which it has risen by waiting.
+    `base_priority` is the class that the request came with, `priority` the one to which it has risen by waiting. One
+    that is `resumed` goes before others of its class, as does a guest: its tenant runs less than others.
     `order` is its place among all requests, as the scheduling policy says. `arrived` is in seconds of the scheduler's
     timer, `arrival` counts requests; `max_new_tokens` are what its limits left it to generate then.
 
@@ -60,6 +61,7 @@ class Request:
         "deadline",
         "final",
         "id",
+        "is_guest",
         "max_new_tokens",
         "needs_tokens",
         "order",
@@ -70,6 +72,7 @@ class Request:
         "prompt_scorer",
         "queued_s",
         "queued_since",
+        "resumed",
         "rules",
         "salt",
         "sampling",
@@ -77,6 +80,7 @@ class Request:
         "slow_masks",
         "started",
         "suspected",
+        "waits_since",
     )
 
     def __init__(self, message: AddRequest, rules: StopRules, arrival: int, room: int, arrived: float) -> None:
@@ -84,7 +88,9 @@ class Request:
         self.prompt: array[int] = message.prompt
         self.sampling: EngineSampling = message.sampling
         self.salt = message.salt
-        self.base_priority = self.priority = message.priority
+        self.base_priority = message.priority
+        self.priority = message.priority if message.risen is None else message.risen
+        self.resumed, self.is_guest = message.resumed, False
         self.deadline = message.deadline
         self.rules = rules
         self.final = min(len(message.prompt) + rules.limit - 1, room)
@@ -95,6 +101,7 @@ class Request:
         self.order: tuple[float, ...] = (arrival,)
         self.queued_since = time.monotonic()
         self.queued_s = 0.0  # until it was first given memory
+        self.waits_since = 0.0  # by the scheduler's clock: since it came, was preempted or rose
         self.sequences: dict[int, Sequence] = {}
         self.beam: BeamGroup[Sequence] | None = None
         if message.sampling.beam is not None:
@@ -108,6 +115,16 @@ class Request:
         self.cached_tokens: int | None = None
         self.prompt_logprobs: list[Logprob | None] | None = None
         self.prompt_scorer: Sequence | None = None  # the sequence that computes the prompt's log-probabilities
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether waiting has raised it above its class."""
+        return self.priority < self.base_priority
+
+    @property
+    def rows(self) -> int:
+        """Sequences of the batch that it is or is about to become."""
+        return len(self.sequences)
 
     def members(self, state: State) -> list[Sequence]:
         """Its sequences in `state`, in their order."""

@@ -74,7 +74,7 @@ local function put_back(id, job)
     call('ZADD', name, at, id)
     if digest then
       call('ZADD', key('bound', job.mdl), at, id)
-      ring_equals(job.mdl, digest)
+      ring(job.mdl, '=' .. digest)
     end
   else
     local name = key('b', lane, job.tn, job.mdl)

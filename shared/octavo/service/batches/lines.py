@@ -22,6 +22,7 @@ from octavo.dialects.openai.problems import invalid_body
 from octavo.dialects.openai.requests import ENDPOINTS, ChatCompletionRequest, CompletionRequest
 from octavo.dialects.openai.tools import ToolBody
 from octavo.terms.errors import InvalidRequest, OctavoError
+from octavo.terms.fields import Priority
 from octavo.terms.models import JobRequest
 
 ID_PREFIX = "batch_req_"
@@ -49,9 +50,9 @@ class BatchLine:
         return ID_PREFIX + sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
-def parse_lines(texts: Iterable[str], default_model: str) -> list[BatchLine]:
-    """All lines of a batch file that are not blank."""
-    lines = [parse_line(text, number, default_model) for number, text in enumerate(texts, 1) if text.strip()]
+def parse_lines(texts: Iterable[str], model: str, priority: Priority = "batch") -> list[BatchLine]:
+    """All lines of a batch file that are not blank. `model` and `priority` are those of lines that name none."""
+    lines = [parse_line(text, number, model, priority) for number, text in enumerate(texts, 1) if text.strip()]
     seen: Counter[str] = Counter()
     for place, line in enumerate(lines):
         lines[place] = replace(line, occurrence=seen[line.content])
@@ -59,7 +60,7 @@ def parse_lines(texts: Iterable[str], default_model: str) -> list[BatchLine]:
     return lines
 
 
-def parse_line(text: str, number: int, default_model: str) -> BatchLine:
+def parse_line(text: str, number: int, model: str, priority: Priority = "batch") -> BatchLine:
     """Line `number` (from 1) of a batch file. Never raises: a bad line becomes a line with an error."""
     line = BatchLine(number, f"line-{number}", repr(text))
     try:
@@ -70,9 +71,9 @@ def parse_line(text: str, number: int, default_model: str) -> BatchLine:
         line.content.encode()  # half a surrogate pair can be written nowhere
         line = replace(line, custom_id=_custom_id(fields.pop("custom_id", None)) or line.custom_id)
         if "body" in fields:
-            body = _openai_body(fields, default_model)
+            body = _openai_body(fields, {"model": model, "priority": priority})
             return replace(line, requests=tuple(body.jobs()), body=body)
-        request = _plain_request({"model": default_model, **fields})
+        request = _plain_request({"model": model, "priority": priority, **fields})
         return replace(line, requests=(request,), body=_shape(request))
     except json.JSONDecodeError as error:
         return replace(line, error=InvalidRequest(f"the line is not JSON: {error}"))
@@ -104,14 +105,13 @@ def failed(line: BatchLine, error: OctavoError) -> dict[str, Any]:
     return {"id": line.id, "custom_id": line.custom_id, "response": None, "error": problem}
 
 
-def _openai_body(line: dict[str, Any], default_model: str) -> ChatCompletionRequest | CompletionRequest:
+def _openai_body(line: dict[str, Any], defaults: dict[str, str]) -> ChatCompletionRequest | CompletionRequest:
     url, body = line.get("url"), line["body"]
     if not isinstance(url, str) or url not in ENDPOINTS:
         raise InvalidRequest(f"url must be {' or '.join(ENDPOINTS)}", param="url")
     if not isinstance(body, dict):
         raise InvalidRequest("body must be an object", param="body")
-    if body.get("model") is None:
-        body = {**body, "model": default_model}
+    body = {**defaults, **{name: value for name, value in body.items() if name not in defaults or value is not None}}
     return ENDPOINTS[url].model_validate_json(json.dumps(body))  # JSON again: its rules for types are other ones
 
 

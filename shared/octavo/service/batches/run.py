@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,9 +22,14 @@ from octavo.service.batches.lines import BatchLine, completed, failed
 from octavo.terms.errors import OctavoError, QueueFull, ServerUnavailable
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import JobRequest
+from octavo.terms.workers import WorkerInfo
 
 if TYPE_CHECKING:
     from octavo.dialects.grammar.checks import GrammarChecks
+
+MAX_WINDOW = 10_000
+LEAST_WINDOW = 256
+"""Where no worker is there to go by."""
 
 
 def _grammar_checks() -> GrammarChecks | None:
@@ -59,11 +64,14 @@ class BatchRun:
     first_failure: tuple[str, str] | None = None
     grammars: GrammarChecks | None = field(default_factory=_grammar_checks)
 
-    async def run(self, redis_url: str | None, lines: list[BatchLine], window: int) -> None:
+    async def run(self, redis_url: str | None, lines: list[BatchLine], window: int | None) -> None:
         """Answer all lines, with at most `window` jobs at a time."""
         remaining = self._jobs(lines)
         jobs = sum(len(line.requests) for line in lines)
         async with AsyncClient(redis_url) as client:
+            if window is None:
+                models = {request.model for line in lines for request in line.requests}
+                window = window_for(await client.workers(), models)
             try:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(max(1, min(window, jobs))):
@@ -143,3 +151,10 @@ class BatchRun:
         self.output.flush()
         self.finished += 1
         self.advance()
+
+
+def window_for(workers: Iterable[WorkerInfo], models: Collection[str]) -> int:
+    """As many jobs as live workers of these models run, and as many again, so that none waits for the next job. Those
+    of the class batch hold up no others."""
+    rows = sum(worker.stats.max_running for worker in workers if worker.model in models)
+    return min(2 * rows or LEAST_WINDOW, MAX_WINDOW)

@@ -213,6 +213,11 @@ class KVCacheManager:
         self.decisions[decision] += len(members)
         return decision
 
+    def held_alone(self, members: list[Sequence]) -> int:
+        """Blocks on the device that no sequence but these has."""
+        held = Counter(block for member in members for block in member.table.held)
+        return sum(self.pool.refs[block] == count for block, count in held.items())
+
     def _is_apart(self, members: list[Sequence]) -> bool:
         """Groups still in prefill are recomputed if oversized or sliding: their earlier blocks may be gone."""
         request = members[0].request

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from bisect import insort
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from octavo_worker.engine.scheduling.waiting import tally
 from octavo_worker.engine.sequence import Request, Sequence, State, by_order
 
 
@@ -13,7 +15,8 @@ class RunningBatch:
     """The admitted sequences, `prefilling` and `decoding`, each in their order.
 
     Beams that were preempted compute their tokens again one after the other; those that are done are `holding` until
-    the last of their group is done. `width` counts the sequences that all of these are or will fork into.
+    the last of their group is done. `width` counts the sequences that all of these are or will fork into, `tenants` the
+    same by class and tenant.
     """
 
     _run_ids = itertools.count(1)  # of all batches: a runner may serve several schedulers, one after the other
@@ -23,6 +26,7 @@ class RunningBatch:
         self.decoding: list[Sequence] = []
         self.holding: list[Sequence] = []
         self.width = 0
+        self.tenants: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
 
     def __len__(self) -> int:
         return len(self.prefilling) + len(self.decoding) + len(self.holding)
@@ -34,7 +38,7 @@ class RunningBatch:
         """Let a waiting sequence run: compute its prompt, or go on decoding if it was swapped while it did."""
         sequence.state = State.RUNNING
         sequence.run_id = next(self._run_ids)
-        self.width += sequence.width
+        self.count(sequence, sequence.width)
         insort(self.decoding if sequence.decodes else self.prefilling, sequence, key=by_order)
 
     def hold(self, sequence: Sequence) -> None:
@@ -52,7 +56,7 @@ class RunningBatch:
         """Leave a sequence its first index. Returns the others."""
         others = sequence.indices[1:]
         del sequence.indices[1:]
-        self.width -= len(others)
+        self.count(sequence, -len(others))
         return others
 
     def leave_prompt(self, sequence: Sequence) -> None:
@@ -64,7 +68,7 @@ class RunningBatch:
         """A new fork decodes."""
         fork.request.sequences[fork.indices[0]] = fork
         fork.run_id = next(self._run_ids)
-        self.width += fork.width
+        self.count(fork, fork.width)
         self._decode(fork)
 
     def _decode(self, sequence: Sequence) -> None:
@@ -74,10 +78,23 @@ class RunningBatch:
     def remove(self, sequence: Sequence) -> None:
         kind = self.decoding if sequence.decodes else self.prefilling
         (self.holding if sequence in self.holding else kind).remove(sequence)
-        self.width -= sequence.width
+        self.count(sequence, -sequence.width)
+
+    def count(self, sequence: Sequence, rows: int) -> None:
+        """A running sequence becomes `rows` more sequences, or so many fewer."""
+        self.width += rows
+        running, salt = self.tenants[sequence.request.priority], sequence.request.salt
+        running[salt] += rows
+        if not running[salt]:
+            del running[salt]
 
     def has_oversized(self) -> bool:
         return any(sequence.request.oversized for kind in (self.prefilling, self.decoding) for sequence in kind)
+
+    def backwards(self, priority: int) -> list[Request]:
+        """The requests of a class, the last in order first."""
+        found = (sequence for sequence in self if sequence.request.priority == priority)
+        return list(dict.fromkeys(sequence.request for sequence in sorted(found, key=by_order, reverse=True)))
 
     def last(self) -> Request:
         """The request of the last sequence in order. Of a group whose members are holding, at least one computes."""
@@ -90,5 +107,8 @@ class RunningBatch:
             raise AssertionError("running sequences and their requests disagree")
         if self.width != sum(sequence.width for sequence in expected):
             raise AssertionError("width of the batch is wrong")
+        counted = {kind: count for kind, count in self.tenants.items() if count}
+        if tally(expected, lambda sequence: sequence.width) != counted:
+            raise AssertionError("running sequences are counted wrongly by tenant")
         if any(sorted(kind, key=by_order) != kind for kind in kinds):
             raise AssertionError("running sequences are out of order")

@@ -25,22 +25,22 @@ local function requeue(id, job, kind, at)
   call('ZREM', key('L'), id)
   count(job.tn, 'running', -1)
   count_queued(job, 1)
-  call('ZADD', key('b', lane, job.mdl), at, id)
+  call('ZADD', key('b', lane, job.mdl), kind == 'resume' and at * (SHARE[job.cls] or 1) or at, id)
   if lane == kind then return ring(job.mdl) end
   call('ZADD', key('bound', job.mdl), at, id)
   if tonumber(job.qt) then start_within(id, tonumber(job.qt), job.dl) end
-  ring_equals(job.mdl, job.dg)
+  ring(job.mdl, '=' .. job.dg)
 end
 
 -- Its owner has no more use for it. What it published stays, and the next owner goes on from there.
 local function give_back(id)
-  local job = fields(id, 'mdl', 'tn', 'n', 'cx', 'sus', 'dl', 'dg', 'qt')
+  local job = fields(id, 'mdl', 'tn', 'cls', 'n', 'cx', 'sus', 'dl', 'dg', 'qt')
   if job.cx then end_marked(id, job.cx) else requeue(id, job, job.sus and 'solo' or 'resume', NOW) end
 end
 
 -- Counts one more death. What kills its owner does so where it did before, as the next owner goes on from there.
 local function count_death(id, alone)
-  local job = fields(id, 'mdl', 'tn', 'n', 'cx', 'crashes', 'cn', 'solo', 'wid', 'ep', 'dl', 'dg', 'qt')
+  local job = fields(id, 'mdl', 'tn', 'cls', 'n', 'cx', 'crashes', 'cn', 'solo', 'wid', 'ep', 'dl', 'dg', 'qt')
   job.got_on = tonumber(job.n) - (tonumber(job.cn) or 0) >= GOT_ON
   job.crashes = job.got_on and 1 or tonumber(job.crashes) + 1
   job.solo = (job.got_on and 0 or tonumber(job.solo) or 0) + (alone and 1 or 0)

@@ -4,7 +4,7 @@
 
 local NAMES = {'n', 'ep', 'crashes', 'bytes', 'est', 'cost', 'ct', 'seed', 'ret', 'st', 'mdl', 'tn', 'cls', 'body',
   'lane', 'dl', 'qdl', 'sts', 'cn', 'solo'}
-local REQUIRED = 14  -- of these names
+local REQUIRED, FIRST_LEFT_OUT = 14, 16  -- of these names: numbers that may be left out begin there
 local RETENTION = '^%d%d?%d?%d?%d?%d?%d?%d?%d? %d%d?%d?%d?%d?%d?%d?%d?%d? %d%d?%d?%d?%d?%d?%d?%d?%d?$'
 local CLASS = {high = true, normal = true, batch = true}
 local ENDED = {completed = true, failed = true, cancelled = true, expired = true}
@@ -32,8 +32,8 @@ local function intact(id)
     job[name] = values[i]
   end
   if not can_end(job) or not is_number(job.crashes) or not is_number(job.seed, 19) then return nil end
-  for _, name in ipairs({'dl', 'qdl', 'sts', 'cn', 'solo'}) do
-    if job[name] and not is_number(job[name]) then return nil end
+  for i = FIRST_LEFT_OUT, #NAMES do
+    if values[i] and not is_number(values[i]) then return nil end
   end
   if job.st == 'queued' then
     local kind = string.match(job.lane or '', '^(%l+):=.') or job.lane

@@ -11,8 +11,8 @@
 --                                server that accepted it, if it has several sequences)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
---   P:b:resume:<model>  P:b:solo:<model>  ZSET  jobs that come back; suspects, by the ms from which they may run
---                                             (one death's have the same)
+--   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
+--   P:b:solo:<model>      ZSET  suspects, by the ms from which they may run (one death's have the same)
 --   P:b:resume:=<digest>:<model>  P:b:solo:=<digest>:<model>  ZSET  those of them with tokens, for equal workers only
 --   P:bound:<model>       ZSET   all that wait for equal workers
 --   P:v:<class>:<model>   ZSET   tenants with a backlog by virtual time;  P:V:<class>:<model> the current one
@@ -20,6 +20,8 @@
 --   P:pass:<model>        HASH   how often each lower class was passed over
 --   P:bell:<model>        LIST   at most one element: there is work
 --   P:bell:<model>:=<digest>  LIST  likewise, for workers that serve the very same (expires)
+--   P:bell:<model>:=<class>  P:bell:<model>:=<digest>:<class>  LIST  likewise, for those that have room for a class of
+--                                             which another worker left work for want of room (expire)
 --   P:blocked:<model>     STRING there while work that fitted no claim has just rung the bell (expires)
 --   P:L  P:D  P:x         ZSET   job by lease expiry, by deadline, "<id> <tenant>" by end of retention (ms)
 --   P:jobs                ZSET   all job ids, and ":<tenant>:<id>" for each (score 0: sorted by id, hence by time)
