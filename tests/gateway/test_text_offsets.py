@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scripted_worker import MODEL
 
 from octavo.dialects.openai.logprobs import CompletionLogprobs, TextOffsets
+from octavo.dialects.parsing import StopStrings
 from octavo.terms.messages import Chunk, TokenLogprob
-from octavo_worker.agent.text import StopStrings
 
 
 def held_back(tokens: list[str], stop: list[str]) -> list[str]:
