@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -10,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from octavo.dialects.anthropic.body import CountRequest, MessagesRequest
 from octavo.dialects.anthropic.events import Event, MessageEvents, whole_message
+from octavo.dialects.events import json_line
 from octavo.dialects.openai.answers import answer_parser
 from octavo.terms.errors import OctavoError
 from octavo.terms.messages import Chunk
@@ -77,4 +77,4 @@ async def _pump(generation: Generation, answer: MessageEvents, mailbox: Mailbox)
 
 
 def _frame(name: str, data: dict[str, Any]) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+    return f"event: {name}\ndata: {json_line(data)}\n\n".encode()

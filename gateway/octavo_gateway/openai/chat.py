@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from octavo.dialects.events import quote
+from octavo.dialects.events import json_line
 from octavo.dialects.openai.answers import answer_parser, chat_head
 from octavo.dialects.openai.choices import calls_tools, delta_json, finish_reason
 from octavo.dialects.openai.logprobs import chat_logprobs
@@ -69,14 +69,14 @@ class ChatStream:
             logprobs = "null"
         if chunk.finish_reason is not None:
             reason = finish_reason(chunk.finish_reason, called=index in self._called)
-            found.append(_choice(index, "{}", reason=quote(reason)))
+            found.append(_choice(index, "{}", reason=json_line(reason)))
         return found
 
 
 def _delta(delta: Delta) -> str:
     if isinstance(delta, ContentDelta):
-        return f'{{"content":{quote(delta.text)}}}'
-    return json.dumps(delta_json(delta), ensure_ascii=False)
+        return f'{{"content":{json_line(delta.text)}}}'
+    return json_line(delta_json(delta))
 
 
 def _choice(index: int, delta: str, logprobs: str = "null", reason: str = "null") -> str:

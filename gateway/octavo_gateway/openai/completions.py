@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from octavo.dialects.events import quote
+from octavo.dialects.events import json_line
 from octavo.dialects.openai.answers import completion_head, echoed
 from octavo.dialects.openai.logprobs import CompletionLogprobs
 from octavo.dialects.openai.requests import CompletionRequest
@@ -58,8 +58,8 @@ class CompletionStream:
             logprobs = json.dumps(self._taken(index, chunk))
         elif not text and chunk.finish_reason is None:
             return []
-        reason = "null" if chunk.finish_reason is None else quote(chunk.finish_reason)
-        return [f'{{"index":{index},"text":{quote(text)},"logprobs":{logprobs},"finish_reason":{reason}}}']
+        reason = "null" if chunk.finish_reason is None else json_line(chunk.finish_reason)
+        return [f'{{"index":{index},"text":{json_line(text)},"logprobs":{logprobs},"finish_reason":{reason}}}']
 
     def _taken(self, index: int, chunk: Chunk) -> dict[str, Any]:
         logprobs = self._logprobs.setdefault(index, CompletionLogprobs(self._body.stop_strings))
