@@ -181,8 +181,10 @@ async def test_a_stop_string_acts_on_the_answer_alone(ai, http, start_model):
     asked = {"model": "hermes", "messages": ASKED, "max_tokens": 200, "stop": ["STOP"]}
     reply = (await ai.chat.completions.create(**asked, tools=TOOLS)).choices[0]
     assert (reply.finish_reason, said(reply.message)) == ("stop", ("It is 42, ", "First STOP and think.", []))
-    message, _ = await streamed(ai, model="hermes", max_tokens=200, stop=["STOP"])
+    message, chunks = await streamed(ai, model="hermes", max_tokens=200, stop=["STOP"], logprobs=True)
     assert (message["content"], message["finish_reason"]) == ("It is 42, ", "stop")
+    told = [item for chunk in chunks if (found := chunk.choices[0].logprobs) for item in found.content]
+    assert b"".join(bytes(item.bytes) for item in told).decode().endswith("think.</think>It is 42, ")
     prompt = {"model": "hermes", "prompt": "?", "max_tokens": 200, "stop": ["STOP"]}
     assert (await ai.completions.create(**prompt)).choices[0].text == "<think>First "
     body = {"model": "hermes", "messages": ASKED, "max_tokens": 200, "stop_sequences": ["STOP"]}

@@ -55,8 +55,9 @@ class CompletionStream:
             text = echoed(self._body, prompt_index, None) + text
         logprobs = "null"
         if chunk.logprobs is not None and self._body.logprobs is not None:
-            logprobs = json.dumps(self._taken(index, chunk))
-        elif not text and chunk.finish_reason is None:
+            taken = self._taken(index, chunk)
+            logprobs = json.dumps(taken) if taken["tokens"] else logprobs
+        if logprobs == "null" and not text and chunk.finish_reason is None:
             return []
         reason = "null" if chunk.finish_reason is None else json_line(chunk.finish_reason)
         return [f'{{"index":{index},"text":{json_line(text)},"logprobs":{logprobs},"finish_reason":{reason}}}']
