@@ -73,8 +73,8 @@ def _continues_character(token: bytes) -> bool:
 
 
 class ToldLogprobs:
-    """Log-probabilities of a sequence, each told with its offset once all of its token's text is out. What a stop string
-    cut off, and a token that only ended the sequence, is no part of the text: there are no bytes of it.
+    """Log-probabilities of a sequence, each told with its offset once all the text of its token is out. There are no
+    bytes of what a stop string cut off, nor of a token that only ended the sequence: it is no part of the text.
 
     `stop` are the strings for which text may have been held back.
     """
