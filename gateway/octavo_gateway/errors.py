@@ -27,6 +27,7 @@ from octavo.terms.errors import (
     ServerUnavailable,
     UnknownModel,
     WorkerNotFound,
+    shortened,
 )
 from octavo.terms.messages import JobError, JobStatus
 
@@ -90,7 +91,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = shortened(message)
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
@@ -160,7 +161,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
         messages = {
-            404: f"no such path: {request.url.path}; /docs lists what there is",
+            404: f"no such path: {request.url.path[:200]}; /docs lists what there is",
             405: f"{request.method} is not allowed on {request.url.path}",
         }
         code = HTTPStatus(error.status_code).name.lower()

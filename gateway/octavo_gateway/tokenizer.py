@@ -68,7 +68,7 @@ async def tokenize(
 ) -> dict[str, Any]:
     """The token ids of a prompt, how many they are, and how many the model takes."""
     gateway: Gateway = request.state.gateway
-    card = await _card(gateway, body.model)
+    card = await known_model(gateway, body.model)
     answer = await tokenized(gateway, body.job(card.name))
     return {
         "count": len(answer.token_ids),
@@ -84,7 +84,7 @@ async def detokenize(
 ) -> dict[str, str]:
     """The text of token ids, control tokens included."""
     gateway: Gateway = request.state.gateway
-    card = await _card(gateway, body.model)
+    card = await known_model(gateway, body.model)
     try:
         return {"prompt": await gateway.client.detokenize(card.name, body.tokens)}
     except WorkerNotFound as error:
@@ -103,13 +103,13 @@ def _no_answer(error: WorkerNotFound) -> ApiError:
     return ApiError(503, error.message, code=error.code, headers={"Retry-After": "1"})
 
 
-async def _card(gateway: Gateway, model: str | None) -> ModelCard:
-    """The model that is meant: where there is but one, it needs no name."""
+async def known_model(gateway: Gateway, model: str | None) -> ModelCard:
+    """The model that is meant: where there is but one, it needs no name. Raises ApiError 404."""
     cards = {card.name: card for card in await gateway.client.models()}
     if model is None and len(cards) == 1:
         return next(iter(cards.values()))
     if model not in cards:
         known = ", ".join(cards) or "none: start a worker first"
-        message = "name a model" if model is None else f"no worker has ever served the model {model!r}"
+        message = "name a model" if model is None else f"no worker has ever served the model {model[:200]!r}"
         raise ApiError(404, f"{message}; known models: {known}", code="model_not_found", param="model")
     return cards[model]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -162,6 +163,44 @@ async def test_what_is_said_of_an_old_claim_does_not_end_the_new_one(desk: Desk)
     for reply in (HeartbeatReply((job_id,), ()), HeartbeatReply((), ((job_id, "cancelled"),))):
         desk.agent.on_heartbeat(old, reply)
     assert desk.agent.holding() == ((job_id, desk.queue.field(job_id, "tok")),)
+
+
+async def test_a_job_that_ended_is_not_taken_for_another_workers(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """A heartbeat may reach the server behind a job's end, and its reply this worker before the reply to that end. That
+    may be lost, too."""
+    job_id, request = await desk.start()
+    held = desk.agent.holding()
+    desk.agent.on_silence()
+    desk.generate(request, 1, 2, reason="length")
+    (job,) = desk.agent._jobs.values()
+    for call in (desk.queue.cell.append(job.unsent()), desk.agent.publisher._finish(job)):
+        run_sync(desk.queue.connection, call)
+    reply = desk.ask(held)
+    assert reply.lost == (job_id,)
+    with caplog.at_level(logging.INFO):
+        desk.agent.on_heartbeat(held, reply)
+        await desk.ended()
+    assert "belongs to another worker" not in caplog.text
+    assert f"job {job_id} completed, 2 tokens" in caplog.text
+
+
+@pytest.mark.parametrize("over", [False, True])
+async def test_a_job_of_another_worker_is_dropped_also_at_its_end(
+    desk: Desk, caplog: pytest.LogCaptureFixture, over: bool
+) -> None:
+    job_id, request = await desk.start()
+    held = desk.agent.holding()
+    desk.queue.connection.zadd("{c00}:L", {job_id: 1})
+    run_sync(desk.queue.connection, desk.queue.cell.reap())
+    (claim,) = desk.claim().jobs
+    desk.agent.on_silence()
+    if over:
+        desk.generate(request, 1, reason="length")
+    desk.agent.on_heartbeat(held, desk.ask(held))
+    await desk.ended()
+    assert f"job {job_id} belongs to another worker" in caplog.text
+    assert desk.queue.field(job_id, "tok") == claim.token
+    assert desk.queue.stored(job_id) == 0
 
 
 async def test_a_job_lost_before_it_is_read_never_reaches_the_engine(desk: Desk) -> None:

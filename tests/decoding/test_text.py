@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import octavo_worker
-from octavo_worker.agent.text import StopStrings, TextStream
+from octavo.dialects.parsing import StopStrings
+from octavo_worker.agent.text import TextStream
 
 DEMO = Tokenizer.from_file(str(Path(octavo_worker.__file__).parent / "bundled/demo/tokenizer.json"))
 TEXT = "To be, or not to be 日本語 🎉\n\ncafé � end"

@@ -292,7 +292,7 @@ def test_a_search_among_too_few_texts_says_so() -> None:
 def matcher_of(driver: Driver, id: str) -> Matcher:
     request = driver.scheduler._requests.find(id)
     assert request is not None
-    (sequence,) = request.sequences.values()
+    sequence = next(iter(request.sequences.values()))
     assert sequence.matcher is not None
     return sequence.matcher
 
@@ -361,18 +361,34 @@ def test_masks_that_take_too_long_together_are_computed_one_by_one(monkeypatch: 
         check(driver, *requests[1:])
 
 
-def test_a_grammar_that_runs_into_the_librarys_limits_costs_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = [followed("bad", DIGITS), followed("good", DIGITS, 300)]
+@pytest.mark.parametrize("beams", [False, True])
+@pytest.mark.parametrize("method", ["fill", "take"])
+def test_a_grammar_that_runs_into_the_librarys_limits_costs_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, method: str, beams: bool
+) -> None:
+    """Whether it does at a mask or at a token: the grammar is at fault, not the engine."""
+    requests = [followed("bad", DIGITS, beam=BeamOptions(2) if beams else None), followed("good", DIGITS, 300)]
     with driven() as driver:
         add(driver, *requests)
         driver.step()
         driver.step()
 
-        def fail(row: Any) -> None:
+        def fail(*_: Any) -> None:
             raise GrammarError("parser too complex")
 
-        monkeypatch.setattr(matcher_of(driver, "bad"), "fill", fail)
+        monkeypatch.setattr(matcher_of(driver, "bad"), method, fail)
         driver.run()
         failed = driver.failed["bad"]
         assert (failed.code, failed.message, failed.param) == ("invalid_grammar", "parser too complex", "grammar")
         check(driver, requests[1])
+
+
+def test_a_token_that_should_not_have_been_chosen_is_the_engines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with driven() as driver:
+        add(driver, followed("bad", DIGITS))
+        driver.step()
+        driver.step()
+        monkeypatch.setattr(matcher_of(driver, "bad"), "take", lambda token: False)
+        driver.run()
+        failed = driver.failed["bad"]
+        assert (failed.code, failed.param) == ("step_failed", None)

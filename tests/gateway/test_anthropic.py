@@ -133,6 +133,22 @@ async def test_tools_are_called_and_their_results_read(claude, start_model, name
     assert again.input_tokens + again.cache_read_input_tokens > message.usage.input_tokens
 
 
+async def test_calls_whose_arguments_are_no_json_are_told_with_their_text(claude, start_model):
+    written = ['{"city": "Rome", }', '{"days": 1e999}', '{"city": "\\ud800"}']
+    calls = [f'<tool_call>\n{{"name": "get_weather", "arguments": {text}}}\n</tool_call>' for text in written]
+    start_model("hermes", "\n".join(calls))
+    question = {"role": "user", "content": "what will it be like?"}
+    asked = {"model": "hermes", "max_tokens": 400, "tools": CLAUDE_TOOLS, "messages": [question]}
+    message = await claude.messages.create(**asked)
+    async with claude.messages.stream(**asked) as stream:
+        streamed = await stream.get_final_message()
+    for answer in (message, streamed):
+        assert answer.stop_reason == "tool_use"
+        assert [block.input["INVALID_JSON"] for block in answer.content] == written
+    cut = await claude.messages.create(**{**asked, "max_tokens": 50})
+    assert (cut.stop_reason, written[0].startswith(cut.content[0].input["INVALID_JSON"])) == ("max_tokens", True)
+
+
 async def test_a_thought_has_a_budget(claude, start_model):
     start_model("hermes", "<think>" + "one two three four " * 10 + "</think>And so?")
     asked = {"model": "hermes", "max_tokens": 300, "messages": [{"role": "user", "content": "hm"}]}
@@ -321,3 +337,14 @@ def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
     assert message["stop_reason"] == "tool_use"
     starts = [event["index"] for event in events if event["type"] == "content_block_start"]
     assert starts == [0, 1, 2]
+
+
+@pytest.mark.parametrize("text", ['<tool_call>{"name": "look", "arguments": {}}</tool_call>', "<think>STOP"])
+def test_what_a_call_ends_with_stopped_no_answer(text: str) -> None:
+    """A grammar that is complete ends a text with its last token, which stop strings had no part in."""
+    answer = MessageEvents("g00_0", "m", AnswerParser("g00_0"), ["}", "</tool_call>", "STOP"])
+    events = [event for chunk in grouped([text], [], "stop", CALLS) for event in answer.add(chunk)]
+    message = whole_message([*events, *answer.end(Usage(5, 1))])
+    assert message["stop_sequence"] is None
+    assert message["stop_reason"] == ("tool_use" if "look" in text else "end_turn")
+    assert message["content"][0].get("thinking", "STOP") == "STOP"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_worker import MODEL
 
-from octavo.dialects.openai.logprobs import CompletionLogprobs, TextOffsets
-from octavo.terms.messages import Chunk, TokenLogprob
-from octavo_worker.agent.text import StopStrings
+from octavo.dialects.openai.logprobs import CompletionLogprobs, TextOffsets, ToldLogprobs
+from octavo.dialects.parsing import StopStrings
+from octavo.terms.messages import Chunk, TokenLogprob, TopLogprob
 
 
 def held_back(tokens: list[str], stop: list[str]) -> list[str]:
@@ -48,6 +50,52 @@ def test_every_token_stands_at_its_offset(tokens, stop):
     for token, offset in zip(tokens, found, strict=True):
         if offset < len(whole):  # a stop string cuts the last ones
             assert token.startswith(whole[offset : offset + len(token)])
+
+
+def logprobs_told(
+    tokens: list[bytes], texts: list[str], stop: list[str], reason: str, *, cuts: set[int]
+) -> list[bytes]:
+    """The bytes of each token's entry, whatever chunks the log was cut into."""
+    told = ToldLogprobs(stop)
+    entries = []
+    for start, end in pairwise(sorted({0, len(tokens), *(cut for cut in cuts if cut < len(tokens))})):
+        items = tuple(TokenLogprob(i, tokens[i], -1.0) for i in range(start, end))
+        last = reason if end == len(tokens) else None
+        entries += told.add(Chunk(0, tuple(range(start, end)), tuple(texts[start:end]), items, last))
+    assert [item.token_id for item, _ in entries] == list(range(len(tokens))), "each token has its entry"
+    return [item.token for item, _ in entries]
+
+
+@given(
+    tokens=st.lists(st.text("abé", min_size=1, max_size=3), min_size=1, max_size=30),
+    stop=st.lists(st.text("abé", min_size=1, max_size=5), max_size=3),
+    cuts=st.sets(st.integers(0, 30)),
+)
+def test_bytes_of_log_probabilities_are_those_of_the_text(tokens, stop, cuts):
+    stops = StopStrings(stop)
+    texts = [stops.feed(token) for token in tokens if not stops.hit]
+    given_out = [token.encode() for token in tokens[: len(texts)]]
+    if not stops.hit:  # the model ends it
+        texts.append(stops.flush())
+        given_out.append(b"<|end|>")
+    told = logprobs_told(given_out, texts, stop, "stop", cuts=cuts)
+    assert b"".join(told).decode() == "".join(texts)
+
+
+def test_an_answer_that_its_limit_cuts_keeps_the_bytes_of_its_last_token():
+    tokens = [b"a", b"\xf0\x9f"]
+    assert logprobs_told(tokens, ["a", "\ufffd"], ["x"], "length", cuts={1}) == tokens
+    tokens[1] = b"<|x|>"
+    assert logprobs_told(tokens, ["a", ""], [], "length", cuts=set()) == tokens
+
+
+def test_alternatives_keep_their_bytes():
+    end = TokenLogprob(1, b"<|end|>", -0.5, (TopLogprob(1, b"<|end|>", -0.5), TopLogprob(2, b"b", -1.0)))
+    logprobs = CompletionLogprobs()
+    logprobs.add(Chunk(0, (0, 1), ("a", ""), (TokenLogprob(0, b"a", -1.0), end), "stop"))
+    taken = logprobs.take()
+    assert (taken["tokens"], taken["text_offset"]) == (["a", ""], [0, 1])
+    assert taken["top_logprobs"][1] == {"<|end|>": -0.5, "b": -1.0}
 
 
 def test_a_character_in_several_tokens_stands_where_it_begins():

@@ -177,6 +177,26 @@ async def test_a_takeover_closes_a_thought_where_the_first_worker_would_have(ai,
     assert 0 < len(message["reasoning_content"]) < len(THOUGHT) - 40
 
 
+async def test_a_stop_string_acts_on_the_answer_alone(ai, http, start_model):
+    start_model("hermes", "<think>First STOP and think.</think>It is 42, STOP.")
+    asked = {"model": "hermes", "messages": ASKED, "max_tokens": 200, "stop": ["STOP"]}
+    reply = (await ai.chat.completions.create(**asked, tools=TOOLS)).choices[0]
+    assert (reply.finish_reason, said(reply.message)) == ("stop", ("It is 42, ", "First STOP and think.", []))
+    message, chunks = await streamed(ai, model="hermes", max_tokens=200, stop=["STOP"], logprobs=True)
+    assert (message["content"], message["finish_reason"]) == ("It is 42, ", "stop")
+    told = [item for chunk in chunks if (found := chunk.choices[0].logprobs) for item in found.content]
+    assert b"".join(bytes(item.bytes) for item in told).decode().endswith("think.</think>It is 42, ")
+    prompt = {"model": "hermes", "prompt": "?", "max_tokens": 200, "stop": ["STOP"]}
+    assert (await ai.completions.create(**prompt)).choices[0].text == "<think>First "
+    body = {"model": "hermes", "messages": ASKED, "max_tokens": 200, "stop_sequences": ["STOP"]}
+    told = (await http.post("/v1/messages", json=body)).json()
+    assert [block.get("text") or block.get("thinking") for block in told["content"]] == [
+        "First STOP and think.",
+        "It is 42, ",
+    ]
+    assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "STOP")
+
+
 async def test_what_is_said_of_reasoning_reaches_the_template_and_the_answer(ai, start_model):
     start_model("deepseek_v3_1", "Rome, then.</think>Let me see.")
 

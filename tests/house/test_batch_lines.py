@@ -72,9 +72,9 @@ def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
         for name, end in (("a", "\u2028"), ("b", "\x85"))
     ]
     target.write_text("".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers), encoding="utf-8")
-    before = target.read_bytes()
-    assert keep_answers(target, []) == {"batch_req_a", "batch_req_b"}
-    assert target.read_bytes() == before
+    for _ in range(2):  # as an earlier version wrote them, and as this one does
+        assert keep_answers(target, []) == {"batch_req_a", "batch_req_b"}
+        assert [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()] == answers
 
 
 @pytest.mark.parametrize(

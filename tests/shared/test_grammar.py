@@ -12,6 +12,8 @@ import pytest
 from waiting import STALL_S
 
 from octavo.dialects.grammar.grammars import MAX_GRAMMAR_BYTES, Grammar, GrammarError, source
+from octavo.dialects.grammar.keywords import INSTEAD, without_annotations
+from octavo.dialects.grammar.recursion import endless_place
 from octavo.dialects.grammar.trials import Trials, validate
 from octavo.dialects.strict_schema import strict
 
@@ -37,7 +39,6 @@ def test_a_sound_grammar_has_no_errors(grammar: Grammar) -> None:
         ("json_schema", "[]", "not a JSON object", ""),
         ("json_schema", '{"items": ' * 5000 + "{}" + "}" * 5000, "recursion limit", ""),
         ("json_schema", '{"properties": {"a/b": {"type": "objekt"}}}', "objekt", "#/properties/a~1b/type"),
-        ("json_schema", '{"items": {"uniqueItems": true}}', "uniqueItems", "#/items/uniqueItems"),
         ("json_schema", '{"anyOf": [{}, {"$ref": "http://x.test/y"}]}', "http://x.test/y", "#/anyOf/1/$ref"),
         ("json_schema", '{"$ref": "#/$defs/none"}', "does not exist", "#/$ref"),
         ("json_schema", '{"items": {"type": "string", "pattern": "(?=a)b"}}', "look-around", "#/items/pattern"),
@@ -68,6 +69,119 @@ def test_an_unsound_grammar_is_refused_in_the_words_of_the_library(
     assert message in str(caught.value)
     assert caught.value.place == place
     assert caught.value.code == "invalid_grammar"
+
+
+@pytest.mark.parametrize("name", ["password", "path", "binary", "regex", "int64", "no-such-format"])
+def test_a_format_that_no_text_is_held_to_is_an_annotation(name: str) -> None:
+    """Also where it stands in definitions; a property of that name, and values, are none."""
+    schema = {"type": "object", "properties": {"format": {"format": name}, "a": {"$ref": "#/$defs/a"}}}
+    schema |= {"$defs": {"a": {"items": [{"anyOf": [{"type": "string", "format": name}]}]}}, "required": ["format"]}
+    assert validate(Grammar("json_schema", json.dumps(schema)), limit_s=600) == []
+    kept = json.loads(without_annotations(json.dumps(schema)))
+    assert kept["properties"] == {"format": {}, "a": {"$ref": "#/$defs/a"}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": {"format": "password", "uniqueItems": False}},
+        {"enum": [{"format": "path"}], "type": "object"},
+        {"properties": {"uniqueItems": False, "propertyNames": {"type": "string"}, "format": True}},
+        {"type": "string", "format": "date-time"},
+        {"default": {"propertyNames": True}, "uniqueItems": True},
+    ],
+)
+def test_values_names_and_what_forbids_something_stay(schema: Any) -> None:
+    assert json.loads(without_annotations(json.dumps(schema))) == schema
+
+
+def test_keywords_that_forbid_nothing_are_left_out() -> None:
+    schema = {"uniqueItems": False, "items": {"propertyNames": {"type": "string"}, "properties": {"a": {"enum": [1]}}}}
+    text = without_annotations(json.dumps(schema))
+    assert text == '{"items": {"properties": {"a": {"enum": [1]}}}}'
+    assert validate(Grammar("json_schema", json.dumps(schema)), limit_s=600) == []
+
+
+REFUSED: dict[str, Any] = {
+    "oneOf": [{"minimum": 1}, {"maximum": 2}],
+    "uniqueItems": True,
+    "propertyNames": {"pattern": "^a"},
+    "not": {"type": "string"},
+    "contains": {},
+    "if": {},
+    "dependentRequired": {"a": ["b"]},
+    "unevaluatedProperties": False,
+}
+
+
+@pytest.mark.parametrize("keyword", REFUSED)
+def test_what_cannot_be_held_to_is_refused_with_what_to_write_instead(keyword: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        validate(Grammar("json_schema", json.dumps({"properties": {"x": {keyword: REFUSED[keyword]}}})), limit_s=600)
+    assert caught.value.message.startswith(keyword)
+    assert INSTEAD[keyword] in caught.value.message
+    assert caught.value.place == f"#/properties/x/{keyword}"
+
+
+WRITTEN_INSTEAD: list[dict[str, Any]] = [
+    {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "integer", "maximum": 2}]},
+    {
+        "oneOf": [
+            {"type": "object", "properties": {"k": {"const": kind}, kind: {}}, "required": ["k"]} for kind in ("a", "b")
+        ]
+    },
+    {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+    {"enum": [["a"], ["b"], ["a", "b"]]},
+    {"type": "object", "patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False},
+    {"type": "array", "prefixItems": [{"type": "string"}], "items": False},
+]
+
+
+@pytest.mark.parametrize("schema", WRITTEN_INSTEAD)
+def test_what_is_to_be_written_instead_is_taken(schema: dict[str, Any]) -> None:
+    assert validate(Grammar("json_schema", json.dumps(schema)), limit_s=600) == []
+
+
+ITSELF = {"$ref": "#"}
+LIST = {"type": "object", "properties": {"next": {"$ref": "#/$defs/l"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "object", "properties": {"a": ITSELF}, "required": ["a"]}, "#/properties/a/$ref"),
+        (
+            {"type": "object", "properties": {"l": {"$ref": "#/$defs/l"}}, "$defs": {"l": LIST}},
+            "#/$defs/l/properties/next/$ref",
+        ),
+        ({"type": "array", "items": ITSELF, "minItems": 1}, "#/items/$ref"),
+        ({"type": "array", "prefixItems": [{}, ITSELF], "minItems": 2}, "#/prefixItems/1/$ref"),
+        (ITSELF, "#/$ref"),
+        ({"anyOf": [ITSELF, {"allOf": [{"type": "null"}, ITSELF]}]}, "#/anyOf/0/$ref"),
+        ({"type": "object", "additionalProperties": ITSELF, "required": ["z"]}, "#/additionalProperties/$ref"),
+        ({"properties": {"a/b": {"$ref": "#/properties/a~1b"}}}, "#/properties/a~1b/$ref"),
+    ],
+)
+def test_a_schema_that_requires_itself_is_refused_with_its_place(schema: Any, place: str) -> None:
+    with pytest.raises(GrammarError, match="requires itself") as caught:
+        validate(Grammar("json_schema", json.dumps(schema)), limit_s=600)
+    assert caught.value.place == place
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": ITSELF}},
+        {"type": "object", "properties": {"a": {"anyOf": [ITSELF, {"type": "null"}]}}, "required": ["a"]},
+        {"type": "array", "items": ITSELF},
+        {"type": "array", "prefixItems": [{}, ITSELF], "minItems": 1},
+        {"type": ["object", "null"], "properties": {"a": ITSELF}, "required": ["a"]},
+        {"properties": {"a": {"type": "string"}}, "$defs": {"unused": {"$ref": "#/$defs/unused"}}},
+        {"const": 1, "properties": {"a": ITSELF}, "required": ["a"], "type": "object"},
+    ],
+)
+def test_a_schema_that_may_contain_itself_is_taken(schema: Any) -> None:
+    assert endless_place(schema) is None
 
 
 def test_unimplemented_keywords_may_be_warnings() -> None:

@@ -192,6 +192,14 @@ def test_what_cannot_be_asked_for_is_refused() -> None:
         answer_grammar(AnswerFormat("aspen"), tested.tokens, tools=STRICT)
 
 
+def test_a_format_that_only_annotates_is_no_matter() -> None:
+    schema = {"type": "object", "properties": {"key": {"type": "string", "format": "password"}}, "required": ["key"]}
+    tool = Tool(name="f", parameters=json.dumps(schema))
+    grammar = answer_grammar(model("hermes").form, model("hermes").tokens, tools=[tool], choice=REQUIRED)
+    call = '<tool_call>\n{"name": "f", "arguments": {"key": "x"}}\n</tool_call>'
+    assert model("hermes").accepts(grammar, call)
+
+
 def test_lark_stands_alone() -> None:
     written = Grammar("lark", 'start: "a" /b*/')
     hermes, harmony = model("hermes"), model("harmony")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -10,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from octavo.dialects.anthropic.body import CountRequest, MessagesRequest
 from octavo.dialects.anthropic.events import Event, MessageEvents, whole_message
+from octavo.dialects.events import json_line
 from octavo.dialects.openai.answers import answer_parser
 from octavo.terms.errors import OctavoError
 from octavo.terms.messages import Chunk
@@ -19,7 +19,8 @@ from octavo_gateway.errors import ApiError, of_exception
 from octavo_gateway.http.body import described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected
 from octavo_gateway.openai.generation import Generation
-from octavo_gateway.tokenizer import tokenized
+from octavo_gateway.state import Gateway
+from octavo_gateway.tokenizer import known_model, tokenized
 
 router = APIRouter(prefix="/v1/messages", tags=["anthropic"], route_class=AnthropicRoute)
 
@@ -54,8 +55,10 @@ async def count_tokens(
     body: Annotated[CountRequest, Depends(json_body(CountRequest))],
 ) -> dict[str, int]:
     """The tokens of the prompt that these messages would be."""
+    gateway: Gateway = request.state.gateway
     (job,) = body.completion().jobs()
-    return {"input_tokens": len((await tokenized(request.state.gateway, job)).token_ids)}
+    await known_model(gateway, job.model)
+    return {"input_tokens": len((await tokenized(gateway, job)).token_ids)}
 
 
 async def _pump(generation: Generation, answer: MessageEvents, mailbox: Mailbox) -> None:
@@ -77,4 +80,4 @@ async def _pump(generation: Generation, answer: MessageEvents, mailbox: Mailbox)
 
 
 def _frame(name: str, data: dict[str, Any]) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+    return f"event: {name}\ndata: {json_line(data)}\n\n".encode()

@@ -8,10 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from octavo.dialects.events import quote
+from octavo.dialects.events import json_line
 from octavo.dialects.openai.answers import answer_parser, chat_head
 from octavo.dialects.openai.choices import calls_tools, delta_json, finish_reason
-from octavo.dialects.openai.logprobs import chat_logprobs
+from octavo.dialects.openai.logprobs import ToldLogprobs, chat_logprobs
 from octavo.dialects.openai.requests import ChatCompletionRequest
 from octavo.dialects.parsing import ContentDelta, Delta, ReasoningDelta
 from octavo.terms.messages import Chunk
@@ -48,6 +48,7 @@ class ChatStream:
         self._with_reasoning = body.include_reasoning is not False
         self._begun: set[int] = set()
         self._called: set[int] = set()
+        self._logprobs = [ToldLogprobs(body.stop_strings) for _ in range(body.n)]
 
     def choices(self, _: int, chunk: Chunk) -> list[str]:
         """What a chunk adds, as JSON: the role once, its text, reasoning and calls if any, the finish reason at the
@@ -61,22 +62,23 @@ class ChatStream:
         if calls_tools(deltas):
             self._called.add(index)
         parts = [_delta(delta) for delta in deltas if self._with_reasoning or not isinstance(delta, ReasoningDelta)]
-        logprobs = json.dumps(chat_logprobs(chunk.logprobs)) if chunk.logprobs else "null"
-        if chunk.logprobs and not parts:
+        told = [item for item, _ in self._logprobs[index].add(chunk)]
+        logprobs = json.dumps(chat_logprobs(told)) if told else "null"
+        if told and not parts:
             parts = ['{"content":""}']
         for part in parts:
             found.append(_choice(index, part, logprobs))
             logprobs = "null"
         if chunk.finish_reason is not None:
             reason = finish_reason(chunk.finish_reason, called=index in self._called)
-            found.append(_choice(index, "{}", reason=quote(reason)))
+            found.append(_choice(index, "{}", reason=json_line(reason)))
         return found
 
 
 def _delta(delta: Delta) -> str:
     if isinstance(delta, ContentDelta):
-        return f'{{"content":{quote(delta.text)}}}'
-    return json.dumps(delta_json(delta), ensure_ascii=False)
+        return f'{{"content":{json_line(delta.text)}}}'
+    return json_line(delta_json(delta))
 
 
 def _choice(index: int, delta: str, logprobs: str = "null", reason: str = "null") -> str:

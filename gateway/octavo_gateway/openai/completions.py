@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
-from octavo.dialects.events import quote
+from octavo.dialects.events import json_line
 from octavo.dialects.openai.answers import completion_head, echoed
 from octavo.dialects.openai.logprobs import CompletionLogprobs
 from octavo.dialects.openai.requests import CompletionRequest
@@ -55,11 +55,12 @@ class CompletionStream:
             text = echoed(self._body, prompt_index, None) + text
         logprobs = "null"
         if chunk.logprobs is not None and self._body.logprobs is not None:
-            logprobs = json.dumps(self._taken(index, chunk))
-        elif not text and chunk.finish_reason is None:
+            taken = self._taken(index, chunk)
+            logprobs = json.dumps(taken) if taken["tokens"] else logprobs
+        if logprobs == "null" and not text and chunk.finish_reason is None:
             return []
-        reason = "null" if chunk.finish_reason is None else quote(chunk.finish_reason)
-        return [f'{{"index":{index},"text":{quote(text)},"logprobs":{logprobs},"finish_reason":{reason}}}']
+        reason = "null" if chunk.finish_reason is None else json_line(chunk.finish_reason)
+        return [f'{{"index":{index},"text":{json_line(text)},"logprobs":{logprobs},"finish_reason":{reason}}}']
 
     def _taken(self, index: int, chunk: Chunk) -> dict[str, Any]:
         logprobs = self._logprobs.setdefault(index, CompletionLogprobs(self._body.stop_strings))

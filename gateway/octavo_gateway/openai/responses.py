@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from octavo import AsyncJob
 from octavo.dialects.openai.responses.events import ResponseLog
-from octavo.dialects.openai.responses.items import Item, stored
+from octavo.dialects.openai.responses.items import Item, check_outputs, stored
 from octavo.dialects.openai.responses.record import Record, response_id
 from octavo.dialects.openai.responses.requests import ResponseRequest
 from octavo.terms.fields import IdempotencyKey
@@ -67,7 +67,9 @@ async def _items(gateway: Gateway, body: ResponseRequest, tenant: str) -> list[I
     named = [] if isinstance(body.input, str) else [item.id for item in body.input if item.type == "item_reference"]
     found = {name: await referred(gateway.client, name, earlier, tenant) for name in named if name}
     known = {item["id"] for item in earlier}
-    return [*earlier, *(item for item in stored(body.input, found.__getitem__) if item["id"] not in known)]
+    items = [*earlier, *(item for item in stored(body.input, found.__getitem__) if item["id"] not in known)]
+    check_outputs(items)
+    return items
 
 
 async def _streamed(request: Request, record: Record, job: AsyncJob, body: ResponseRequest) -> Response:

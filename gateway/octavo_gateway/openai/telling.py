@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 from octavo import AsyncClient
+from octavo.dialects.events import json_line
 from octavo.dialects.openai.responses.events import Event, ResponseLog
 from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
 from octavo.terms.messages import Chunk, JobStatus, Terminal
@@ -16,8 +16,6 @@ from octavo_gateway.http.streams import Mailbox
 from octavo_gateway.openai.frames import DONE
 from octavo_gateway.state import Gateway
 from octavo_gateway.status.metrics import TokenClock
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Timed:
@@ -104,7 +102,7 @@ async def _cancel(client: AsyncClient, job_id: str) -> None:
 
 def frame(event: Event) -> bytes:
     """One server-sent event."""
-    return f"event: {event['type']}\ndata: {_encode(event)}\n\n".encode()
+    return f"event: {event['type']}\ndata: {json_line(event)}\n\n".encode()
 
 
 def _error_event(log: ResponseLog, error: ApiError) -> Event:

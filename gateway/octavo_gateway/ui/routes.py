@@ -3,7 +3,6 @@ any gateway streams it from its beginning."""
 
 from __future__ import annotations
 
-import json
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from fastapi import APIRouter, Depends, Header, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import StringConstraints
 
+from octavo.dialects.events import json_line
 from octavo.dialects.ui.body import UiChatRequest
 from octavo.dialects.ui.parts import Part, UiParts
 from octavo.dialects.ui.record import ChatRecord
@@ -115,4 +115,4 @@ async def _follow(gateway: Gateway, job_id: str, record: ChatRecord, mailbox: Ma
 
 
 def _frame(part: Part) -> bytes:
-    return f"data: {json.dumps(part, ensure_ascii=False)}\n\n".encode()
+    return f"data: {json_line(part)}\n\n".encode()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-from msgspec.structs import replace
+from itertools import takewhile
 
 from octavo.dialects.answer_parser import AnswerParser
 from octavo.dialects.events import chunks_of_one
-from octavo.dialects.parsing import Delta
+from octavo.dialects.parsing import ContentDelta, Delta
 from octavo.terms.messages import Chunk, FinishReason
 
 
@@ -30,12 +29,13 @@ class AnswerReader:
     def add(self, chunk: Chunk, take: Callable[[Delta], None]) -> None:
         """`take` is called with each delta of the chunk."""
         for one in chunks_of_one(chunk):
-            more = one if one.finish_reason is None else self._without_stop(one)
-            for delta in self._parser.feed(replace(more, finish_reason=None)):
+            deltas = self._parser.feed(one)
+            if one.finish_reason is not None:
+                self._finished, self.finish_reason = True, one.finish_reason
+                deltas = self._without_stop(deltas)
+            for delta in deltas:
                 take(delta)
-        if chunk.finish_reason is not None:
-            self.finish_reason = chunk.finish_reason
-            self.end(take)
+        self.finish_reason = chunk.finish_reason or self.finish_reason
 
     def end(self, take: Callable[[Delta], None]) -> None:
         """No more tokens will come, whether the sequence is complete or not."""
@@ -44,9 +44,13 @@ class AnswerReader:
             for delta in self._parser.finish():
                 take(delta)
 
-    def _without_stop(self, last: Chunk) -> Chunk:
-        found = max((stop for stop in self._stop if last.text.endswith(stop)), key=len, default=None)
-        if last.finish_reason != "stop" or found is None:
+    def _without_stop(self, last: list[Delta]) -> list[Delta]:
+        """The deltas of the last token. Only content is ended by a stop string."""
+        tail = list(takewhile(lambda delta: isinstance(delta, ContentDelta), reversed(last)))
+        said = "".join(delta.text for delta in reversed(tail) if isinstance(delta, ContentDelta))
+        found = max((stop for stop in self._stop if said.endswith(stop)), key=len, default=None)
+        if self.finish_reason != "stop" or found is None:
             return last
         self.stopped_by = found
-        return replace(last, texts=(last.text.removesuffix(found),))
+        rest = said.removesuffix(found)
+        return [*last[: len(last) - len(tail)], *([ContentDelta(rest)] if rest else [])]

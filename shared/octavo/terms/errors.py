@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+_LONGEST = 1000
+
+
+def shortened(text: str) -> str:
+    """A message that may repeat a part of a request, which may be a megabyte."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST * 3 // 4]} ... {text[-_LONGEST // 4 :]}"
+
 
 class OctavoError(Exception):
     """Base of all errors raised by this package."""
@@ -9,6 +18,7 @@ class OctavoError(Exception):
     code = "error"
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        message = shortened(message)
         super().__init__(message)
         self.message = message
         self.param = param
@@ -29,8 +39,8 @@ class GrammarError(InvalidRequest):
     code = "invalid_grammar"
 
     def __init__(self, message: str, *, place: str = "", code: str | None = None, param: str | None = None) -> None:
-        super().__init__(f"{message} (at {place})" if place else message, code=code, param=param)
-        self.place = place
+        self.place = shortened(place)
+        super().__init__(f"{message} (at {self.place})" if place else message, code=code, param=param)
 
 
 class UnknownModel(InvalidRequest):

@@ -78,5 +78,5 @@ def written(value: Any) -> str:
     """JSON of a value, members in their order. Raises ValueError."""
     try:
         return dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it cannot be written as JSON: {error}") from None

@@ -12,6 +12,7 @@ from octavo.terms.fields import Frozen
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
+_DEEPEST = 64
 NO_PARAMETERS = '{"type": "object", "properties": {}}'
 
 
@@ -102,12 +103,34 @@ def as_json(value: Any) -> str:
 
 
 def as_object(text: str) -> dict[str, Any] | None:
-    """The JSON object that `text` is; None if it is none."""
+    """The JSON object that `text` is. None if it is none, or has half a surrogate pair, which no text can have."""
     try:
         value = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def as_plain_object(text: str) -> dict[str, Any] | None:
+    """Likewise; and None for what some readers of JSON refuse: NaN, numbers beyond all floats, deep nesting."""
+    value = as_object(text)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    return None if _is_deep(value) else value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        level = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return False
+    return True
 
 
 def _given(value: Any, json_field: str) -> Any:

@@ -231,7 +231,8 @@ class Agent:
             if tokens.get(job_id) != job.claim.token:
                 continue
             if job_id in lost:
-                self._gone(job, "fenced")
+                if not job.is_over:  # its end may have been stored since: the reply to that says whose it is
+                    self._gone(job, "fenced")
             elif job_id in stop:
                 self._stop(job, stop[job_id])
 
@@ -345,7 +346,7 @@ class Agent:
         if job.request_id not in self._jobs:
             return
         if state == "fenced":
-            log.warning("job %s belongs to another worker by now: dropped", job.claim.job_id)
+            log.warning("job %s belongs to another worker by now, or was ended: dropped", job.claim.job_id)
             self._abort(job)
         elif state == "refused":  # the next worker may fare better; after three it is given up
             self._spawn(self._give_back([job], "crashed"))

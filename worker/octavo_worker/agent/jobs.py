@@ -111,11 +111,12 @@ class ActiveJob:
             text = TextStream(
                 self._tokenizer,
                 self.prompt,
-                stop=sampling.stop,
+                stop=() if form.is_prescribed else sampling.stop,
                 include_stop=sampling.include_stop_str_in_output,
                 skip_special_tokens=sampling.skip_special_tokens and is_plain,
                 hidden=form.hidden if sampling.skip_special_tokens and not is_plain else frozenset(),
                 min_tokens=sampling.min_tokens,
+                parser=form.parser(),
             )
             budget = form.budget(sampling.thinking_token_budget)
             sequences.append(

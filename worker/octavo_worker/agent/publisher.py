@@ -182,7 +182,8 @@ class Publisher:
         self._apart.discard(job.request_id)
         match reply.state:
             case "fenced":
-                self._gone(job, "fenced")
+                if not job.is_over:  # else the reply to its end says more: that may have been stored before
+                    self._gone(job, "fenced")
                 return
             case "rewind":
                 log.warning("job %s: the server is at token %d, sending from there", job.claim.job_id, reply.offset)

@@ -11,6 +11,8 @@ from collections.abc import Sequence, Set
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from octavo.dialects.parsing import AnswerStops, Parser, StopStrings
+
 _CONTEXT_TOKENS = 8
 _INCOMPLETE = "\ufffd"
 
@@ -74,50 +76,12 @@ class Detokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
 
 
-class StopStrings:
-    """Holds back text that may turn out to begin a stop string.
-
-    The string that is complete first wins, wherever the pieces are cut; of two that end together, the longer.
-    """
-
-    def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
-        self._stop = tuple(stop)
-        self._include = include
-        self._longest = max(map(len, self._stop), default=0)
-        self._held = ""
-        self.hit = False
-
-    def feed(self, text: str) -> str:
-        """The text that is certain now. Sets `hit` when a stop string is complete; nothing follows it."""
-        text = self._held + text
-        ends = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
-        if ends:
-            end, start = min(ends)
-            self.hit, self._held = True, ""
-            return text[: end if self._include else start]
-        certain = len(text) - self._uncertain(text)
-        self._held = text[certain:]
-        return text[:certain]
-
-    def flush(self) -> str:
-        """The text that was held back and began no stop string."""
-        held, self._held = self._held, ""
-        return held
-
-    def _uncertain(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stop):
-                return length
-        return 0
-
-
 class TextStream:
     """The text of one sequence: incremental decoding, then stop strings.
 
     Without a tokenizer all text is empty, and so is that of `hidden` tokens. The text of the first `min_tokens` tokens
-    takes no part in stop strings. A token that ended its sequence as a stop id adds no text unless `include_stop` is
-    set.
+    takes no part in stop strings; with a `parser` these act on the content that it finds. A token that ended its
+    sequence as a stop id adds no text unless `include_stop` is set.
     """
 
     def __init__(
@@ -130,11 +94,14 @@ class TextStream:
         skip_special_tokens: bool = True,
         hidden: Set[int] = frozenset(),
         min_tokens: int = 0,
+        parser: Parser | None = None,
     ) -> None:
         self._detokenizer = None
         if tokenizer is not None:
             self._detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens=skip_special_tokens, hidden=hidden)
-        self._stops = StopStrings(stop, include=include_stop)
+        self._stops: StopStrings | AnswerStops = StopStrings(stop, include=include_stop)
+        if parser is not None and stop:
+            self._stops = AnswerStops(stop, parser, include=include_stop)
         self._include_stop = include_stop
         self._exempt = min_tokens
 
@@ -159,5 +126,5 @@ class TextStream:
     def _match(self, text: str) -> str:
         if self._exempt > 0:
             self._exempt -= 1
-            return text
+            return self._stops.pass_by(text)
         return self._stops.feed(text)

@@ -100,7 +100,7 @@ class MaskFiller:
             if not self._fill(first, sequence, masked.matcher):
                 return 0
         elif (error := known[sequence]) is not None:
-            self._requests.fail(sequence.request, "invalid_grammar", error.message, "grammar")
+            self._requests.fail_grammar(sequence.request, error)
             return 0
         if len(planned.samples) == 1:
             return 1
@@ -115,7 +115,7 @@ class MaskFiller:
         try:
             seconds = self._compute(row, sequence, matcher)
         except GrammarError as error:
-            self._requests.fail(request, "invalid_grammar", error.message, "grammar")
+            self._requests.fail_grammar(request, error)
             return False
         if seconds > SLOW_S:
             request.slow_masks += 1

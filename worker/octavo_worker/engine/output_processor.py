@@ -95,7 +95,7 @@ class OutputProcessor:
         try:
             sequence.append(token)
         except GrammarError as error:
-            requests.fail(request, "step_failed", error.message)
+            requests.fail_grammar(request, error)
             return
         requests.generated += 1
         reason = request.rules.finish_reason(token, len(sequence.output))

@@ -21,11 +21,11 @@ from octavo_worker.contract.messages import (
 )
 from octavo_worker.engine.batch_manager import BatchManager
 from octavo_worker.engine.drafts import Guesses, Proposer
-from octavo_worker.engine.grammar import Barred, Matcher, Vocabulary
+from octavo_worker.engine.grammar import Barred, GrammarError, Matcher, Vocabulary
 from octavo_worker.engine.scheduling.admission import Limits, refusal, shortage
 from octavo_worker.engine.scheduling.policy import SchedulingPolicy
 from octavo_worker.engine.scheduling.timers import Timers
-from octavo_worker.engine.sequence import Request, Sequence, State, by_order
+from octavo_worker.engine.sequence import NOT_ALLOWED, Request, Sequence, State, by_order
 from octavo_worker.engine.stop import StopRules
 from octavo_worker.memory.block_table import BlockTable
 
@@ -216,6 +216,13 @@ class Requests:
         width = request.sampling.beam.width if request.sampling.beam else 0
         message = f"its {width} beams exceed this worker's KV memory"
         self.fail(request, "pool_too_small", f"{message}: give it a larger cache, lower beam_width or max_tokens")
+
+    def fail_grammar(self, request: Request, error: GrammarError) -> None:
+        """A grammar that cannot be followed is at fault, but not for a token that it does not allow."""
+        if error.code == NOT_ALLOWED:
+            self.fail(request, "step_failed", error.message)
+        else:
+            self.fail(request, "invalid_grammar", error.message, "grammar")
 
     def fail_logits(self, request: Request) -> None:
         message = "the model's logits are not numbers, they may have overflowed its dtype: try bfloat16 or float32"

@@ -22,6 +22,9 @@ by_order = attrgetter("order")
 
 _UNKNOWN = (UNKNOWN,)
 
+NOT_ALLOWED = "not_allowed"
+"""The code of an error about a token that should not have been chosen."""
+
 
 class State(Enum):
     WAITING = 1
@@ -252,7 +255,8 @@ class Sequence:
         """Take a new token. Raises GrammarError if its grammar does not allow it."""
         self.output.append(token)
         if self.matcher is not None and not self.matcher.take(token):
-            raise GrammarError(f"token {token} was chosen, which the grammar does not allow")
+            message = f"token {token} was chosen, which the grammar does not allow"
+            raise GrammarError(message, code=NOT_ALLOWED)
 
     @property
     def is_complete(self) -> bool:

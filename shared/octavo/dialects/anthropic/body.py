@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from octavo.dialects.anthropic.content import MessageParam, Text, text_of
-from octavo.dialects.openai.fields import Body, Word
+from octavo.dialects.openai.fields import Body, JsonObject, Word
 from octavo.dialects.openai.requests import ChatCompletionRequest
 from octavo.terms.fields import MAX_STOP_STRINGS, ModelName
 
@@ -20,7 +20,7 @@ class Tool(Body):
     type: Literal["custom"] | None = None
     name: str
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None
 

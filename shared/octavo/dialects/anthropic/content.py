@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from octavo.dialects.openai.fields import Body
+from octavo.dialects.openai.fields import Body, JsonObject
 
 
 class Block(Body):
@@ -36,7 +36,7 @@ class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: JsonObject
 
 
 class ToolResultBlock(Block):

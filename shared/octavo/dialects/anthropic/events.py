@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from octavo.dialects.answer_parser import AnswerParser
+from octavo.dialects.anthropic.arguments import ArgumentPieces
 from octavo.dialects.deltas import AnswerReader
 from octavo.dialects.parsing import CallDelta, Delta, ReasoningDelta
 from octavo.terms.messages import Chunk, Usage
@@ -18,7 +19,7 @@ _PIECES = {"text_delta": "text", "thinking_delta": "thinking"}  # by the kind of
 
 class MessageEvents:
     """Turns the chunks of a job, from its first, into events. The same tokens give the same events, however they are
-    grouped into chunks."""
+    grouped into chunks. The pieces of a call's input are a JSON object together, whatever the model wrote."""
 
     def __init__(self, job_id: str, model: str, parser: AnswerParser, stop: Sequence[str] = ()) -> None:
         self._job_id = job_id
@@ -26,6 +27,7 @@ class MessageEvents:
         self._reader = AnswerReader(parser, stop)
         self._events = self._start()
         self._open: str | None = None
+        self._arguments: ArgumentPieces | None = None  # of the call that is open
         self._blocks = 0
         self._called = False
 
@@ -37,7 +39,7 @@ class MessageEvents:
     def end(self, usage: Usage) -> list[Event]:
         """The events behind the last token."""
         self._reader.end(self._take)
-        self._close()
+        self._close(cut=self._reader.finish_reason != "stop")
         counts = {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
@@ -79,8 +81,9 @@ class MessageEvents:
                 self._called = True
                 block: dict[str, Any] = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
                 self._begin(f"tool_use {delta.index}", block)
-            if delta.arguments:
-                self._piece({"type": "input_json_delta", "partial_json": delta.arguments})
+                self._arguments = ArgumentPieces()
+            if self._arguments is not None:
+                self._input(self._arguments.add(delta.arguments))
         elif isinstance(delta, ReasoningDelta):
             self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             self._piece({"type": "thinking_delta", "thinking": delta.text})
@@ -97,7 +100,14 @@ class MessageEvents:
     def _piece(self, delta: dict[str, Any]) -> None:
         self._events.append({"type": "content_block_delta", "index": self._blocks, "delta": delta})
 
-    def _close(self) -> None:
+    def _input(self, text: str) -> None:
+        if text:
+            self._piece({"type": "input_json_delta", "partial_json": text})
+
+    def _close(self, *, cut: bool = False) -> None:
+        if self._arguments is not None:
+            self._input(self._arguments.end(cut=cut))
+            self._arguments = None
         if self._open is not None:
             self._open = None
             self._events.append({"type": "content_block_stop", "index": self._blocks})
@@ -105,7 +115,7 @@ class MessageEvents:
 
 
 def whole_message(events: Iterable[Event]) -> dict[str, Any]:
-    """The message of all events of an answer. Arguments that are no JSON object, as where a call was cut, are none."""
+    """The message of all events of an answer."""
     message: dict[str, Any] = {}
     inputs: dict[int, str] = {}
     for event in events:
@@ -123,13 +133,5 @@ def whole_message(events: Iterable[Event]) -> dict[str, Any]:
             case "message_delta":
                 message |= {**event["delta"], "usage": event["usage"]}
     for index, text in inputs.items():
-        message["content"][index]["input"] = _json_object(text)
+        message["content"][index]["input"] = json.loads(text)
     return message
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

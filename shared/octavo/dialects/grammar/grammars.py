@@ -13,6 +13,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
+from octavo.dialects.grammar.keywords import advice, without_annotations
 from octavo.terms.errors import GrammarError as GrammarError
 from octavo.terms.structured import MAX_GRAMMAR_BYTES
 from octavo.terms.structured import Grammar as Grammar
@@ -73,13 +74,15 @@ def refused(grammar: Grammar, message: str) -> GrammarError:
         return GrammarError(message, place=place)
     if grammar.kind != "json_schema":
         return GrammarError(message)
-    return GrammarError(_WITHIN.split(message)[0], place=_place(grammar.text, message))
+    said = _WITHIN.split(message)[0]
+    return GrammarError(advice(said) or said, place=_place(grammar.text, message))
 
 
 def _from_schema(text: str) -> str:
     try:
+        text = without_annotations(text)
         return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GrammarError(f"the schema is not a JSON object: {error}") from None
 
 

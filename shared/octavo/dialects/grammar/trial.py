@@ -15,21 +15,36 @@ import llguidance
 
 from octavo.dialects.grammar.deep_threads import STACK_BYTES, DeepThreads
 from octavo.dialects.grammar.grammars import library_limits
+from octavo.dialects.grammar.recursion import endless_place
 
 MEMORY_BYTES = STACK_BYTES + (1 << 30)
 CPU_S = 300  # of a process whose parent has gone amid a grammar
 LENGTH = struct.Struct(">I")
+ENDLESS = "the schema requires itself, so no finite JSON obeys it: leave the property out of required, or allow null"
 
 
 def attempt(source: str) -> tuple[bool, list[str]]:
     """Of a grammar without errors, the automaton that the first mask takes is built too, over single bytes: that is
     where large ones explode, whatever the vocabulary is."""
+    if (place := _endless(source)) is not None:
+        return True, [f"{ENDLESS}\n while processing {place}"]
     refused, messages = llguidance.LLMatcher.validate_grammar_with_warnings(source, limits=library_limits())
     if not refused:
         matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), source, log_level=0, limits=library_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()
     return refused, messages
+
+
+def _endless(source: str) -> str | None:
+    """Where a JSON schema requires itself."""
+    if '"$ref"' not in source or not source.startswith("{"):
+        return None
+    try:
+        (grammar,) = json.loads(source)["grammars"]
+    except RecursionError:  # the library has a limit of its own
+        return None
+    return endless_place(grammar.get("json_schema"))
 
 
 def main() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from octavo.dialects.answer_parser import AnswerParser
 from octavo.dialects.openai.choices import finish_reason, message_json
-from octavo.dialects.openai.logprobs import CompletionLogprobs, chat_logprobs
+from octavo.dialects.openai.logprobs import CompletionLogprobs, ToldLogprobs, chat_logprobs
 from octavo.dialects.openai.requests import ChatCompletionRequest, CompletionRequest
-from octavo.terms.messages import Chunk, Terminal, TokenLogprob, Usage
+from octavo.terms.messages import Chunk, Terminal, Usage
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def answer_parser(body: ChatCompletionRequest, job_id: str) -> AnswerParser:
 
 def _chat_choice(body: ChatCompletionRequest, job_id: str, index: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
     parsed = answer_parser(body, job_id).parse(chunks)
-    logprobs: list[TokenLogprob] = [item for chunk in chunks for item in chunk.logprobs or ()]
+    told = ToldLogprobs(body.stop_strings)
+    logprobs = [item for chunk in chunks for item, _ in told.add(chunk)]
     return {
         "index": index,
         "message": message_json(parsed, with_reasoning=body.include_reasoning is not False),

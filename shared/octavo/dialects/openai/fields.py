@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
+
+from octavo.terms.conversation import TemplateArguments
 
 _NOT_NULL = (
     "n",
@@ -30,6 +41,21 @@ Empty = Annotated[None, BeforeValidator(_null_for_empty)]
 """Null, or a list or object with nothing in it."""
 
 Word = Annotated[str, StringConstraints(max_length=512)]
+
+
+def _told(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise ValueError("it holds a number that JSON lacks: NaN, an infinity, or one beyond 1.8e308") from None
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_told)]
+"""An object that is passed on as JSON. Parsers of bodies take numbers that JSON lacks."""
+
+Arguments = Annotated[TemplateArguments, AfterValidator(_told)]
+"""Variables for the chat template."""
 
 
 class Body(BaseModel):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from octavo.terms.messages import Chunk, TokenLogprob, TopLogprob
 
@@ -21,7 +23,7 @@ def token_text(token: bytes) -> str:
     return token.decode("utf-8", "replace")
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
     """The chat format: one object a token, with its bytes."""
     content = [{**_chat_entry(item), "top_logprobs": [_chat_entry(top) for top in item.top]} for item in tokens]
     return {"content": content, "refusal": None}
@@ -40,24 +42,24 @@ class TextOffsets:
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self.position = 0  # characters that came
+        self.held = ""  # characters that are still to come
         self._stop = stop
-        self._held = ""  # characters that are still to come
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: bytes, text: str) -> int:
         """The offset of the next token; `text` came with it."""
         pending, _ = self._decoder.getstate()
         if pending and token and not _continues_character(token):  # earlier bytes that will never be a character
-            self._held += self._decoder.decode(b"", final=True)
-        offset = self.position + len(self._held)
+            self.held += self._decoder.decode(b"", final=True)
+        offset = self.position + len(self.held)
         own = self._decoder.decode(token)
         self.position += len(text)
-        self._held = self._still_to_come(own, text)
+        self.held = self._still_to_come(own, text)
         return offset
 
     def _still_to_come(self, own: str, text: str) -> str:
         # Special tokens may have no text at all: what cannot begin a stop string is not held back.
-        for expected in (self._held + own, self._held):
+        for expected in (self.held + own, self.held):
             if expected.startswith(text) and self._may_be_held(left := expected[len(text) :]):
                 return left
         return ""
@@ -70,14 +72,44 @@ def _continues_character(token: bytes) -> bool:
     return 0x80 <= token[0] < 0xC0
 
 
-class CompletionLogprobs:
-    """The completions format: parallel lists, with every token's position in the text of its choice.
+class ToldLogprobs:
+    """Log-probabilities of a sequence, each told with its offset once all the text of its token is out. There are no
+    bytes of what a stop string cut off, nor of a token that only ended the sequence: it is no part of the text.
 
     `stop` are the strings for which text may have been held back.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
-        self._offset = TextOffsets(stop)
+        self.offsets = TextOffsets(stop)
+        self._waiting: list[tuple[TokenLogprob, int]] = []
+
+    def add(self, chunk: Chunk) -> list[tuple[TokenLogprob, int]]:
+        """What more tokens make certain; all that is left with the last."""
+        told: list[tuple[TokenLogprob, int]] = []
+        last = len(chunk.token_ids) - 1
+        for place, (item, text) in enumerate(zip(chunk.logprobs or (), chunk.texts, strict=False)):
+            self._waiting.append((item, self.offsets.add(item.token, text)))
+            reason = chunk.finish_reason if place == last else None
+            if reason == "stop":
+                end = self.offsets.position
+                self._waiting = [(_cut(item, end - offset), offset) for item, offset in self._waiting]
+            if reason is not None or not self.offsets.held:
+                told += self._waiting
+                self._waiting = []
+        return told
+
+
+def _cut(item: TokenLogprob, shown: int) -> TokenLogprob:
+    """A token of which so many characters are in the text."""
+    own = token_text(item.token)
+    return item if len(own) <= shown else replace(item, token=own[: max(0, shown)].encode())
+
+
+class CompletionLogprobs:
+    """The completions format: parallel lists, with every token's position in the text of its choice."""
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._told = ToldLogprobs(stop)
         self._tokens: list[str] = []
         self._logprobs: list[float | None] = []
         self._top: list[dict[str, float | None] | None] = []
@@ -91,17 +123,17 @@ class CompletionLogprobs:
         for item, width in zip(tokens, widths, strict=True):
             covered = min(width, max(hidden, 0))
             hidden -= covered
-            self._add(item, self._offset.position)
-            self._offset.position += width - covered
+            self._add(item, self._told.offsets.position)
+            self._told.offsets.position += width - covered
 
     def add(self, chunk: Chunk) -> None:
         """Generated tokens."""
-        for item, text in zip(chunk.logprobs or (), chunk.texts, strict=False):
-            self._add(item, self._offset.add(item.token, text))
+        for item, offset in self._told.add(chunk):
+            self._add(item, offset)
 
     def skip(self, characters: int) -> None:
         """Text without tokens of its own came before: an echoed prompt."""
-        self._offset.position += characters
+        self._told.offsets.position += characters
 
     def take(self) -> dict[str, Any]:
         """All added since the last call."""
@@ -124,7 +156,8 @@ class CompletionLogprobs:
 def _top(item: TokenLogprob) -> dict[str, float | None]:
     # The chosen token is always among them, even where it is none of the most likely.
     found = {_name(top.token): finite(top.logprob) for top in item.top}
-    found.setdefault(_name(item.token), finite(item.logprob))
+    if item.token:
+        found.setdefault(_name(item.token), finite(item.logprob))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from pydantic import ValidationError
 
 from octavo.dialects.openai.fields import REFUSED
 from octavo.terms.errors import InvalidRequest
+
+_TAG = re.compile(r"Input tag '.*'(?= found using)", re.DOTALL)
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:
@@ -32,7 +35,7 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         advice = REFUSED.get(path[-1]) if path else None
         message = f"{param} is not supported: {advice}" if advice else f"{param} is unknown: leave it out"
         return InvalidRequest(message, code="unknown_parameter", param=param)
-    message = next((REFUSED[name] for name in path if name in REFUSED), message)
+    message = next((REFUSED[name] for name in path if name in REFUSED), _TAG.sub("that", message))
     return InvalidRequest(f"{param}: {message}" if param else message, code="invalid_value", param=param)
 
 

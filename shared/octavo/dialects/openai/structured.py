@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from octavo.dialects.openai.fields import Body
+from octavo.dialects.openai.fields import Body, JsonObject
 from octavo.dialects.strict_schema import strict
 from octavo.terms.errors import GrammarError
 from octavo.terms.structured import Grammar, check_grammar, written
 
-Schema = dict[str, Any]
+Schema = JsonObject
 Text = Annotated[str, StringConstraints(min_length=1)]
 Choices = Annotated[tuple[str, ...], Field(min_length=1, fail_fast=True)]
 

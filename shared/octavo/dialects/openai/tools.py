@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from octavo.dialects.openai.fields import Body, Cacheable, Word
-from octavo.terms.conversation import TemplateArguments
+from octavo.dialects.openai.fields import Arguments, Body, Cacheable, JsonObject, Word
 from octavo.terms.tools import MAX_TOOLS, Tool, ToolChoice, ToolName, as_json, check_tools
 
 
@@ -17,7 +16,7 @@ class FunctionBody(Cacheable):
 
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
     @property
@@ -76,7 +75,7 @@ class ChatFields(Body):
     reasoning_effort: Word | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=1 << 24)
-    chat_template_kwargs: TemplateArguments | None = None
+    chat_template_kwargs: Arguments | None = None
 
     @field_validator("tool_choice")
     @classmethod

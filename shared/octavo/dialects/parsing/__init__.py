@@ -10,6 +10,7 @@ from octavo.dialects.parsing.formats import HARMONY, NONE, REASONING_FORMATS, TO
 from octavo.dialects.parsing.ids import shortened_call_id
 from octavo.dialects.parsing.meter import ThoughtMeter, closing_text
 from octavo.dialects.parsing.parser import Parser
+from octavo.dialects.parsing.stop_strings import AnswerStops, StopStrings
 from octavo.dialects.parsing.syntax import BareArguments, CallSyntax, TaggedArguments
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "NONE",
     "REASONING_FORMATS",
     "TOOL_FORMATS",
+    "AnswerStops",
     "BareArguments",
     "Call",
     "CallDelta",
@@ -26,6 +28,7 @@ __all__ = [
     "Parsed",
     "Parser",
     "ReasoningDelta",
+    "StopStrings",
     "TaggedArguments",
     "ThoughtMeter",
     "ToolFormat",

@@ -73,9 +73,13 @@ def assemble(deltas: Iterable[Delta]) -> Parsed:
 
 class Prose:
     """Text of one kind. Seams, where calls or thoughts were taken out of it, leave no white space behind: what stands
-    there counts only between two pieces of text."""
+    there counts only between two pieces of text.
+
+    `watch` is told how many of the characters that were read last are text for certain: not white space at a seam.
+    """
 
     def __init__(self, emit: Callable[[str], None], *, holds_space: bool) -> None:
+        self.watch: Callable[[int], None] = _look_away
         self._emit = emit
         self._holds_space = holds_space
         self._space = ""  # white space that may turn out to be the end of a piece
@@ -84,6 +88,7 @@ class Prose:
 
     def add(self, text: str) -> None:
         """More text."""
+        self.watch(len(text.lstrip() if self._at_seam else text))
         if not self._holds_space:
             self._emit(text)
             return
@@ -151,6 +156,10 @@ class Answer:
 
     def _add(self, delta: Delta) -> None:
         self._deltas.append(delta)
+
+
+def _look_away(_: int) -> None:
+    pass
 
 
 def _kind(delta: Delta) -> tuple[type, int, bool]:

@@ -10,6 +10,7 @@ from octavo.dialects.parsing.source import Emit, Reading, Source
 _PLAIN = re.compile(r'[^"{}\[\]]*')
 _IN_STRING = re.compile(r'(?:[^"\\]+|\\.)*', re.DOTALL)
 _SCALAR = re.compile(r'[^\s,"{}\[\]<]*')
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _CLOSING = {"{": "}", "[": "]"}
 
 
@@ -49,12 +50,13 @@ def read_string(source: Source) -> Reading[str | None]:
 
 
 def decoded(text: str) -> str | None:
-    """What a JSON string stands for. None if it is none. Line breaks may stand in it as they are."""
+    """What a JSON string stands for. None if it is none, or has half a surrogate pair. Line breaks may stand in it as
+    they are."""
     try:
         value = json.loads(text, strict=False)
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and not _HALF_PAIR.search(value) else None
 
 
 def quoted(text: str) -> str:

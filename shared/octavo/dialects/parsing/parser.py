@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from octavo.dialects.parsing import harmony
 from octavo.dialects.parsing.answer import Answer, Delta, Parsed, Prose, assemble
@@ -43,6 +43,16 @@ class Parser:
             self._machine = harmony.read_answer(self._source, self._answer, schemas or {})
         else:
             self._machine = _Machine(self._source, self._answer, form, thoughts, schemas or {}).read(opened)
+
+    def watch_content(self, found: Callable[[int, int], None]) -> None:
+        """Have `found(start, end)` called with the place of each piece of content in the whole text."""
+        source = self._source
+        self._answer.content.watch = lambda length: found(source.offset - length, source.offset)
+
+    @property
+    def decided(self) -> int:
+        """Characters of the text of which it is certain what they are."""
+        return self._source.decided
 
     def feed(self, text: str) -> list[Delta]:
         """The deltas that more text makes certain."""

@@ -26,6 +26,7 @@ class Source:
 
     def __init__(self) -> None:
         self._text = ""
+        self._forgotten = 0
         self._position = 0
         self._mark: int | None = None
         self._closed = False
@@ -34,8 +35,19 @@ class Source:
         """More text."""
         start = self._position if self._mark is None else self._mark
         self._text = self._text[start:] + piece
+        self._forgotten += start
         self._position -= start
         self._mark = None if self._mark is None else 0
+
+    @property
+    def offset(self) -> int:
+        """Characters of the whole text before this position."""
+        return self._forgotten + self._position
+
+    @property
+    def decided(self) -> int:
+        """Characters that no reading returns to."""
+        return self._forgotten + (self._position if self._mark is None else self._mark)
 
     def close(self) -> None:
         """No more text will come: from here on no reading waits."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from octavo.dialects.answer_parser import AnswerParser
 from octavo.dialects.deltas import AnswerReader
+from octavo.dialects.openai.choices import finish_reason
 from octavo.dialects.parsing import CallDelta, Delta, ReasoningDelta
 from octavo.terms.messages import JobStatus, Terminal
 from octavo.terms.models import Event
+from octavo.terms.tools import as_plain_object
 
 Part = dict[str, Any]
 
-_REASONS = {"stop": "stop", "length": "length"}
+_REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool-calls"}
 
 
 class UiParts:
@@ -65,20 +66,21 @@ class UiParts:
                 {"type": "tool-input-delta", "toolCallId": self._call["id"], "inputTextDelta": delta.arguments}
             )
 
-    def _close(self) -> None:
-        """End the part that is open."""
+    def _close(self, *, cut: bool = False) -> None:
+        """End the part that is open. `cut`: the answer ended in it."""
         if self._open is not None:
             self._parts.append({"type": f"{self._open[0]}-end", "id": self._open[1]})
             self._open = None
         if self._call is not None:
-            self._parts.append(_input_of(self._call))
+            self._parts.append(_input_of(self._call, cut=cut))
             self._call = None
 
     def _end(self, end: Terminal) -> None:
         self._reader.end(self._take)
-        self._close()
+        self._close(cut=self._reader.finish_reason != "stop")
         if end.status is JobStatus.COMPLETED:
-            reason = "tool-calls" if self._called else _REASONS.get(self._reader.finish_reason or "", "other")
+            reason = finish_reason(self._reader.finish_reason, called=self._called)
+            reason = _REASONS.get(reason or "", "other")
             self._parts += [{"type": "finish-step"}, {"type": "finish", "finishReason": reason}]
         elif end.status is JobStatus.CANCELLED:
             self._parts.append({"type": "abort", "reason": "the job was cancelled"})
@@ -87,10 +89,11 @@ class UiParts:
             self._parts.append({"type": "error", "errorText": message})
 
 
-def _input_of(call: dict[str, str]) -> Part:
+def _input_of(call: dict[str, str], *, cut: bool) -> Part:
     part = {"toolCallId": call["id"], "toolName": call["name"]}
-    try:
-        return {"type": "tool-input-available", **part, "input": json.loads(call["arguments"])}
-    except ValueError:
-        message = "the arguments are not valid JSON"
-        return {"type": "tool-input-error", **part, "input": call["arguments"], "errorText": message}
+    has_none = not (call["arguments"].strip() or cut)
+    given = {} if has_none else as_plain_object(call["arguments"])
+    if given is not None:
+        return {"type": "tool-input-available", **part, "input": given}
+    message = "the arguments are no JSON object"
+    return {"type": "tool-input-error", **part, "input": call["arguments"], "errorText": message}

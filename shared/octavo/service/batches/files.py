@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo.dialects.events import on_one_line
 from octavo.service.batches.lines import ID_PREFIX, BatchLine
 from octavo.service.console import err
 from octavo.terms import text_files
@@ -63,7 +64,7 @@ def keep_answers(target: Path, lines: Sequence[BatchLine]) -> set[str]:
 
 def encode_answer(answer: dict[str, Any]) -> str:
     """A line of the output file."""
-    return json.dumps(answer, ensure_ascii=False) + "\n"
+    return on_one_line(json.dumps(answer, ensure_ascii=False)) + "\n"
 
 
 def _answers(target: Path) -> Iterator[dict[str, Any]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from octavo.dialects.parsing import ThoughtMeter
+from octavo.dialects.parsing import Parser, ThoughtMeter
 from octavo.terms.messages import AnswerFormat
 from octavo.terms.structured import Grammar
 from octavo_worker.agent.prompts.thinking import ThinkingBudget
@@ -13,11 +15,21 @@ from octavo_worker.agent.prompts.thinking import ThinkingBudget
 @dataclass(frozen=True)
 class AnswerForm:
     """`format` is what readers need to take the answer apart; None where it is plain text. `hidden` are the control
-    tokens that are no part of it, `closing` the tokens that close a thought."""
+    tokens that are no part of it, `closing` the tokens that close a thought, `schemas` the parameters of the tools.
+    `is_prescribed`: what it says is JSON or a choice, which no stop string may cut."""
 
     format: AnswerFormat | None = None
     hidden: frozenset[int] = frozenset()
     closing: tuple[int, ...] = ()
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    is_prescribed: bool = False
+
+    def parser(self) -> Parser | None:
+        """One that finds the content of a sequence. None where all of the text is content."""
+        if self.format is None:
+            return None
+        form = self.format
+        return Parser(form.tools, form.reasoning, schemas=self.schemas, opened=form.opened)
 
     def budget(self, limit: int | None) -> ThinkingBudget | None:
         """That of one sequence. None without a limit, or without thoughts."""

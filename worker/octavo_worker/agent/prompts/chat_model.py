@@ -21,6 +21,7 @@ from octavo_worker.agent.prompts.tool_grammar import ModelTokens, answer_grammar
 from octavo_worker.contract.files import end_ids, read_json, read_text
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_PRESCRIBING = ("json_schema", "json_object", "choice")  # grammars whose texts end by themselves
 _LOOKS_LIKE_A_MARKER = re.compile(r"[<\[|].*[>\]|]")
 
 
@@ -81,15 +82,17 @@ class ChatModel:
         """How the answer to a prompt is written."""
         tools = self.tool_format if request.offered_tools else NONE
         reasoning = self.reasoning_format
+        is_prescribed = request.grammar is not None and request.grammar.kind in _PRESCRIBING
         if {tools, reasoning} == {NONE}:
-            return AnswerForm()
+            return AnswerForm(is_prescribed=is_prescribed)
         text, typed_by_user = prompt[-1] if prompt else ("", True)
         opened = not typed_by_user and ends_in_thought(text, reasoning)
         hidden = frozenset(
             token for token, spelling in self._special.items() if not is_marker(spelling, tools, reasoning)
         )
         closing = self._encode(closing_text(reasoning, calling=request.tool_choice.mode == "required"))
-        return AnswerForm(AnswerFormat(tools, reasoning, opened), hidden, tuple(closing))
+        schemas = {tool.name: tool.schema_of_parameters for tool in request.offered_tools}
+        return AnswerForm(AnswerFormat(tools, reasoning, opened), hidden, tuple(closing), schemas, is_prescribed)
 
     def grammar(self, request: JobRequest, form: AnswerForm) -> Grammar | None:
         """What the answer to a request that is parsed must obey. Raises NoToolGrammar."""

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from octavo.terms.conversation import Message
+from octavo.terms.errors import shortened
 from octavo.terms.messages import JobError
 from octavo.terms.models import JobRequest
 from octavo.terms.structured import Grammar
@@ -31,7 +32,7 @@ class PromptRejected(Exception):
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.error = JobError(code=code, message=message, param=param)
+        self.error = JobError(code=code, message=shortened(message), param=param)
 
 
 class Prompts:

@@ -40,7 +40,7 @@ class Beams:
         try:
             self._continue(request, beam, choices)
         except GrammarError as error:
-            self._requests.fail(request, "step_failed", error.message)
+            self._requests.fail_grammar(request, error)
         else:
             self._requests.output.progress.append(beam.progress(request.id))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from octavo.dialects.openai.fields import Body, Word
+from octavo.terms.errors import InvalidRequest
 from octavo.terms.tools import ToolName
 
 Item = dict[str, Any]
@@ -69,6 +71,8 @@ class InputItem(Body):
     def _complete(self) -> Self:
         if missing := [name for name in _NEEDS[self.type] if getattr(self, name) is None]:
             raise ValueError(f"an item of type {self.type} needs {' and '.join(missing)}")
+        if self.type == "item_reference" and not self.id:
+            raise ValueError("id is empty: name the item")
         return self
 
     def item(self) -> Item:
@@ -105,6 +109,23 @@ def stored(given: str | Iterable[InputItem], find: Callable[[str], Item]) -> lis
     if isinstance(given, str):
         return [message_item("user", given)]
     return [find(item.id or "") if item.type == "item_reference" else item.item() for item in given]
+
+
+def check_outputs(items: Iterable[Item]) -> None:
+    """Raises InvalidRequest for an output of no call before it, and for a second one of a call."""
+    known: set[str] = set()
+    unanswered: Counter[str] = Counter()
+    for item in items:
+        call_id = item.get("call_id", "")
+        if item["type"] == "function_call":
+            known.add(call_id)
+            unanswered[call_id] += 1
+        elif item["type"] == "function_call_output":
+            if not unanswered[call_id]:
+                found = "two outputs are given for the call" if call_id in known else "no call before it is"
+                message = f"{found} {call_id[:60]!r}: give each function_call one function_call_output, behind it"
+                raise InvalidRequest(message, code="invalid_value", param="input")
+            unanswered[call_id] -= 1
 
 
 def _text(content: Content | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from octavo.dialects.answer_parser import AnswerParser
-from octavo.dialects.openai.logprobs import chat_logprobs
+from octavo.dialects.openai.logprobs import ToldLogprobs, chat_logprobs
 from octavo.dialects.openai.responses.items import Item, output_text
 from octavo.dialects.openai.responses.record import output_id
 from octavo.dialects.parsing import CallDelta, ContentDelta, Delta, ReasoningDelta
@@ -116,6 +116,7 @@ class Output:
 
     def __init__(self, job_id: str, parser: AnswerParser, emit: Emit) -> None:
         self.items: list[Item] = []
+        self._told = ToldLogprobs()
         self.reasoning_tokens = 0
         self._job_id = job_id
         self._emit = emit
@@ -130,9 +131,10 @@ class Output:
             self._opened = chunk.format.opened
         last = len(chunk.token_ids) - 1
         for i, (token, text) in enumerate(zip(chunk.token_ids, chunk.texts, strict=True)):
-            if chunk.logprobs is not None:
-                self._logprobs.append(chunk.logprobs[i])
             reason = chunk.finish_reason if i == last else None
+            if chunk.logprobs is not None:
+                one = Chunk(0, (token,), (text,), (chunk.logprobs[i],), reason)
+                self._logprobs += [item for item, _ in self._told.add(one)]
             deltas = self._feed(Chunk(0, (token,), (text,), None, reason, chunk.format))
             has_thought = any(isinstance(delta, ReasoningDelta) for delta in deltas)
             self.reasoning_tokens += has_thought or (not deltas and self._is_thinking)

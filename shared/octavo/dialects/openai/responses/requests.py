@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from octavo.dialects.openai.fields import Body, Word
+from octavo.dialects.openai.fields import Arguments, Body, Word
 from octavo.dialects.openai.responses.conversation import messages
 from octavo.dialects.openai.responses.items import InputItem, Item
 from octavo.dialects.openai.responses.record import Record
@@ -16,7 +16,6 @@ from octavo.dialects.openai.responses.text import TextOptions
 from octavo.dialects.openai.responses.tools import Choice, Tools, chosen, offered
 from octavo.dialects.openai.sampled import SampledBody
 from octavo.dialects.openai.tools import arguments_of_effort
-from octavo.terms.conversation import TemplateArguments
 from octavo.terms.fields import MAX_TOP_LOGPROBS
 from octavo.terms.models import JobRequest
 from octavo.terms.tools import check_tools
@@ -71,7 +70,7 @@ class ResponseRequest(SampledBody):
     max_tool_calls: int | None = Field(None, ge=0)
     reasoning: Reasoning | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=1 << 24)
-    chat_template_kwargs: TemplateArguments | None = None
+    chat_template_kwargs: Arguments | None = None
     truncation: Literal["disabled"] | None = None
     service_tier: Word | None = None
     user: Word | None = None

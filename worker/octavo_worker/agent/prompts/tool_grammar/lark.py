@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.dialects.grammar.keywords import without_annotations
+
 _META = re.compile(r"[\\.+*?()|\[\]{}^$/]")
 _GUIDANCE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as models learn to write it: a blank behind commas and colons, and no other."""
@@ -41,7 +43,8 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """The name of a rule for a JSON value that is valid by a schema."""
-        return self._named("r", f"%json {json.dumps({'x-guidance': _GUIDANCE, **schema}, ensure_ascii=False)}")
+        text = json.dumps({"x-guidance": _GUIDANCE, **schema}, ensure_ascii=False)
+        return self._named("r", f"%json {without_annotations(text)}")
 
     def text_without(self, *markers: str) -> str:
         """The name of a terminal for any text, none included, in which no marker is."""
