@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
-from octavo import AsyncJob
 from octavo.dialects.openai.answers import total_usage
-from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 from octavo.terms.models import JobRequest
+from octavo_gateway.door import Entry
 from octavo_gateway.errors import of_job
 from octavo_gateway.state import Gateway
 from octavo_gateway.status.metrics import TokenClock
@@ -46,17 +45,10 @@ class Generation:
         return total_usage(end for end in self.ends if end is not None)
 
     async def submit(self) -> None:
-        """Enqueue all jobs, or cancel those that were. Raises what the client raises."""
-        await self._gateway.grammars.check_request(self._requests[0], self._grammar_field)
-        answers = await self._gateway.client.submit_many(self._requests, tenant=self._tenant, follow=True)
-        self.job_ids = [answer.id for answer in answers if isinstance(answer, AsyncJob)]
+        """Put all jobs into the queue, or none. Raises what the door raises."""
+        entry = Entry(self._requests, self._tenant, grammar_field=self._grammar_field)
+        self.job_ids = [job.id for job in await self._gateway.door.enter(entry)]
         self._open.update(self.job_ids)
-        refusals = [answer for answer in answers if isinstance(answer, OctavoError)]
-        if refusals:
-            await self._cancel()
-            raise refusals[0]
-        request = self._requests[0]
-        self._gateway.metrics.jobs_submitted.labels(request.model, request.priority).inc(len(self.job_ids))
 
     async def follow(self, on_chunk: OnChunk) -> None:
         """Call `on_chunk(prompt_index, chunk)` for all tokens until every job has completed.
@@ -70,7 +62,7 @@ class Generation:
         finally:
             for task in tasks:
                 task.cancel()
-            await self._cancel()
+            await self._gateway.door.leave(list(self._open))
 
     async def _follow(self, index: int, job_id: str, on_chunk: OnChunk) -> None:
         async with aclosing(self._gateway.client.events(job_id)) as events:
@@ -88,10 +80,3 @@ class Generation:
         if chunk.finish_reason is not None:
             self._gateway.metrics.requests_finished.labels(self._requests[index].model, chunk.finish_reason).inc()
         await on_chunk(index, chunk)
-
-    async def _cancel(self) -> None:
-        while self._open:
-            job_id = self._open.pop()
-            # Without the server, or without the job, there is nothing to stop, and the client is gone anyway.
-            with suppress(JobNotFound, ServerUnavailable):
-                await self._gateway.client.cancel(job_id)

@@ -17,6 +17,7 @@ from octavo.dialects.openai.responses.record import Record, response_id
 from octavo.dialects.openai.responses.requests import ResponseRequest
 from octavo.terms.fields import IdempotencyKey
 from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.door import Entry
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.body import described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected, unless_draining
@@ -40,18 +41,18 @@ async def create(
     """Answer at once, as a stream of events, or in the background: `202` and the response, which is queued."""
     gateway: Gateway = request.state.gateway
     record = body.record(await _items(gateway, body, tenant), int(time.time()))
-    asked = body.job(record)
-    await gateway.grammars.check_request(asked, "text.format", of_tools="tools.{}.parameters")
-    job = await gateway.client.submit(
-        asked,
-        tenant=tenant,
-        idempotency_key=idempotency_key,
-        follow=body.stream or not body.background,
-        attachment=record.encode() if body.is_stored else b"",
+    (job,) = await gateway.door.enter(
+        Entry(
+            [body.job(record)],
+            tenant,
+            grammar_field="text.format",
+            tool_schema="tools.{}.parameters",
+            idempotency_key=idempotency_key,
+            attachment=record.encode() if body.is_stored else b"",
+            follow=body.stream or not body.background,
+        )
     )
-    if job.created:
-        gateway.metrics.jobs_submitted.labels(body.model, body.priority).inc()
-    elif body.is_stored:  # the earlier request's, which may have named another moment
+    if not job.created and body.is_stored:  # the earlier request's, which may have named another moment
         record = (await find(gateway.client, response_id(job.id), tenant)).record
     if body.stream:
         return await _streamed(request, record, job, body)

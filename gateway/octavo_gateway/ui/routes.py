@@ -18,6 +18,7 @@ from octavo.terms.errors import JobNotFound
 from octavo.terms.fields import IdempotencyKey
 from octavo.terms.messages import JobStatus
 from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.door import Entry
 from octavo_gateway.errors import of_job
 from octavo_gateway.http.body import described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
@@ -46,15 +47,17 @@ async def answer(
     """Answer a chat as a UI message stream. The answer goes on if the client leaves; `GET` resumes it."""
     gateway: Gateway = request.state.gateway
     completion = body.completion()
-    (job,) = completion.jobs()
-    await gateway.grammars.check_request(job, completion.grammar_field)
     record = ChatRecord.of(completion)
-    handle = await gateway.client.submit(
-        job, tenant=tenant, idempotency_key=idempotency_key, follow=True, attachment=record.encode()
+    (handle,) = await gateway.door.enter(
+        Entry(
+            completion.jobs(),
+            tenant,
+            grammar_field=completion.grammar_field,
+            idempotency_key=idempotency_key,
+            attachment=record.encode(),
+        )
     )
     await gateway.client.note_chat(body.id, handle.id, tenant=tenant)
-    if handle.created:
-        gateway.metrics.jobs_submitted.labels(job.model, job.priority).inc()
     return await _streamed(request, handle.id, record)
 
 
