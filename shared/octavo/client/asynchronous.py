@@ -14,7 +14,7 @@ from octavo.client.pins import announce, build_pin, drop_pin, list_pins, store_p
 from octavo.client.requests import Prompt, RequestFields, build_request, checked_tenant
 from octavo.client.submissions import Submissions
 from octavo.client.subscriber import Subscriber
-from octavo.queue.calls import Call, run, run_all, run_many
+from octavo.queue.calls import Call, Watch, run, run_all, run_many
 from octavo.queue.chats import read_chat, store_chat
 from octavo.queue.connection import answered, connect, connect_listener, default_url, errors_of
 from octavo.queue.fleet import known_models, live_workers, queue_depths
@@ -52,7 +52,7 @@ class AsyncClient:
     connections; it belongs to one event loop. Nothing is sent before the first call.
 
     Without `url`: `REDIS_URL`, else the service that runs on this machine, else `redis://localhost:6379`.
-    Every method raises ServerUnavailable when the server cannot be reached.
+    `watch` is told of every call of a script. Every method raises ServerUnavailable when the server cannot be reached.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class AsyncClient:
         tenant: str = DEFAULT_TENANT,
         limits: Limits | None = None,
         retention: Retention | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._url = url or default_url()
         self._tenant = tenant
         self._limits = limits or Limits()
         self._retention = retention or Retention()
         self._keys = Keys()
-        self._cell = Cell(self._keys)
+        self._cell = Cell(self._keys, watch)
         self._redis = connect(self._url)
         self._listener = connect_listener(self._redis)
         self._submissions = Submissions(self._redis, self._listener, self._cell, self._retention.result_s)
