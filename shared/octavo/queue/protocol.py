@@ -150,10 +150,11 @@ class Cell:
         retention: Retention,
         subscriber_id: str = "",
         attachment: bytes = b"",
+        fingerprint: bytes = b"",
     ) -> Call[Enqueued]:
         """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
-        exists already. Raises InvalidRequest here when request or attachment is too large; the reply raises
-        IdempotencyConflict, UnknownModel or QueueFull."""
+        exists already. The idempotency key covers the job, or what has the `fingerprint`. Raises InvalidRequest here
+        when request or attachment is too large; the reply raises IdempotencyConflict, UnknownModel or QueueFull."""
         try:
             body = wire.encode_request(request)
         except (UnicodeError, OverflowError) as error:
@@ -172,7 +173,7 @@ class Cell:
             "enqueue",
             job_id,
             body,
-            hashlib.sha256(body).hexdigest(),
+            hashlib.sha256(fingerprint or body).hexdigest(),
             tenant,
             idempotency_key or "",
             request.model,
