@@ -69,8 +69,9 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
 
 @asynccontextmanager
 async def _running(settings: GatewaySettings, keyring: Keyring) -> AsyncIterator[Gateway]:
-    client = AsyncClient(settings.redis_url, limits=settings.limits, retention=settings.retention)
-    gateway = Gateway(settings, keyring, client, Metrics())
+    metrics = Metrics()
+    client = AsyncClient(settings.redis_url, limits=settings.limits, retention=settings.retention, watch=metrics.saw)
+    gateway = Gateway(settings, keyring, client, metrics)
     gateway.spawn(reap_forever(client, gateway.metrics))
     if keyring.is_open and not is_loopback(settings.host):
         log.warning("no API keys: other hosts that reach %s may submit; --api-keys asks for one", settings.host)

@@ -10,9 +10,9 @@ from time import monotonic
 from typing import Any
 
 from octavo import AsyncClient
-from octavo.dialects.grammar.checks import GrammarChecks
 from octavo.terms.errors import OctavoError
 from octavo_gateway.auth import Keyring
+from octavo_gateway.door import Door
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
 
@@ -51,7 +51,7 @@ class Gateway:
         self.client = client
         self.metrics = metrics
         self.writes = Writes(client)
-        self.grammars = GrammarChecks()
+        self.door = Door(client, metrics)
         self.draining = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 

@@ -112,6 +112,10 @@ def test_jobs_say_what_was_guessed_and_what_was_right(queue: Queue, start_worker
     plain = start_worker(f"step_seconds=0.001,script={script}", served_name="plain").wait_ready()
     eventually(lambda: worker.info() is not None and worker.info().stats.accepted_tokens > 200)
     assert plain.info().stats.drafted_tokens == 0
+    eventually(
+        lambda: {"claim", "append", "finish", "heartbeat"} <= {c.script for c in worker.info().stats.script_calls}
+    )
+    assert all(calls.count > 0 < calls.seconds for calls in worker.info().stats.script_calls)
 
 
 def test_text_prompts_and_messages_are_tokenised_without_control_tokens_of_users(queue: Queue, start_worker, tokenizer):

@@ -158,6 +158,10 @@ async def test_metrics_count_what_happened(http, ai, redis_url):
     assert sample(after, "octavo_worker_up", worker="scripted") == 1
     assert sample(after, "octavo_kv_blocks", worker="scripted", state="free") == 90
     assert sample(after, "octavo_generation_tokens_total", worker="scripted") == 11
+    assert grown("octavo_script_call_seconds_count", script="enqueue", outcome="ok") >= 1
+    assert grown("octavo_script_call_seconds_count", script="enqueue", outcome="refused") >= 1
+    assert sample(after, "octavo_worker_script_call_seconds_count", worker="scripted", script="claim") == 4
+    assert sample(after, "octavo_worker_script_call_seconds_sum", worker="scripted", outcome="ok") == 0.5
 
 
 async def test_queue_depth(http, redis_url):

@@ -31,7 +31,16 @@ from octavo.terms.workers import ModelCard, PinOutcome, WorkerInfo, WorkerMemory
 
 MODEL = "toy"
 CONTEXT = 256
-STATS = {"free_blocks": 90, "used_blocks": 7, "cached_blocks": 3, "running": 2, "waiting": 1, "generated_tokens": 11}
+CALLS = [{"script": "claim", "outcome": "ok", "count": 4, "seconds": 0.5}]
+STATS = {
+    "free_blocks": 90,
+    "used_blocks": 7,
+    "cached_blocks": 3,
+    "running": 2,
+    "waiting": 1,
+    "generated_tokens": 11,
+    "script_calls": CALLS,
+}
 LEASE_MS = 5000
 MEMORY = WorkerMemory(
     worker="scripted",

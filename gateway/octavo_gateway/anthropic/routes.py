@@ -15,6 +15,7 @@ from octavo.terms.errors import OctavoError
 from octavo.terms.messages import Chunk
 from octavo_gateway.anthropic.errors import AnthropicRoute, error_body
 from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.door import KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError, of_exception
 from octavo_gateway.http.body import described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected
@@ -30,10 +31,13 @@ async def messages(
     request: Request,
     tenant: CurrentTenant,
     body: Annotated[MessagesRequest, Depends(json_body(MessagesRequest))],
+    idempotency_key: KeyHeader = None,
 ) -> Response:
-    """Answer a conversation, at once or as a stream. A client that disconnects cancels its job."""
+    """Answer a conversation, at once or as a stream. A client that disconnects cancels its job, unless it may repeat
+    its request."""
     completion = body.completion()
-    generation = Generation(request.state.gateway, completion.jobs(), tenant, completion.grammar_field)
+    repeatable = Repeatable.of(idempotency_key, body)
+    generation = Generation(request.state.gateway, completion.jobs(), tenant, completion.grammar_field, repeatable)
     await generation.submit()
     (job_id,) = generation.job_ids
     answer = MessageEvents(job_id, body.model, answer_parser(completion, job_id), body.stop_sequences)

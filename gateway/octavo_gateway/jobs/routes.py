@@ -14,10 +14,10 @@ from octavo.dialects.events import event_bytes
 from octavo.dialects.logprobs import logprobs_json
 from octavo.queue import wire
 from octavo.terms.errors import JobNotFound, MalformedMessage
-from octavo.terms.fields import IdempotencyKey
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import JobInfo, JobRequest, Result
 from octavo_gateway.auth import Caller, CurrentCaller
+from octavo_gateway.door import Entry, KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.body import JSON, MSGPACK, described, media_type, read_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
@@ -42,15 +42,13 @@ async def submit(
     request: Request,
     caller: CurrentCaller,
     job: Annotated[JobRequest, Depends(_job_request)],
-    idempotency_key: Annotated[IdempotencyKey | None, Header()] = None,
+    idempotency_key: KeyHeader = None,
 ) -> Response:
     """Accept a job: `202` and its address. The same `Idempotency-Key` and body again: `200` and the same job."""
     gateway: Gateway = request.state.gateway
-    await gateway.grammars.check_request(job)
-    handle = await gateway.client.submit(job, tenant=caller.tenant, idempotency_key=idempotency_key)
-    info = handle.accepted or await gateway.client.info(handle.id)
-    if handle.created:
-        gateway.metrics.jobs_submitted.labels(job.model, job.priority).inc()
+    repeatable = None if idempotency_key is None else Repeatable(idempotency_key)
+    (handle,) = await gateway.door.enter(Entry([job], caller.tenant, repeatable=repeatable, follow=False))
+    info = handle.accepted or await handle.info()
     body = job_json(info, caller)
     return JSONResponse(body, 202 if handle.created else 200, {"Location": body["links"]["self"]})
 

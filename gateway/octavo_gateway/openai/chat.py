@@ -16,6 +16,7 @@ from octavo.dialects.openai.requests import ChatCompletionRequest
 from octavo.dialects.parsing import ContentDelta, Delta, ReasoningDelta
 from octavo.terms.messages import Chunk
 from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.door import KeyHeader, Repeatable
 from octavo_gateway.http.body import described, json_body
 from octavo_gateway.openai.endpoint import answered, streamed
 from octavo_gateway.openai.frames import Frames
@@ -29,9 +30,11 @@ async def chat_completions(
     request: Request,
     tenant: CurrentTenant,
     body: Annotated[ChatCompletionRequest, Depends(json_body(ChatCompletionRequest))],
+    idempotency_key: KeyHeader = None,
 ) -> Response:
     """Answer a conversation, at once or as a stream."""
-    generation = Generation(request.state.gateway, body.jobs(), tenant, body.grammar_field)
+    repeatable = Repeatable.of(idempotency_key, body)
+    generation = Generation(request.state.gateway, body.jobs(), tenant, body.grammar_field, repeatable)
     await generation.submit()
     if body.stream:
         return await streamed(request, generation, ChatStream(generation, body), body)

@@ -14,6 +14,7 @@ from octavo.dialects.openai.logprobs import CompletionLogprobs
 from octavo.dialects.openai.requests import CompletionRequest
 from octavo.terms.messages import Chunk
 from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.door import KeyHeader, Repeatable
 from octavo_gateway.http.body import described, json_body
 from octavo_gateway.openai.endpoint import answered, streamed
 from octavo_gateway.openai.frames import Frames
@@ -27,9 +28,11 @@ async def completions(
     request: Request,
     tenant: CurrentTenant,
     body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest))],
+    idempotency_key: KeyHeader = None,
 ) -> Response:
     """Continue one prompt or several, at once or as a stream. Choice `i * n + j` is sequence j of prompt i."""
-    generation = Generation(request.state.gateway, body.jobs(), tenant, body.grammar_field)
+    repeatable = Repeatable.of(idempotency_key, body)
+    generation = Generation(request.state.gateway, body.jobs(), tenant, body.grammar_field, repeatable)
     await generation.submit()
     if body.stream:
         return await streamed(request, generation, CompletionStream(generation, body), body)

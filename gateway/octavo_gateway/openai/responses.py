@@ -7,7 +7,7 @@ import time
 from contextlib import aclosing, suppress
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from octavo import AsyncJob
@@ -15,8 +15,8 @@ from octavo.dialects.openai.responses.events import ResponseLog
 from octavo.dialects.openai.responses.items import Item, check_outputs, stored
 from octavo.dialects.openai.responses.record import Record, response_id
 from octavo.dialects.openai.responses.requests import ResponseRequest
-from octavo.terms.fields import IdempotencyKey
 from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.door import Entry, KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.body import described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected, unless_draining
@@ -35,30 +35,41 @@ async def create(
     request: Request,
     tenant: CurrentTenant,
     body: Annotated[ResponseRequest, Depends(json_body(ResponseRequest))],
-    idempotency_key: Annotated[IdempotencyKey | None, Header()] = None,
+    idempotency_key: KeyHeader = None,
 ) -> Response:
     """Answer at once, as a stream of events, or in the background: `202` and the response, which is queued."""
     gateway: Gateway = request.state.gateway
     record = body.record(await _items(gateway, body, tenant), int(time.time()))
-    asked = body.job(record)
-    await gateway.grammars.check_request(asked, "text.format", of_tools="tools.{}.parameters")
-    job = await gateway.client.submit(
-        asked,
-        tenant=tenant,
-        idempotency_key=idempotency_key,
-        follow=body.stream or not body.background,
-        attachment=record.encode() if body.is_stored else b"",
+    repeatable = Repeatable.of(idempotency_key, body)
+    (job,) = await gateway.door.enter(
+        Entry(
+            [body.job(record)],
+            tenant,
+            grammar_field="text.format",
+            tool_schema="tools.{}.parameters",
+            repeatable=repeatable,
+            attachment=record.encode() if body.is_stored else b"",
+            follow=body.stream or not body.background,
+        )
     )
-    if job.created:
-        gateway.metrics.jobs_submitted.labels(body.model, body.priority).inc()
-    elif body.is_stored:  # the earlier request's, which may have named another moment
-        record = (await find(gateway.client, response_id(job.id), tenant)).record
+    record = await _first_record(gateway, job, record, tenant)
     if body.stream:
-        return await _streamed(request, record, job, body)
+        return await _streamed(request, record, job, body, kept=repeatable is not None)
     if body.background:
+        info = job.accepted or await job.info()
         url = f"{request.url.path}/{response_id(job.id)}"
-        return JSONResponse(ResponseLog(record, job.id).response("queued"), 202, {"Location": url})
-    return JSONResponse(await unless_disconnected(request, _whole(gateway, record, job, body)))
+        return JSONResponse(await StoredResponse(info, record).now(gateway.client), 202, {"Location": url})
+    whole = _whole(gateway, record, job, body, kept=repeatable is not None)
+    return JSONResponse(await unless_disconnected(request, whole))
+
+
+async def _first_record(gateway: Gateway, job: AsyncJob, record: Record, tenant: str) -> Record:
+    """The record of the request that made the job: a repeat of it names other ids, and another moment. Raises ApiError
+    404 for a response that was deleted meanwhile."""
+    if record.is_stored:
+        return record if job.created else (await find(gateway.client, response_id(job.id), tenant)).record
+    info = job.accepted or await job.info()
+    return record.model_copy(update={"created_at": int(info.created_at)})
 
 
 async def _items(gateway: Gateway, body: ResponseRequest, tenant: str) -> list[Item]:
@@ -72,29 +83,37 @@ async def _items(gateway: Gateway, body: ResponseRequest, tenant: str) -> list[I
     return items
 
 
-async def _streamed(request: Request, record: Record, job: AsyncJob, body: ResponseRequest) -> Response:
+async def _streamed(request: Request, record: Record, job: AsyncJob, body: ResponseRequest, *, kept: bool) -> Response:
     gateway: Gateway = request.state.gateway
-    log, timed = ResponseLog(record, job.id), Timed(gateway, body.model)
-    events = told(gateway.client, log, job.id, timed, refusable=not body.background)
+    log = ResponseLog(record, job.id)
+    events = told(gateway.client, log, job.id, _timed(gateway, job, body), refusable=not body.background)
 
     async def pump(mailbox: Mailbox) -> None:
         if body.background:
             await unless_draining(gateway, write(mailbox, log, events))
             return
-        async with tied(gateway.client, log, job.id):
+        async with tied(gateway, log, job.id, kept=kept):
             await write(mailbox, log, events, refusable=True)
 
     return await EventStream(request, pump).begun()
 
 
-async def _whole(gateway: Gateway, record: Record, job: AsyncJob, body: ResponseRequest) -> dict[str, Any]:
-    """The finished response. Leaving early cancels its job. Raises ApiError for a job that failed."""
-    log, timed = ResponseLog(record, job.id, after=UNREAD), Timed(gateway, body.model)
-    async with tied(gateway.client, log, job.id), aclosing(told(gateway.client, log, job.id, timed)) as events:
+async def _whole(
+    gateway: Gateway, record: Record, job: AsyncJob, body: ResponseRequest, *, kept: bool
+) -> dict[str, Any]:
+    """The finished response. Leaving early cancels a job that is not kept. Raises ApiError for a job that failed."""
+    log = ResponseLog(record, job.id, after=UNREAD)
+    events = told(gateway.client, log, job.id, _timed(gateway, job, body))
+    async with tied(gateway, log, job.id, kept=kept), aclosing(events):
         async for _ in events:
             pass
     check(log.ended)
     return log.final
+
+
+def _timed(gateway: Gateway, job: AsyncJob, body: ResponseRequest) -> Timed | None:
+    """The tokens of a repeat come from the log: they are neither counted nor timed again."""
+    return Timed(gateway, body.model) if job.created else None
 
 
 async def _own(request: Request, response_id: str, tenant: CurrentTenant) -> StoredResponse:

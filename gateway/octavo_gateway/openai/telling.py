@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from octavo import AsyncClient
 from octavo.dialects.events import json_line
 from octavo.dialects.openai.responses.events import Event, ResponseLog
-from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
+from octavo.terms.errors import OctavoError
 from octavo.terms.messages import Chunk, JobStatus, Terminal
 from octavo_gateway.errors import ApiError, of_exception, of_job
 from octavo_gateway.http.streams import Mailbox
@@ -86,18 +86,14 @@ def check(end: Terminal | None) -> None:
 
 
 @asynccontextmanager
-async def tied(client: AsyncClient, log: ResponseLog, job_id: str) -> AsyncIterator[None]:
-    """A job whose client waits for it: leaving early, by an error or by cancellation, cancels it."""
+async def tied(gateway: Gateway, log: ResponseLog, job_id: str, *, kept: bool) -> AsyncIterator[None]:
+    """A job whose client waits for it: leaving early, by an error or by cancellation, cancels it, unless it is `kept`
+    for a client that asks again."""
     try:
         yield
     finally:
-        if log.ended is None:
-            await _cancel(client, job_id)
-
-
-async def _cancel(client: AsyncClient, job_id: str) -> None:
-    with suppress(JobNotFound, ServerUnavailable):  # there is nothing to stop
-        await client.cancel(job_id)
+        if log.ended is None and not kept:
+            await gateway.door.leave([job_id])
 
 
 def frame(event: Event) -> bytes:

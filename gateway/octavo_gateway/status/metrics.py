@@ -11,9 +11,10 @@ from pathlib import Path
 from time import monotonic
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from octavo.queue.calls import Transition
 from octavo.terms.workers import WorkerInfo
 
 MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"
@@ -51,6 +52,8 @@ _REQUEST_BUCKETS = (
     1920,
     7680,
 )
+
+_SCRIPT_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 _WORKER_GAUGES = {
     "running": "octavo_num_requests_running",
@@ -118,9 +121,20 @@ class Metrics:
             "Streams whose client was too slow and had to be waited for.",
             registry=registry,
         )
+        self.script_calls = Histogram(
+            "octavo_script_call_seconds",
+            "Round trips of this gateway's script calls, by script and outcome: ok, refused, failed, lost.",
+            ["script", "outcome"],
+            buckets=_SCRIPT_BUCKETS,
+            registry=registry,
+        )
         self.jobs_reclaimed = Counter(
             "octavo_jobs_reclaimed", "Jobs taken back from workers that went silent.", registry=registry
         )
+
+    def saw(self, transition: Transition) -> None:
+        """A script call of the gateway's client is over."""
+        self.script_calls.labels(transition.script, transition.outcome).observe(transition.seconds)
 
     def render(self) -> bytes:
         """The text format, over all processes where `PROMETHEUS_MULTIPROC_DIR` is set."""
@@ -213,6 +227,11 @@ def _workers(workers: list[WorkerInfo]) -> Iterable[Metric]:
     seconds = CounterMetricFamily(
         "octavo_engine_seconds", "Where an engine's time went since its start.", labels=[*labels, "phase"]
     )
+    calls = SummaryMetricFamily(
+        "octavo_worker_script_call_seconds",
+        "Round trips of a worker's script calls since its start.",
+        labels=[*labels, "script", "outcome"],
+    )
     for worker in workers:
         at = [worker.id, worker.model]
         up.add_metric(at, 1)
@@ -220,8 +239,10 @@ def _workers(workers: list[WorkerInfo]) -> Iterable[Metric]:
             seconds.add_metric([*at, phase], spent)
         for state, count in worker.stats.blocks().items():
             blocks.add_metric([*at, state], count)
+        for call in worker.stats.script_calls:
+            calls.add_metric([*at, call.script, call.outcome], call.count, call.seconds)
         for reason, count in worker.stats.reasons().items():
             reasons.add_metric([*at, reason], count)
         for key, family in (gauges | counters).items():
             family.add_metric(at, getattr(worker.stats, key))
-    yield from (up, blocks, seconds, reasons, *gauges.values(), *counters.values())
+    yield from (up, blocks, seconds, calls, reasons, *gauges.values(), *counters.values())

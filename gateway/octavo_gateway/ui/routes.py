@@ -6,18 +6,19 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Path, Request
+from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import StringConstraints
 
+from octavo import AsyncJob
 from octavo.dialects.events import json_line
 from octavo.dialects.ui.body import UiChatRequest
 from octavo.dialects.ui.parts import Part, UiParts
 from octavo.dialects.ui.record import ChatRecord
 from octavo.terms.errors import JobNotFound
-from octavo.terms.fields import IdempotencyKey
 from octavo.terms.messages import JobStatus
 from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.door import Entry, KeyHeader, Repeatable
 from octavo_gateway.errors import of_job
 from octavo_gateway.http.body import described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
@@ -41,21 +42,31 @@ async def answer(
     request: Request,
     tenant: CurrentTenant,
     body: Annotated[UiChatRequest, Depends(json_body(UiChatRequest))],
-    idempotency_key: Annotated[IdempotencyKey | None, Header()] = None,
+    idempotency_key: KeyHeader = None,
 ) -> Response:
     """Answer a chat as a UI message stream. The answer goes on if the client leaves; `GET` resumes it."""
     gateway: Gateway = request.state.gateway
     completion = body.completion()
-    (job,) = completion.jobs()
-    await gateway.grammars.check_request(job, completion.grammar_field)
     record = ChatRecord.of(completion)
-    handle = await gateway.client.submit(
-        job, tenant=tenant, idempotency_key=idempotency_key, follow=True, attachment=record.encode()
+    (handle,) = await gateway.door.enter(
+        Entry(
+            completion.jobs(),
+            tenant,
+            grammar_field=completion.grammar_field,
+            repeatable=Repeatable.of(idempotency_key, body),
+            attachment=record.encode(),
+        )
     )
-    await gateway.client.note_chat(body.id, handle.id, tenant=tenant)
-    if handle.created:
-        gateway.metrics.jobs_submitted.labels(job.model, job.priority).inc()
+    await _note(gateway, body.id, handle, tenant)
     return await _streamed(request, handle.id, record)
+
+
+async def _note(gateway: Gateway, chat_id: str, job: AsyncJob, tenant: str) -> None:
+    """Make a job the latest of its chat, unless it is of an earlier request that was repeated. Ids are in the order of
+    their times."""
+    latest = None if job.created else await gateway.client.chat_job(chat_id, tenant=tenant)
+    if latest is None or latest <= job.id:
+        await gateway.client.note_chat(chat_id, job.id, tenant=tenant)
 
 
 @router.get("/{chat_id:path}/stream", response_class=StreamingResponse, responses=_STREAM)

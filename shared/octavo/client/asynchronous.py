@@ -14,7 +14,7 @@ from octavo.client.pins import announce, build_pin, drop_pin, list_pins, store_p
 from octavo.client.requests import Prompt, RequestFields, build_request, checked_tenant
 from octavo.client.submissions import Submissions
 from octavo.client.subscriber import Subscriber
-from octavo.queue.calls import Call, run, run_all, run_many
+from octavo.queue.calls import Call, Watch, run, run_all, run_many
 from octavo.queue.chats import read_chat, store_chat
 from octavo.queue.connection import answered, connect, connect_listener, default_url, errors_of
 from octavo.queue.fleet import known_models, live_workers, queue_depths
@@ -43,7 +43,7 @@ DEFAULT_TENANT = "default"
 _BATCH = 64
 
 T = TypeVar("T")
-_Asked = tuple[JobRequest, str | None, bytes]  # a request, its idempotency key, its attachment
+_Asked = tuple[JobRequest, str | None, bytes, bytes]  # request, idempotency key, attachment, fingerprint
 _Answers = list[AsyncJob | OctavoError]
 
 
@@ -52,7 +52,7 @@ class AsyncClient:
     connections; it belongs to one event loop. Nothing is sent before the first call.
 
     Without `url`: `REDIS_URL`, else the service that runs on this machine, else `redis://localhost:6379`.
-    Every method raises ServerUnavailable when the server cannot be reached.
+    `watch` is told of every call of a script. Every method raises ServerUnavailable when the server cannot be reached.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class AsyncClient:
         tenant: str = DEFAULT_TENANT,
         limits: Limits | None = None,
         retention: Retention | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._url = url or default_url()
         self._tenant = tenant
         self._limits = limits or Limits()
         self._retention = retention or Retention()
         self._keys = Keys()
-        self._cell = Cell(self._keys)
+        self._cell = Cell(self._keys, watch)
         self._redis = connect(self._url)
         self._listener = connect_listener(self._redis)
         self._submissions = Submissions(self._redis, self._listener, self._cell, self._retention.result_s)
@@ -98,14 +99,16 @@ class AsyncClient:
         idempotency_key: str | None = None,
         follow: bool = False,
         attachment: bytes = b"",
+        fingerprint: bytes = b"",
         **fields: Unpack[RequestFields],
     ) -> AsyncJob:
         """Put a job into the queue: a prompt (text or token ids) or `messages`, a `model`, and any other field of
-        `JobRequest` and `SamplingParams`; or a complete `JobRequest`. With an `idempotency_key` a repeated
-        call gives the same job. `follow` says that its events are read next, which then costs no round trip.
-        `attachment` is kept with the job for as long as it is known, and no worker gets it.
+        `JobRequest` and `SamplingParams`; or a complete `JobRequest`. With an `idempotency_key` a repeated call gives
+        the same job; `fingerprint` stands for what is to be repeated where that is more than the job. `follow` says
+        that its events are read next, which then costs no round trip. `attachment` is kept with the job for as long as
+        it is known, and no worker gets it.
         Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
-        job = (build_request(prompt, **fields), idempotency_key, attachment)
+        job = (build_request(prompt, **fields), idempotency_key, attachment, fingerprint)
         (answer,) = await self._submit_batch([job], tenant, follow)
         if isinstance(answer, OctavoError):
             raise answer
@@ -118,12 +121,15 @@ class AsyncClient:
         tenant: str | None = None,
         idempotency_keys: Sequence[str] | None = None,
         follow: bool = False,
+        fingerprint: bytes = b"",
     ) -> list[AsyncJob | OctavoError]:
         """Put many jobs into the queue in few round trips. A refused request has its error in its place, and so have
-        the remaining ones when the server goes away after it has accepted others. `follow`: see `submit`."""
+        the remaining ones when the server goes away after it has accepted others. `follow`, `fingerprint`: see
+        `submit`; all jobs have the same."""
         if idempotency_keys is not None and len(idempotency_keys) != len(requests):
             raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
-        jobs = [(one, idempotency_keys[i] if idempotency_keys else None, b"") for i, one in enumerate(requests)]
+        keys: Sequence[str | None] = idempotency_keys or [None] * len(requests)
+        jobs = [(one, key, b"", fingerprint) for one, key in zip(requests, keys, strict=True)]
         answers: list[AsyncJob | OctavoError] = []
         for start in range(0, len(jobs), _BATCH):
             try:
@@ -151,7 +157,7 @@ class AsyncClient:
         return answers
 
     def _enqueue(self, job_id: str, job: _Asked, tenant: str | None, follow: bool) -> Call[Enqueued] | OctavoError:
-        request, idempotency_key, attachment = job
+        request, idempotency_key, attachment, fingerprint = job
         seed = request.sampling.seed
         try:
             return self._cell.enqueue(
@@ -164,6 +170,7 @@ class AsyncClient:
                 retention=self._retention,
                 subscriber_id=self._subscriber.id if follow else "",
                 attachment=attachment,
+                fingerprint=fingerprint,
             )
         except OctavoError as error:
             return error

@@ -2,23 +2,47 @@
 
 A `Call` says which script, which arguments, and how to read the reply. Synchronous and asynchronous code share all of
 it: `await run(redis, call)` or `run_sync(redis, call)`. Several go out in one round trip with `run_many`, together with
-a `Query`, a command that only reads.
+a `Query`, a command that only reads. Every call is told to the watch of its cell as a `Transition`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from itertools import repeat
+from time import monotonic
+from typing import Any, Generic, Literal, TypeVar
 
 import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from octavo.queue.connection import Line, answered, is_final
+from octavo.queue.connection import LOST, Line, answered, is_final
 from octavo.queue.scripts import script
+from octavo.terms.errors import OctavoError
 
 T = TypeVar("T")
+
+Outcome = Literal["ok", "refused", "failed", "lost"]
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A call of a script that is over, as data for metrics, quotas and traces.
+
+    `seconds` are those of the round trip, which calls sent together share. `outcome`: ok; refused, when the script ran
+    and said no (a full queue, an idempotency key with another request); failed, when the server gave an error; lost,
+    when no answer came, so that the call may have run or not. `tenant` is empty for calls that name none.
+    """
+
+    script: str
+    seconds: float
+    outcome: Outcome
+    tenant: str = ""
+
+
+Watch = Callable[[Transition], None]
+"""Is told of every call, in the thread that made it; may not raise."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +51,8 @@ class Call(Generic[T]):
     keys: tuple[str, ...]
     args: tuple[bytes | str | int | float, ...]
     parse: Callable[[Any], T]
+    tenant: str = ""
+    watch: Watch | None = None
 
     @property
     def command(self) -> Sequence[Any]:
@@ -52,14 +78,26 @@ async def run(connection: redis.asyncio.Redis | Line, call: Call[T]) -> T:
 
 def run_sync(connection: redis.Redis, call: Call[T]) -> T:
     """`run` for synchronous connections."""
+    began = monotonic()
+    outcome: T | Exception
     try:
-        reply = _run_sync(connection, call)
+        outcome = call.parse(_mended_sync(connection, call))
+    except Exception as error:
+        outcome = error
+    _tell([call], began, [outcome])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _mended_sync(connection: redis.Redis, call: Call[Any]) -> Any:
+    try:
+        return _run_sync(connection, call)
     except ResponseError as error:
         if not _is_damage(error):
             raise
         _run_sync(connection, _mending(call))
-        reply = _run_sync(connection, call)
-    return call.parse(reply)
+        return _run_sync(connection, call)
 
 
 def _run_sync(connection: redis.Redis, call: Call[Any]) -> Any:
@@ -72,13 +110,25 @@ def _run_sync(connection: redis.Redis, call: Call[Any]) -> Any:
 async def run_many(connection: redis.asyncio.Redis | Line, calls: Sequence[Command[T]]) -> list[T | Exception]:
     """Run calls in one round trip, in order. A call that fails gives its exception in place of its result and
     spoils no other; a lost connection raises. What fails on damaged keys is tried again once they are mended."""
-    async with answered():
-        replies = await _known(connection, calls)
-        if failed := {i: call for i, call in enumerate(calls) if isinstance(call, Call) and _is_damage(replies[i])}:
-            _, *mended = await _known(connection, [_mending(*failed.values()), *failed.values()])
-            for i, reply in zip(failed, mended, strict=True):
-                replies[i] = reply
-    return _outcomes(calls, replies)
+    began = monotonic()
+    try:
+        async with answered():
+            outcomes = _outcomes(calls, await _mended(connection, calls))
+    except Exception as error:
+        _tell(calls, began, repeat(error))
+        raise
+    _tell(calls, began, outcomes)
+    return outcomes
+
+
+async def _mended(connection: redis.asyncio.Redis | Line, calls: Sequence[Command[Any]]) -> list[Any]:
+    """The replies, after what failed on damaged keys was tried again."""
+    replies = await _known(connection, calls)
+    if failed := {i: call for i, call in enumerate(calls) if isinstance(call, Call) and _is_damage(replies[i])}:
+        _, *mended = await _known(connection, [_mending(*failed.values()), *failed.values()])
+        for i, reply in zip(failed, mended, strict=True):
+            replies[i] = reply
+    return replies
 
 
 async def _known(connection: redis.asyncio.Redis | Line, calls: Sequence[Command[Any]]) -> list[Any]:
@@ -88,6 +138,21 @@ async def _known(connection: redis.asyncio.Redis | Line, calls: Sequence[Command
         await _exchange(connection, _loads(calls))
         replies = await _exchange(connection, _commands(calls))
     return replies
+
+
+def _tell(calls: Sequence[Command[Any]], began: float, outcomes: Iterable[Any]) -> None:
+    seconds = monotonic() - began
+    for call, outcome in zip(calls, outcomes, strict=False):
+        if isinstance(call, Call) and call.watch is not None:
+            call.watch(Transition(call.script, seconds, _word(outcome), call.tenant))
+
+
+def _word(outcome: Any) -> Outcome:
+    if isinstance(outcome, OctavoError):
+        return "refused"
+    if isinstance(outcome, LOST):
+        return "lost"
+    return "failed" if isinstance(outcome, Exception) else "ok"
 
 
 def _is_damage(reply: Any) -> bool:

@@ -20,7 +20,7 @@ from octavo.claims import ClassRoom as ClassRoom
 from octavo.claims import Unreadable as Unreadable
 from octavo.claims import parse_claims, room_arguments
 from octavo.queue import wire
-from octavo.queue.calls import Call
+from octavo.queue.calls import Call, Watch
 from octavo.queue.keys import Keys
 from octavo.terms.errors import IdempotencyConflict, InvalidRequest, QueueFull, UnknownModel
 from octavo.terms.fields import MAX_BODY_BYTES
@@ -104,9 +104,10 @@ class Reaped(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """All calls on one cell."""
+    """All calls on one cell. `watch` is told of every one that was made."""
 
     keys: Keys = field(default_factory=Keys)
+    watch: Watch | None = None
 
     def enqueue(
         self,
@@ -120,10 +121,11 @@ class Cell:
         retention: Retention,
         subscriber_id: str = "",
         attachment: bytes = b"",
+        fingerprint: bytes = b"",
     ) -> Call[Enqueued]:
         """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
-        exists already. Raises InvalidRequest here when request or attachment is too large; the reply raises
-        IdempotencyConflict, UnknownModel or QueueFull."""
+        exists already. The idempotency key covers the job, or what has the `fingerprint`. Raises InvalidRequest here
+        when request or attachment is too large; the reply raises IdempotencyConflict, UnknownModel or QueueFull."""
         try:
             body = wire.encode_request(request)
         except (UnicodeError, OverflowError) as error:
@@ -142,7 +144,7 @@ class Cell:
             "enqueue",
             job_id,
             body,
-            hashlib.sha256(body).hexdigest(),
+            hashlib.sha256(fingerprint or body).hexdigest(),
             tenant,
             idempotency_key or "",
             request.model,
@@ -162,6 +164,7 @@ class Cell:
             attachment,
             0,
             parse=lambda reply: _parse_enqueued(reply, request, tenant),
+            of=tenant,
         )
 
     def enqueue_again(self, call: Call[Enqueued]) -> Call[Enqueued]:
@@ -248,12 +251,12 @@ class Cell:
     def cancel(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:
         """The job's status now: CANCELLED at once if it was queued (for seconds after a restart of the server: QUEUED),
         RUNNING until its worker has stopped, unchanged if it had ended. None: no such job of `tenant`'s."""
-        return self._call("cancel", job_id, tenant, parse=lambda reply: JobStatus(_text(reply)) if reply else None)
+        return self._call("cancel", job_id, tenant, parse=_parse_status, of=tenant)
 
     def erase(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:
         """`cancel`, and take back what came with the job and what it generated: at once if it has ended, else a minute
         after its end."""
-        return self._call("erase", job_id, tenant, parse=lambda reply: JobStatus(_text(reply)) if reply else None)
+        return self._call("erase", job_id, tenant, parse=_parse_status, of=tenant)
 
     def attach(self, job_id: str, subscriber_id: str) -> Call[int | None]:
         """Publish the job's entries to a subscriber too. The tokens stored so far; None: no such job."""
@@ -271,8 +274,9 @@ class Cell:
         """A write that changes nothing."""
         return self._call("probe", parse=bool)
 
-    def _call(self, name: str, *args: bytes | str | int | float, parse: Callable[[Any], T]) -> Call[T]:
-        return Call(name, (self.keys.prefix,), args, parse)
+    def _call(self, name: str, *args: bytes | str | int | float, parse: Callable[[Any], T], of: str = "") -> Call[T]:
+        """`of` is the tenant that asks."""
+        return Call(name, (self.keys.prefix,), args, parse, of, self.watch)
 
 
 def _text(value: bytes) -> str:
@@ -288,6 +292,10 @@ def _estimate_prompt_tokens(request: JobRequest) -> int:
     if isinstance(request.prompt, tuple):
         return len(request.prompt) + _JOB_TOKENS
     return sum(len(text.encode()) for text in request.prompt_texts) // 3 + _JOB_TOKENS
+
+
+def _parse_status(reply: bytes | None) -> JobStatus | None:
+    return JobStatus(_text(reply)) if reply else None
 
 
 def _parse_enqueued(reply: list[Any], request: JobRequest, tenant: str) -> Enqueued:

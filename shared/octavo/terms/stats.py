@@ -105,6 +105,15 @@ class EngineStats(Preemptions, array_like=True):
         }
 
 
+class ScriptCalls(Record, msgspec.Struct):
+    """Calls of one script on the queue's server that ended alike, and their seconds in all."""
+
+    script: str
+    outcome: str
+    count: int
+    seconds: float
+
+
 class WorkerStats(EngineStats, array_like=False):
     """A heartbeat's figures: the engine's and the worker's own. Earlier workers leave some off, later add some."""
 
@@ -113,3 +122,4 @@ class WorkerStats(EngineStats, array_like=False):
     max_running: int = 0
     kv_dtype: str = ""
     engine_pid: int = 0
+    script_calls: tuple[ScriptCalls, ...] = ()

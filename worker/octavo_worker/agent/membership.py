@@ -8,18 +8,20 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
+from copy import copy
 
 import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from octavo.queue.calls import run
+from octavo.queue.calls import Transition, run
 from octavo.queue.connection import answered, connect_sync, outage, refusal
 from octavo.queue.fleet import describe_mix, live_workers, mixed_models
 from octavo.queue.protocol import Cell
 from octavo.queue.roles import lacking
-from octavo.terms.stats import EngineStats, WorkerStats
+from octavo.terms.stats import EngineStats, ScriptCalls, WorkerStats
 from octavo.terms.workers import ModelCard, PinOutcome, WorkerInfo
 from octavo_worker.agent.ends import Ends
 from octavo_worker.contract.messages import Ready
@@ -29,6 +31,27 @@ log = logging.getLogger(__name__)
 _CONNECT_RETRY_S = 3.0
 _KNOWN_EVERY_S = 1.0
 _REAP_EVERY_S = 0.25  # what a takeover waits beyond the lease
+
+
+class ScriptCallCounts:
+    """Script calls since the worker's start, by script and outcome. Any thread may add: heartbeats have their own."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], ScriptCalls] = {}
+        self._lock = threading.Lock()
+
+    def add(self, transition: Transition) -> None:
+        """A call is over."""
+        script, outcome = transition.script, transition.outcome
+        with self._lock:
+            calls = self._sums.setdefault((script, outcome), ScriptCalls(script, outcome, 0, 0.0))
+            calls.count += 1
+            calls.seconds += transition.seconds
+
+    def sums(self) -> tuple[ScriptCalls, ...]:
+        """As they stand now."""
+        with self._lock:
+            return tuple(map(copy, self._sums.values()))
 
 
 class Membership:
@@ -49,7 +72,15 @@ class Membership:
         self._told = ""
         self.digest = ""
 
-    def info(self, stats: EngineStats, *, jobs: int, engine_pid: int | None, pins: dict[str, PinOutcome]) -> WorkerInfo:
+    def info(
+        self,
+        stats: EngineStats,
+        *,
+        jobs: int,
+        engine_pid: int | None,
+        pins: dict[str, PinOutcome],
+        script_calls: tuple[ScriptCalls, ...],
+    ) -> WorkerInfo:
         """What a heartbeat says."""
         limits = self._limits
         counts = WorkerStats(
@@ -59,6 +90,7 @@ class Membership:
             max_running=0 if limits is None else limits.max_running,
             kv_dtype="" if limits is None else limits.kv_dtype,
             engine_pid=engine_pid or 0,
+            script_calls=script_calls,
         )
         return WorkerInfo(
             id=self.worker_id,

@@ -31,7 +31,7 @@ from octavo_worker.agent.claimer import Claimer
 from octavo_worker.agent.digest import files_digest, served_digest
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.inbox import Inbox
-from octavo_worker.agent.membership import Membership
+from octavo_worker.agent.membership import Membership, ScriptCallCounts
 from octavo_worker.agent.memory import Reports, worker_memory
 from octavo_worker.agent.overflow import Overflow
 from octavo_worker.agent.pins import Pins
@@ -114,7 +114,8 @@ class Supervisor:
         self._options = options
         self._command = command
         self._read_files = read_files
-        self._cell = Cell()
+        self._calls = ScriptCallCounts()
+        self._cell = Cell(watch=self._calls.add)
         self._model = model
         self._membership = Membership(
             connection, self._cell, options.redis_url, model, has_tokenizer=prompts.tokenizer is not None
@@ -296,6 +297,7 @@ class Supervisor:
             jobs=len(self._agent.holding()),
             engine_pid=None if self._engine is None else self._engine.pid,
             pins=self._pins.outcomes(),
+            script_calls=self._calls.sums(),
         )
 
     # The end

@@ -24,6 +24,11 @@ class Record(BaseModel):
     fields: dict[str, Any]
     items: list[Item]
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the record is kept with the job."""
+        return self.fields["store"] is True
+
     def encode(self) -> bytes:
         """Raises InvalidRequest for more than can be attached to a job."""
         data = self.model_dump_json().encode()

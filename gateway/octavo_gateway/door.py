@@ -1,0 +1,118 @@
+"""The door into the queue. A request that becomes jobs passes it whatever its dialect, and is checked, submitted and
+counted here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Header
+from pydantic import BaseModel
+
+from octavo import AsyncClient, AsyncJob
+from octavo.dialects.grammar.checks import GrammarChecks
+from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
+from octavo.terms.fields import IdempotencyKey
+from octavo.terms.models import JobRequest
+from octavo_gateway.status.metrics import Metrics
+
+KeyHeader = Annotated[IdempotencyKey | None, Header(alias="Idempotency-Key")]
+"""A request with it may be repeated, and is answered by the jobs of the first one."""
+
+_DELIVERY = {"stream", "stream_options"}
+"""Fields that say how an answer is sent, and nothing of what it is: a repeat may ask for another way."""
+
+
+@dataclass(frozen=True)
+class Repeatable:
+    """A request that a client may send again: its key, and a digest of all that it asks for; without one it asks for
+    nothing but its job."""
+
+    key: str
+    fingerprint: bytes = b""
+
+    @classmethod
+    def of(cls, key: str | None, body: BaseModel) -> Repeatable | None:
+        """None without a key."""
+        if key is None:
+            return None
+        asked = body.model_dump_json(exclude=_DELIVERY, exclude_defaults=True)
+        return cls(key, f"{type(body).__name__} {asked}".encode())
+
+    def keys(self, jobs: int) -> list[str]:
+        """One for each job. A header has no line breaks, so that these are the keys of no other request."""
+        return [self.key, *(f"{self.key}\n{number}" for number in range(1, jobs))]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One request of a client: the jobs that answer it, one or more, and the tenant that they belong to.
+
+    All jobs have the same grammar and tools. `grammar_field` and `tool_schema` say where these stand in the request,
+    the latter with braces for the tool's number. An attachment is that of a single job. `follow`: events are read next.
+    """
+
+    jobs: Sequence[JobRequest]
+    tenant: str
+    grammar_field: str | None = None
+    tool_schema: str = "tools.{}.function.parameters"
+    repeatable: Repeatable | None = None
+    attachment: bytes = b""
+    follow: bool = True
+
+
+class Door:
+    """One a gateway process."""
+
+    def __init__(self, client: AsyncClient, metrics: Metrics) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._grammars = GrammarChecks()
+
+    async def enter(self, entry: Entry) -> list[AsyncJob]:
+        """The jobs of a request, once all are in the queue; of one that is repeated, those of before. Raises
+        GrammarError, and what `AsyncClient.submit` raises: then no job of it goes on, but for one that may be repeated,
+        whose repeat finds those that were accepted."""
+        first = entry.jobs[0]
+        await self._grammars.check_request(first, entry.grammar_field, of_tools=entry.tool_schema)
+        jobs = await self._submitted(entry)
+        if created := sum(job.created for job in jobs):
+            self._metrics.jobs_submitted.labels(first.model, first.priority).inc(created)
+        return jobs
+
+    async def leave(self, job_ids: Iterable[str]) -> None:
+        """Cancel jobs that have lost their client. Without the server, or without the job, there is nothing to stop."""
+        for job_id in job_ids:
+            with suppress(JobNotFound, ServerUnavailable):
+                await self._client.cancel(job_id)
+
+    async def _submitted(self, entry: Entry) -> list[AsyncJob]:
+        repeatable = entry.repeatable
+        fingerprint = b"" if repeatable is None else repeatable.fingerprint
+        if len(entry.jobs) == 1:
+            return [
+                await self._client.submit(
+                    entry.jobs[0],
+                    tenant=entry.tenant,
+                    idempotency_key=None if repeatable is None else repeatable.key,
+                    follow=entry.follow,
+                    attachment=entry.attachment,
+                    fingerprint=fingerprint,
+                )
+            ]
+        answers = await self._client.submit_many(
+            entry.jobs,
+            tenant=entry.tenant,
+            idempotency_keys=None if repeatable is None else repeatable.keys(len(entry.jobs)),
+            follow=entry.follow,
+            fingerprint=fingerprint,
+        )
+        jobs = [answer for answer in answers if isinstance(answer, AsyncJob)]
+        refusals = [answer for answer in answers if isinstance(answer, OctavoError)]
+        if refusals:
+            if repeatable is None:
+                await self.leave([job.id for job in jobs])
+            raise refusals[0]
+        return jobs
