@@ -155,6 +155,22 @@ class Cell:
         IdempotencyConflict, UnknownModel or QueueFull."""
         try:
             body = wire.encode_request(request)
+            named = {
+                "id": job_id,
+                "body": body,
+                "hash": hashlib.sha256(body).hexdigest(),
+                "tenant": tenant,
+                "idempotency_key": idempotency_key or None,
+                "seed": str(seed),
+                "retention": f"{retention.stream_s} {retention.result_s} {retention.idempotency_s}",
+                "cap_jobs": limits.queued_jobs,
+                "cap_tenant_jobs": limits.queued_jobs_per_tenant,
+                "cap_bytes": limits.queued_bytes,
+                "subscriber": subscriber_id or None,
+                "attachment": attachment or None,
+                **_asked(request),
+            }
+            packed = _packed({name: value for name, value in named.items() if value is not None})
         except (UnicodeError, OverflowError) as error:
             raise InvalidRequest(f"the request cannot be written down ({error}): send valid Unicode") from None
         if len(body) > MAX_BODY_BYTES:
@@ -163,39 +179,11 @@ class Cell:
             )
         if len(attachment) > MAX_BODY_BYTES:
             raise InvalidRequest(f"the attachment has {len(attachment)} bytes, the limit is {MAX_BODY_BYTES}")
-        prompt_tokens = _estimate_prompt_tokens(request)
-        new_tokens = request.sampling.width * (
-            _UNBOUNDED_TOKENS if request.sampling.max_tokens is None else request.sampling.max_tokens
-        )
-        return self._call(
-            "enqueue",
-            job_id,
-            body,
-            hashlib.sha256(body).hexdigest(),
-            tenant,
-            idempotency_key or "",
-            request.model,
-            request.priority,
-            prompt_tokens + new_tokens,
-            prompt_tokens,
-            str(seed),
-            _milliseconds(request.timeout_s),
-            _milliseconds(request.queue_timeout_s),
-            wire.encode_metadata(request.metadata) if request.metadata else "",
-            f"{retention.stream_s} {retention.result_s} {retention.idempotency_s}",
-            limits.queued_jobs,
-            limits.queued_jobs_per_tenant,
-            limits.queued_bytes,
-            subscriber_id,
-            int(request.sampling.n > 1),
-            attachment,
-            0,
-            parse=lambda reply: _parse_enqueued(reply, request, tenant),
-        )
+        return self._call("enqueue", packed, parse=lambda reply: _parse_enqueued(reply, request, tenant))
 
     def enqueue_again(self, call: Call[Enqueued]) -> Call[Enqueued]:
         """The same for a server that may have forgotten it. If it has, offsets into several sequences hold no more."""
-        return replace(call, args=(*call.args[:-1], 1))
+        return replace(call, args=(_packed({**msgpack.unpackb(call.args[0], raw=True), "again": True}),))
 
     def claim(
         self,
@@ -221,9 +209,8 @@ class Cell:
             raise ValueError(f"{len(items)} items in one append, the limit is {MAX_APPENDS}")
         if not all(item.chunk.token_ids for item in items):
             raise ValueError("a chunk without tokens has no offset: put it into the result only")
-        # One argument for all: redis-py packs its arguments one by one in Python.
         rows = [(i.job_id, i.token, i.start, len(i.chunk.token_ids), wire.encode_chunk(i.chunk)) for i in items]
-        return self._call("append", msgpack.packb(rows, use_bin_type=False), parse=_parse_appends)
+        return self._call("append", _packed(rows), parse=_parse_appends)
 
     def finish(self, job_id: str, token: str, terminal: Terminal, result: bytes) -> Call[FinishReply]:
         """End a job. `result` is `wire.encode_result`. A completed job must have `usage.completion_tokens` tokens
@@ -304,8 +291,29 @@ def _text(value: bytes) -> str:
     return value.decode()
 
 
-def _milliseconds(seconds: float | None) -> int | str:
-    return "" if seconds is None else max(1, round(seconds * 1000))
+def _packed(arguments: object) -> bytes:
+    """All arguments of a script in one: redis-py packs its arguments one by one in Python."""
+    packed: bytes = msgpack.packb(arguments, use_bin_type=False)
+    return packed
+
+
+def _asked(request: JobRequest) -> dict[str, bytes | str | int | None]:
+    """Arguments of `enqueue` that say what was asked for."""
+    prompt_tokens, limit = _estimate_prompt_tokens(request), request.sampling.max_tokens
+    return {
+        "model": request.model,
+        "class": request.priority,
+        "est": prompt_tokens,
+        "cost": prompt_tokens + request.sampling.width * (_UNBOUNDED_TOKENS if limit is None else limit),
+        "timeout_ms": _milliseconds(request.timeout_s),
+        "queue_timeout_ms": _milliseconds(request.queue_timeout_s),
+        "metadata": wire.encode_metadata(request.metadata) if request.metadata else None,
+        "several": request.sampling.n > 1 or None,
+    }
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else max(1, round(seconds * 1000))
 
 
 def _estimate_prompt_tokens(request: JobRequest) -> int:
