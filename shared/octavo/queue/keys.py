@@ -37,6 +37,7 @@ class JobHash(StrEnum):
     USAGE = "use"
     PROGRESS = "pg"
     RUN = "run"
+    EPOCHS = "eps"
 
 
 @dataclass(frozen=True)

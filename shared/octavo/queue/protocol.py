@@ -88,12 +88,14 @@ class Claims:
 
 
 class Append(NamedTuple):
-    """`len(chunk.token_ids)` tokens, at least one, that start at offset `start`."""
+    """`len(chunk.token_ids)` tokens, at least one, that start at offset `start`. `several`: the job has several
+    sequences, so it is noted which claim wrote them."""
 
     job_id: str
     token: str
     start: int
     chunk: Chunk
+    several: bool = False
 
 
 class AppendReply(NamedTuple):
@@ -158,9 +160,9 @@ class Cell:
             named = {
                 "id": job_id,
                 "body": body,
-                "hash": hashlib.sha256(body).hexdigest(),
                 "tenant": tenant,
                 "idempotency_key": idempotency_key or None,
+                "hash": hashlib.sha256(body).hexdigest() if idempotency_key else None,
                 "seed": str(seed),
                 "retention": f"{retention.stream_s} {retention.result_s} {retention.idempotency_s}",
                 "cap_jobs": limits.queued_jobs,
@@ -173,12 +175,9 @@ class Cell:
             packed = _packed({name: value for name, value in named.items() if value is not None})
         except (UnicodeError, OverflowError) as error:
             raise InvalidRequest(f"the request cannot be written down ({error}): send valid Unicode") from None
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidRequest(
-                f"the request has {len(body)} bytes, the limit is {MAX_BODY_BYTES}: shorten the prompt"
-            )
-        if len(attachment) > MAX_BODY_BYTES:
-            raise InvalidRequest(f"the attachment has {len(attachment)} bytes, the limit is {MAX_BODY_BYTES}")
+        for what, sent, advice in (("request", body, ": shorten the prompt"), ("attachment", attachment, "")):
+            if len(sent) > MAX_BODY_BYTES:
+                raise InvalidRequest(f"the {what} has {len(sent)} bytes, the limit is {MAX_BODY_BYTES}{advice}")
         return self._call("enqueue", packed, parse=lambda reply: _parse_enqueued(reply, request, tenant))
 
     def enqueue_again(self, call: Call[Enqueued]) -> Call[Enqueued]:
@@ -209,7 +208,9 @@ class Cell:
             raise ValueError(f"{len(items)} items in one append, the limit is {MAX_APPENDS}")
         if not all(item.chunk.token_ids for item in items):
             raise ValueError("a chunk without tokens has no offset: put it into the result only")
-        rows = [(i.job_id, i.token, i.start, len(i.chunk.token_ids), wire.encode_chunk(i.chunk)) for i in items]
+        rows = [
+            (i.job_id, i.token, i.start, len(i.chunk.token_ids), wire.encode_chunk(i.chunk), i.several) for i in items
+        ]
         return self._call("append", _packed(rows), parse=_parse_appends)
 
     def finish(self, job_id: str, token: str, terminal: Terminal, result: bytes) -> Call[FinishReply]:
@@ -254,7 +255,7 @@ class Cell:
         return self._call("reap", parse=lambda reply: Reaped(int(reply[0]), _text(reply[1])))
 
     def holds_order(self, job_id: str) -> Call[bool]:
-        """Whether an offset into several sequences of a job means what it did when it was read."""
+        """Whether every offset into several sequences of a job means what it did, whichever claim wrote it."""
         return self._call("order", job_id, parse=bool)
 
     def cancel(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:

@@ -1,10 +1,10 @@
 #!lua
 -- Accept a job, or say why not. Repeating it with the same id changes nothing.
 -- KEYS    P
--- ARGV    msgpack of a map: id body hash tenant model class cost est seed retention cap_jobs cap_tenant_jobs cap_bytes; and
---         where there is one idempotency_key timeout_ms queue_timeout_ms metadata attachment subscriber; several (true: it
---         has several sequences); again (true: a server that came back may have forgotten it). What a later version
---         adds has a name.
+-- ARGV    msgpack of a map: id body tenant model class cost est seed retention cap_jobs cap_tenant_jobs cap_bytes; where
+--         there is one idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber;
+--         several (true: it has several sequences); again (true: a server that came back may have forgotten it). What a
+--         later version adds has a name.
 -- Reply   {'ok', id, created, time of acceptance in ms} | {'conflict', id} | {'unknown', model...} | {'full', what}
 --- @include clock
 --- @include job
