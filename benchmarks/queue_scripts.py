@@ -1,11 +1,11 @@
 """What the queue's scripts cost the server: microseconds a call, beside those of another version of the repository.
 
-    python benchmarks/queue_scripts.py [--before REVISION] [--rounds 10] [--out benchmarks/results/queue-scripts.json]
+    python benchmarks/queue_scripts.py [--before REVISION|FOLDER] [--rounds 10] [--out FILE]
 
 Jobs of four tenants go from enqueue to finish with a subscriber attached, on an embedded server. The time is the
-server's own (`INFO commandstats`), without client and network. Both versions get the same calls and take turns, each in
-every second round first; `--before` must know the same arguments. A figure is the mean of the middle half of all calls
-of its kind: a call that was interrupted is not in it.
+server's own (`INFO commandstats`), without client and network. Each version has a process that imports that version, so
+its calls are those of its own `Cell`, whatever their arguments. Both take turns, each in every second round first. A
+figure is the mean of the middle half of all calls of its kind: a call that was interrupted is not in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from importlib.resources import files
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -30,27 +32,19 @@ from typing import Any, NamedTuple
 import psutil
 import redis
 
+from octavo import JobRequest, JobStatus, Limits, Retention, SamplingParams
 from octavo.queue.calls import Call
 from octavo.queue.protocol import Append, Cell, ClassRoom
+from octavo.queue.scripts import script
 from octavo.queue.wire import encode_result
 from octavo.service.server import EmbeddedServer
-from octavo.terms.limits import Limits, Retention
-from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
-from octavo.terms.models import JobRequest
-from octavo.terms.sampling import SamplingParams
+from octavo.terms.messages import Chunk, Terminal, Usage
 from octavo.terms.workers import ModelCard
 
 MODEL, SUBSCRIBER, LEASE_MS = "bench", "reader", 60_000
 CELL = Cell()
 DIGEST = "0123456789abcdef" * 4  # of what the worker serves
 CHUNK = Chunk(token_ids=(7,), texts=(" seven",))
-LIST_SOURCES = """
-import json
-from importlib.resources import files
-from octavo.queue.scripts import script
-names = [path.name for path in (files("octavo.queue") / "lua").iterdir() if path.name.endswith(".lua")]
-print(json.dumps({name[:-4]: script(name[:-4]).source for name in names if name != "common.lua"}))
-"""
 
 
 class Owned(NamedTuple):
@@ -61,7 +55,7 @@ class Owned(NamedTuple):
 
 
 class Scripts:
-    """All scripts of one version, loaded into the server; times are collected under what was done with them."""
+    """All scripts of this version, loaded into the server; times are collected under what was done with them."""
 
     def __init__(self, connection: redis.Redis, sources: dict[str, str]) -> None:
         self._redis = connection
@@ -81,23 +75,60 @@ class Scripts:
         return replies[1::2]
 
 
-def sources_at(revision: str) -> dict[str, str]:
-    """The scripts of a revision as its own loader builds them."""
+class Version:
+    """A process that has imported a version of the repository, and runs rounds of it when it is asked."""
+
+    def __init__(self, checkout: Path, url: str, jobs: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", url, "--jobs", str(jobs)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(checkout / "shared")},
+            text=True,
+        )
+        self.script_bytes: dict[str, int] = self._answer()
+
+    def round(self) -> dict[str, list[int]]:
+        """Microseconds of each call, by what was done."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(url: str, jobs: int) -> None:
+    """Be a `Version`: a round for each line, its times in one."""
+    sources = {name: script(name).source for name in names()}
+    print(json.dumps({name: len(source) for name, source in sorted(sources.items())}), flush=True)
+    with redis.Redis.from_url(url) as connection:
+        for _ in sys.stdin:
+            scripts = Scripts(connection, sources)
+            scenario(scripts, jobs)
+            print(json.dumps(scripts.microseconds), flush=True)
+
+
+def names() -> list[str]:
+    return [path.name[:-4] for path in (files("octavo.queue") / "lua").iterdir() if path.name.endswith(".lua")]
+
+
+def extracted(revision: str, folder: Path) -> Path:
     archive = subprocess.run(["git", "archive", revision, "shared"], check=True, stdout=subprocess.PIPE).stdout
-    with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=BytesIO(archive)) as tree:
-            tree.extractall(folder, filter="data")
-        return sources_in(Path(folder))
+    with tarfile.open(fileobj=BytesIO(archive)) as tree:
+        tree.extractall(folder, filter="data")
+    return folder
 
 
-def sources_in(checkout: Path) -> dict[str, str]:
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "shared")}
-    command = [sys.executable, "-c", LIST_SOURCES]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
-
-
-def enqueues(jobs: int) -> Iterator[Call[Any]]:
-    for number in range(jobs):
+def enqueues(ids: Iterable[str]) -> Iterator[Call[Any]]:
+    for number, job_id in enumerate(ids):
         request = JobRequest(
             model=MODEL,
             prompt=tuple(range(200)),
@@ -107,7 +138,7 @@ def enqueues(jobs: int) -> Iterator[Call[Any]]:
             metadata={"n": str(number)},
         )
         yield CELL.enqueue(
-            CELL.keys.new_job_id(),
+            job_id,
             request,
             seed=number,
             tenant=f"tenant-{number % 4}",
@@ -142,7 +173,7 @@ def scenario(scripts: Scripts, jobs: int) -> None:
     """One round: every transition of a job's life, each kind by itself."""
     card = ModelCard(name=MODEL, max_model_len=4096, vocab_size=256, has_tokenizer=True, created_at=time.time())
     scripts.run("register_model", [CELL.register_model(card)])
-    scripts.run("enqueue", enqueues(jobs))
+    scripts.run("enqueue", enqueues([CELL.keys.new_job_id() for _ in range(jobs)]))
     owned = claims(scripts, "claim of 1", jobs // 4, 1) + claims(scripts, "claim of 8", jobs * 3 // 32, 8)
     scripts.run("claim of an empty queue", [claim_call(8) for _ in range(jobs)])
     scripts.run("append to 1", appends(owned, [0], 1))
@@ -161,30 +192,37 @@ def scenario(scripts: Scripts, jobs: int) -> None:
     result = encode_result(terminal, [])
     ended = scripts.run("finish", [CELL.finish(job.job_id, job.token, terminal, result) for job in owned])
     assert all(reply[0] == b"ok" for reply in ended)
-    queued = list(enqueues(64))
-    scripts.run("enqueue", queued)
-    scripts.run("cancel", [CELL.cancel(str(call.args[0])) for call in queued])
+    ids = [CELL.keys.new_job_id() for _ in range(64)]
+    scripts.run("enqueue", enqueues(ids))
+    scripts.run("cancel", [CELL.cancel(job_id) for job_id in ids])
 
 
-def measure(versions: dict[str, dict[str, str]], rounds: int, jobs: int) -> dict[str, Any]:
-    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection:
-        scripts = {name: Scripts(connection, sources) for name, sources in versions.items()}
-        with connection.pubsub() as reader:
-            reader.subscribe(CELL.keys.channel(SUBSCRIBER))
-            for number in range(rounds + 1):
-                for name in sorted(scripts, reverse=number % 2 == 1):
-                    connection.flushall()
-                    scenario(scripts[name], jobs)
-                    while reader.get_message():
-                        pass
-                    if number == 0:  # a warm-up
-                        scripts[name].microseconds.clear()
-        version = connection.info("server").get("valkey_version")
-    times = {
-        label: {name: middle(side.microseconds[label]) for name, side in scripts.items()}
-        for label in next(iter(scripts.values())).microseconds
+def measure(checkouts: dict[str, Path], rounds: int, jobs: int) -> dict[str, Any]:
+    times: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedServer())
+        connection = stack.enter_context(redis.Redis.from_url(server.url))
+        versions = {name: Version(checkout, server.url, jobs) for name, checkout in checkouts.items()}
+        for version in versions.values():
+            stack.callback(version.close)
+        reader = stack.enter_context(connection.pubsub())
+        reader.subscribe(CELL.keys.channel(SUBSCRIBER))
+        for number in range(rounds + 1):
+            for name in sorted(versions, reverse=number % 2 == 1):
+                connection.flushall()
+                spent = versions[name].round()
+                for label in spent if number else ():  # the first is a warm-up
+                    times[label][name] += spent[label]
+                while reader.get_message():
+                    pass
+        server_version = connection.info("server").get("valkey_version")
+    return {
+        "script_bytes": {name: version.script_bytes for name, version in versions.items()},
+        "server": f"valkey {server_version}",
+        "microseconds_a_call": {
+            label: {name: middle(spent) for name, spent in sides.items()} for label, sides in times.items()
+        },
     }
-    return {"server": f"valkey {version}", "microseconds_a_call": times}
 
 
 def middle(times: list[int]) -> float:
@@ -196,24 +234,27 @@ def middle(times: list[int]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--before", metavar="REVISION", help="a revision of this repository to measure beside the checkout"
+        "--before", metavar="REVISION", help="a revision of this repository, or a checkout, to measure beside this one"
     )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=256, help="jobs a round, a multiple of 64")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--serve", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    versions = {"after": sources_in(Path.cwd())}
-    if options.before:
-        versions["before"] = sources_at(options.before)
+    if options.serve:
+        serve(options.serve, options.jobs)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        checkouts = {"after": Path.cwd()}
+        if options.before:
+            given = Path(options.before)
+            checkouts["before"] = given if given.is_dir() else extracted(options.before, Path(folder))
+        measured = measure(checkouts, options.rounds, options.jobs)
     report = {
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": psutil.cpu_count(), "load": round(os.getloadavg()[0], 1)},
-        "script_bytes": {
-            name: {script: len(source) for script, source in sorted(sources.items())}
-            for name, sources in versions.items()
-        },
-        **measure(versions, options.rounds, options.jobs),
+        **measured,
     }
     text = json.dumps(report, indent=2)
     print(text)

@@ -244,3 +244,11 @@ def test_the_reason_of_an_end_comes_with_the_last_part_alone():
         (MAX_CHUNK_TOKENS, None),
         (9, "length"),
     ]
+
+
+def test_tokens_of_several_sequences_are_sent_as_such():
+    for n, sampling in ((1, {}), (2, {}), (2, {"beam_width": 3})):
+        job = new_job(n, max_tokens=1, **sampling)
+        for index in range(job.claim.request.sampling.width if not sampling else n):
+            job.accept(TokenOutput(job.request_id, index, 50, finish_reason="length"))
+        assert {item.several for item in job.unsent()} == {n > 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import fake_worker as fake
@@ -12,12 +13,15 @@ import pytest
 import redis.asyncio
 from killable_server import forgotten_by, killable_service
 from scripted_worker import MODEL, ScriptedWorker, text_of, whole_text
+from sse import read_events
 from waiting import STALL_S, until
 
 from octavo import AsyncClient
 from octavo.queue.calls import run
 from octavo.queue.keys import Keys
 from octavo.queue.protocol import Append
+from octavo.queue.streams import read_stream
+from octavo.queue.wire import encode_result
 from octavo.terms.messages import Chunk, JobStatus
 
 OPEN_TAIL = {"stream-up-to-date": "true", "stream-closed": None}
@@ -314,12 +318,63 @@ async def test_an_offset_that_holds_no_more_is_gone(own_gateway, tmp_path):
             assert len((await read(http, path)).json()) == 3
 
 
+@pytest.mark.parametrize("moment", ["running", "ended"])
+async def test_an_offset_holds_through_a_restart_that_loses_nothing(own_gateway, tmp_path, moment):
+    async with killable_service(tmp_path) as (server, client, connection):
+        url = own_gateway(redis_url=server.url)
+        async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
+            job = await client.submit("hello", model=fake.MODEL, n=2, max_tokens=4)
+            claim = await fake.claimed(connection)
+            await fake_append(connection, claim, [(0, 0), (1, 0), (0, 1)])
+            path = f"/v1/jobs/{job.id}/log"
+            whole = await read(http, path)
+            place, tail = whole.headers["stream-next-offset"], (await http.head(path)).headers["stream-next-offset"]
+            assert place == tail
+            assert "000000000003" < place < "000000000003_1" < "000000000004"
+            ids = [event.id async for event in first_events(http, f"/v1/jobs/{job.id}/stream", 3)]
+            if moment == "ended":
+                await fake_finish(connection, claim, 3)
+            server.kill()
+            server.start()
+            if moment == "running":
+                await fake_append(connection, claim, [(1, 1)], start=3)
+                polled = await read(http, path, place, live="long-poll")
+                assert [message["token_ids"] for message in polled.json()] == [[101]]
+                await fake_finish(connection, claim, 4)
+            rest = await read(http, path, place)
+            assert (rest.status_code, rest.headers["stream-closed"]) == (200, "true")
+            assert (await read(http, path, rest.headers["stream-next-offset"])).json() == []
+            resumed = [event async for event in first_events(http, f"/v1/jobs/{job.id}/stream", 9, ids[1])]
+            assert [event.event for event in resumed] == ["token"] * (len(resumed) - 1) + ["done"]
+            assert resumed[0].data["offset"] == 3
+
+
+async def first_events(http: httpx.AsyncClient, path: str, most: int, last_id: str = "") -> AsyncIterator[Any]:
+    headers = {"Last-Event-ID": last_id} if last_id else {}
+    async with http.stream("GET", path, headers=headers) as response:
+        response.raise_for_status()
+        async for event in read_events(response):
+            if event.event is not None:
+                yield event
+                most -= 1
+            if not most:
+                return
+
+
+async def fake_finish(connection: redis.asyncio.Redis, claim: Any, tokens: int) -> None:
+    terminal = fake.Terminal(status=JobStatus.COMPLETED, usage=fake.Usage(completion_tokens=tokens))
+    chunks = [chunk for event in await read_stream(connection, claim.job_id) if (chunk := event.chunk) is not None]
+    call = fake.CELL.finish(claim.job_id, claim.token, terminal, encode_result(terminal, chunks))
+    assert await run(connection, call)
+
+
 async def fake_append(
     connection: redis.asyncio.Redis, claim: Any, tokens: list[tuple[int, int]], start: int = 0
 ) -> None:
     for at, (index, position) in enumerate(tokens, start):
         chunk = Chunk(index=index, token_ids=(100 * index + position,), texts=(f" {index}.{position}",))
-        (reply,) = await run(connection, fake.CELL.append([Append(claim.job_id, claim.token, at, chunk)]))
+        item = Append(claim.job_id, claim.token, at, chunk, several=claim.request.sampling.n > 1)
+        (reply,) = await run(connection, fake.CELL.append([item]))
         assert reply.state == "ok"
 
 

@@ -291,7 +291,8 @@ async def append(connection: Any, claim: Any, start: int, *tokens: tuple[int, in
     """Entries of one token each, of (sequence, position)."""
     for at, (index, position) in enumerate(tokens, start):
         chunk = Chunk(index=index, token_ids=(100 * index + position,), texts=(f" {index}.{position}",))
-        (reply,) = await run(connection, CELL.append([Append(claim.job_id, claim.token, at, chunk)]))
+        several = claim.request.sampling.n > 1
+        (reply,) = await run(connection, CELL.append([Append(claim.job_id, claim.token, at, chunk, several)]))
         assert reply.state == "ok"
 
 
@@ -339,6 +340,8 @@ async def test_sequences_in_another_order_come_once(example: Example, tmp_path: 
                 await append(connection, claim, 1, (0, 1), (1, 0))
                 await reading.heard(3)
                 await resumed.heard(2)
+            await run(connection, CELL.release([(job.id, claim.token)]))
+            claim = await fake.claimed(connection)
             await append(connection, claim, 1, (1, 0), (1, 1), (0, 1), (0, 2))
             await finish(connection, claim, 5)
             read, again = await reading.output(), await resumed.output()
@@ -346,6 +349,20 @@ async def test_sequences_in_another_order_come_once(example: Example, tmp_path: 
     assert [event["offset"] for event in read.events[:-1]] == [1, 2, 3, 4, 5]
     assert again.tokens == [1, 100, 0, 100, 101, 1, 2]
     assert [event.get("reset", False) for event in again.events] == [False, False, True, *[False] * 6]
+
+
+async def test_a_restart_that_loses_nothing_starts_no_reader_over(example: Example, tmp_path: Path) -> None:
+    async with restarted(tmp_path, n=2) as (server, job, claim, connection):
+        await append(connection, claim, 0, (0, 0), (1, 0))
+        async with example.running("follow", job.id, "1", "--events", REDIS_URL=server.url) as resumed:
+            await resumed.heard(1)
+            server.kill()
+            server.start()
+            await append(connection, claim, 2, (1, 1), (0, 1))
+            await finish(connection, claim, 4)
+            again = await resumed.output()
+    assert again.tokens == [100, 101, 1]
+    assert not any(event.get("reset") for event in again.events)
 
 
 @pytest.mark.go

@@ -25,6 +25,7 @@ from octavo.queue.keys import Keys
 from octavo.queue.protocol import Append, Claim
 from octavo.queue.streams import PAGE
 from octavo.terms.messages import Progress
+from octavo.terms.positions import Position
 
 
 @pytest.fixture
@@ -272,7 +273,7 @@ async def test_progress_is_forgotten_when_the_job_is_given_back(
 
 
 def test_what_a_slow_reader_has_not_taken_stays_in_the_server() -> None:
-    reader = Reader(Keys(), "g00_00000000000000000000000000", 0, behind=False)
+    reader = Reader(Keys(), "g00_00000000000000000000000000", Position(), behind=False)
     for offset in range(1000):
         reader.offer(b"%d-0" % offset, b"")
     assert len(reader.live) <= 256

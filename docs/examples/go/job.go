@@ -122,8 +122,10 @@ func Follow(address, id string, after int64, tell func(Event)) error {
 // A reader is what one consumer has of a job. It outlives connections.
 type reader struct {
 	id, prefix  string
-	first, read int64         // read is its offset in the stream
-	offset      int64         // what the consumer has; another one while a stream is read again
+	first, read int64  // read is its offset in the stream
+	offset      int64  // what the consumer has; another one while a stream is read again
+	claim       string // that wrote the last token which was read, of a job with several sequences
+	several     bool
 	heard       map[int64]int // tokens of each sequence
 	known       map[int64]int // those of them that are still to be dropped from a stream that is read again
 	answered    bool
@@ -170,25 +172,26 @@ func (r *reader) follow(redis *Redis) error {
 				break
 			}
 		}
+		r.claim = ""
 		for _, item := range entries {
 			r.take(item)
+		}
+		if r.several {
+			r.claim, err = r.claimAt(redis)
 		}
 	}
 	return err
 }
 
-// Several sequences may come in another order from a server that has started anew: the stream is read again.
+// Several sequences may come in another order from a server that has forgotten tokens: the stream is read again.
 func (r *reader) startOver(redis *Redis) error {
 	run, err := r.field(redis, "run")
+	r.several = run != nil
 	if err != nil || run == nil { // one sequence, and every offset into it holds
 		return err
 	}
-	info, err := redis.Command("INFO", "server")
-	if err != nil {
+	if holds, err := r.holds(redis, run); err != nil || holds {
 		return err
-	}
-	if now := runID.FindStringSubmatch(info.(string)); now != nil && now[1] == run {
-		return nil
 	}
 	r.read = 0
 	if r.first == 0 {
@@ -201,6 +204,43 @@ func (r *reader) startOver(redis *Redis) error {
 	r.heard, r.known = map[int64]int{}, map[int64]int{}
 	r.tell(Event{Reset: true})
 	return nil
+}
+
+// holds says whether the order of what was read goes on.
+func (r *reader) holds(redis *Redis, run any) (bool, error) {
+	if r.claim == "" {
+		info, err := redis.Command("INFO", "server")
+		if err != nil {
+			return false, err
+		}
+		now := runID.FindStringSubmatch(info.(string))
+		return now != nil && now[1] == run, nil
+	}
+	stored, err := r.field(redis, "n")
+	if err != nil || stored == nil {
+		return false, err
+	}
+	number, err := strconv.ParseInt(stored.(string), 10, 64)
+	if err != nil {
+		return false, err
+	}
+	claim, err := r.claimAt(redis)
+	return claim == r.claim && r.read <= number, err
+}
+
+// claimAt is the claim that wrote the last token which was read: "" where it is not known.
+func (r *reader) claimAt(redis *Redis) (string, error) {
+	ends, err := r.field(redis, "eps")
+	if err != nil || ends == nil || r.read == 0 {
+		return "", err
+	}
+	for _, part := range strings.Fields(ends.(string)) {
+		claim, end, _ := strings.Cut(part, ":")
+		if behind, err := strconv.ParseInt(end, 10, 64); err == nil && r.read <= behind {
+			return claim, nil
+		}
+	}
+	return "", nil
 }
 
 func (r *reader) field(redis *Redis, name string) (any, error) {

@@ -64,6 +64,8 @@ class Reader {
   #first;
   #read; // offset in the stream
   #offset; // what the consumer has; another one while a stream is read again
+  #claim = ""; // that wrote the last token which was read, of a job with several sequences
+  #isSeveral = false;
   #heard = new Map(); // tokens of each sequence
   #known = new Map(); // those of them that are still to be dropped from a stream that is read again
 
@@ -86,20 +88,31 @@ class Reader {
         continue;
       }
       if (entries.length === 0 || this.#hasGap(entries)) entries = await this.#rest(redis);
+      this.#claim = "";
       for (const entry of entries) {
         const event = this.#take(entry);
         if (event !== null) yield event;
       }
+      if (this.#isSeveral) this.#claim = claimAt(await this.#field(redis, "eps"), this.#read);
     }
   }
 
-  /** Several sequences may come in another order from a server that has started anew: the stream is read again. */
-  async #startsOver(redis) {
-    const [run] = await redis.command("HMGET", this.#key("j"), "run");
+  async #field(redis, name) {
+    const [value] = await redis.command("HMGET", this.#key("j"), name);
     this.answered = true;
+    return value;
+  }
+
+  /** Several sequences may come in another order from a server that has forgotten tokens: the stream is read again. */
+  async #startsOver(redis) {
+    const run = await this.#field(redis, "run");
+    this.#isSeveral = run !== null;
     if (run === null) return false; // one sequence, and every offset into it holds
+    const stored = Number(await this.#field(redis, "n"));
+    const claim = claimAt(await this.#field(redis, "eps"), this.#read);
+    if (this.#claim && this.#claim === claim && this.#read <= stored) return false; // its order goes on
     const info = (await redis.command("INFO", "server")).toString();
-    if (/run_id:(\w+)/.exec(info)?.[1] === run.toString()) return false;
+    if (!this.#claim && /run_id:(\w+)/.exec(info)?.[1] === run.toString()) return false;
     this.#read = 0;
     if (this.#first === 0) {
       this.#known = new Map(this.#heard);
@@ -169,6 +182,12 @@ class Reader {
     const { texts, ...rest } = without(chunk, chunk.token_ids.length - count);
     return { offset: this.#offset, text: texts.join(""), ...rest };
   }
+}
+
+/** Which claim wrote the token before `offset`: "" where it is not known. */
+function claimAt(eps, offset) {
+  const ends = (eps ?? "").toString().split(" ").map((part) => part.split(":"));
+  return ends.find(([, end]) => offset > 0 && offset <= Number(end))?.[0] ?? "";
 }
 
 function entryOf([entryId, fields]) {

@@ -5,28 +5,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Self
 
 from octavo.dialects.events import end_json, single_tokens, tokens_json
 from octavo.queue.pages import Page
 from octavo.terms.models import Event
+from octavo.terms.positions import Position
 
 _DIGITS = 12  # as many for every offset: they are compared as text
 _END = "_1"
-_OFFSET = re.compile(rf"(\d{{{_DIGITS}}})({_END})?", re.ASCII)
+_OFFSET = re.compile(rf"(\d{{{_DIGITS}}})(?:\.([0-9a-f]{{8}}))?({_END})?", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
 class Offset:
-    """A place between two messages: so many tokens, and the end if it was read, are before it."""
+    """A place between two messages: so many tokens, and the end if it was read, are before it. Of a job with several
+    sequences it names the claim that wrote the last of them; of two that differ in that alone none is before the other.
+    """
 
     tokens: int = 0
     ended: bool = False
+    epoch: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return f"{self.tokens:0{_DIGITS}d}{_END if self.ended else ''}"
+        epoch = f".{self.epoch}" if self.epoch else ""
+        return f"{self.tokens:0{_DIGITS}d}{epoch}{_END if self.ended else ''}"
+
+    @property
+    def position(self) -> str:
+        return str(Position(self.tokens, self.epoch))
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -34,7 +43,7 @@ class Offset:
         found = _OFFSET.fullmatch(text)
         if found is None:
             raise ValueError(f"no offset of this stream: {text[:40]!r}")
-        return cls(int(found[1]), found[2] is not None)
+        return cls(int(found[1]), found[3] is not None, found[2] or "")
 
 
 @dataclass(frozen=True)
@@ -65,9 +74,9 @@ def batch_of_page(page: Page, start: Offset, limit: int) -> Batch:
 
 def batch_of_events(events: Iterable[Event], start: Offset) -> Batch:
     """The messages of events that came behind `start`, the last of them the latest there is."""
-    messages, after = [], Offset(start.tokens)
+    messages, after = [], replace(start, ended=False)
     for event in chain.from_iterable(map(_single, events)):
-        after = Offset(event.offset, event.end is not None)
+        after = Offset(event.offset, event.end is not None, event.epoch)
         messages.append(tokens_json(event) if event.end is None else end_json(event.offset, event.end))
     return Batch(tuple(messages), after, up_to_date=True, closed=after.ended)
 

@@ -24,7 +24,7 @@ from octavo_gateway.durable.answers import (
 from octavo_gateway.durable.log import Batch, Offset, batch_of_events, batch_of_page
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected, unless_draining
-from octavo_gateway.jobs.owned import OwnJob, check_id, check_owner
+from octavo_gateway.jobs.owned import check_id, check_owner
 from octavo_gateway.state import Gateway
 
 MOST_MESSAGES = 4096
@@ -39,10 +39,11 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 @router.head("/{job_id}/log", include_in_schema=False)
-async def tail(info: OwnJob) -> Response:
+async def tail(request: Request, job_id: str, tenant: CurrentTenant) -> Response:
     """Where the log ends now, and whether it ends for good."""
-    ended = info.status.is_terminal
-    headers = headers_of(Offset(info.tokens, ended), up_to_date=False, closed=ended)
+    check_id(job_id)
+    end = await JobLog(request, job_id, tenant).tail()
+    headers = headers_of(end, up_to_date=False, closed=end.ended)
     return Response(headers={**_JSON, **NOT_CACHED, **headers})
 
 
@@ -100,13 +101,13 @@ class JobLog:
 
     async def tail(self) -> Offset:
         """Raises JobNotFound."""
-        info = await self._gateway.client.info(self._job_id)
+        info, end = await self._gateway.client.tail(self._job_id)
         check_owner(info, self._tenant)
-        return Offset(info.tokens, info.status.is_terminal)
+        return Offset(end.offset, info.status.is_terminal, end.epoch)
 
     async def batch(self, start: Offset) -> Batch:
         """What is stored beyond `start`. Raises JobNotFound, and ApiError for an offset without a meaning."""
-        page = await self._gateway.client.page(self._job_id, start.tokens)
+        page = await self._gateway.client.page(self._job_id, start.position)
         check_owner(page.info, self._tenant)
         _check_offset(page, start)
         return batch_of_page(page, start, MOST_MESSAGES)
@@ -136,7 +137,7 @@ class JobLog:
         with suppress(TimeoutError):
             async with (
                 asyncio.timeout(self._gateway.settings.keep_alive),
-                aclosing(self._gateway.client.events(self._job_id, after.tokens)) as events,
+                aclosing(self._gateway.client.events(self._job_id, after.position)) as events,
             ):
                 async for event in events:
                     if event.progress is None:
@@ -161,7 +162,7 @@ class JobLog:
         if batch.closed:
             return
         with suppress(JobNotFound):  # the reader comes back, and is told
-            async with aclosing(self._gateway.client.events(self._job_id, batch.next.tokens)) as events:
+            async with aclosing(self._gateway.client.events(self._job_id, batch.next.position)) as events:
                 async for event in events:
                     if event.reset:
                         return

@@ -16,6 +16,7 @@ from octavo.queue import wire
 from octavo.terms.errors import JobNotFound, MalformedMessage
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import JobInfo, JobRequest, Result
+from octavo.terms.positions import Position
 from octavo_gateway.auth import Caller, CurrentCaller
 from octavo_gateway.door import Entry, KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError
@@ -28,7 +29,7 @@ RETRY = b"retry: 1000\n\n"
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-Position = Annotated[str, StringConstraints(pattern=r"^\d{1,15}(-[01])?$")]
+Place = Annotated[str, StringConstraints(pattern=r"^\d{1,15}(-[01]|\.[0-9a-f]{8})?$")]
 
 
 async def _job_request(request: Request) -> JobRequest:
@@ -105,36 +106,36 @@ async def cancel(request: Request, job_id: str, caller: CurrentCaller) -> Respon
 async def stream(
     request: Request,
     info: OwnJob,
-    after: Annotated[Position | None, Query(description="Continue behind this many tokens.")] = None,
-    last_event_id: Annotated[
-        Position | None, Header(description="As `after`; a reconnecting browser sends it.")
-    ] = None,
+    after: Annotated[Place | None, Query(description="Continue behind the event with this id.")] = None,
+    last_event_id: Annotated[Place | None, Header(description="As `after`; a reconnecting browser sends it.")] = None,
 ) -> Response:
     """Tokens as server-sent events `token`, then one `done` or `error`; of a beam search, `progress` before them.
 
-    The `id` of a token event is the number of tokens so far, that of the last event `<tokens>-1`; either resumes.
-    `stream_reset`: the position does not hold any more; the stream comes again from its beginning.
+    The `id` of a token event is the number of tokens so far, of a job with several sequences followed by the name of
+    the claim that wrote them; that of the last event is `<tokens>-1`. Either resumes. `stream_reset`: the position does
+    not hold any more; the stream comes again from its beginning.
     `204` when the last event was seen already.
     """
     gateway: Gateway = request.state.gateway
-    offset, end_seen = _position(last_event_id or after or "0")
+    place, end_seen = _position(last_event_id or after or "0")
     if info.status.is_terminal:
-        if offset > info.tokens:
+        if place.offset > info.tokens:
             raise ApiError(400, f"the job ended after {info.tokens} tokens", code="invalid_value", param="after")
         if end_seen:
             return Response(status_code=204)
-    return EventStream(request, lambda mailbox: _pump(gateway, info.id, offset, mailbox))
+    return EventStream(request, lambda mailbox: _pump(gateway, info.id, place, mailbox))
 
 
-async def _pump(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:
+async def _pump(gateway: Gateway, job_id: str, after: Position, mailbox: Mailbox) -> None:
     await mailbox.put(RETRY)
     # A gateway that shuts down ends its streams between two events; the client resumes at another one.
-    await unless_draining(gateway, _follow(gateway, job_id, offset, mailbox))
+    await unless_draining(gateway, _follow(gateway, job_id, after, mailbox))
 
 
-async def _follow(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) -> None:
+async def _follow(gateway: Gateway, job_id: str, after: Position, mailbox: Mailbox) -> None:
+    offset = after.offset
     try:
-        async with aclosing(gateway.client.events(job_id, after=offset)) as events:
+        async with aclosing(gateway.client.events(job_id, str(after))) as events:
             async for event in events:
                 await mailbox.put(event_bytes(event))
                 offset = event.offset
@@ -148,9 +149,9 @@ async def _follow(gateway: Gateway, job_id: str, offset: int, mailbox: Mailbox) 
         await mailbox.put(f"event: error\ndata: {json.dumps(data)}\n\n".encode())
 
 
-def _position(text: str) -> tuple[int, bool]:
-    offset, _, end = text.partition("-")
-    return int(offset), end == "1"
+def _position(text: str) -> tuple[Position, bool]:
+    place, _, end = text.partition("-")
+    return Position.of(place), end == "1"
 
 
 def job_json(info: JobInfo, caller: Caller) -> dict[str, Any]:

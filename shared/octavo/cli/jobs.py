@@ -16,6 +16,7 @@ from octavo.service.console import err, out
 from octavo.terms.logs import printable
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import DeadLetter, JobInfo
+from octavo.terms.positions import Position
 
 app = typer.Typer(help="List, show, follow, cancel and requeue jobs.", no_args_is_help=True)
 
@@ -100,11 +101,15 @@ def _shown(name: str, value: Any) -> str:
 @app.command("tail")
 def tail(
     job_id: JobId,
-    after: Annotated[int, typer.Option(min=0, help="Tokens to skip.")] = 0,
+    after: Annotated[str, typer.Option(help="Tokens to skip, or the position of an event.")] = "0",
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a job's text from any offset, and follow it to its end. Exit code 1 if the job did not complete."""
+    try:
+        Position.of(after)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--after") from None
 
     async def follow() -> JobStatus:
         status = JobStatus.RUNNING

@@ -30,13 +30,14 @@ from octavo.queue.jobs import (
     remove_dead_letters,
 )
 from octavo.queue.keys import Keys
-from octavo.queue.pages import Page, read_job_page
+from octavo.queue.pages import Page, read_job_page, read_tail
 from octavo.queue.protocol import Cell, Enqueued
 from octavo.queue.questions import Questions
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import JobStatus, TokenizerAnswer
 from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
+from octavo.terms.positions import Position
 from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo, WorkerMemory
 
 DEFAULT_TENANT = "default"
@@ -199,10 +200,10 @@ class AsyncClient:
         """A handle on a job, submitted by any client. Whether it exists shows at its first use."""
         return AsyncJob(self, job_id)
 
-    def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Every event of a job beyond offset `after`, as it comes. The last has `end` set, however the job ended.
-        Raises JobNotFound."""
-        return self._subscriber.events(job_id, after)
+    def events(self, job_id: str, after: int | str = 0) -> AsyncGenerator[Event, None]:
+        """Every event of a job beyond `after`, the offset or the position of an event, as it comes. The last has `end`
+        set, however the job ended. Raises ValueError for what is no position, JobNotFound."""
+        return self._subscriber.events(job_id, Position.of(after))
 
     async def result(self, job_id: str, timeout: float | None = None) -> Result:  # noqa: ASYNC109
         """A job's result once it has ended, however it ended. Raises JobNotFound, and TimeoutError after `timeout`
@@ -214,9 +215,10 @@ class AsyncClient:
             raise TimeoutError(f"job {job_id} has not ended within {timeout} s; it goes on, ask again") from None
 
     async def _await_result(self, job_id: str) -> Result:
-        info, result = await self.outcome(job_id)
+        _, result = await self.outcome(job_id)
         if result is None:
-            async with aclosing(self.events(job_id, info.tokens)) as events:
+            _, tail = await self.tail(job_id)
+            async with aclosing(self.events(job_id, str(tail))) as events:
                 async for _ in events:
                     pass
             _, result = await self.outcome(job_id)
@@ -238,10 +240,16 @@ class AsyncClient:
         async with self._asking():
             return await self._submissions.found(job_id, lambda: read_attachment(self._redis, job_id))
 
-    async def page(self, job_id: str, after: int = 0) -> Page:
-        """Where a job stands, and what is stored of it beyond offset `after`, at once. Raises JobNotFound."""
+    async def page(self, job_id: str, after: int | str = 0) -> Page:
+        """Where a job stands, and what is stored of it beyond an offset or a position. Raises JobNotFound."""
+        place = Position.of(after)
         async with self._asking():
-            return await self._submissions.found(job_id, lambda: read_job_page(self._redis, self._cell, job_id, after))
+            return await self._submissions.found(job_id, lambda: read_job_page(self._redis, self._cell, job_id, place))
+
+    async def tail(self, job_id: str) -> tuple[JobInfo, Position]:
+        """Where a job stands, and the position behind all that is stored of it. Raises JobNotFound."""
+        async with self._asking():
+            return await self._submissions.found(job_id, lambda: read_tail(self._redis, job_id))
 
     async def cancel(self, job_id: str) -> JobStatus:
         """Ask for a job's end. A queued one is over at once (CANCELLED), a running one (RUNNING) within a step or

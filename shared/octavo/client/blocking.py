@@ -102,7 +102,7 @@ class Client:
     def job(self, job_id: str) -> Job:
         return Job(self, self._ready().client.job(job_id))
 
-    def events(self, job_id: str, after: int = 0) -> Iterator[Event]:
+    def events(self, job_id: str, after: int | str = 0) -> Iterator[Event]:
         return self._iterate(self._ready().client.events(job_id, after))
 
     def result(self, job_id: str, timeout: float | None = None) -> Result:
@@ -208,10 +208,10 @@ class Job:
     def __repr__(self) -> str:
         return f"Job({self.id!r})"
 
-    def events(self, after: int = 0) -> Iterator[Event]:
+    def events(self, after: int | str = 0) -> Iterator[Event]:
         return self._client.events(self.id, after)
 
-    def stream(self, after: int = 0) -> Iterator[Event]:
+    def stream(self, after: int | str = 0) -> Iterator[Event]:
         return self._client._iterate(self._async().stream(after))
 
     def result(self, timeout: float | None = None) -> Result:

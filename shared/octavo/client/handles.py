@@ -30,12 +30,13 @@ class AsyncJob:
         """Whether the submission made the job: False if its idempotency key named one that existed."""
         return self.accepted is not None
 
-    def events(self, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Every event beyond offset `after`, as it comes, the end last, however the job ended."""
+    def events(self, after: int | str = 0) -> AsyncGenerator[Event, None]:
+        """Every event beyond an offset or a position, as it comes, the end last, however the job ended."""
         return self._client.events(self.id, after)
 
-    async def stream(self, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Tokens beyond offset `after`, as they come. Raises JobFailed after the last if the job did not complete."""
+    async def stream(self, after: int | str = 0) -> AsyncGenerator[Event, None]:
+        """Tokens beyond an offset or a position, as they come. Raises JobFailed after the last if the job did not
+        complete."""
         async with aclosing(self.events(after)) as events:
             async for event in events:
                 if event.end is None:

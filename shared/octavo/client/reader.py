@@ -10,6 +10,7 @@ from octavo.queue import wire
 from octavo.queue.keys import Keys
 from octavo.queue.streams import parse_entry
 from octavo.terms.models import Event
+from octavo.terms.positions import Position
 
 _PROGRESS = b"progress"  # in place of an entry's id: not part of the stream
 _BUFFER_ENTRIES = 256
@@ -21,15 +22,15 @@ POLL_S = (1.0, 8.0)
 class Reader:
     """One consumer of one stream. `behind`: something is missing, read the stream from `read`.
 
-    `offset` counts what the consumer has and `read` what was read of the stream. They are the same but after
-    `start_over`, until all is read again that is `known` of each sequence.
+    `offset` counts what the consumer has and `read` what was read of the stream, whose last token is of `epoch`. They
+    are the same but after `start_over`, until all is read again that is `known` of each sequence.
     """
 
     keys: Keys
     job_id: str
-    first: int
-    turn: int = 0  # how often it was read from the beginning
-    several: bool = True  # the job has several sequences, for all that is known
+    first: Position
+    doubts: int = 0  # how often the server may have forgotten tokens
+    settled: int = 0  # of these, those that turned out to have changed nothing
     reset: bool = False  # the consumer is to be told that it gets the stream from its beginning again
     behind: bool = True
     ended: bool = False
@@ -41,13 +42,24 @@ class Reader:
     poll_every: float = POLL_S[0]
 
     def __post_init__(self) -> None:
-        self.offset = self.read = self.first
+        self.offset = self.read = self.first.offset
+        self.epoch = self.first.epoch
+        self.doubts = int(self.read > 0)
         self.heard: Counter[int] = Counter()  # tokens of each sequence
         self.known: Counter[int] = Counter()
 
+    @property
+    def is_doubted(self) -> bool:
+        return self.doubts != self.settled
+
+    @property
+    def place(self) -> Position:
+        """What was read of the stream."""
+        return Position(self.read, self.epoch)
+
     def take(self, event: Event) -> Event | None:
         """What the consumer does not have of the next event of the stream."""
-        self.read = event.offset
+        self.read, self.epoch = event.offset, event.epoch
         if event.chunk is None:
             self.ended = event.end is not None
             return event
@@ -60,7 +72,10 @@ class Reader:
         self.known -= Counter({index: known})
         self.heard[index] += count - known
         self.offset += count - known
-        return Event(offset=self.offset, chunk=event.chunk.after(known)) if known < count else None
+        if known == count:
+            return None
+        epoch = "" if self.known else event.epoch  # until all is read again the consumer's order is no claim's
+        return Event(offset=self.offset, chunk=event.chunk.after(known), epoch=epoch)
 
     def take_heard(self) -> Event | None:
         """The next event that was heard, unless the consumer has it, or something is missing before it."""
@@ -75,22 +90,19 @@ class Reader:
             return None
         return self.take(event)
 
-    def start_over(self) -> None:
-        """A server that comes back may have forgotten tokens. If their job was begun anew, those of each sequence are
-        the same, but between those of several sequences the order may be another one."""
-        if self.begun and self.several and self.first:
-            self.void()
-        elif self.begun and self.several and self.read:
-            self.read, self.known = self.first, self.heard.copy()
-            self.turn += 1
+    def doubt(self) -> None:
+        """A server that comes back may have forgotten tokens."""
+        self.doubts += 1
         self.fall_behind()
 
-    def void(self) -> None:
-        """The offset that was resumed from holds no more: what of each sequence is before it cannot be told."""
-        self.first = self.read = self.offset = 0
-        self.heard, self.known = Counter(), Counter()
-        self.reset = True
-        self.turn += 1
+    def start_over(self) -> None:
+        """The place that was reached holds no more: tokens of each sequence are the same, but they come in another
+        order. What of each sequence was before the place that was resumed from cannot be told."""
+        if self.first.offset:
+            self.first, self.offset, self.reset = Position(), 0, True
+            self.heard = Counter()
+        self.read, self.epoch, self.known = 0, "", self.heard.copy()
+        self.fall_behind()
 
     def offer(self, entry_id: bytes, payload: bytes) -> None:
         if entry_id == _PROGRESS:

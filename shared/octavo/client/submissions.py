@@ -43,9 +43,10 @@ class _Submission:
     enqueue: Call[Enqueued] | None = None
     cancel: Call[JobStatus | None] | None = None
 
-    def again(self) -> list[Call[Any]]:
+    def again(self, cell: Cell) -> list[Call[Any]]:
         """What makes a server know of it that does not."""
-        return [call for call in (self.enqueue, self.cancel) if call is not None]
+        made = [] if self.enqueue is None else [cell.enqueue_again(self.enqueue)]
+        return made if self.cancel is None else [*made, self.cancel]
 
 
 class Submissions:
@@ -72,7 +73,7 @@ class Submissions:
 
     def keep(self, job_id: str, call: Call[Enqueued]) -> None:
         """`call` has just made the job."""
-        self._noted(job_id).enqueue = self._cell.enqueue_again(call)
+        self._noted(job_id).enqueue = call
 
     def cancelled(self, job_id: str, call: Call[JobStatus | None], status: JobStatus) -> None:
         """`call` has asked for the job's end, and found it with this status. One that had ended stays what it was."""
@@ -98,10 +99,8 @@ class Submissions:
             if self._may_have_expired(submission):
                 return False
             try:
-                made = await run(self._commands, submission.enqueue)
-                if submission.cancel is not None:
-                    await run(self._commands, submission.cancel)
-                return made.job_id == job_id
+                made, *_ = [await run(self._commands, call) for call in submission.again(self._cell)]
+                return bool(made.job_id == job_id)
             except OctavoError:
                 await asyncio.sleep(_PAUSE_S)
         if asyncio.get_running_loop().time() - self._outage_at >= _OTHERS_S:
@@ -158,7 +157,7 @@ class Submissions:
         """What the server may have forgotten. It is asked again next time if the server refuses it now."""
         doubted = [one for one in self._kept.values() if one.doubted and not self._may_have_expired(one)]
         for start in range(0, len(doubted), _BATCH):
-            batch = [(one, call) for one in doubted[start : start + _BATCH] for call in one.again()]
+            batch = [(one, call) for one in doubted[start : start + _BATCH] for call in one.again(self._cell)]
             outcomes = await run_many(self._commands, [call for _, call in batch])
             now = asyncio.get_running_loop().time()
             for one, _ in batch:

@@ -26,10 +26,13 @@ from octavo.queue.calls import run
 from octavo.queue.connection import answered, is_denied, is_final
 from octavo.queue.jobs import as_status, damaged, locate, read_ended
 from octavo.queue.keys import JobHash
+from octavo.queue.order import FIELDS as ORDER_FIELDS
+from octavo.queue.order import Order, order_of
 from octavo.queue.protocol import Cell
-from octavo.queue.streams import PAGE, has_gap, page_query, parse_entries
+from octavo.queue.streams import PAGE, has_gap, in_order, page_query, parse_entries
 from octavo.terms.errors import JobNotFound, MalformedMessage
 from octavo.terms.models import Event
+from octavo.terms.positions import Position
 
 _BACKOFF_S = (0.05, 1.0)
 _PATIENCE_S = 60.0  # how long a stream survives an unreachable server
@@ -67,7 +70,7 @@ class Subscriber:
 
         A reader that is not asked for by the next poll is dropped: `events` then begins like any other.
         """
-        reader = Reader(locate(job_id), job_id, 0, behind=not self._hearing, begun=True)
+        reader = Reader(locate(job_id), job_id, Position(), behind=not self._hearing, begun=True)
         self._expected[job_id] = reader
         self._register(reader)
         return self.id
@@ -77,10 +80,10 @@ class Subscriber:
         if (reader := self._expected.pop(job_id, None)) is not None:
             self._unregister(reader)
 
-    async def events(self, job_id: str, after: int = 0) -> AsyncGenerator[Event, None]:
-        """Every event beyond offset `after`, as it comes, the end last. Raises JobNotFound, and ServerUnavailable if
-        the server cannot be reached at the start, or for a minute later on."""
-        reader = self._expected.pop(job_id, None) if after == 0 else None
+    async def events(self, job_id: str, after: Position) -> AsyncGenerator[Event, None]:
+        """Every event beyond a position, as it comes, the end last. Raises JobNotFound, and ServerUnavailable if the
+        server cannot be reached at the start, or for a minute later on."""
+        reader = self._expected.pop(job_id, None) if after.offset == 0 else None
         if reader is None:
             reader = Reader(locate(job_id), job_id, after)
             self._register(reader)
@@ -92,13 +95,7 @@ class Subscriber:
                     reader.reset = False
                     yield Event(offset=0, reset=True)
                 elif reader.behind:
-                    turn = reader.turn
-                    if turn == 0 and reader.first and not reader.begun and not await self._holds(reader):
-                        reader.void()
-                        continue
                     for event in await self._catch_up(reader):
-                        if reader.turn != turn:
-                            break
                         if new := reader.take(event):
                             yield new
                 elif reader.live or reader.progress is not None:
@@ -120,7 +117,8 @@ class Subscriber:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _catch_up(self, reader: Reader) -> list[Event]:
-        """The next page of the stream. The reader is not behind any more if that was the last one."""
+        """The next page of the stream, none where it is to be read from its beginning. The reader is not behind any
+        more if that was the last one."""
         reader.behind = False  # from here on live entries are kept, so nothing falls between page and live
         reader.live.clear()
         with self._errors():
@@ -128,10 +126,6 @@ class Subscriber:
         if len(events) == PAGE and not events[-1].end:
             reader.behind = True
         return events
-
-    async def _holds(self, reader: Reader) -> bool:
-        with self._errors():
-            return await run(self._commands, self._cell.holds_order(reader.job_id))
 
     async def _patiently(self, reader: Reader) -> list[Event]:
         loop = asyncio.get_running_loop()
@@ -150,34 +144,46 @@ class Subscriber:
         """A page of the stream, or what is left of a job whose stream has expired. The order matters: attach before
         reading, so that what comes later is heard; status before reading, so that an ended job shows its end if it has
         one."""
-        status, entries = await self._read(reader)
+        doubts = reader.doubts
+        status, entries, order = await self._read(reader)
         existed = False
         while status is None and not existed:  # forgotten after it was attached to, and perhaps known again by now
             existed = await self._exists(reader)
-            status, entries = await self._read(reader)
-        events = parse_entries(entries, reader.read)
+            status, entries, order = await self._read(reader)
+        if not await self._holds(reader, order):
+            reader.start_over()
+            return []
+        reader.settled = doubts
+        events = parse_entries(entries, reader.read, order)
         if (state := as_status(status)) is None:
             raise damaged(reader.job_id)
         has_ended = state.is_terminal
         if has_ended and (has_gap(events, reader.read) or (len(events) < PAGE and not (events and events[-1].end))):
-            return await read_ended(self._commands, reader.job_id, reader.read)
+            return in_order(await read_ended(self._commands, reader.job_id, reader.read), order)
         if has_gap(events, reader.read):
             raise damaged(reader.job_id)
         return events
 
-    async def _read(self, reader: Reader) -> tuple[bytes | None, list[Any]]:
-        """The status of a job, and the next page of its entries as they come."""
+    async def _holds(self, reader: Reader, order: Order) -> bool:
+        """Whether what comes behind the place that a reader has reached goes on from there."""
+        holds = order.holds(reader.place)
+        if holds is None:
+            return not reader.is_doubted or await run(self._commands, self._cell.holds_order(reader.job_id))
+        return holds
+
+    async def _read(self, reader: Reader) -> tuple[bytes | None, list[Any], Order]:
+        """The status of a job, the next page of its entries as they come, and the order that they have."""
         while not await self._attach(reader):
             if not await self._submissions.restore(reader.job_id):
                 raise JobNotFound(f"no job {reader.job_id}: it never existed or its result has expired")
         reader.begun = True
         pipeline = self._commands.pipeline(transaction=False)
-        pipeline.hmget(reader.keys.job(reader.job_id), JobHash.STATUS, JobHash.PROGRESS, JobHash.RUN)
+        pipeline.hmget(reader.keys.job(reader.job_id), JobHash.STATUS, JobHash.PROGRESS)
         pipeline.xrange(*page_query(reader.job_id, reader.read))
+        pipeline.hmget(reader.keys.job(reader.job_id), *ORDER_FIELDS)
         async with answered():
-            (status, reader.progress, run_id), entries = await pipeline.execute()
-        reader.several = run_id is not None
-        return status, entries
+            (status, reader.progress), entries, order = await pipeline.execute()
+        return status, entries, order_of(order)
 
     async def _attach(self, reader: Reader) -> bool:
         """Whether there is such a job. A user that may only read hears of nothing: polls find new entries."""
@@ -239,15 +245,12 @@ class Subscriber:
                 await channel.ping()
             elif message["type"] == "subscribe":
                 self._hearing = True
-                self._start_over(again=self._has_heard)  # messages published before this moment went unheard
+                for reader in [reader for readers in self._readers.values() for reader in readers]:
+                    (reader.doubt if self._has_heard else reader.fall_behind)()  # what was published went unheard
                 self._has_heard = True
             elif message["type"] == "message":
                 self._deliver(message["data"])
             quiet = message is None
-
-    def _start_over(self, *, again: bool) -> None:
-        for reader in [reader for readers in self._readers.values() for reader in readers]:
-            (reader.start_over if again else reader.fall_behind)()
 
     def _deliver(self, data: bytes) -> None:
         with suppress(MalformedMessage):  # a stranger on the channel: the poll makes up for it

@@ -36,7 +36,7 @@ def event_bytes(event: Event) -> bytes:
         return f"event: progress\ndata: {json.dumps(as_dict(event.progress))}\n\n".encode()
     if event.reset:
         return b'id: 0\nevent: stream_reset\ndata: {"offset":0}\n\n'
-    return f"id: {event.offset}\nevent: token\ndata: {tokens_json(event)}\n\n".encode()
+    return f"id: {event.position}\nevent: token\ndata: {tokens_json(event)}\n\n".encode()
 
 
 def tokens_json(event: Event) -> str:
@@ -67,7 +67,7 @@ def single_tokens(event: Event) -> Iterator[Event]:
     chunk = event.chunk or Chunk()
     first = event.offset - len(chunk.token_ids) + 1
     for place, one in enumerate(chunks_of_one(chunk)):
-        yield Event(offset=first + place, chunk=one)
+        yield Event(offset=first + place, chunk=one, epoch=event.epoch)
 
 
 def chunks_of_one(chunk: Chunk) -> Iterator[Chunk]:

@@ -39,6 +39,7 @@ class JobHash(StrEnum):
     USAGE = "use"
     PROGRESS = "pg"
     RUN = "run"
+    EPOCHS = "eps"
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,18 @@ from typing import Any
 
 import redis.asyncio
 
-from octavo.queue.calls import Query, run_all
-from octavo.queue.jobs import damaged, info_query, read_ended
+from octavo.queue.calls import Command, Query, run_all
+from octavo.queue.jobs import damaged, info_query, locate, read_ended
+from octavo.queue.order import FIELDS, Order, order_of
 from octavo.queue.protocol import Cell
-from octavo.queue.streams import PAGE, has_gap, page_query, parse_entries
+from octavo.queue.streams import PAGE, has_gap, in_order, page_query, parse_entries
 from octavo.terms.models import Event, JobInfo
+from octavo.terms.positions import Position
 
 
 @dataclass(frozen=True)
 class Page:
-    """Where a job stands, and the next of its events. `is_last`: no more were stored. `holds`: the offset that was
+    """Where a job stands, and the next of its events. `is_last`: no more were stored. `holds`: the position that was
     asked for still means what it did."""
 
     info: JobInfo
@@ -26,19 +28,35 @@ class Page:
     holds: bool = True
 
 
-async def read_job_page(connection: redis.asyncio.Redis, cell: Cell, job_id: str, after: int) -> Page:
-    """The events beyond offset `after`. Raises JobNotFound."""
-    entries_query = Query[Any](("XRANGE", *_range(job_id, after)), lambda entries: entries)
+async def read_job_page(connection: redis.asyncio.Redis, cell: Cell, job_id: str, after: Position) -> Page:
+    """The events beyond a position. Raises JobNotFound."""
+    entries_query = Query[Any](("XRANGE", *_range(job_id, after.offset)), lambda entries: entries)
     # The status is read first, so that an ended job shows its end.
-    info, entries, holds = await run_all(connection, [info_query(job_id), entries_query, cell.holds_order(job_id)])
-    events = parse_entries(entries, after)
+    asked: list[Command[Any]] = [info_query(job_id), entries_query, _order_query(job_id)]
+    if after.offset and not after.epoch:
+        asked.append(cell.holds_order(job_id))
+    info, entries, order, *whole = await run_all(connection, asked)
+    holds = all(whole) if (told := order.holds(after)) is None else told
+    if not holds:
+        return Page(info, (), is_last=False, holds=False)
+    events = parse_entries(entries, after.offset, order)
     has_end = bool(events) and events[-1].end is not None
     is_short = len(events) < PAGE
-    if info.status.is_terminal and (has_gap(events, after) or (is_short and not has_end)):
-        events, is_short = await read_ended(connection, job_id, after), True
-    elif has_gap(events, after):
+    if info.status.is_terminal and (has_gap(events, after.offset) or (is_short and not has_end)):
+        events, is_short = in_order(await read_ended(connection, job_id, after.offset), order), True
+    elif has_gap(events, after.offset):
         raise damaged(job_id)
-    return Page(info, events, is_last=is_short or has_end, holds=holds or after == 0)
+    return Page(info, events, is_last=is_short or has_end)
+
+
+async def read_tail(connection: redis.asyncio.Redis, job_id: str) -> tuple[JobInfo, Position]:
+    """Where a job stands, and the position behind all that is stored of it. Raises JobNotFound."""
+    info, order = await run_all(connection, [info_query(job_id), _order_query(job_id)])
+    return info, Position(info.tokens, order.epoch_at(info.tokens))
+
+
+def _order_query(job_id: str) -> Query[Order]:
+    return Query(("HMGET", locate(job_id).job(job_id), *FIELDS), order_of)
 
 
 def _range(job_id: str, after: int) -> tuple[str, str, str, str, int]:

@@ -59,12 +59,14 @@ class Enqueued:
 
 
 class Append(NamedTuple):
-    """`len(chunk.token_ids)` tokens, at least one, that start at offset `start`."""
+    """`len(chunk.token_ids)` tokens, at least one, that start at offset `start`. `several`: the job has several
+    sequences, so it is noted which claim wrote them."""
 
     job_id: str
     token: str
     start: int
     chunk: Chunk
+    several: bool = False
 
 
 class AppendReply(NamedTuple):
@@ -128,48 +130,32 @@ class Cell:
         when request or attachment is too large; the reply raises IdempotencyConflict, UnknownModel or QueueFull."""
         try:
             body = wire.encode_request(request)
+            named = {
+                "id": job_id,
+                "body": body,
+                "tenant": tenant,
+                "idempotency_key": idempotency_key or None,
+                "hash": hashlib.sha256(body).hexdigest() if idempotency_key else None,
+                "seed": str(seed),
+                "retention": f"{retention.stream_s} {retention.result_s} {retention.idempotency_s}",
+                "cap_jobs": limits.queued_jobs,
+                "cap_tenant_jobs": limits.queued_jobs_per_tenant,
+                "cap_bytes": limits.queued_bytes,
+                "subscriber": subscriber_id or None,
+                "attachment": attachment or None,
+                **_asked(request),
+            }
+            packed = _packed({name: value for name, value in named.items() if value is not None})
         except (UnicodeError, OverflowError) as error:
             raise InvalidRequest(f"the request cannot be written down ({error}): send valid Unicode") from None
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidRequest(
-                f"the request has {len(body)} bytes, the limit is {MAX_BODY_BYTES}: shorten the prompt"
-            )
-        if len(attachment) > MAX_BODY_BYTES:
-            raise InvalidRequest(f"the attachment has {len(attachment)} bytes, the limit is {MAX_BODY_BYTES}")
-        prompt_tokens = _estimate_prompt_tokens(request)
-        new_tokens = request.sampling.width * (
-            _UNBOUNDED_TOKENS if request.sampling.max_tokens is None else request.sampling.max_tokens
-        )
-        return self._call(
-            "enqueue",
-            job_id,
-            body,
-            hashlib.sha256(fingerprint or body).hexdigest(),
-            tenant,
-            idempotency_key or "",
-            request.model,
-            request.priority,
-            prompt_tokens + new_tokens,
-            prompt_tokens,
-            str(seed),
-            _milliseconds(request.timeout_s),
-            _milliseconds(request.queue_timeout_s),
-            wire.encode_metadata(request.metadata) if request.metadata else "",
-            f"{retention.stream_s} {retention.result_s} {retention.idempotency_s}",
-            limits.queued_jobs,
-            limits.queued_jobs_per_tenant,
-            limits.queued_bytes,
-            subscriber_id,
-            int(request.sampling.n > 1),
-            attachment,
-            0,
-            parse=lambda reply: _parse_enqueued(reply, request, tenant),
-            of=tenant,
-        )
+        for what, sent, advice in (("request", body, ": shorten the prompt"), ("attachment", attachment, "")):
+            if len(sent) > MAX_BODY_BYTES:
+                raise InvalidRequest(f"the {what} has {len(sent)} bytes, the limit is {MAX_BODY_BYTES}{advice}")
+        return self._call("enqueue", packed, parse=lambda reply: _parse_enqueued(reply, request, tenant), of=tenant)
 
     def enqueue_again(self, call: Call[Enqueued]) -> Call[Enqueued]:
         """The same for a server that may have forgotten it. If it has, offsets into several sequences hold no more."""
-        return replace(call, args=(*call.args[:-1], 1))
+        return replace(call, args=(_packed({**msgpack.unpackb(call.args[0], raw=True), "again": True}),))
 
     def claim(
         self,
@@ -199,9 +185,10 @@ class Cell:
             raise ValueError(f"{len(items)} items in one append, the limit is {MAX_APPENDS}")
         if not all(item.chunk.token_ids for item in items):
             raise ValueError("a chunk without tokens has no offset: put it into the result only")
-        # One argument for all: redis-py packs its arguments one by one in Python.
-        rows = [(i.job_id, i.token, i.start, len(i.chunk.token_ids), wire.encode_chunk(i.chunk)) for i in items]
-        return self._call("append", msgpack.packb(rows, use_bin_type=False), parse=_parse_appends)
+        rows = [
+            (i.job_id, i.token, i.start, len(i.chunk.token_ids), wire.encode_chunk(i.chunk), i.several) for i in items
+        ]
+        return self._call("append", _packed(rows), parse=_parse_appends)
 
     def finish(self, job_id: str, token: str, terminal: Terminal, result: bytes) -> Call[FinishReply]:
         """End a job. `result` is `wire.encode_result`. A completed job must have `usage.completion_tokens` tokens
@@ -245,7 +232,7 @@ class Cell:
         return self._call("reap", parse=lambda reply: Reaped(int(reply[0]), _text(reply[1])))
 
     def holds_order(self, job_id: str) -> Call[bool]:
-        """Whether an offset into several sequences of a job means what it did when it was read."""
+        """Whether every offset into several sequences of a job means what it did, whichever claim wrote it."""
         return self._call("order", job_id, parse=bool)
 
     def cancel(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:
@@ -283,8 +270,29 @@ def _text(value: bytes) -> str:
     return value.decode()
 
 
-def _milliseconds(seconds: float | None) -> int | str:
-    return "" if seconds is None else max(1, round(seconds * 1000))
+def _packed(arguments: object) -> bytes:
+    """All arguments of a script in one: redis-py packs its arguments one by one in Python."""
+    packed: bytes = msgpack.packb(arguments, use_bin_type=False)
+    return packed
+
+
+def _asked(request: JobRequest) -> dict[str, bytes | str | int | None]:
+    """Arguments of `enqueue` that say what was asked for."""
+    prompt_tokens, limit = _estimate_prompt_tokens(request), request.sampling.max_tokens
+    return {
+        "model": request.model,
+        "class": request.priority,
+        "est": prompt_tokens,
+        "cost": prompt_tokens + request.sampling.width * (_UNBOUNDED_TOKENS if limit is None else limit),
+        "timeout_ms": _milliseconds(request.timeout_s),
+        "queue_timeout_ms": _milliseconds(request.queue_timeout_s),
+        "metadata": wire.encode_metadata(request.metadata) if request.metadata else None,
+        "several": request.sampling.n > 1 or None,
+    }
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else max(1, round(seconds * 1000))
 
 
 def _estimate_prompt_tokens(request: JobRequest) -> int:

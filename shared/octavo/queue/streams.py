@@ -10,6 +10,7 @@ import redis.asyncio
 from octavo.queue import wire
 from octavo.queue.connection import answered
 from octavo.queue.keys import cell_of
+from octavo.queue.order import ONE_SEQUENCE, Order
 from octavo.terms.messages import Chunk, Terminal
 from octavo.terms.models import Event, Result, SequenceResult
 
@@ -40,19 +41,30 @@ def page_query(job_id: str, after: int) -> tuple[str, str, str, int]:
     return cell_of(job_id).stream(job_id), f"({after}-0", "+", PAGE
 
 
-def parse_entries(entries: Any, after: int) -> list[Event]:
+def parse_entries(entries: Any, after: int, order: Order = ONE_SEQUENCE) -> list[Event]:
     """Raw XRANGE entries to events. Raises MalformedMessage."""
-    return [parse_entry(entry_id, fields.get(b"d", b""), after) for entry_id, fields in entries]
+    events = [parse_entry(entry_id, fields.get(b"d", b""), after) for entry_id, fields in entries]
+    return in_order(events, order)
 
 
 def parse_entry(entry_id: bytes, payload: bytes, after: int) -> Event:
-    """One entry as the event that a reader at offset `after` is owed: a chunk loses the tokens it has already."""
-    offset = int(entry_id.partition(b"-")[0])
-    content = wire.decode_entry(payload)
+    """One entry as the event that a reader at offset `after` is owed: a chunk loses the tokens it has already. The id
+    of a live entry may name its epoch."""
+    place, _, part = entry_id.partition(b"-")
+    offset, content = int(place), wire.decode_entry(payload)
     if isinstance(content, Terminal):
         return Event(offset=offset, end=content)
     start = offset - len(content.token_ids)
-    return Event(offset=offset, chunk=content.after(after - start))
+    if len(part) == 1:
+        return Event(offset=offset, chunk=content.after(after - start))
+    return Event(offset=offset, chunk=content.after(after - start), epoch=part[2:].decode("ascii", "replace"))
+
+
+def in_order(events: Sequence[Event], order: Order) -> list[Event]:
+    """Events that name their epochs."""
+    if not order.several:
+        return list(events)
+    return [event.model_copy(update={"epoch": order.epoch_at(event.offset)}) for event in events]
 
 
 def has_gap(events: Sequence[Event], read: int) -> bool:

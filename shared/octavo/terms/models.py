@@ -24,6 +24,7 @@ from octavo.terms.messages import (
     TokenLogprob,
     Usage,
 )
+from octavo.terms.positions import Position
 from octavo.terms.sampling import SamplingParams
 from octavo.terms.structured import Grammar, as_grammar, check_grammar
 from octavo.terms.tools import MAX_TOOLS, Tool, ToolChoice, check_tools
@@ -109,8 +110,10 @@ class Event(Frozen):
     changes no offset, is not stored, and may be missed.
 
     `offset` counts the tokens of all sequences up to and including this event; resuming with `after=offset`
-    continues with the next token. `end` is set on the last event only. `reset`: the offset that was resumed from does
-    not hold any more; drop what was read, the stream comes again from `offset`, its beginning.
+    continues with the next token. For a job with several sequences resume with `after=position`, which holds through
+    restarts of the server; it names the `epoch` of the claim that wrote the token. `end` is set on the last event only.
+    `reset`: the place that was resumed from does not hold any more; drop what was read, the stream comes again from
+    `offset`, its beginning.
     """
 
     offset: int
@@ -118,6 +121,11 @@ class Event(Frozen):
     end: Terminal | None = None
     progress: Progress | None = None
     reset: bool = False
+    epoch: str = ""
+
+    @property
+    def position(self) -> str:
+        return str(Position(self.offset, self.epoch))
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -308,8 +308,9 @@ class ActiveJob:
             for sequence in self.sequences:
                 if (count := len(sequence.ids) - sequence.placed) > 0:
                     self._place(sequence, sequence.placed, count)
+        several = self.claim.request.sampling.n > 1
         return [
-            Append(self.claim.job_id, self.claim.token, start, chunk)
+            Append(self.claim.job_id, self.claim.token, start, chunk, several)
             for start, chunk in self._chunks(self.stored, self._placed, MAX_CHUNK_TOKENS)
         ]
 

@@ -16,7 +16,7 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct')
+    'gw', 'ct', 'run')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
@@ -41,6 +41,8 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   end
   local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg'}
   if not redrivable then gone[#gone + 1] = 'body' end
+  -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
+  if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then gone[#gone + 1] = 'run' end
   call('HSET', hash, 'st', status, 'ft', NOW, unpack(facts))
   call('HDEL', hash, unpack(gone))
   call('EXPIRE', hash, result_s)
