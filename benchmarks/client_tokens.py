@@ -24,6 +24,8 @@ from typing import Annotated, Any
 
 import typer
 
+from octavo_worker.bench.report import encode, write
+
 ROOT = Path(__file__).parents[1]
 MODEL = "bench"
 SIDES = ("before", "after")
@@ -48,7 +50,7 @@ def main(
             figures = one_turn(folder, streams, tokens)
             if turn:
                 turns[name].append(figures)
-    report = json.dumps({
+    report = {
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
@@ -56,10 +58,10 @@ def main(
         "streams": streams, "tokens": tokens, "rounds": rounds,
         **{name: summary(figures) for name, figures in turns.items()},
         "after_over_before": ratios(turns) if before is not None else None,
-    }, indent=2)  # fmt: skip
-    print(report)
+    }  # fmt: skip
+    print(encode(report))
     if out is not None:
-        out.write_text(report + "\n")
+        write(report, out)
 
 
 def one_turn(folder: Path, streams: int, tokens: int) -> dict[str, float]:

@@ -22,6 +22,8 @@ from typing import Any
 from paper import experiments, prefixes
 from paper.workload import MAX_LEN, MEMORY_TOKENS, read_lengths
 
+from octavo_worker.bench.report import encode, write
+
 LENGTHS = {
     "alpaca": ("alpaca_lengths", "alpaca_lengths"),
     "sharegpt": ("sharegpt_aibrix_lengths", "sharegpt_aibrix_lengths"),
@@ -66,10 +68,8 @@ def main() -> None:
         **run(arguments.traces),
         "seconds": round(time.perf_counter() - began, 1),
     }
-    text = json.dumps(report, indent=1)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(text + "\n")
-    print(text)
+    write(report, arguments.json)
+    print(text := encode(report))
     try:
         from paper.plots import draw
     except ImportError:

@@ -39,6 +39,7 @@ from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 from octavo.terms.models import JobRequest
 from octavo.terms.sampling import SamplingParams
 from octavo.terms.workers import ModelCard
+from octavo_worker.bench.report import encode, write
 
 MODEL, SUBSCRIBER, LEASE_MS = "bench", "reader", 60_000
 CELL = Cell()
@@ -203,10 +204,9 @@ def main() -> None:
         },
         **measure(versions, options.rounds, options.jobs),
     }
-    text = json.dumps(report, indent=2)
-    print(text)
+    print(encode(report))
     if options.out:
-        options.out.write_text(text + "\n")
+        write(report, options.out)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from octavo_worker.bench.report import encode
+
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 DOCUMENTS = [
@@ -36,6 +38,27 @@ def test_a_result_has_a_date_and_a_command_that_this_checkout_runs(path: Path) -
     script = script_of(result["command"]).read_text()
     for flag in re.findall(r"--([a-z-]+)", result["command"]):
         assert f"--{flag}" in script or re.search(rf"\b{flag.replace('-', '_')}\b", script), flag
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_result_has_a_line_a_row(path: Path) -> None:
+    assert path.read_text() == encode(json.loads(path.read_text())) + "\n", "written by octavo_worker.bench.report"
+
+
+def test_a_table_has_a_line_a_row_and_everything_else_one_line() -> None:
+    runs = [{"seconds": [0.1] * 200}, {"seconds": [0.2] * 200}]
+    document = {"name": "é", "about": {"cores": 2}, "rows": [{"a": [1, 2]}, {"a": {}}], "empty": [], "runs": {8: runs}}
+    text = encode(document)
+    assert text.splitlines()[:6] == [
+        "{",
+        ' "name": "\\u00e9",',
+        ' "about": {"cores": 2},',
+        ' "rows": [',
+        '  {"a": [1, 2]},',
+        '  {"a": {}}',
+    ]
+    assert len(text.splitlines()) == 15, "a long table inside another value has a line a row, too"
+    assert json.loads(text) == document | {"runs": {"8": runs}}
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
