@@ -27,7 +27,7 @@ def script_of(command: str) -> Path:
         return BENCH
     script = re.match(r"(?:taskset -c \S+ )?(?:python )?(?:benchmarks/)?(\w+\.py)\b", command)
     assert script, command
-    places = (ROOT / folder / script[1] for folder in ("benchmarks", "tests/faults"))
+    places = (ROOT / folder / script[1] for folder in ("benchmarks", "benchmarks/lab", "tests/faults"))
     return next(path for path in places if path.exists())
 
 

@@ -25,7 +25,8 @@ COMMENTS = {
 
 def files() -> list[Path]:
     found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", *COMMENTS}]
-    return sorted(path for path in [*found, *ROOT.glob("*.md")] if not {"build", "node_modules"} & set(path.parts))
+    left_out = {"build", "node_modules", "lab"}
+    return sorted(p for p in [*found, *ROOT.glob("*.md")] if not left_out & set(p.relative_to(ROOT).parts))
 
 
 def prose(path: Path) -> Iterator[str]:

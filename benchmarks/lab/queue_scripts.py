@@ -1,6 +1,6 @@
 """What the queue's scripts cost the server: microseconds a call, beside those of another version of the repository.
 
-    python benchmarks/queue_scripts.py [--before REVISION] [--rounds 10] [--out benchmarks/results/queue-scripts.json]
+    python benchmarks/lab/queue_scripts.py [--before REVISION] [--rounds 10] [--out benchmarks/results/queue-scripts.json]
 
 Jobs of four tenants go from enqueue to finish with a subscriber attached, on an embedded server. The time is the
 server's own (`INFO commandstats`), without client and network. Both versions get the same calls and take turns, each in

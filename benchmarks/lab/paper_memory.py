@@ -1,6 +1,6 @@
 """The memory experiments of the PagedAttention paper on octavo's scheduler and memory manager, without weights.
 
-    python benchmarks/paper_memory.py --traces FOLDER [--json benchmarks/results/paper_memory.json] [--plots
+    python benchmarks/lab/paper_memory.py --traces FOLDER [--json benchmarks/results/paper_memory.json] [--plots
     docs/memory]
 
 FOLDER holds length distributions (`*.dev.csv.gz`, see `LENGTHS`, with columns input_tokens and output_tokens) and
@@ -59,7 +59,7 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.perf_counter()
     report: dict[str, Any] = {
-        "command": "python benchmarks/paper_memory.py --traces FOLDER",
+        "command": "python benchmarks/lab/paper_memory.py --traces FOLDER",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": sys.version.split()[0],
         "machine": platform.machine(),

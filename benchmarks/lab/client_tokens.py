@@ -1,6 +1,6 @@
 """What a streamed token costs the client, this checkout beside an earlier one, in turns.
 
-    git worktree add ../before COMMIT && python benchmarks/client_tokens.py --before ../before
+    git worktree add ../before COMMIT && python benchmarks/lab/client_tokens.py --before ../before
 
 Each turn is a process of its own that reads `--streams` streams at once through `AsyncClient.events`; a feeder plays
 the worker and appends a token to each of them again and again. Beside it stand encoding and decoding one chunk of a
@@ -26,7 +26,7 @@ import typer
 
 from octavo_worker.bench.report import encode, write
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODEL = "bench"
 SIDES = ("before", "after")
 
