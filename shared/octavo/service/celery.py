@@ -160,7 +160,8 @@ class Watcher(threading.Thread):
                 self._recheck()
 
     def _recheck(self) -> None:
-        """What ended unseen, or never began. Where messages wait for their turn, its own may be among them."""
+        """Sends tasks again that ended unseen, or never began, unless messages wait in their queue: theirs may be
+        there."""
         queued: dict[str, bool] = {}
         while task_ids := self._waiting.unseen(time.time() - self._recheck_s):
             self._waiting.touch(task_ids, time.time())

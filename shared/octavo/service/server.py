@@ -198,7 +198,7 @@ def free_port() -> int:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """What the child runs before exec, so that no server survives a killed parent. None outside Linux."""
+    """The hook that the child runs before exec, so that no server survives a killed parent. None outside Linux."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)  # loaded here: between fork and exec only plain calls are safe

@@ -33,7 +33,7 @@ def cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
 
 
 def _block_bytes(options: ModelOptions, *models: CausalModel) -> int:
-    """Of all ranks together."""
+    """Bytes of all ranks together."""
     return sum(_ranks(model) * _part_bytes(options, model) for model in models)
 
 

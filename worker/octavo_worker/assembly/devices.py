@@ -82,5 +82,5 @@ def check_gpus(ranks: int) -> None:
 
 
 def device_of(device: torch.device, rank: int) -> torch.device:
-    """That of a rank: GPUs are counted as they are visible."""
+    """The device of a rank: GPUs are counted as they are visible."""
     return torch.device("cuda", rank) if device.type == "cuda" else device

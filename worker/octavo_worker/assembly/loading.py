@@ -153,7 +153,7 @@ def set_threads(options: ModelOptions) -> None:
 
 
 def load_guesser(options: ModelOptions, target: CausalModel, max_model_len: int) -> tuple[CausalModel, int]:
-    """What guesses for the target, and how many tokens of a sequence it can see. Its weights are taken as they are.
+    """The drafter of the target, and how many tokens of a sequence it can see. Its weights are taken as they are.
     Raises `ModelError`."""
     named = options.draft_model or options.eagle_head
     assert named is not None
@@ -228,7 +228,7 @@ def use_draft_model(
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What options, config.json and the names of tensors decide before any weight is read. `described` None is the
+    """The decisions of options, config.json and the names of tensors before any weight is read. `described` None is the
     transformers route, `factors` are those of LongRoPE."""
 
     folder: Path
@@ -322,7 +322,7 @@ def _described(config: ModelConfig, rope_len: int | None) -> DecoderConfig | Non
 def online_format(
     kind: OnlineQuantization, form: Format, described: DecoderConfig | None, family: str, folder: Path
 ) -> Format:
-    """What quantises the checkpoint of format `form` as it is read. Raises `UnsupportedModel`."""
+    """The format that quantises a checkpoint of format `form` as it is read. Raises `UnsupportedModel`."""
     if not isinstance(form, DenseFormat):
         raise UnsupportedModel(f"{folder} is quantised already; leave --quantization out.")
     if described is None:

@@ -162,7 +162,7 @@ class BlockPool:
         return list(self._quarantine)
 
     def has_content(self, first: int, end: int) -> bool:
-        """Whether a block from `first` to `end` (excluded) can be found by its content."""
+        """True if a block from `first` to `end` (excluded) can be found by its content."""
         return any(self._hash[first:end])
 
     def find(self, digest: bytes) -> int | None:

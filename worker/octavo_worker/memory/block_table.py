@@ -83,7 +83,7 @@ class BlockTable:
         return child
 
     def is_shared(self, position: int) -> bool:
-        """Whether writing at `position` would be seen by another sequence."""
+        """True if another sequence would see what is written at `position`."""
         return self._pool.refs[self.blocks[position // self.block_size]] > 1
 
     def unshare(self, position: int) -> tuple[int, int]:

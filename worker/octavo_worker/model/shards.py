@@ -1,4 +1,4 @@
-"""What of a decoder each rank holds, after Megatron-LM (arXiv 1909.08053): heads, columns of the MLP, tokens of the
+"""Shards of a decoder, one a rank, after Megatron-LM (arXiv 1909.08053): heads, columns of the MLP, tokens of the
 head."""
 
 from __future__ import annotations

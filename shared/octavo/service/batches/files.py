@@ -22,7 +22,7 @@ class BatchFileError(OctavoError):
 
 
 _BEGINNING = f'{{"id": "{ID_PREFIX}'
-"""Of every answer as it is written."""
+"""Beginning of every answer as it is written."""
 
 _BYTE_ORDER_MARKS = (  # that of UTF-32 begins like that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),

@@ -29,7 +29,7 @@ CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".output_scale", ".output_ze
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rank holds of a tensor of `shape`: ranges of its rows, one after the other, and of a matrix a range of its
+    """A rank's share of a tensor of `shape`: ranges of its rows, one after the other, and of a matrix a range of its
     columns."""
 
     shape: tuple[int, ...]

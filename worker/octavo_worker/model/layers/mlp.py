@@ -26,7 +26,7 @@ class Mlp(Protocol):
         ...
 
     def activate(self, x: Input, b: Buffers) -> Tensor:
-        """What `down` multiplies, in `b.activated`."""
+        """The rows that `down` multiplies, in `b.activated`."""
         ...
 
 

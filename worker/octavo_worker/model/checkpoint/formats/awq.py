@@ -16,7 +16,7 @@ from octavo_worker.model.checkpoint.formats.stored import HEAD, SCALES, Part, Wa
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Of each column of eight in its word."""
+"""Place of each column of eight in its word."""
 
 
 @dataclass(frozen=True, slots=True)

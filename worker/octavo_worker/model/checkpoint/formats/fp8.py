@@ -83,7 +83,7 @@ class Fp8Part:
 
 
 def block_scheme(columns: int, depth: int) -> Scheme:
-    """Of FP8 in blocks of so many columns: activations have a scale for as many."""
+    """Scheme of FP8 in blocks of so many columns: activations have a scale for as many."""
     if columns >= depth:
         return Scheme(Codes.FP8, depth, Activations.FP8)
     return Scheme(Codes.FP8, columns, Activations.FP8, columns)

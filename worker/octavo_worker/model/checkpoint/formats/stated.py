@@ -1,4 +1,4 @@
-"""What a checkpoint says of its quantisation."""
+"""A checkpoint's statement of its quantisation."""
 
 from __future__ import annotations
 
