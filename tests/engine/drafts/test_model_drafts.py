@@ -22,7 +22,7 @@ from octavo_worker.engine.drafts import (
     Speculation,
     StepCosts,
     choose_lengths,
-    expected_gain,
+    expected_speedup,
     expected_tokens,
 )
 from octavo_worker.engine.process import speculation_for
@@ -118,8 +118,8 @@ def test_passes_are_part_of_the_cost(batch: list[tuple[int, float, bool]], costs
     offered, acceptances, by_model = ([each[part] for each in batch] for part in range(3))
     assert costs.drafting is not None
     chosen = choose_lengths(offered, acceptances, costs, others=others, by_model=by_model)
-    gain = expected_gain(chosen, acceptances, costs, others=others, by_model=by_model)
-    assert gain >= 1.0
+    speedup = expected_speedup(chosen, acceptances, costs, others=others, by_model=by_model)
+    assert speedup >= 1.0
     if any(chosen):
         seconds = float(costs.ragged.seconds(len(batch) + sum(chosen) + others))
         for place in range(max(chosen)):
@@ -127,7 +127,7 @@ def test_passes_are_part_of_the_cost(batch: list[tuple[int, float, bool]], costs
             seconds += float(costs.drafting.seconds(rows)) if rows else 0.0
         tokens = sum(expected_tokens(a, k) for a, k in zip(acceptances, chosen, strict=True))
         rate = tokens / seconds
-        assert gain == pytest.approx(rate / (len(batch) / costs.without_drafts(len(batch), others)), rel=1e-6)
+        assert speedup == pytest.approx(rate / (len(batch) / costs.without_drafts(len(batch), others)), rel=1e-6)
 
 
 def test_dear_passes_leave_what_a_grammar_forces() -> None:
