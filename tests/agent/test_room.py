@@ -1,4 +1,4 @@
-"""What a worker claims follows what its engine can take on."""
+"""A worker claims as much as its engine can take on."""
 
 from __future__ import annotations
 

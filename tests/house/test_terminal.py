@@ -1,4 +1,4 @@
-"""What models, clients and servers wrote is shown by a terminal, never obeyed; redirected, it is exact."""
+"""Texts of models, clients and servers are shown by a terminal, never obeyed; redirected, they are exact."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def octavo(*arguments: str, stdout: int) -> subprocess.Popen[bytes]:
 
 
 def on_terminal(*arguments: str) -> str:
-    """What the terminal gets that standard output is."""
+    """Output on a terminal that is standard output."""
     ours, theirs = pty.openpty()
     got = b""
     with octavo(*arguments, stdout=theirs) as process:
@@ -57,7 +57,7 @@ def redirected(*arguments: str) -> str:
     return out.decode()
 
 
-async def test_what_a_model_writes(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_texts_of_a_model(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripted_worker, "text_of", lambda sequence, position: HOSTILE)
     run = ("run", "x", "--model", MODEL, "--max-tokens", "2", "--redis-url", redis_url)
 

@@ -90,7 +90,7 @@ def test_a_model_catches_up_where_that_pays(missed: int) -> None:
     assert (driver.scheduler.stats().drafted_tokens > 0) == (missed == 20)
 
 
-def test_what_was_guessed_once_is_not_caught_up_again() -> None:
+def test_drafted_tokens_are_not_caught_up_again() -> None:
     """Half way to its end, nothing would make up for a whole prompt any more."""
     driver = Driver.create(801, 4, device=Guessing, speculation=by_model(4, replace(FREE, catching_up=1e-1)))
     request = make_request("a", prompt(200), max_tokens=60)
