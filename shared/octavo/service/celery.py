@@ -69,6 +69,7 @@ class GenerateTask(Task):  # type: ignore[misc]
         return _waiting(self.app)
 
     def look_again(self, reason: Exception | None = None) -> NoReturn:
+        """Looks for the job's end again, later and later. Raises Celery's `Retry`."""
         looks = min(self.request.retries, 20)  # a job may take days: the power would outgrow a float
         raise self.retry(exc=reason, countdown=min(_FIRST_LOOK_S * 1.5**looks, _LATEST_LOOK_S))
 

@@ -76,6 +76,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
+        """Id of the server's process. Raises `ServerUnavailable` before `start`."""
         if self._process is None:
             raise ServerUnavailable("the embedded server is not running: call start() first")
         return self._process.pid

@@ -138,7 +138,8 @@ class Service:
 
 @contextmanager
 def service(plan: Plan, log: ServiceLog | None) -> Iterator[Service]:
-    """The service, ready for jobs; stopped in order at the end. SIGTERM counts as Ctrl-C."""
+    """The service, ready for jobs; stopped in order at the end. SIGTERM counts as Ctrl-C. Raises `ServiceError` for a
+    port that is taken."""
     if not is_free(plan.host, plan.port):
         raise ServiceError(f"cannot listen on {plan.host}:{plan.port}: choose another port with --port")
 

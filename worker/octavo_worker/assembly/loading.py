@@ -339,7 +339,7 @@ def weight_source(options: ModelOptions, described: DecoderConfig, folder: Path,
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """As transformers reads it."""
+    """As transformers reads it. Raises `UnsupportedModel` where transformers cannot."""
     from transformers import AutoConfig
 
     try:
@@ -354,7 +354,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def context_length(asked: int | None, config: ModelConfig) -> int:
-    """`asked`, by default the model's own, which is the most."""
+    """`asked`, by default the model's own, which is the most. Raises `ModelError` for more than that, or where neither
+    is known."""
     longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     wanted = asked or longest
     if wanted is None:
@@ -365,7 +366,7 @@ def context_length(asked: int | None, config: ModelConfig) -> int:
 
 
 def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """The dtype named, or for "auto" the config's, else float32."""
+    """The dtype named, or for "auto" the config's, else float32. Raises `UnsupportedModel` for another type."""
     stated = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
     name = str(stated).removeprefix("torch.") if name == "auto" else name
     if name not in DTYPES:

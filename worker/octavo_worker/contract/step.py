@@ -283,6 +283,7 @@ class Done:
         """Nothing to draw: the step is over."""
 
     def result(self) -> StepResult:
+        """The outcome. Raises it if it is a `StepError`."""
         if isinstance(self.outcome, StepError):
             raise self.outcome
         return self.outcome

@@ -67,7 +67,8 @@ class PrefixGroups:
         return key in self._paths
 
     def add(self, key: Hashable, block_table: Sequence[int], tokens: int) -> None:
-        """A sequence starts to decode; its first `tokens` tokens are stored and their blocks stay while it is here."""
+        """A sequence starts to decode; its first `tokens` tokens are stored and their blocks stay while it is here.
+        Raises ValueError for one that is here already."""
         if key in self._paths:
             raise ValueError(f"sequence {key!r} is here already")
         chunks = tokens // self._chunk_tokens

@@ -59,6 +59,7 @@ class Shards:
 
 
 def check_divisible(config: DecoderConfig, ranks: int) -> None:
+    """Checks that ranks can share the model. Raises `UnsupportedModel` with the reason."""
     heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.intermediate_size
     problems = []
     if heads % ranks:

@@ -97,6 +97,8 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
+        """The checkpoint in `folder`. Raises `CheckpointError` for files or tensors that its index lacks or names in
+        vain."""
         paths = tensor_files(folder)
         if not paths:
             raise CheckpointError(_no_safetensors(folder))
@@ -150,6 +152,7 @@ class Checkpoint:
         pass  # `read` has waited
 
     def finish(self, ignored: Iterable[str]) -> None:
+        """Ends the reading. Raises `CheckpointError` for tensors that were not read."""
         if scales := [name for name in self.unread if name.endswith(CACHE_SCALES)]:
             log.info("%d scales of a KV cache in 8 bits are not used: octavo's has a scale a token", len(scales))
         endings = (*ignored, *CACHE_SCALES)

@@ -44,6 +44,7 @@ class Piece:
 
 
 def read_bytes(file: int, begin: int, into: memoryview) -> None:
+    """Fills `into` from a file, from byte `begin` on. Raises `CheckpointError` for a file that is too short."""
     done = 0
     while done < len(into):
         read = os.preadv(file, [into[done:]], begin + done)

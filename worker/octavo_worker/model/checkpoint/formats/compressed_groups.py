@@ -39,6 +39,7 @@ class Group:
 
     @classmethod
     def stated(cls, name: str, config: Mapping[str, Any], form: str | None) -> Group:
+        """A group of the config. Raises `UnsupportedModel` for a form without a kernel."""
         form = config.get("format") or form
         if form not in (*FORMATS, *MIXED, None):
             raise UnsupportedModel(

@@ -54,6 +54,7 @@ class PackedIntegers:
         return wanted
 
     def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
+        """The canonical form. Raises `CheckpointError` for a shape that is not the config's."""
         part = self.part
         if (shape := raw["weight_shape"].tolist()) != list(part.whole):
             raise CheckpointError(
