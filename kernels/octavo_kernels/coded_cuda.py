@@ -18,12 +18,12 @@ from octavo_kernels.weights import QuantisedWeight, Scheme
 
 
 def takes(weight: QuantisedWeight) -> bool:
-    """Whether a weight is to lie as these kernels read it."""
+    """True if a weight is to lie as these kernels read it."""
     return weight.codes.is_cuda and knows(weight.scheme, weight.depth, weight.codes.device)
 
 
 def knows(scheme: Scheme, depth: int, device: torch.device) -> bool:
-    """Whether there are kernels for such a weight on a GPU."""
+    """True if there are kernels for such a weight on a GPU."""
     if not cuda.available() or bricks_of(scheme, depth) is None:
         return False
     return cuda.chip(device).major >= TENSOR_CORES
@@ -46,7 +46,7 @@ def linear(
     normed: Tensor | None,
     uniform: bool,
 ) -> None:
-    """`quantised_linear`, whose arguments are checked."""
+    """`quantised_linear`, whose arguments are checked. Raises ValueError where a uniform product has no kernel."""
     if not len(x):
         return
     if norm is not None:
@@ -145,7 +145,7 @@ def _choose(
 
 
 def _in_eights(rows: Tensor) -> bool:
-    """Whether each row begins at a multiple of 16 bytes."""
+    """True if each row begins at a multiple of 16 bytes."""
     return rows.data_ptr() % 16 == 0 and rows.stride(0) % 8 == 0
 
 
@@ -155,7 +155,7 @@ def _in_order(x: Tensor, weight: CodedWeight) -> Tensor:
 
 
 def _matrix(weight: CodedWeight) -> tuple[object, ...]:
-    """What the module calls a `CodedMatrix`."""
+    """The module's `CodedMatrix` as a tuple."""
     scheme = weight.scheme
     return (
         int(scheme.codes), scheme.group, weight.codes.data_ptr(), weight.scales.data_ptr(), address(weight.zeros),

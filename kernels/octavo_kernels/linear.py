@@ -90,7 +90,8 @@ def gated_linear(
 
     If not `uniform`, on CUDA one launch with the same roundings where `linear` is ours, and on Hopper with more rows
     where that is faster: there, too, weights must be older than the stream's previous kernel. `scratch[T, 2I]` is where
-    the product goes if it has to be stored. `norm`, `normed` and `counter` as in `linear`.
+    the product goes if it has to be stored. `norm`, `normed` and `counter` as in `linear`. Raises ValueError for an odd
+    number of rows.
     """
     float_type("x", x)
     rows, depth = rows_of("x", x)

@@ -59,12 +59,12 @@ def layer_norm(
 
 
 def check_norm(norm: RmsNorm | None, x: Tensor) -> None:
-    """Of a product that begins with one."""
+    """Checks the norm of a product that begins with one."""
     if norm is not None:
         check("norm.weight", norm.weight, x.dtype, (x.shape[1],))
         check_devices({"x": x, "norm.weight": norm.weight})
 
 
 def normed_rows(x: Tensor, norm: RmsNorm, out: Tensor | None) -> Tensor:
-    """Those that a product multiplies, where no launch takes its norm along."""
+    """Normalised rows that a product multiplies, where no launch takes its norm along."""
     return rms_norm(x, norm.weight, norm.eps, out=out, offset=norm.offset)

@@ -81,7 +81,8 @@ def quantised_gated_linear(
     uniform: bool = False,
     copy: Tensor | None = None,
 ) -> Tensor:
-    """`act_and_mul(quantised_linear(x, weight, bias), kind)`; arguments as in `gated_linear` and there."""
+    """`act_and_mul(quantised_linear(x, weight, bias), kind)`; arguments as in `gated_linear` and there. Raises
+    ValueError for an odd number of rows."""
     if copy is not None and not uniform and prefers_copy(len(x), cuda.chip(x.device)):
         return gated_linear(x, copy, kind, bias, out, scratch, norm, normed)
     if weight.columns % 2:
@@ -99,12 +100,13 @@ def quantised_gated_linear(
 
 
 def takes_copy(weight: PackedWeight) -> bool:
-    """Whether some products with it are faster with a copy in 16 bits: those of many rows with weights of codes."""
+    """True if some products with it are faster with a copy in 16 bits: those of many rows with weights of codes."""
     return isinstance(weight, CodedWeight)
 
 
 def copy_of(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    """`[columns, depth]`: each element is that of the weight, rounded to `dtype`."""
+    """`[columns, depth]`: each element is that of the weight, rounded to `dtype`. Raises TypeError for a weight that is
+    not of codes on a GPU."""
     if not isinstance(weight, CodedWeight):
         raise TypeError("only a weight of codes on a GPU is copied")
     in_order = coded_cuda.dequantise(weight, dtype)
@@ -128,7 +130,7 @@ def _check(x: Tensor, weight: PackedWeight, bias: Tensor | None, norm: RmsNorm |
 
 
 def _turned(x: Tensor, weight: PackedWeight) -> Tensor:
-    """What the codes of x stand for. The last group of a row may be shorter than the others."""
+    """The values that the codes of x stand for. The last group of a row may be shorter than the others."""
     scheme = weight.scheme
     if scheme.activations is Activations.AS_GIVEN:
         return x

@@ -61,7 +61,7 @@ def form_of(weight: PackedWeight) -> Form | None:
 
 
 def form_of_scheme(scheme: Scheme, depth: int) -> Form | None:
-    """Of weights without zero points, in the order of x."""
+    """Form of weights without zero points, in the order of x."""
     if depth % 16:
         return None
     per_row = scheme.group >= depth and scheme.activation_group in (0, depth)
@@ -105,7 +105,7 @@ def launch(
 
 
 class _Operands(NamedTuple):
-    """Of a product that a kernel takes."""
+    """Operands of a product that a kernel takes."""
 
     x: Tensor
     weight: PackedWeight
@@ -117,7 +117,7 @@ class _Operands(NamedTuple):
     in_blocks: bool
 
     def multiply_row(self) -> bool:
-        """Whether there was room for it."""
+        """Multiplies one row. True if there was room for it."""
         x, weight = self.x, self.weight
         return bool(
             cuda.run(
@@ -148,7 +148,7 @@ def _norm_operand(norm: RmsNorm | None) -> tuple[int, float, float]:
 
 
 def _aligned(*tensors: Tensor | None) -> bool:
-    """Whether all begin at multiples of 16 bytes, with each of their rows."""
+    """True if all begin at multiples of 16 bytes, with each of their rows."""
 
     def fits(t: Tensor) -> bool:
         row: Any = t.stride(0) * t.element_size() if t.dim() > 1 and len(t) > 1 else 0

@@ -89,7 +89,8 @@ async def result(request: Request, job_id: str, caller: CurrentCaller) -> Respon
 
 @router.delete("/{job_id}", status_code=202)
 async def cancel(request: Request, job_id: str, caller: CurrentCaller) -> Response:
-    """Ask for the job's end: `202`, or `200` when it is over already. A running job stops within a step or two."""
+    """Ask for the job's end: `202`, or `200` when it is over already. A running job stops within a step or two. `404`
+    for an unknown job."""
     check_id(job_id)
     gateway: Gateway = request.state.gateway
     try:
@@ -116,7 +117,7 @@ async def stream(
 
     The `id` of a token event is the number of tokens so far, that of the last event `<tokens>-1`; either resumes.
     `stream_reset`: the position does not hold any more; the stream comes again from its beginning.
-    `204` when the last event was seen already.
+    `204` when the last event was seen already. `400` for a position behind the end.
     """
     gateway: Gateway = request.state.gateway
     offset, end_seen = _position(last_event_id or after or "0")

@@ -1,4 +1,4 @@
-"""What one consumer of a stream has of it, and what it has heard."""
+"""A consumer's position in a stream, and the events that it has heard."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Reader:
         self.known: Counter[int] = Counter()
 
     def take(self, event: Event) -> Event | None:
-        """What the consumer does not have of the next event of the stream."""
+        """The part of the stream's next event that the consumer does not have."""
         self.read = event.offset
         if event.chunk is None:
             self.ended = event.end is not None

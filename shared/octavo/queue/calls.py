@@ -91,7 +91,7 @@ async def _known(connection: redis.asyncio.Redis | Line, calls: Sequence[Command
 
 
 def _is_damage(reply: Any) -> bool:
-    """Whether a script failed on what it found, or found that something is missing."""
+    """True if a script failed on what it found, or found that something is missing."""
     return isinstance(reply, ResponseError) and (is_final(reply) or str(reply).startswith("DAMAGED"))
 
 

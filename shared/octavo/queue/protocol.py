@@ -267,7 +267,7 @@ class Cell:
         return self._call("reap", parse=lambda reply: Reaped(int(reply[0]), _text(reply[1])))
 
     def holds_order(self, job_id: str) -> Call[bool]:
-        """Whether an offset into several sequences of a job means what it did when it was read."""
+        """True if an offset into several sequences of a job means what it did when it was read."""
         return self._call("order", job_id, parse=bool)
 
     def cancel(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:
@@ -285,7 +285,7 @@ class Cell:
         return self._call("attach", job_id, subscriber_id, parse=lambda reply: None if int(reply) < 0 else int(reply))
 
     def detach(self, job_id: str, subscriber_id: str) -> Call[bool]:
-        """Whether the subscriber was attached."""
+        """Detaches a subscriber. True if it was attached."""
         return self._call("detach", job_id, subscriber_id, parse=bool)
 
     def register_model(self, card: ModelCard) -> Call[bool]:

@@ -56,7 +56,7 @@ def parse_entry(entry_id: bytes, payload: bytes, after: int) -> Event:
 
 
 def has_gap(events: Sequence[Event], read: int) -> bool:
-    """Whether tokens are missing behind offset `read`, as where something else has removed a stream."""
+    """True if tokens are missing behind offset `read`, as where something else has removed a stream."""
     for event in events:
         if event.offset - len(event.token_ids) > read:
             return True

@@ -115,7 +115,7 @@ class Claimer:
                 return claims
 
     def _complain(self, error: Exception) -> None:
-        """Of a refusal, once. A lost server is told of elsewhere."""
+        """Logs a refusal, once. A lost server is told of elsewhere."""
         told = str(error)
         if isinstance(error, ResponseError) and told != self._told:
             log.error("the server hands out no jobs (%s): `octavo doctor` says what this worker may not do", told)
@@ -148,7 +148,7 @@ class Claimer:
                 await self._line.exchange([("RPUSH", bell, 1) for bell in self._bells()])
 
     def _bells(self) -> tuple[str, str]:
-        """That of the model, and that of jobs with tokens, which only workers like this one may go on with."""
+        """Bells of the model, and of jobs with tokens, which only workers like this one may go on with."""
         keys, model = self._cell.keys, self._model
         return keys.bell(model), keys.bell_of_equals(model, self._digest())
 

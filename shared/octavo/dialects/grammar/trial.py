@@ -22,8 +22,8 @@ LENGTH = struct.Struct(">I")
 
 
 def attempt(source: str) -> tuple[bool, list[str]]:
-    """Of a grammar without errors, the automaton that the first mask takes is built too, over single bytes: that is
-    where large ones explode, whatever the vocabulary is."""
+    """Compiles a grammar. One without errors also builds the automaton that the first mask takes, over single bytes:
+    that is where large ones explode, with any vocabulary."""
     refused, messages = llguidance.LLMatcher.validate_grammar_with_warnings(source, limits=library_limits())
     if not refused:
         matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), source, log_level=0, limits=library_limits())

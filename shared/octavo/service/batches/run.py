@@ -60,7 +60,8 @@ class BatchRun:
     grammars: GrammarChecks | None = field(default_factory=_grammar_checks)
 
     async def run(self, redis_url: str | None, lines: list[BatchLine], window: int) -> None:
-        """Answer all lines, with at most `window` jobs at a time."""
+        """Answer all lines, with at most `window` jobs at a time. Raises `ServerUnavailable` or OSError, whichever
+        ended it."""
         remaining = self._jobs(lines)
         jobs = sum(len(line.requests) for line in lines)
         async with AsyncClient(redis_url) as client:

@@ -74,7 +74,7 @@ def _bad_ids(request: AddRequest, limits: Limits) -> RequestFailed | None:
 
 
 def _are_below(ids: array[int] | list[int], end: int) -> bool:
-    """Whether all are from 0 to `end`, excluded, in one pass."""
+    """True if all are from 0 to `end`, excluded, in one pass."""
     try:
         words = np.asarray(array("I", ids))
     except OverflowError:  # negative, or more than 32 bits
